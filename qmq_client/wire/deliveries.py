@@ -1,0 +1,120 @@
+"""The answer to a pull: messages handed out, as one DELIVERIES frame.
+
+Body: length 4 and MessagePack of `DeliveriesHead`; then record lengths (4 n) and the records as
+they stand in the commit log. What differs per run (sequence, attempt) stands in the head once per
+run, so nothing is encoded per message. Pull sequences are dense from `first_pull_sequence` in the
+order of the records.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+import msgspec
+
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.frame import FrameKind, build_frame, parse_frame
+from qmq_client.wire.requests import Natural, decode_msgpack, sized_part
+
+_LENGTH: Final = struct.Struct(">I")
+
+
+class DeliveryRun(msgspec.Struct, frozen=True, array_like=True):
+    """Messages with consecutive sequences and the same number of attempts."""
+
+    first_sequence: Natural
+    count: Natural
+    #: Which delivery of these messages to this group this is, from 1.
+    attempt: Natural
+
+
+class DeliveriesHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What all messages of one answer have in common."""
+
+    subject: str
+    #: Broker epoch at hand-out; settlements name it.
+    token: Natural
+    lease_ms: Natural
+    first_pull_sequence: Natural
+    runs: tuple[DeliveryRun, ...]
+    #: Ranges of the request's settlements that were refused: (token, first, next).
+    stale: tuple[tuple[Natural, Natural, Natural], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """One message of an answer, still encoded."""
+
+    sequence: int
+    pull_sequence: int
+    attempt: int
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deliveries:
+    """One answer to a pull."""
+
+    head: DeliveriesHead
+    messages: tuple[Delivered, ...]
+
+
+def build_deliveries(
+    head: DeliveriesHead, lengths: Sequence[int], records: Iterable[bytes | memoryview]
+) -> bytes:
+    """The answer's bytes.
+
+    `records` may be slices that hold several neighbouring records each; `lengths` has one number
+    per record. Requires: lengths add up to the records, runs add up to the number of lengths.
+    """
+    content = msgspec.msgpack.encode(head)
+    body = b"".join(
+        (
+            _LENGTH.pack(len(content)),
+            content,
+            struct.pack(f">{len(lengths)}I", *lengths),
+            *records,
+        )
+    )
+    return build_frame(FrameKind.DELIVERIES, body, record_count=len(lengths))
+
+
+def parse_deliveries(data: bytes, *, frame_bytes_max: int) -> Deliveries:
+    """The messages of an answer; raises `ProtocolError` and nothing else."""
+    header = parse_frame(data, frame_bytes_max=frame_bytes_max)
+    if header.kind is not FrameKind.DELIVERIES:
+        raise ProtocolError(f"a frame of kind {header.kind.name} is no answer to a pull", offset=5)
+    content = sized_part(data, header.head_bytes)
+    head = decode_msgpack(content, DeliveriesHead)
+    count = header.record_count
+    position = header.head_bytes + _LENGTH.size + len(content)
+    if position + 4 * count > len(data):
+        raise ProtocolError("answer ends inside its record lengths", offset=position)
+    lengths = struct.unpack_from(f">{count}I", data, position)
+    if sum(run.count for run in head.runs) != count:
+        raise ProtocolError("runs do not add up to the records", offset=position)
+    if position + 4 * count + sum(lengths) > len(data):
+        raise ProtocolError("answer ends inside its records", offset=position)
+    return Deliveries(head=head, messages=tuple(_messages(data, head, lengths, position)))
+
+
+def _messages(
+    data: bytes, head: DeliveriesHead, lengths: tuple[int, ...], position: int
+) -> Iterator[Delivered]:
+    firsts = accumulate(lengths, initial=position + 4 * len(lengths))
+    pull_sequence = head.first_pull_sequence
+    places = zip(firsts, lengths, strict=False)
+    for run in head.runs:
+        for sequence in range(run.first_sequence, run.first_sequence + run.count):
+            first, length = next(places)
+            yield Delivered(
+                sequence=sequence,
+                pull_sequence=pull_sequence,
+                attempt=run.attempt,
+                record=data[first : first + length],
+            )
+            pull_sequence += 1

@@ -1,0 +1,187 @@
+"""Requests and answers of the broker's three hot routes, and how they become bytes.
+
+One schema, two encodings: JSON (`application/json`) for people and other languages, and a CONTROL
+frame around MessagePack (`application/vnd.qmq.frame`) with the frame's checksum. A send request is
+a message frame itself and a pull's answer is a DELIVERIES frame (see `deliveries.py`).
+
+Ranges are half open pairs of pull sequences. A *token* is the broker's epoch at hand-out: together
+with the pull sequence it names one hand-out for ever, also across restarts of the broker.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.frame import FrameKind, build_frame, parse_frame
+
+FRAME_CONTENT_TYPE: Final = "application/vnd.qmq.frame"
+JSON_CONTENT_TYPE: Final = "application/json"
+CONTROL_BYTES_MAX: Final = 1024 * 1024
+
+_LENGTH: Final = struct.Struct(">I")
+
+#: A count, sequence, offset or time: never negative, always within a signed 64-bit field.
+Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+#: `first`, `next`: a half open range of pull sequences.
+Range = tuple[Natural, Natural]
+
+
+class Nack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Give messages back for redelivery."""
+
+    range: Range
+    #: Wait before the next delivery; None for the group's backoff.
+    delay_ms: Natural | None = None
+    #: Why, for the history of the message; bounded by the broker.
+    error: str = ""
+
+
+class Reject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Send messages to the group's dead letters now."""
+
+    range: Range
+    reason: str = ""
+
+
+class Extend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Prolong leases: they end `lease_ms` from now."""
+
+    range: Range
+    lease_ms: Natural
+
+
+class Settlement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Outcomes of messages handed out under one token."""
+
+    token: Natural
+    acks: tuple[Range, ...] = ()
+    nacks: tuple[Nack, ...] = ()
+    rejects: tuple[Reject, ...] = ()
+    extends: tuple[Extend, ...] = ()
+
+
+class SettleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one consumer of a group did with what it was given."""
+
+    subject: str
+    group: str
+    consumer: str
+    settlements: tuple[Settlement, ...]
+
+
+class SettleAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Which ranges were refused, because their lease had ended: (token, first, next)."""
+
+    settled: Natural
+    stale: tuple[tuple[Natural, Natural, Natural], ...] = ()
+
+
+class PullRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ask for messages; may carry settlements of earlier ones."""
+
+    subject: str
+    group: str
+    consumer: str
+    max_messages: Natural = 100
+    max_bytes: Natural = 1024 * 1024
+    #: How long the broker may hold the request while there is nothing to give.
+    wait_ms: Natural = 0
+    #: How long the messages stay with this consumer without a sign of life.
+    lease_ms: Natural = 30_000
+    #: Hand-outs of one message before it becomes a dead letter of the group.
+    max_attempts: Natural = 16
+    #: Where a group that does not exist yet begins: "earliest" or "latest".
+    start: str = "earliest"
+    settlements: tuple[Settlement, ...] = ()
+
+
+class SubjectPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the records of one subject of a request were put."""
+
+    subject: str
+    first_sequence: Natural
+    count: Natural
+
+
+class SendAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The messages of one request are accepted: stored as `durability` says."""
+
+    #: Body CRC of the accepted frame: names the request that this answers, with all its ids.
+    frame_crc: Natural
+    #: Messages accepted; those already there from an earlier request count too.
+    count: Natural
+    #: How many of them were already there and were not stored again.
+    duplicates: Natural
+    physical_offset: Natural
+    stored_at_ms: Natural
+    #: "durable": synced to the disk before this answer.
+    durability: str
+    places: tuple[SubjectPlace, ...] = ()
+    #: Only in answer to JSON: the ids in the order of the request.
+    message_ids: tuple[str, ...] = ()
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a request was refused; nothing of it was done."""
+
+    code: str
+    message: str
+    field: str = ""
+    limit: str = ""
+    value: str = ""
+    remedy: str = ""
+    #: The one message at fault, when it was one.
+    message_id: str = ""
+
+
+T = TypeVar("T")
+
+
+def encode_control(value: msgspec.Struct) -> bytes:
+    """A request or answer as a CONTROL frame."""
+    content = msgspec.msgpack.encode(value)
+    return build_frame(FrameKind.CONTROL, _LENGTH.pack(len(content)) + content)
+
+
+def decode_control(data: bytes, kind: type[T]) -> T:
+    """A request or answer of type `kind` from a CONTROL frame; raises `ProtocolError`."""
+    header = parse_frame(data, frame_bytes_max=CONTROL_BYTES_MAX)
+    if header.kind is not FrameKind.CONTROL:
+        raise ProtocolError(f"a frame of kind {header.kind.name} is no request", offset=5)
+    return decode_msgpack(sized_part(data, header.head_bytes), kind)
+
+
+def encode_json(value: msgspec.Struct) -> bytes:
+    """A request or answer as JSON."""
+    return msgspec.json.encode(value)
+
+
+def decode_json(data: bytes, kind: type[T]) -> T:
+    """A request or answer of type `kind` from JSON; raises `ProtocolError`."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"JSON: {error}") from error
+
+
+def decode_msgpack(data: bytes, kind: type[T]) -> T:
+    """A value of type `kind` from MessagePack; raises `ProtocolError`."""
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"MessagePack: {error}") from error
+
+
+def sized_part(data: bytes, position: int) -> bytes:
+    """The bytes behind a 4-byte length at `position`; raises `ProtocolError` when cut short."""
+    first = position + _LENGTH.size
+    if first > len(data):
+        raise ProtocolError("frame ends inside a length", offset=position)
+    (length,) = _LENGTH.unpack_from(data, position)
+    if first + length > len(data):
+        raise ProtocolError(f"frame ends inside a part of {length} bytes", offset=position)
+    return data[first : first + length]

@@ -1,0 +1,27 @@
+"""The tag hash: 64 bits that say cheaply which tags a message may have.
+
+Each tag sets two bits chosen by its CRC-32C (a Bloom signature), so that one 8-byte field of the
+consume queue answers AND and OR filters over several tags; a match is confirmed on the text. 0
+means no tags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from qmq_client.wire.checksum import crc32c
+
+
+@lru_cache(maxsize=4096)
+def _bits(tag: bytes) -> int:
+    value = crc32c(tag)
+    return (1 << (value & 63)) | (1 << ((value >> 6) & 63))
+
+
+def tag_hash(tags: Iterable[bytes]) -> int:
+    """The hash of a message with these encoded tags, 0 … 2⁶⁴-1."""
+    value = 0
+    for tag in tags:
+        value |= _bits(tag)
+    return value
