@@ -1,0 +1,154 @@
+"""The errors an application can meet, as one tree.
+
+::
+
+    QmqError                          (qmq_client.wire.errors)
+    ├── InvalidMessageError …         the message breaks a rule; nothing was written
+    ├── ProtocolError …               bytes that are not what their format says
+    ├── ConfigurationError            a setting is wrong; names setting, value and remedy
+    ├── OutboxError                   a send could not join the transaction; nothing was written
+    │   ├── NoTransactionError        no open transaction to join
+    │   ├── AutocommitError           the connection commits every statement by itself
+    │   ├── WrongDatabaseError        the transaction runs on another database than the outbox
+    │   ├── OutboxMissingError        the outbox or inbox table is not there or not as expected
+    │   └── OutboxRowLostError        a row of this transaction vanished before its commit
+    └── TransportError                the broker did not accept
+        ├── BrokerUnreachableError    no connection or no answer; outcome unknown, try again
+        ├── BrokerBusyError           it asks to come back later; try again after `retry_after_s`
+        ├── BrokerRefusedError        it will never accept this request; carries the reason
+        └── BrokerAnswerError         its answer makes no sense; outcome unknown, try again
+
+A foreign exception (driver, HTTP library) is translated at one door and kept as the cause.
+"""
+
+from __future__ import annotations
+
+from qmq_client.wire.errors import (
+    ChecksumError,
+    EncodingError,
+    InvalidMessageError,
+    InvalidNameError,
+    ProtocolError,
+    QmqError,
+    TooLargeError,
+    UnknownVersionError,
+)
+from qmq_client.wire.requests import ErrorAnswer
+
+__all__ = [
+    "AutocommitError",
+    "BrokerAnswerError",
+    "BrokerBusyError",
+    "BrokerRefusedError",
+    "BrokerUnreachableError",
+    "ChecksumError",
+    "ConfigurationError",
+    "EncodingError",
+    "InvalidMessageError",
+    "InvalidNameError",
+    "NoTransactionError",
+    "OutboxError",
+    "OutboxMissingError",
+    "OutboxRowLostError",
+    "ProtocolError",
+    "QmqError",
+    "TooLargeError",
+    "TransportError",
+    "UnknownVersionError",
+    "WrongDatabaseError",
+]
+
+
+class ConfigurationError(QmqError, ValueError):
+    """A setting has a value that cannot work."""
+
+    code = "configuration"
+
+    def __init__(self, *, setting: str, value: str, remedy: str) -> None:
+        super().__init__(f"{setting}: {value}. {remedy}")
+        self.setting = setting
+        self.value = value
+        self.remedy = remedy
+
+
+class OutboxError(QmqError):
+    """A message could not join the transaction; nothing was written for it."""
+
+    code = "outbox"
+
+
+class NoTransactionError(OutboxError):
+    """There is no open transaction for the message to join.
+
+    Give `session=`, send inside `@transactional`, or use `send_now` for a message of its own.
+    """
+
+    code = "no_transaction"
+
+
+class AutocommitError(OutboxError):
+    """The connection commits every statement by itself, so a rollback would leave the message."""
+
+    code = "autocommit"
+
+
+class WrongDatabaseError(OutboxError):
+    """The transaction runs on another database than this producer's outbox."""
+
+    code = "wrong_database"
+
+
+class OutboxMissingError(OutboxError):
+    """The outbox table is missing or not as this version needs it."""
+
+    code = "outbox_missing"
+
+
+class OutboxRowLostError(OutboxError):
+    """A row written earlier in this transaction is gone before the commit.
+
+    The database undid part of the transaction behind the application's back (a swallowed error,
+    a deadlock). The commit was stopped: roll back and try the whole transaction again.
+    """
+
+    code = "outbox_row_lost"
+
+
+class TransportError(QmqError):
+    """The broker did not accept the request."""
+
+    code = "transport"
+
+
+class BrokerUnreachableError(TransportError):
+    """No connection to the broker, or none of its answer arrived; the outcome is unknown."""
+
+    code = "broker_unreachable"
+
+
+class BrokerBusyError(TransportError):
+    """The broker asks to come back later (429, 503, 507); nothing was accepted."""
+
+    code = "broker_busy"
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class BrokerRefusedError(TransportError):
+    """The broker will never accept this request as it is; nothing was accepted."""
+
+    code = "broker_refused"
+
+    def __init__(self, status: int, answer: ErrorAnswer) -> None:
+        super().__init__(f"{status} {answer.code}: {answer.message}")
+        self.status = status
+        #: What the broker said: code, field, limit, remedy and the message at fault, if one.
+        self.answer = answer
+
+
+class BrokerAnswerError(TransportError):
+    """The answer is not one that this request can have; the outcome is unknown."""
+
+    code = "broker_answer"

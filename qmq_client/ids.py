@@ -1,0 +1,46 @@
+"""Message ids and tokens of this process.
+
+The producer instance is drawn from the operating system at the first use and again in every forked
+child, so two processes never share one. Safe for any number of threads.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from typing import Final
+
+from qmq_client.wire.message_id import MessageIds
+
+TOKEN_BYTES: Final = 16
+
+
+class IdSource:
+    """Dense message ids of this process; a new instance number after a fork."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process_id = 0
+        self._ids = MessageIds(0)
+
+    def next_id(self) -> bytes:
+        """A message id never given out before by anybody, 16 bytes."""
+        with self._lock:
+            if self._process_id != os.getpid():
+                self._process_id = os.getpid()
+                self._ids = MessageIds(secrets.randbits(64))
+            return self._ids.next_id()
+
+    def renew_lock(self) -> None:
+        """Make a lock that another thread held at the moment of a fork usable in the child."""
+        self._lock = threading.Lock()
+
+
+def new_token() -> bytes:
+    """A random owner token, 128 bits."""
+    return secrets.token_bytes(TOKEN_BYTES)
+
+
+MESSAGE_IDS: Final = IdSource()
+os.register_at_fork(after_in_child=MESSAGE_IDS.renew_lock)

@@ -1,0 +1,132 @@
+"""`Message`: what an application sends and what its handlers get.
+
+A body may be bytes, text, or anything that JSON can say (dict, list, dataclass, msgspec or pydantic
+model …); the consumer gets bytes, text or the JSON value back, or a typed object when its handler
+asks for one. Bodies become bytes here, before any SQL, and are never encoded twice. No format that
+could carry code is read or written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from qmq_client.wire.errors import EncodingError, ProtocolError
+from qmq_client.wire.message_id import format_message_id, parse_message_id
+from qmq_client.wire.names import shorten
+from qmq_client.wire.record import BodyKind, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message to a subject; a value, may be sent any number of times.
+
+    Each send without a `message_id` is a message of its own with a new id.
+    """
+
+    #: Where it goes: 1 to 127 of A-Z a-z 0-9 _ . -
+    subject: str
+    #: bytes, str, or anything JSON can say.
+    body: Any = b""
+    _: KW_ONLY
+    #: Groups messages that belong together, up to 255 bytes; found again by it.
+    key: str | None = None
+    #: Labels to filter by; names like a subject.
+    tags: tuple[str, ...] = ()
+    #: Small text pairs.
+    headers: Mapping[str, str] = field(default_factory=dict)
+    #: 32 hex digits; None to have one made at the send.
+    message_id: str | None = None
+    #: When the producer made it; None before the send.
+    born_at: datetime | None = None
+
+
+def message_to_record(message: Message, *, new_id: bytes, now_ms: int) -> Record:
+    """The message as a record to be encoded; raises `InvalidMessageError`."""
+    body_kind, body = encode_body(message.body)
+    message_id = message.message_id
+    return Record(
+        message_id=new_id if message_id is None else parse_message_id(message_id),
+        subject=message.subject,
+        body=body,
+        body_kind=body_kind,
+        key=message.key,
+        tags=_as_tags(message.tags),
+        headers=tuple(message.headers.items()),
+        born_at_ms=now_ms,
+    )
+
+
+def record_to_message(record: Record, body_type: Any = Any) -> Message:
+    """The message of a record; a JSON body becomes `body_type`. Raises `ProtocolError`."""
+    return Message(
+        record.subject,
+        decode_body(record.body_kind, record.body, body_type),
+        key=record.key,
+        tags=record.tags,
+        headers=dict(record.headers),
+        message_id=format_message_id(record.message_id),
+        born_at=datetime.fromtimestamp(record.born_at_ms / 1000, UTC),
+    )
+
+
+def encode_body(body: Any) -> tuple[BodyKind, bytes]:
+    """The body's bytes and what they are; raises `EncodingError`."""
+    if isinstance(body, bytes):
+        return BodyKind.BYTES, body
+    if isinstance(body, bytearray | memoryview):
+        return BodyKind.BYTES, bytes(body)
+    try:
+        if isinstance(body, str):
+            return BodyKind.TEXT, body.encode()
+        return BodyKind.JSON, _encode_json(body)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        raise EncodingError(
+            field="body",
+            limit="bytes, text, or a value that JSON can say",
+            value=f"{type(body).__name__} ({shorten(str(error))})",
+            remedy="Convert it to one of these before the send.",
+        ) from error
+
+
+def decode_body(body_kind: BodyKind, body: bytes, body_type: Any = Any) -> Any:
+    """The body as the producer gave it, or as `body_type` when it is JSON."""
+    if body_kind is BodyKind.BYTES:
+        return body
+    if body_kind is BodyKind.TEXT:
+        try:
+            return body.decode()
+        except UnicodeDecodeError as error:
+            raise ProtocolError("text body is not UTF-8") from error
+    validate = getattr(body_type, "model_validate_json", None)
+    try:
+        if validate is not None:  # a pydantic model, where the application uses pydantic
+            return validate(body)
+        return msgspec.json.decode(body, type=body_type)
+    except (ValueError, TypeError, RecursionError, msgspec.MsgspecError) as error:
+        raise ProtocolError(f"JSON body: {error}") from error
+
+
+def _encode_json(body: Any) -> bytes:
+    dump = getattr(body, "model_dump_json", None)
+    data: bytes = dump().encode() if dump is not None else msgspec.json.encode(body)
+    if b"null" in data:
+        # msgspec writes NaN and infinities as null, which would alter the body: the standard
+        # library's encoder is asked whether there is one.
+        json.dumps(
+            msgspec.to_builtins(body) if dump is None else body.model_dump(),
+            allow_nan=False,
+            default=str,
+        )
+    return data
+
+
+def _as_tags(tags: tuple[str, ...]) -> tuple[str, ...]:
+    if isinstance(tags, str):
+        return (tags,)
+    return tuple(tags)

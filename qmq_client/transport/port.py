@@ -1,0 +1,36 @@
+"""The port to a broker: three blocking calls, the same for every engine behind it.
+
+Errors are those of `TransportError` and nothing else; every foreign exception is translated inside
+the transport. Calls may come from any thread, at most a few at once.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from qmq_client.wire.deliveries import Deliveries
+from qmq_client.wire.requests import PullRequest, SendAnswer, SettleAnswer, SettleRequest
+
+
+class Transport(Protocol):
+    """How this process reaches a broker."""
+
+    def send(self, frame: bytes) -> SendAnswer:
+        """Hand over one message frame, wholly or not at all.
+
+        On return every message of the frame is as durable as `SendAnswer.durability` says, and the
+        answer was checked to name this very frame. Safe to repeat: ids are the same.
+        """
+        ...
+
+    def pull(self, request: PullRequest) -> Deliveries:
+        """Messages for a group, perhaps none after `wait_ms`; settles what the request carries."""
+        ...
+
+    def settle(self, request: SettleRequest) -> SettleAnswer:
+        """Report outcomes; ranges whose lease had ended come back as stale."""
+        ...
+
+    def close(self) -> None:
+        """Give up connections; calls under way may fail. Safe to call twice."""
+        ...
