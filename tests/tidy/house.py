@@ -1,0 +1,87 @@
+"""Where the code and the pages are, for tests that read them instead of running them.
+
+A rule of this folder is a function from one `Source` to the list of its faults, so that every rule can
+be shown a planted fault. The tree is walked, not asked from git: the tests also run where git is not.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Import name of each package → its folder.
+PACKAGES = {
+    "qmq_client": ROOT / "qmq_client",
+    "qmq_broker": ROOT / "broker" / "qmq_broker",
+    "qmq_watchdog": ROOT / "watchdog" / "qmq_watchdog",
+    "qmq_migrations": ROOT / "migrations" / "qmq_migrations",
+}
+
+#: Folders that hold what was made, not what was written.
+MADE = {".git", ".venv", ".cache", ".hypothesis", "__pycache__", "build", "dist", "var"}
+TEXT = {".py", ".md", ".toml", ".sql", ".sh", ".yaml", ".yml", ".html", ".js", ".css", ".ini", ""}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One text file of the repository, or one invented for the test of a rule."""
+
+    #: Path from the repository's root, with forward slashes.
+    path: str
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The file as a syntax tree."""
+        return ast.parse(self.text, self.path)
+
+    @property
+    def name(self) -> str:
+        """The file's name without its folder."""
+        return self.path.rsplit("/", 1)[-1]
+
+
+def files() -> Iterator[Path]:
+    """Yield every file that was written by somebody, in a fixed order."""
+    folders = [ROOT]
+    while folders:
+        for path in sorted(folders.pop().iterdir()):
+            if path.name in MADE or path.name.endswith(("_cache", ".egg-info")):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                folders.append(path)
+            elif path.is_file():
+                yield path
+
+
+def read(path: Path) -> Source:
+    """Read one file of the repository."""
+    return Source(path=path.relative_to(ROOT).as_posix(), text=path.read_text(encoding="utf-8"))
+
+
+def texts() -> list[Source]:
+    """Return every text file."""
+    return [read(path) for path in files() if path.suffix in TEXT]
+
+
+def python() -> list[Source]:
+    """Return every Python file."""
+    return [read(path) for path in files() if path.suffix == ".py"]
+
+
+def product(package: str | None = None) -> list[Source]:
+    """Return the Python files of one package, or of all, without what is made for tests."""
+    folders = [PACKAGES[package]] if package else list(PACKAGES.values())
+    paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    return [read(path) for path in paths if "testing" not in path.parts]
+
+
+def pages() -> list[Source]:
+    """Return the README and every page under docs."""
+    paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [read(path) for path in paths if path.is_file()]

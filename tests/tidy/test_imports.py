@@ -1,0 +1,77 @@
+"""What an import brings with it: seen in a fresh process, because this one has loaded everything."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+
+from tests.tidy.house import Source, product
+
+DRIVERS = {
+    "sqlite3", "aiosqlite", "pymysql", "MySQLdb", "asyncmy", "psycopg", "psycopg2", "asyncpg",
+}  # fmt: skip
+FRAMEWORKS = {"starlette", "uvicorn", "fastapi", "flask", "django"}
+SPARK = {"pyspark", "pyarrow", "pandas", "numpy"}
+
+#: The wire computes; it neither waits, reads the clock, nor opens anything.
+WIRE_MAY_USE = {
+    "__future__", "binascii", "bisect", "collections", "dataclasses", "enum", "functools",
+    "itertools", "json", "operator", "re", "string", "struct", "types", "typing", "unicodedata",
+    "zlib", "google_crc32c", "msgspec", "qmq_client",
+}  # fmt: skip
+
+LIST_MODULES = "import sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+IMPORT_WHOLE_BROKER = """
+import importlib, pkgutil, qmq_broker
+for found in pkgutil.walk_packages(qmq_broker.__path__, "qmq_broker."):
+    if not found.name.endswith("__main__"):
+        importlib.import_module(found.name)
+"""
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Return the top-level names in `sys.modules` of a new process after the statement."""
+    program = f"{statement}\n{LIST_MODULES}"
+    output = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    ).stdout
+    return set(output.split())
+
+
+def foreign_to_the_wire(source: Source) -> list[str]:
+    faults = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        else:
+            continue
+        for name in names:
+            if name.partition(".")[0] not in WIRE_MAY_USE:
+                faults.append(f"{source.path}:{node.lineno} imports {name}")
+    return faults
+
+
+def test_import_qmq_client_loads_no_driver_framework_or_spark() -> None:
+    assert loaded_by("import qmq_client") & (DRIVERS | FRAMEWORKS | SPARK) == set()
+
+
+def test_the_wire_and_the_whole_broker_load_no_sqlalchemy() -> None:
+    assert "sqlalchemy" not in loaded_by("import qmq_client.wire" + IMPORT_WHOLE_BROKER)
+
+
+def test_the_wire_stands_on_computation_alone() -> None:
+    wire = [source for source in product("qmq_client") if "/wire/" in source.path]
+    assert wire
+    assert [fault for source in wire for fault in foreign_to_the_wire(source)] == []
+
+
+def test_a_planted_import_is_found() -> None:
+    assert {"sqlite3", "sqlalchemy"} <= loaded_by("import sqlite3, sqlalchemy")
+    assert "sqlite3" not in loaded_by("pass")
+    planted = Source(
+        path="a.py", text="import struct\nimport os.path\nfrom time import monotonic\n"
+    )
+    assert foreign_to_the_wire(planted) == ["a.py:2 imports os.path", "a.py:3 imports time"]

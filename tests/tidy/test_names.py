@@ -1,0 +1,63 @@
+"""Names and words that do not belong into the house."""
+
+from __future__ import annotations
+
+import re
+
+from tests.tidy.house import Source, python, texts
+
+#: A drawer for everything is where nobody looks.
+DRAWERS = {"base", "common", "helper", "helpers", "manager", "util", "utils"}
+#: Written so that this file does not hold what it forbids.
+LATER = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX"]) + r")\b")
+#: Folders under which people and machines keep their own things.
+PERSONAL = re.compile(r"(?<![\w.:/-])/(home|Users|root|work|workspace|builds|mnt)/\w[^\s`\"')]*")
+INDEX = re.compile(
+    r"https?://[^\s/]*(pypi|pythonhosted|artifactory|nexus)|\b(extra-)?index[-_]url\b"
+    r"|find[-_]links\b|\b(PIP|UV)_[A-Z_]*(INDEX|LINKS)",
+    re.IGNORECASE,
+)
+
+
+def drawers(source: Source) -> list[str]:
+    parts = source.path.removesuffix(".py").split("/")
+    return [source.path] if DRAWERS & set(parts) else []
+
+
+def hits(source: Source, pattern: re.Pattern[str]) -> list[str]:
+    faults = []
+    for number, line in enumerate(source.text.splitlines(), start=1):
+        if found := pattern.search(line):
+            faults.append(f"{source.path}:{number} {found[0]}")
+    return faults
+
+
+def test_no_module_is_a_drawer() -> None:
+    assert [fault for source in python() for fault in drawers(source)] == []
+
+
+def test_nothing_is_left_for_later() -> None:
+    assert [fault for source in texts() for fault in hits(source, LATER)] == []
+
+
+def test_no_file_names_a_personal_folder() -> None:
+    assert [fault for source in texts() for fault in hits(source, PERSONAL)] == []
+
+
+def test_no_file_names_a_package_index() -> None:
+    sources = [source for source in texts() if source.path != "tests/tidy/test_names.py"]
+    assert [fault for source in sources for fault in hits(source, INDEX)] == []
+
+
+def test_planted_names_and_words_are_found() -> None:
+    assert drawers(Source(path="qmq_client/utils.py", text=""))
+    assert drawers(Source(path="broker/common/store.py", text=""))
+    assert not drawers(Source(path="qmq_client/database.py", text=""))
+    assert hits(Source(path="a.py", text="a\n# TO" + "DO: b"), LATER) == ["a.py:2 TO" + "DO"]
+    for path in ["/ho" + "me/ann/qmq", "cd /wo" + "rk/qmq", "'/Us" + "ers/ann'"]:
+        assert hits(Source(path="a.md", text=path), PERSONAL), path
+    for path in ["https://example.org/home/ann", "docs/work/a.md", "/var/lib/qmq", "GET /v1/send"]:
+        assert not hits(Source(path="a.md", text=path), PERSONAL), path
+    for text in ["https://pypi.example.org/simple", "pip install --index-url x", "UV_INDEX=x"]:
+        assert hits(Source(path="a.md", text=text), INDEX), text
+    assert not hits(Source(path="a.md", text="the key index, PIP, find links"), INDEX)

@@ -1,0 +1,76 @@
+"""What the README shows, works: every program and every command in it is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tidy.house import ROOT
+from tests.tidy.markdown import Block, blocks
+from tests.tidy.readme_blocks import (
+    CONSOLE,
+    command_lines,
+    flag_faults,
+    is_checked_only,
+    run_block,
+)
+
+
+def runnable(page: str) -> list[Block]:
+    """Return the blocks of a page that are programs or commands."""
+    return [block for block in blocks(page) if block.language in CONSOLE | {"python"}]
+
+
+README = runnable((ROOT / "README.md").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("block", README, ids=[f"line-{block.line}" for block in README])
+def test_a_block_of_the_readme_runs(block: Block, tmp_path: Path) -> None:
+    assert block.language == "python" or command_lines(block), "no line starts with '$ '"
+    assert run_block(block, tmp_path) == []
+
+
+def test_the_readme_shows_something_to_run() -> None:
+    assert README
+
+
+def planted(language: str, text: str) -> Block:
+    return Block(line=1, language=language, text=text, runs_with=None)
+
+
+def test_a_planted_failing_program_is_found(tmp_path: Path) -> None:
+    assert run_block(planted("python", "assert 1 == 1\n"), tmp_path) == []
+    assert "AssertionError" in run_block(planted("python", "assert 1 == 2\n"), tmp_path)[0]
+
+
+def test_a_planted_failing_command_is_found(tmp_path: Path) -> None:
+    text = "$ false\noutput\n$ touch \\\n  made\n"
+    assert command_lines(planted("console", text)) == ["false", "touch    made"]
+    assert run_block(planted("console", text), tmp_path)
+    assert not (tmp_path / "made").exists()
+    assert run_block(planted("sh", text.replace("false", "true")), tmp_path) == []
+    assert (tmp_path / "made").exists()
+
+
+def test_commands_that_would_not_end_are_checked_instead_of_run() -> None:
+    assert is_checked_only("python3 dev.py test -k wire")
+    assert is_checked_only("qmq broker serve --data d")
+    assert not is_checked_only("qmq --help")
+    assert flag_faults("python3 dev.py test -x --maxfail=2") == []
+    assert flag_faults("python3 dev.py test --no-such-flag")
+    assert flag_faults("python3 dev.py check lint types  # quick") == []
+    assert flag_faults("python3 dev.py check spelling")
+    assert flag_faults("python3 dev.py deploy")
+
+
+def test_blocks_and_their_marks_are_read() -> None:
+    page = (
+        "text\n```python\na\n```\n<!-- runs with: broker -->\n```console\n$ b\n```\n```\nc\n```\n"
+    )
+    assert list(blocks(page)) == [
+        Block(line=2, language="python", text="a\n", runs_with=None),
+        Block(line=6, language="console", text="$ b\n", runs_with="broker"),
+        Block(line=9, language="", text="c\n", runs_with=None),
+    ]
+    assert len(runnable(page)) == 2

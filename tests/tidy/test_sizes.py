@@ -1,0 +1,67 @@
+"""A module fits a sitting, a function fits a screen, a call fits a line."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from tests.tidy.house import Source, python
+
+MODULE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 60
+#: Parameters that may be given by position, `self` not counted.
+POSITIONAL_MAX = 6
+
+
+def functions(source: Source) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def long_modules(source: Source) -> list[str]:
+    lines = len(source.text.splitlines())
+    return [f"{source.path}: {lines} lines"] if lines > MODULE_LINES_MAX else []
+
+
+def long_functions(source: Source) -> list[str]:
+    faults = []
+    for function in functions(source):
+        lines = (function.end_lineno or function.lineno) - function.lineno + 1
+        if lines > FUNCTION_LINES_MAX:
+            faults.append(f"{source.path}:{function.lineno} {function.name}: {lines} lines")
+    return faults
+
+
+def wide_functions(source: Source) -> list[str]:
+    faults = []
+    for function in functions(source):
+        names = [argument.arg for argument in function.args.posonlyargs + function.args.args]
+        count = len([name for name in names if name not in {"self", "cls"}])
+        if count > POSITIONAL_MAX and not source.name.startswith(("test_", "conftest")):
+            faults.append(f"{source.path}:{function.lineno} {function.name}: {count} parameters")
+    return faults
+
+
+def test_no_module_is_longer_than_400_lines() -> None:
+    assert [fault for source in python() for fault in long_modules(source)] == []
+
+
+def test_no_function_is_longer_than_60_lines() -> None:
+    assert [fault for source in python() for fault in long_functions(source)] == []
+
+
+def test_no_function_takes_more_than_six_positional_parameters() -> None:
+    assert [fault for source in python() for fault in wide_functions(source)] == []
+
+
+def test_planted_sizes_over_the_bound_are_found() -> None:
+    long = Source(path="long.py", text="\n" * 401)
+    assert long_modules(long)
+    assert not long_modules(Source(path="fits.py", text="\n" * 400))
+    body = "async def f():\n" + "    pass\n" * 60
+    assert long_functions(Source(path="f.py", text=body))
+    assert not long_functions(Source(path="f.py", text=body.replace("    pass\n", "", 1)))
+    wide = "class A:\n    def f(self, a, b, c, d, e, f, {}g): pass\n"
+    assert wide_functions(Source(path="f.py", text=wide.format("")))
+    assert not wide_functions(Source(path="f.py", text=wide.format("*, ")))
