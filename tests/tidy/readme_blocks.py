@@ -135,7 +135,7 @@ def broker(data: Path) -> Iterator[str]:
         process = subprocess.Popen(serve, stdout=output, stderr=subprocess.STDOUT)
     try:
         transport = httpx.HTTPTransport(retries=CONNECT_RETRIES)
-        with httpx.Client(transport=transport) as client:
+        with httpx.Client(transport=transport, trust_env=False) as client:
             client.get(f"http://{address}/readyz").raise_for_status()
         yield address
     finally:
@@ -144,3 +144,4 @@ def broker(data: Path) -> Iterator[str]:
             process.wait(STOP_S_MAX)
         finally:
             process.kill()
+            print(log.read_text(errors="replace"))  # pytest shows it when the block failed

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.tidy import readme_blocks
 from tests.tidy.house import ROOT
 from tests.tidy.markdown import Block, blocks
 from tests.tidy.readme_blocks import (
@@ -15,6 +17,19 @@ from tests.tidy.readme_blocks import (
     is_checked_only,
     run_block,
 )
+
+#: Called as `qmq broker serve --data DIRECTORY --listen HOST:PORT`; answers everything with 204.
+STAND_IN_BROKER = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(204)
+        self.end_headers()
+assert sys.argv[1:4] == ["broker", "serve", "--data"] and sys.argv[5] == "--listen"
+host, port = sys.argv[6].split(":")
+HTTPServer((host, int(port)), Handler).serve_forever()
+"""
 
 
 def runnable(page: str) -> list[Block]:
@@ -51,6 +66,19 @@ def test_a_planted_failing_command_is_found(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
     assert run_block(planted("sh", text.replace("false", "true")), tmp_path) == []
     assert (tmp_path / "made").exists()
+
+
+def test_a_block_marked_with_broker_finds_one_at_the_documented_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readme_blocks, "QMQ", [sys.executable, "-c", STAND_IN_BROKER])
+    text = (
+        "from urllib.request import ProxyHandler, build_opener\n"
+        "opener = build_opener(ProxyHandler({}))\n"
+        "assert opener.open('http://127.0.0.1:9470/healthz').status == 204\n"
+    )
+    block = Block(line=1, language="python", text=text, runs_with="broker")
+    assert run_block(block, tmp_path) == []
 
 
 def test_commands_that_would_not_end_are_checked_instead_of_run() -> None:
