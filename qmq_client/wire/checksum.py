@@ -39,7 +39,7 @@ def crc32c_in_python(seed: int, data: bytes) -> int:
 
 def _choose() -> Callable[[int, bytes], int]:
     try:
-        import google_crc32c  # noqa: PLC0415  # optional at run time: the fallback is complete
+        import google_crc32c  # optional at run time: the fallback is complete
     except ImportError:
         return crc32c_in_python
     if getattr(google_crc32c, "implementation", "") != "c":
