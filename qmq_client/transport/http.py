@@ -1,0 +1,292 @@
+"""The transport to the bundled broker: binary frames over HTTP/1.1.
+
+Trusts nothing that comes back: raw bytes up to a cap, no content encoding, no redirect, no proxy
+from the environment, one deadline for the whole call, and an answer to a send must name the very
+frame that was sent. Whatever goes wrong leaves as one of the four leaves of `TransportError`; the
+only place that knows httpx's errors and HTTP's status codes is here (`as_transport_error`,
+`_check_status`). httpx is imported at the first call, so `import qmq_client` stays cheap.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Final, TypeVar
+from urllib.parse import urlsplit
+
+from qmq_client.clock import SYSTEM_CLOCK, Clock
+from qmq_client.errors import (
+    BrokerAnswerError,
+    BrokerBusyError,
+    BrokerRefusedError,
+    BrokerUnreachableError,
+    ConfigurationError,
+    ProtocolError,
+    TransportError,
+)
+from qmq_client.wire.deliveries import Deliveries, parse_deliveries
+from qmq_client.wire.frame import read_header
+from qmq_client.wire.limits import DEFAULT_LIMITS, FRAME_OVERHEAD_BYTES_MAX, Limits
+from qmq_client.wire.names import shorten
+from qmq_client.wire.requests import (
+    CONTROL_BYTES_MAX,
+    FRAME_CONTENT_TYPE,
+    JSON_CONTENT_TYPE,
+    ErrorAnswer,
+    PullRequest,
+    SendAnswer,
+    SettleAnswer,
+    SettleRequest,
+    decode_control,
+    decode_json,
+    encode_control,
+)
+
+if TYPE_CHECKING:
+    import httpx
+
+    from qmq_client.transport.http_connections import CallDeadline, Connections
+
+DEFAULT_BROKER_URL: Final = "http://127.0.0.1:9470"
+CONNECT_TIMEOUT_S: Final = 5.0
+#: Longer than a broker under full load needs for one sync, shorter than people's patience.
+ANSWER_TIMEOUT_S: Final = 30.0
+#: What a broker asks for by `Retry-After` is believed up to here.
+RETRY_AFTER_S_MAX: Final = 300.0
+_RETRY_AFTER_S: Final = 1.0
+#: 408: the body came too slowly; 429: too many; 503: not now; 507: the disk's reserve is reached.
+_BUSY: Final = frozenset({408, 429, 503, 507})
+_HEADERS: Final = {
+    "content-type": FRAME_CONTENT_TYPE,
+    "accept": FRAME_CONTENT_TYPE,
+    "accept-encoding": "identity",
+    "user-agent": "qmq",
+}
+_Answer = TypeVar("_Answer")
+_TRANSPORTS: Final[weakref.WeakSet[HttpTransport]] = weakref.WeakSet()
+
+
+class HttpTransport:
+    """`Transport` over HTTP. Safe for any number of threads; usable again in a forked child."""
+
+    def __init__(
+        self,
+        broker_url: str = DEFAULT_BROKER_URL,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.broker_url = _check_url(broker_url)
+        _check_positive("connect_timeout_s", connect_timeout_s)
+        _check_positive("answer_timeout_s", answer_timeout_s)
+        self._limits = limits
+        self._connect_timeout_s = connect_timeout_s
+        self._answer_timeout_s = answer_timeout_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._connections: Connections | None = None
+        self._deadline: CallDeadline | None = None
+        self._is_closed = False
+        _TRANSPORTS.add(self)
+
+    def send(self, frame: bytes) -> SendAnswer:
+        """Hand over one message frame; see `Transport.send`."""
+        header = read_header(frame)
+        data = self._call("send", frame, CONTROL_BYTES_MAX, self._answer_timeout_s)
+        answer = _decode(data, SendAnswer)
+        if (answer.frame_crc, answer.count) != (header.body_crc, header.record_count):
+            raise BrokerAnswerError(
+                f"the answer names frame {answer.frame_crc:#010x} of {answer.count} messages; "
+                f"sent was {header.body_crc:#010x} of {header.record_count}"
+            )
+        return answer
+
+    def pull(self, request: PullRequest) -> Deliveries:
+        """Messages for a group; blocks up to `request.wait_ms` and the answer timeout."""
+        timeout_s = self._answer_timeout_s + request.wait_ms / 1000
+        answer_bytes_max = self._limits.frame_bytes + CONTROL_BYTES_MAX + FRAME_OVERHEAD_BYTES_MAX
+        data = self._call("pull", encode_control(request), answer_bytes_max, timeout_s)
+        try:
+            deliveries = parse_deliveries(data, frame_bytes_max=answer_bytes_max)
+        except ProtocolError as error:
+            raise BrokerAnswerError(f"answer to a pull: {error}") from error
+        if deliveries.head.subject != request.subject:
+            raise BrokerAnswerError(
+                f"asked for subject {request.subject}, got {shorten(deliveries.head.subject)}"
+            )
+        if len(deliveries.messages) > request.max_messages:
+            raise BrokerAnswerError(
+                f"asked for {request.max_messages} messages, got {len(deliveries.messages)}"
+            )
+        return deliveries
+
+    def settle(self, request: SettleRequest) -> SettleAnswer:
+        """Report outcomes; see `Transport.settle`."""
+        frame = encode_control(request)
+        data = self._call("settle", frame, CONTROL_BYTES_MAX, self._answer_timeout_s)
+        return _decode(data, SettleAnswer)
+
+    def close(self) -> None:
+        """Close all connections; calls under way fail at once. Safe to call twice."""
+        with self._lock:
+            self._is_closed = True
+            connections, self._connections = self._connections, None
+        if connections is not None:
+            connections.close()
+
+    def renew_after_fork(self) -> None:
+        """Leave the parent's connections to the parent; runs in the child before anything else."""
+        self._lock = threading.Lock()
+        connections, self._connections = self._connections, None
+        if connections is not None:
+            connections.abandon()
+
+    def _call(self, route: str, body: bytes, answer_bytes_max: int, timeout_s: float) -> bytes:
+        import httpx
+
+        client, deadline = self._open()
+        deadline.ends_at_s = self._clock.monotonic_s() + timeout_s
+        deadline.was_closed_by_peer = False
+        timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, self._connect_timeout_s))
+        url = f"{self.broker_url}/v1/{route}"
+        try:
+            with client.stream(
+                "POST", url, content=body, headers=_HEADERS, timeout=timeout
+            ) as response:
+                data = _read_capped(response, answer_bytes_max)
+                _check_status(response, data)
+                return data
+        except (httpx.HTTPError, httpx.InvalidURL, RuntimeError, OSError, UnicodeError) as error:
+            raise as_transport_error(
+                error, url=url, was_closed_by_peer=deadline.was_closed_by_peer
+            ) from error
+
+    def _open(self) -> tuple[httpx.Client, CallDeadline]:
+        from qmq_client.transport.http_connections import CallDeadline, Connections
+
+        with self._lock:
+            if self._is_closed:
+                raise BrokerUnreachableError(f"{self.broker_url}: this transport was closed")
+            if self._connections is None or self._deadline is None:
+                self._deadline = CallDeadline()
+                self._connections = Connections(self._clock, self._deadline)
+            return self._connections.client, self._deadline
+
+
+def as_transport_error(
+    error: Exception, *, url: str, was_closed_by_peer: bool = False
+) -> TransportError:
+    """Which of our errors an error of the HTTP library is.
+
+    A protocol error of a peer that hung up is a lost connection; of one that went on talking, an
+    answer that makes no sense. Everything else is trouble with the connection.
+    """
+    import httpx
+
+    text = f"{url}: {type(error).__name__}: {shorten(str(error))}"
+    nonsense = (
+        httpx.RemoteProtocolError,
+        httpx.DecodingError,
+        httpx.TooManyRedirects,
+        httpx.HTTPStatusError,
+    )
+    if isinstance(error, nonsense) and not was_closed_by_peer:
+        return BrokerAnswerError(text)
+    return BrokerUnreachableError(text)
+
+
+def _read_capped(response: httpx.Response, bytes_max: int) -> bytes:
+    encoding = response.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise BrokerAnswerError(f"answer with content encoding {shorten(encoding)}; asked for none")
+    parts: list[bytes] = []
+    length = 0
+    for part in response.iter_raw():
+        length += len(part)
+        if length > bytes_max:
+            raise BrokerAnswerError(f"answer is longer than {bytes_max} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _check_status(response: httpx.Response, data: bytes) -> None:
+    status = response.status_code
+    content_type = response.headers.get("content-type", "").split(";")[0].strip().lower()
+    if status == 200:
+        if content_type != FRAME_CONTENT_TYPE:
+            raise BrokerAnswerError(
+                f"answer of type {shorten(content_type)}, not {FRAME_CONTENT_TYPE}"
+            )
+        return
+    answer = _error_answer(content_type, data)
+    if status in _BUSY:
+        reason = answer.message if answer is not None else "no reason given"
+        raise BrokerBusyError(
+            f"{status}: {shorten(reason)}",
+            retry_after_s=_retry_after_s(response.headers.get("retry-after", "")),
+        )
+    # A 4xx that does not speak our language comes from something else at this address: believing
+    # it would give up good messages.
+    if 400 <= status < 500 and answer is not None:
+        raise BrokerRefusedError(status, answer)
+    raise BrokerAnswerError(f"status {status} of type {shorten(content_type)}")
+
+
+def _error_answer(content_type: str, data: bytes) -> ErrorAnswer | None:
+    try:
+        if content_type == FRAME_CONTENT_TYPE:
+            return decode_control(data, ErrorAnswer)
+        if content_type == JSON_CONTENT_TYPE:
+            return decode_json(data, ErrorAnswer)
+    except ProtocolError:
+        return None
+    return None
+
+
+def _retry_after_s(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        return _RETRY_AFTER_S
+    return min(seconds, RETRY_AFTER_S_MAX) if seconds >= 0 else _RETRY_AFTER_S
+
+
+def _decode(data: bytes, kind: type[_Answer]) -> _Answer:
+    try:
+        return decode_control(data, kind)
+    except ProtocolError as error:
+        raise BrokerAnswerError(f"answer is no {kind.__name__}: {error}") from error
+
+
+def _check_url(broker_url: str) -> str:
+    remedy = f"Give something like {DEFAULT_BROKER_URL}."
+    try:
+        parts = urlsplit(broker_url)
+        is_good = parts.port != 0 and bool(parts.hostname)
+    except ValueError as error:
+        raise ConfigurationError(setting="broker_url", value=str(error), remedy=remedy) from error
+    if not is_good or parts.scheme not in {"http", "https"} or parts.query or parts.fragment:
+        raise ConfigurationError(setting="broker_url", value=shorten(broker_url), remedy=remedy)
+    if "@" in parts.netloc:  # the value is not shown: it may hold a password
+        raise ConfigurationError(
+            setting="broker_url", value="carries a user or password", remedy=remedy
+        )
+    return broker_url.rstrip("/")
+
+
+def _check_positive(setting: str, seconds: float) -> None:
+    if not 0 < seconds < float("inf"):
+        raise ConfigurationError(
+            setting=setting, value=str(seconds), remedy="Give a number of seconds above 0."
+        )
+
+
+def _renew_all_after_fork() -> None:
+    for transport in list(_TRANSPORTS):
+        transport.renew_after_fork()
+
+
+os.register_at_fork(after_in_child=_renew_all_after_fork)

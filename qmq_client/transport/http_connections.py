@@ -1,0 +1,151 @@
+"""Connections of the HTTP transport, held to one deadline for a whole call.
+
+httpx limits each single read and write; a peer that trickles one byte at a time, in the head of an
+answer too, could hold a call for ever. So the sockets are wrapped here, through the seam that
+httpcore offers for it: every operation may take what is left until the deadline of the call that
+runs on this thread, and not more. Imports httpx: load it late.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import Any, Final
+
+import httpcore
+import httpx
+
+from qmq_client.clock import Clock
+
+#: Below the 5 s after which common servers drop an idle connection, so that a reused one is alive.
+_KEEPALIVE_S: Final = 4.0
+_KEPT_CONNECTIONS_MAX: Final = 16
+
+
+class CallDeadline(threading.local):
+    """What the call on this thread may still do; each thread sees its own."""
+
+    ends_at_s: float = 0.0
+    #: Whether the peer closed the connection during the call.
+    was_closed_by_peer: bool = False
+
+
+class Connections:
+    """All sockets of one transport. `client` may be used from any thread at once."""
+
+    def __init__(self, clock: Clock, deadline: CallDeadline) -> None:
+        self._streams: weakref.WeakSet[_DeadlineStream] = weakref.WeakSet()
+        context = httpx.create_ssl_context(trust_env=False)
+        transport = httpx.HTTPTransport(verify=context, trust_env=False)
+        # httpx has no argument for httpcore's network backend, so its pool is put in by hand.
+        transport._pool = httpcore.ConnectionPool(
+            ssl_context=context,
+            max_connections=None,
+            max_keepalive_connections=_KEPT_CONNECTIONS_MAX,
+            keepalive_expiry=_KEEPALIVE_S,
+            network_backend=_DeadlineBackend(clock, deadline, self._streams),
+        )
+        self.client = httpx.Client(transport=transport, trust_env=False, follow_redirects=False)
+
+    def close(self) -> None:
+        """Wake every call that waits for its peer and close all sockets."""
+        for stream in list(self._streams):
+            stream.shut_down()
+        self.client.close()
+
+    def abandon(self) -> None:
+        """Close the copies of the sockets that a fork left in this process, not the connections."""
+        for stream in list(self._streams):
+            stream.close()
+
+
+class _DeadlineBackend(httpcore.NetworkBackend):
+    def __init__(
+        self, clock: Clock, deadline: CallDeadline, streams: weakref.WeakSet[_DeadlineStream]
+    ) -> None:
+        self._inner = httpcore.SyncBackend()
+        self._clock = clock
+        self._deadline = deadline
+        self._streams = streams
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.NetworkStream:
+        left_s = self._deadline.ends_at_s - self._clock.monotonic_s()
+        if left_s <= 0:
+            raise httpcore.ConnectTimeout("the call's deadline passed")
+        if timeout is not None:
+            left_s = min(left_s, timeout)
+        inner = self._inner.connect_tcp(host, port, left_s, local_address, socket_options)
+        return _DeadlineStream(inner, self._clock, self._deadline, self._streams)
+
+
+class _DeadlineStream(httpcore.NetworkStream):
+    def __init__(
+        self,
+        inner: httpcore.NetworkStream,
+        clock: Clock,
+        deadline: CallDeadline,
+        streams: weakref.WeakSet[_DeadlineStream],
+    ) -> None:
+        self._inner = inner
+        self._socket: socket.socket = inner.get_extra_info("socket")
+        self._clock = clock
+        self._deadline = deadline
+        self._streams = streams
+        streams.add(self)
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        data = self._inner.read(max_bytes, self._left_s(httpcore.ReadTimeout))
+        if not data:
+            self._deadline.was_closed_by_peer = True
+        return data
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        # httpcore's own loop would grant every partial write the whole time again.
+        view = memoryview(buffer)
+        try:
+            while view:
+                self._socket.settimeout(self._left_s(httpcore.WriteTimeout))
+                view = view[self._socket.send(view) :]
+        except TimeoutError as error:
+            raise httpcore.WriteTimeout(str(error)) from error
+        except OSError as error:
+            raise httpcore.WriteError(str(error)) from error
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def shut_down(self) -> None:
+        """End the connection in both directions, which wakes a thread that reads from it."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # not connected any more: nobody waits for it
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.NetworkStream:
+        left_s = self._left_s(httpcore.ConnectTimeout)
+        inner = self._inner.start_tls(ssl_context, server_hostname, left_s)
+        return _DeadlineStream(inner, self._clock, self._deadline, self._streams)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)
+
+    def _left_s(self, error: type[httpcore.TimeoutException]) -> float:
+        left_s = self._deadline.ends_at_s - self._clock.monotonic_s()
+        if left_s <= 0:
+            raise error("the call's deadline passed")
+        return left_s

@@ -1,0 +1,334 @@
+"""A broker in this process's memory: for tests of applications and of this client.
+
+It keeps the bundled broker's promises but durability: sequences, groups, leases with tokens,
+attempts, redelivery, dead letters, repeated sends recognised. Time comes from the clock it is
+given. `MemoryBroker.faults` switches trouble on. Both it and `HttpTransport` pass the one contract
+suite, so what a test learns here holds there.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Final
+
+from qmq_client.clock import SYSTEM_CLOCK, Clock
+from qmq_client.errors import (
+    BrokerAnswerError,
+    BrokerBusyError,
+    BrokerRefusedError,
+    BrokerUnreachableError,
+    InvalidNameError,
+    ProtocolError,
+)
+from qmq_client.ids import MESSAGE_IDS
+from qmq_client.message import Message, message_to_record, record_to_message
+from qmq_client.transport.memory_group import MemoryDeadLetter, MemoryGroup
+from qmq_client.wire.deliveries import Delivered, Deliveries, DeliveriesHead
+from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
+from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
+from qmq_client.wire.message_id import format_message_id
+from qmq_client.wire.names import check_name
+from qmq_client.wire.record import (
+    decode_record,
+    encode_record,
+    record_crc,
+    record_message_id,
+    verify_record,
+)
+from qmq_client.wire.requests import (
+    ErrorAnswer,
+    PullRequest,
+    SendAnswer,
+    SettleAnswer,
+    SettleRequest,
+    SubjectPlace,
+)
+
+#: A waiting pull looks again this often, because an injected clock cannot wake it.
+_LOOK_S: Final = 0.02
+
+
+@dataclass(slots=True, kw_only=True)
+class MemoryFaults:
+    """Trouble to be switched on; counts go down with each call that they spoil."""
+
+    #: No call gets through.
+    is_unreachable: bool = False
+    #: Every call is asked to come back after this many seconds.
+    busy_retry_after_s: float | None = None
+    #: The next calls are carried out, but their answers are lost.
+    lost_answers: int = 0
+    #: The next calls are carried out, but their answers make no sense.
+    garbage_answers: int = 0
+    #: A send that holds one of these message ids is refused, naming it.
+    refused_ids: set[str] = field(default_factory=set)
+    #: Records are handed out with a byte altered when their message id is among these.
+    altered_ids: set[str] = field(default_factory=set)
+
+
+class MemoryBroker:
+    """Everything a broker knows, in memory. Any number of threads and transports may share it."""
+
+    def __init__(self, *, clock: Clock = SYSTEM_CLOCK, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.faults = MemoryFaults()
+        self.epoch = 1
+        self._clock = clock
+        self._limits = limits
+        self._changed = threading.Condition()
+        self._records: dict[str, list[bytes]] = {}
+        self._crc_by_id: dict[bytes, int] = {}
+        self._groups: dict[tuple[str, str], MemoryGroup] = {}
+
+    def put(self, *messages: Message) -> list[str]:
+        """Store messages as a producer would; their ids."""
+        ids: list[str] = []
+        for message in messages:
+            record = message_to_record(
+                message, new_id=MESSAGE_IDS.next_id(), now_ms=self._clock.now_ms()
+            )
+            encoded = encode_record(record, self._limits)
+            self.send(build_message_frame({message.subject: [encoded]}, limits=self._limits))
+            ids.append(format_message_id(record.message_id))
+        return ids
+
+    def messages(self, subject: str) -> list[Message]:
+        """Everything ever stored under this subject, in order."""
+        with self._changed:
+            records = list(self._records.get(subject, ()))
+        return [record_to_message(decode_record(subject, record)) for record in records]
+
+    def dead_letters(self, subject: str, group: str) -> list[MemoryDeadLetter]:
+        """What this group gave up, in order."""
+        with self._changed:
+            return list(self._group(subject, group).dead)
+
+    def lag(self, subject: str, group: str) -> int:
+        """Messages that this group has neither acked nor given up."""
+        with self._changed:
+            state = self._group(subject, group)
+            return len(self._records.get(subject, ())) - len(state.acked) - len(state.dead)
+
+    def in_flight(self, subject: str, group: str) -> int:
+        """Messages handed out to this group under a running lease."""
+        with self._changed:
+            state = self._group(subject, group)
+            state.step(self._clock.now_ms())
+            return state.in_flight()
+
+    def next_due_ms(self, subject: str, group: str) -> int | None:
+        """When a redelivery or a lease end of this group is next due."""
+        with self._changed:
+            return self._group(subject, group).next_due_ms()
+
+    def restart(self) -> None:
+        """Begin a new epoch, as a broker does when it is started again; nothing is forgotten."""
+        with self._changed:
+            self.epoch += 1
+
+    def send(self, frame: bytes) -> SendAnswer:
+        """Store the messages of a frame, wholly or not at all."""
+        parsed = self._parse(frame)
+        with self._changed:
+            records = self._check_ids(parsed)
+            places: list[SubjectPlace] = []
+            for subject, new in records.items():
+                stored = self._records.setdefault(subject, [])
+                if new:
+                    places.append(
+                        SubjectPlace(subject=subject, first_sequence=len(stored), count=len(new))
+                    )
+                stored += new
+                self._crc_by_id.update((record_message_id(r), record_crc(r)) for r in new)
+            self._changed.notify_all()
+        count = parsed.header.record_count
+        return SendAnswer(
+            frame_crc=parsed.header.body_crc,
+            count=count,
+            duplicates=count - sum(place.count for place in places),
+            physical_offset=0,
+            stored_at_ms=self._clock.now_ms(),
+            durability="memory",
+            places=tuple(places),
+        )
+
+    def pull(self, request: PullRequest) -> Deliveries:
+        """Hand out messages, waiting for some up to `wait_ms`."""
+        _check_request(request)
+        with self._changed:
+            key = (request.subject, request.group)
+            if key not in self._groups:
+                stored = len(self._records.get(request.subject, ()))
+                cursor = 0 if request.start == "earliest" else stored
+                self._groups[key] = MemoryGroup(cursor=cursor, max_attempts=request.max_attempts)
+            group = self._groups[key]
+            group.max_attempts = request.max_attempts
+            now_ms = self._clock.now_ms()
+            _, stale = group.settle(request.consumer, request.settlements, now_ms=now_ms)
+            deliveries = self._take(group, request)
+            ends = [(c, c.monotonic_s() + request.wait_ms / 1000) for c in self._clocks()]
+            while not deliveries.messages and all(c.monotonic_s() < end for c, end in ends):
+                self._changed.wait(_LOOK_S)
+                deliveries = self._take(group, request)
+        head = DeliveriesHead(
+            subject=request.subject,
+            token=deliveries.head.token,
+            lease_ms=request.lease_ms,
+            first_pull_sequence=deliveries.head.first_pull_sequence,
+            runs=deliveries.head.runs,
+            stale=tuple(stale),
+        )
+        return Deliveries(head=head, messages=deliveries.messages)
+
+    def settle(self, request: SettleRequest) -> SettleAnswer:
+        """Apply outcomes."""
+        _check_request(request)
+        with self._changed:
+            settled, stale = self._group(request.subject, request.group).settle(
+                request.consumer, request.settlements, now_ms=self._clock.now_ms()
+            )
+            self._changed.notify_all()
+        return SettleAnswer(settled=settled, stale=tuple(stale))
+
+    def _clocks(self) -> tuple[Clock, ...]:
+        # An injected clock may stand still; a pull ends by real time then.
+        return (self._clock, SYSTEM_CLOCK)
+
+    def _group(self, subject: str, group: str) -> MemoryGroup:
+        state = self._groups.get((subject, group))
+        return MemoryGroup(cursor=0, max_attempts=1) if state is None else state
+
+    def _parse(self, frame: bytes) -> MessageFrame:
+        try:
+            parsed = parse_message_frame(frame, self._limits)
+            for subject, record in parsed.records():
+                verify_record(subject, record)
+        except ProtocolError as error:
+            raise _refused(400, error.code, str(error)) from error
+        if parsed.header.kind is FrameKind.DELAYED:
+            raise _refused(422, "not_supported", "this broker keeps no delayed messages")
+        for message_id in parsed.message_ids():
+            if format_message_id(message_id) in self.faults.refused_ids:
+                raise _refused(422, "refused", "refused by a fault", message_id)
+        return parsed
+
+    def _check_ids(self, frame: MessageFrame) -> dict[str, list[bytes]]:
+        """The records to be stored, by subject; raises when an id came before with other bytes."""
+        new: dict[str, list[bytes]] = {}
+        seen: dict[bytes, int] = {}
+        for subject, record in frame.records():
+            message_id, crc = record_message_id(record), record_crc(record)
+            known = self._crc_by_id.get(message_id, seen.get(message_id))
+            if known is not None and known != crc:
+                raise _refused(409, "id_conflict", "stored before with other bytes", message_id)
+            new.setdefault(subject, [])
+            if known is None:
+                seen[message_id] = crc
+                new[subject].append(record)
+        return new
+
+    def _take(self, group: MemoryGroup, request: PullRequest) -> Deliveries:
+        records = self._records.get(request.subject, [])
+        given = group.take(
+            request,
+            token=self.epoch,
+            now_ms=self._clock.now_ms(),
+            records=records,
+        )
+        head = DeliveriesHead(
+            subject=request.subject,
+            token=self.epoch,
+            lease_ms=request.lease_ms,
+            first_pull_sequence=given.first_pull_sequence,
+            runs=given.runs(),
+        )
+        messages = tuple(
+            Delivered(
+                sequence=sequence,
+                pull_sequence=given.first_pull_sequence + index,
+                attempt=attempt,
+                record=self._handed_out(records[sequence]),
+            )
+            for index, (sequence, attempt) in enumerate(
+                zip(given.sequences, given.attempts, strict=True)
+            )
+        )
+        return Deliveries(head=head, messages=messages)
+
+    def _handed_out(self, record: bytes) -> bytes:
+        if format_message_id(record_message_id(record)) not in self.faults.altered_ids:
+            return record
+        return record[:-1] + bytes([record[-1] ^ 1])
+
+
+class MemoryTransport:
+    """`Transport` to a `MemoryBroker`, with the broker's faults in between."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.broker = broker
+        #: Calls made, by name; refused ones too.
+        self.calls: dict[str, int] = {"send": 0, "pull": 0, "settle": 0}
+        self._is_closed = False
+
+    def send(self, frame: bytes) -> SendAnswer:
+        """See `Transport.send`."""
+        self._before("send")
+        answer = self.broker.send(frame)
+        self._after()
+        return answer
+
+    def pull(self, request: PullRequest) -> Deliveries:
+        """See `Transport.pull`."""
+        self._before("pull")
+        answer = self.broker.pull(request)
+        self._after()
+        return answer
+
+    def settle(self, request: SettleRequest) -> SettleAnswer:
+        """See `Transport.settle`."""
+        self._before("settle")
+        answer = self.broker.settle(request)
+        self._after()
+        return answer
+
+    def close(self) -> None:
+        """Refuse further calls."""
+        self._is_closed = True
+
+    def _before(self, call: str) -> None:
+        faults = self.broker.faults
+        self.calls[call] += 1
+        if self._is_closed or faults.is_unreachable:
+            raise BrokerUnreachableError("memory broker: no connection")
+        if faults.busy_retry_after_s is not None:
+            raise BrokerBusyError("memory broker: busy", retry_after_s=faults.busy_retry_after_s)
+
+    def _after(self) -> None:
+        faults = self.broker.faults
+        if faults.lost_answers:
+            faults.lost_answers -= 1
+            raise BrokerUnreachableError("memory broker: the answer was lost")
+        if faults.garbage_answers:
+            faults.garbage_answers -= 1
+            raise BrokerAnswerError("memory broker: the answer makes no sense")
+
+
+def _check_request(request: PullRequest | SettleRequest) -> None:
+    try:
+        check_name(request.subject, field="subject")
+        check_name(request.group, field="group")
+        check_name(request.consumer, field="consumer")
+    except InvalidNameError as error:
+        raise _refused(422, error.code, str(error)) from error
+    if isinstance(request, PullRequest):
+        if request.start not in {"earliest", "latest"}:
+            raise _refused(422, "invalid", f"start {request.start!r}: earliest or latest")
+        if not (request.max_messages and request.max_attempts and request.lease_ms):
+            raise _refused(422, "invalid", "max_messages, max_attempts, lease_ms: 1 or more")
+
+
+def _refused(
+    status: int, code: str, message: str, message_id: bytes | None = None
+) -> BrokerRefusedError:
+    text = "" if message_id is None else format_message_id(message_id)
+    return BrokerRefusedError(status, ErrorAnswer(code=code, message=message, message_id=text))
