@@ -7,6 +7,7 @@ and `-`, at most 127 bytes. `\\Z` rather than `$`, because `$` lets a trailing n
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from qmq_client.wire.errors import InvalidNameError
@@ -14,16 +15,24 @@ from qmq_client.wire.limits import NAME_BYTES_MAX
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.\-]{{0,{NAME_BYTES_MAX - 1}}}\Z")
 _SHOWN_CHARACTERS_MAX: Final = 60
+#: Names met again and again: subjects, tags and header names of every message.
+_NAMES_KEPT_MAX: Final = 4096
 
 
 def is_name(text: object) -> bool:
     """Whether `text` is a valid name."""
-    return isinstance(text, str) and _NAME.match(text) is not None
+    # The length goes first, so that nobody fills the cache with texts of megabytes.
+    return isinstance(text, str) and len(text) <= NAME_BYTES_MAX and _matches(text)
+
+
+@lru_cache(maxsize=_NAMES_KEPT_MAX)
+def _matches(text: str) -> bool:
+    return _NAME.match(text) is not None
 
 
 def check_name(text: object, *, field: str) -> str:
     """Return `text` when it is a valid name, else raise `InvalidNameError` naming `field`."""
-    if isinstance(text, str) and _NAME.match(text) is not None:
+    if isinstance(text, str) and len(text) <= NAME_BYTES_MAX and _matches(text):
         return text
     raise InvalidNameError(
         field=field,
@@ -35,7 +44,12 @@ def check_name(text: object, *, field: str) -> str:
 
 def shorten(value: object) -> str:
     """A printable, bounded form of any value for an error text; control characters escaped."""
-    text = ascii(value)
+    if isinstance(value, str | bytes) and len(value) > _SHOWN_CHARACTERS_MAX:
+        return f"{value[:_SHOWN_CHARACTERS_MAX]!a}… ({len(value)} in all)"
+    try:
+        text = ascii(value)
+    except Exception:  # an int of 5,000 digits, a bottomless list, whatever a __repr__ raises
+        return f"<{type(value).__name__}>"
     if len(text) <= _SHOWN_CHARACTERS_MAX:
         return text
     return f"{text[:_SHOWN_CHARACTERS_MAX]}… ({len(text)} characters)"
