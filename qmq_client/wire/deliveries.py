@@ -11,13 +11,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Final
 
 import msgspec
 
 from qmq_client.wire.errors import ProtocolError
-from qmq_client.wire.frame import FrameKind, build_frame, parse_frame
+from qmq_client.wire.frame import FRAME_ALIGNMENT_BYTES, FrameKind, build_frame, parse_frame
+from qmq_client.wire.record import RECORD_FIXED_BYTES
 from qmq_client.wire.requests import Natural, decode_msgpack, sized_part
 
 _LENGTH: Final = struct.Struct(">I")
@@ -45,9 +45,8 @@ class DeliveriesHead(msgspec.Struct, frozen=True, kw_only=True):
     stale: tuple[tuple[Natural, Natural, Natural], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivered:
-    """One message of an answer, still encoded."""
+class Delivered(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of an answer, still encoded; a struct, because one is made for every message."""
 
     sequence: int
     pull_sequence: int
@@ -97,24 +96,29 @@ def parse_deliveries(data: bytes, *, frame_bytes_max: int) -> Deliveries:
     lengths = struct.unpack_from(f">{count}I", data, position)
     if sum(run.count for run in head.runs) != count:
         raise ProtocolError("runs do not add up to the records", offset=position)
-    if position + 4 * count + sum(lengths) > len(data):
-        raise ProtocolError("answer ends inside its records", offset=position)
-    return Deliveries(head=head, messages=tuple(_messages(data, head, lengths, position)))
+    first_position = position + 4 * count
+    fill_bytes = len(data) - first_position - sum(lengths)
+    if not 0 <= fill_bytes < FRAME_ALIGNMENT_BYTES or any(data[len(data) - fill_bytes :]):
+        raise ProtocolError("record lengths do not add up to the answer", offset=position)
+    # A message of nothing would cost its reader far more memory than the four bytes it came in.
+    if count and min(lengths) < RECORD_FIXED_BYTES:
+        raise ProtocolError(f"record shorter than {RECORD_FIXED_BYTES} bytes", offset=position)
+    return Deliveries(head=head, messages=tuple(_messages(data, head, lengths, first_position)))
 
 
 def _messages(
-    data: bytes, head: DeliveriesHead, lengths: tuple[int, ...], position: int
+    data: bytes, head: DeliveriesHead, lengths: tuple[int, ...], first: int
 ) -> Iterator[Delivered]:
-    firsts = accumulate(lengths, initial=position + 4 * len(lengths))
     pull_sequence = head.first_pull_sequence
-    places = zip(firsts, lengths, strict=False)
+    remaining = iter(lengths)
     for run in head.runs:
         for sequence in range(run.first_sequence, run.first_sequence + run.count):
-            first, length = next(places)
+            length = next(remaining)
             yield Delivered(
                 sequence=sequence,
                 pull_sequence=pull_sequence,
                 attempt=run.attempt,
                 record=data[first : first + length],
             )
+            first += length
             pull_sequence += 1

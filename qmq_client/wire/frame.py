@@ -49,7 +49,7 @@ from qmq_client.wire.errors import (
 )
 from qmq_client.wire.limits import DEFAULT_LIMITS, SUBJECTS_PER_FRAME_MAX, Limits
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
-from qmq_client.wire.names import is_name, shorten
+from qmq_client.wire.names import check_name, is_name, shorten
 from qmq_client.wire.record import MESSAGE_ID_POSITION, RECORD_FIXED_BYTES, record_tag_hash
 
 FRAME_MAGIC: Final = b"QMQF"
@@ -167,7 +167,7 @@ def build_message_frame(
     """A frame of encoded records, grouped by subject.
 
     Requires: at least one record, each made by `encode_record`. Raises `TooLargeError` when the
-    frame is over `limits`.
+    frame is over `limits`, before it is built, and `InvalidNameError` for a subject's name.
     """
     in_order = [record for run in records.values() for record in run]
     if not in_order or not all(records.values()):
@@ -178,21 +178,23 @@ def build_message_frame(
         raise _too_large("subjects", SUBJECTS_PER_FRAME_MAX, len(records))
     table: list[bytes] = []
     for subject, run in records.items():
-        name = subject.encode()
+        name = check_name(subject, field="subject").encode()
         table += (_SUBJECT.pack(len(run), len(name)), name)
     count = len(in_order)
+    lengths = list(map(len, in_order))
+    head_bytes = FRAME_HEADER_BYTES + SEQUENCE_BYTES * len(records)
+    frame_bytes = _aligned(head_bytes + sum(map(len, table)) + 12 * count + sum(lengths))
+    if frame_bytes > limits.frame_bytes:
+        raise _too_large("bytes", limits.frame_bytes, frame_bytes)
     body = b"".join(
         (
             *table,
-            struct.pack(f">{count}I", *map(len, in_order)),
+            struct.pack(f">{count}I", *lengths),
             struct.pack(f">{count}Q", *map(record_tag_hash, in_order)),
             *in_order,
         )
     )
-    frame = build_frame(kind, body, record_count=count, subject_count=len(records))
-    if len(frame) > limits.frame_bytes:
-        raise _too_large("bytes", limits.frame_bytes, len(frame))
-    return frame
+    return build_frame(kind, body, record_count=count, subject_count=len(records))
 
 
 def build_frame(
@@ -200,9 +202,8 @@ def build_frame(
 ) -> bytes:
     """A frame of any kind around `body`, filled to the alignment, not yet stamped."""
     head_bytes = FRAME_HEADER_BYTES + SEQUENCE_BYTES * subject_count
-    fill_bytes = -(head_bytes + len(body)) % FRAME_ALIGNMENT_BYTES
-    filled = body + bytes(fill_bytes) if fill_bytes else body
-    frame_bytes = head_bytes + len(filled)
+    frame_bytes = _aligned(head_bytes + len(body))
+    filled = body.ljust(frame_bytes - head_bytes, b"\0")
     sent = _SENT.pack(FRAME_MAGIC, FRAME_VERSION, kind, subject_count, frame_bytes, record_count)
     body_crc = crc32c(filled, crc32c(sent))
     head = sent + _CRC.pack(body_crc)
@@ -379,6 +380,10 @@ def _parse_subjects(data: bytes, header: FrameHeader) -> tuple[tuple[SubjectRun,
 
 def _stamp_crc(sent: bytes, stamp: bytes, sequences: bytes) -> int:
     return crc32c(b"".join((sent, stamp, sequences)))
+
+
+def _aligned(length_bytes: int) -> int:
+    return length_bytes + -length_bytes % FRAME_ALIGNMENT_BYTES
 
 
 def _too_large(field: str, limit: int, value: int) -> TooLargeError:

@@ -10,8 +10,8 @@
     22     2     tags length
     24     2     headers length
     26     2     number of headers
-    28     8     born at, ms since 1970 UTC
-    36     8     due at, ms since 1970 UTC; only when flag bit 2 is set
+    28     8     born at, ms since 1970 UTC, up to the year 9999
+    36     8     due at, the same; only when flag bit 2 is set
     …            key (UTF-8), tags (joined by ','), headers (pairs: name length 1, value length 2,
                  name, value), body up to the record's end
 
@@ -24,29 +24,43 @@ subject is found out. Documented for people in `docs/format/record.md`.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Final
 
+import msgspec
+
 from qmq_client.wire.checksum import crc32c
-from qmq_client.wire.errors import ChecksumError, EncodingError, ProtocolError, TooLargeError
+from qmq_client.wire.errors import (
+    ChecksumError,
+    EncodingError,
+    InvalidMessageError,
+    ProtocolError,
+    TooLargeError,
+)
 from qmq_client.wire.limits import DEFAULT_LIMITS, KEY_BYTES_MAX, Limits
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
 from qmq_client.wire.names import check_name, is_name, shorten
-from qmq_client.wire.tags import tag_hash
+from qmq_client.wire.tags import joined_tags_hash
 
 _FIXED: Final = struct.Struct(">I16sBBHHHQ")
 _AFTER_CRC: Final = struct.Struct(">16sBBHHHQ")
 _CRC: Final = struct.Struct(">I")
 _DUE: Final = struct.Struct(">Q")
 _PAIR: Final = struct.Struct(">BH")
+#: Flags, key length and tags length: what finding the tags needs.
+_TO_TAGS: Final = struct.Struct(">BBH")
 
 RECORD_FIXED_BYTES: Final = _FIXED.size
 MESSAGE_ID_POSITION: Final = 4
 _FLAGS_POSITION: Final = 20
+_BORN_POSITION: Final = 28
 _BODY_KIND_MASK: Final = 0b011
 _DELAYED_FLAG: Final = 0b100
-_TIME_MAX_MS: Final = 2**63 - 1
+#: The last millisecond of the year 9999: the latest that `datetime` can say.
+TIME_MAX_MS: Final = 253_402_300_799_999
+#: Checksums of subjects kept at hand: each begins the checksum of every record under it.
+_SUBJECTS_KEPT_MAX: Final = 4096
 
 
 class BodyKind(IntEnum):
@@ -57,9 +71,14 @@ class BodyKind(IntEnum):
     JSON = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """One message as values; `encode_record` and `decode_record` turn it into bytes and back."""
+_BODY_KINDS: Final = tuple(BodyKind)
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One message as values; `encode_record` and `decode_record` turn it into bytes and back.
+
+    A struct, because one is made for every message and a frozen dataclass costs ten times as much.
+    """
 
     #: 16 bytes, see `message_id.py`.
     message_id: bytes
@@ -78,9 +97,14 @@ class Record:
 
 def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
     """The record's bytes. Raises `InvalidMessageError` naming what breaks which limit."""
-    subject = check_name(record.subject, field="subject").encode()
+    subject_crc = _subject_crc(check_name(record.subject, field="subject"))
     if len(record.message_id) != MESSAGE_ID_BYTES:
-        raise _refuse("message_id", f"{MESSAGE_ID_BYTES} bytes", f"{len(record.message_id)} bytes")
+        raise InvalidMessageError(
+            field="message_id",
+            limit=f"{MESSAGE_ID_BYTES} bytes",
+            value=f"{len(record.message_id)} bytes",
+            remedy="Leave it out to have one made.",
+        )
     key = _encode_key(record.key)
     tags = _encode_tags(record.tags, limits)
     headers = _encode_headers(record.headers, limits)
@@ -101,8 +125,8 @@ def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
     content = b"".join((fixed, due, key, tags, headers, record.body))
     record_bytes = len(content) + _CRC.size
     if record_bytes > limits.record_bytes:
-        raise _refuse("message", f"{limits.record_bytes} bytes", f"{record_bytes} bytes")
-    return _CRC.pack(crc32c(content, crc32c(subject))) + content
+        raise _too_large("message", f"{limits.record_bytes} bytes", f"{record_bytes} bytes")
+    return _CRC.pack(crc32c(content, subject_crc)) + content
 
 
 def decode_record(subject: str, data: bytes) -> Record:
@@ -124,19 +148,21 @@ def decode_record(subject: str, data: bytes) -> Record:
             raise ProtocolError("record ends inside its due time", offset=position)
         (due_at_ms,) = _DUE.unpack_from(data, position)
         position += _DUE.size
-    body_position = position + key_bytes + tags_bytes + headers_bytes
-    if body_position > len(data):
-        raise ProtocolError("record ends before its body", offset=len(data))
+    if born_at_ms > TIME_MAX_MS or (due_at_ms is not None and due_at_ms > TIME_MAX_MS):
+        raise ProtocolError("record has a time beyond the year 9999", offset=_BORN_POSITION)
     tags_position = position + key_bytes
     headers_position = tags_position + tags_bytes
+    body_position = headers_position + headers_bytes
+    if body_position > len(data):
+        raise ProtocolError("record ends before its body", offset=len(data))
     return Record(
         message_id=message_id,
         subject=subject,
         body=data[body_position:],
-        body_kind=BodyKind(flags & _BODY_KIND_MASK),
-        key=_text(data[position:tags_position], position) if key_bytes else None,
-        tags=_decode_tags(data[tags_position:headers_position], tags_position),
-        headers=_decode_headers(data[headers_position:body_position], header_count),
+        body_kind=_BODY_KINDS[flags & _BODY_KIND_MASK],
+        key=_decode_text(data, position, tags_position) if key_bytes else None,
+        tags=_decode_tags(data, tags_position, headers_position) if tags_bytes else (),
+        headers=_decode_headers(data, headers_position, body_position, header_count),
         born_at_ms=born_at_ms,
         due_at_ms=due_at_ms,
     )
@@ -148,7 +174,7 @@ def verify_record(subject: str, data: bytes) -> None:
         raise ProtocolError(f"record of {len(data)} bytes is shorter than {RECORD_FIXED_BYTES}")
     if not is_name(subject):
         raise ProtocolError(f"subject {shorten(subject)} is not a name")
-    if crc32c(data[_CRC.size :], crc32c(subject.encode())) != _CRC.unpack_from(data)[0]:
+    if crc32c(data[_CRC.size :], _subject_crc(subject)) != _CRC.unpack_from(data)[0]:
         raise ChecksumError(f"record checksum under subject {subject}")
 
 
@@ -165,11 +191,11 @@ def record_crc(data: bytes) -> int:
 
 def record_tag_hash(data: bytes) -> int:
     """The tag hash of an encoded record. Requires: a record made by `encode_record`."""
-    _, _, flags, key_bytes, tags_bytes, _, _, _ = _FIXED.unpack_from(data)
+    flags, key_bytes, tags_bytes = _TO_TAGS.unpack_from(data, _FLAGS_POSITION)
     if not tags_bytes:
         return 0
     first = RECORD_FIXED_BYTES + (_DUE.size if flags & _DELAYED_FLAG else 0) + key_bytes
-    return tag_hash(data[first : first + tags_bytes].split(b","))
+    return joined_tags_hash(data[first : first + tags_bytes])
 
 
 def is_delayed_record(data: bytes) -> bool:
@@ -177,20 +203,35 @@ def is_delayed_record(data: bytes) -> bool:
     return bool(data[_FLAGS_POSITION] & _DELAYED_FLAG)
 
 
+@lru_cache(maxsize=_SUBJECTS_KEPT_MAX)
+def _subject_crc(subject: str) -> int:
+    return crc32c(subject.encode())
+
+
 def _encode_key(key: str | None) -> bytes:
     if key is None:
         return b""
-    data = _utf8(key, field="key")
+    try:
+        data = key.encode()
+    except (UnicodeEncodeError, AttributeError) as error:
+        raise _not_text("key", key) from error
     if not data:
-        raise _refuse("key", "1 or more bytes, or None", "an empty text")
+        raise InvalidMessageError(
+            field="key",
+            limit=f"1 to {KEY_BYTES_MAX} bytes of UTF-8",
+            value="an empty text",
+            remedy="Give None for a message without a key.",
+        )
     if len(data) > KEY_BYTES_MAX:
-        raise _refuse("key", f"{KEY_BYTES_MAX} bytes of UTF-8", f"{len(data)} bytes")
+        raise _too_large("key", f"{KEY_BYTES_MAX} bytes of UTF-8", f"{len(data)} bytes")
     return data
 
 
 def _encode_tags(tags: tuple[str, ...], limits: Limits) -> bytes:
+    if not tags:
+        return b""
     if len(tags) > limits.tags:
-        raise _refuse("tags", f"{limits.tags} tags", f"{len(tags)} tags")
+        raise _too_large("tags", f"{limits.tags} tags", f"{len(tags)} tags")
     return ",".join([check_name(tag, field="tag") for tag in tags]).encode()
 
 
@@ -198,74 +239,91 @@ def _encode_headers(headers: tuple[tuple[str, str], ...], limits: Limits) -> byt
     if not headers:
         return b""
     if len(headers) > limits.headers:
-        raise _refuse("headers", f"{limits.headers} headers", f"{len(headers)} headers")
+        raise _too_large("headers", f"{limits.headers} headers", f"{len(headers)} headers")
     parts: list[bytes] = []
     for name, value in headers:
         name_data = check_name(name, field="header name").encode()
-        value_data = _utf8(value, field=f"header {name}")
+        try:
+            value_data = value.encode()
+        except (UnicodeEncodeError, AttributeError) as error:
+            raise _not_text(f"header {name}", value) from error
         if len(value_data) > limits.headers_bytes:
-            raise _refuse(
+            raise _too_large(
                 f"header {name}", f"{limits.headers_bytes} bytes", f"{len(value_data)} bytes"
             )
         parts += (_PAIR.pack(len(name_data), len(value_data)), name_data, value_data)
+    if len(headers) > 1 and len(dict(headers)) != len(headers):
+        raise InvalidMessageError(
+            field="headers",
+            limit="each name once",
+            value=f"{len(headers)} headers with {len(dict(headers))} names",
+            remedy="Join the values under one name.",
+        )
     data = b"".join(parts)
     if len(data) > limits.headers_bytes:
-        raise _refuse("headers", f"{limits.headers_bytes} bytes in all", f"{len(data)} bytes")
+        raise _too_large("headers", f"{limits.headers_bytes} bytes in all", f"{len(data)} bytes")
     return data
 
 
-def _decode_tags(data: bytes, position: int) -> tuple[str, ...]:
-    if not data:
-        return ()
-    tags = tuple(_text(data, position).split(","))
-    if not all(is_name(tag) for tag in tags):
-        raise ProtocolError("record has a tag that is not a name", offset=position)
+def _decode_tags(data: bytes, first: int, after: int) -> tuple[str, ...]:
+    tags = tuple(_decode_text(data, first, after).split(","))
+    if not all(map(is_name, tags)):
+        raise ProtocolError("record has a tag that is not a name", offset=first)
     return tags
 
 
-def _decode_headers(data: bytes, header_count: int) -> tuple[tuple[str, str], ...]:
-    headers: list[tuple[str, str]] = []
-    position = 0
+def _decode_headers(
+    data: bytes, first: int, after: int, header_count: int
+) -> tuple[tuple[str, str], ...]:
+    headers: dict[str, str] = {}
+    position = first
     for _ in range(header_count):
-        if position + _PAIR.size > len(data):
+        name_position = position + _PAIR.size
+        if name_position > after:
             raise ProtocolError("record ends inside a header", offset=position)
         name_bytes, value_bytes = _PAIR.unpack_from(data, position)
-        value_position = position + _PAIR.size + name_bytes
+        value_position = name_position + name_bytes
         next_position = value_position + value_bytes
-        if next_position > len(data):
+        if next_position > after:
             raise ProtocolError("record ends inside a header", offset=position)
-        name = _text(data[position + _PAIR.size : value_position], position)
-        headers.append((name, _text(data[value_position:next_position], value_position)))
+        name = _decode_text(data, name_position, value_position)
+        if not is_name(name) or name in headers:
+            raise ProtocolError(
+                "record has a header name twice or that is no name", offset=position
+            )
+        headers[name] = _decode_text(data, value_position, next_position)
         position = next_position
-    if position != len(data):
+    if position != after:
         raise ProtocolError("record has bytes behind its headers", offset=position)
-    return tuple(headers)
+    return tuple(headers.items())
 
 
-def _text(data: bytes, position: int) -> str:
+def _decode_text(data: bytes, first: int, after: int) -> str:
     try:
-        return data.decode()
+        return data[first:after].decode()
     except UnicodeDecodeError as error:
-        raise ProtocolError("text of a record is not UTF-8", offset=position) from error
+        raise ProtocolError("text of a record is not UTF-8", offset=first) from error
 
 
-def _utf8(text: str, *, field: str) -> bytes:
-    try:
-        return text.encode()
-    except (UnicodeEncodeError, AttributeError) as error:
-        raise EncodingError(
-            field=field,
-            limit="text that can be encoded as UTF-8",
-            value=shorten(text),
-            remedy="Remove lone surrogates, or convert the value to text.",
-        ) from error
+def _not_text(field: str, value: object) -> EncodingError:
+    return EncodingError(
+        field=field,
+        limit="text that can be encoded as UTF-8",
+        value=shorten(value),
+        remedy="Remove lone surrogates, or convert the value to text.",
+    )
 
 
 def _check_time(time_ms: int, *, field: str) -> int:
-    if not 0 <= time_ms <= _TIME_MAX_MS:
-        raise _refuse(field, f"0 to {_TIME_MAX_MS} ms since 1970", str(time_ms))
+    if not 0 <= time_ms <= TIME_MAX_MS:
+        raise InvalidMessageError(
+            field=field,
+            limit=f"0 to {TIME_MAX_MS} ms since 1970",
+            value=shorten(time_ms),
+            remedy="Give a time from 1970 to 9999 in milliseconds.",
+        )
     return time_ms
 
 
-def _refuse(field: str, limit: str, value: str) -> TooLargeError:
+def _too_large(field: str, limit: str, value: str) -> TooLargeError:
     return TooLargeError(field=field, limit=limit, value=value, remedy="Make it smaller.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Final
 
 from qmq_client.wire.checksum import crc32c
 
@@ -25,3 +26,13 @@ def tag_hash(tags: Iterable[bytes]) -> int:
     for tag in tags:
         value |= _bits(tag)
     return value
+
+
+#: Combinations of tags kept at hand; an application has few, a frame has thousands of messages.
+_JOINED_KEPT_MAX: Final = 1024
+
+
+@lru_cache(maxsize=_JOINED_KEPT_MAX)
+def joined_tags_hash(joined: bytes) -> int:
+    """The hash of tags as they stand in a record: encoded and joined by commas."""
+    return tag_hash(joined.split(b","))
