@@ -32,9 +32,13 @@ class IdSource:
                 self._ids = MessageIds(secrets.randbits(64))
             return self._ids.next_id()
 
-    def renew_lock(self) -> None:
-        """Make a lock that another thread held at the moment of a fork usable in the child."""
+    def renew_in_child(self) -> None:
+        """After a fork: a lock that no thread of the parent can hold, and another instance.
+
+        The process id alone does not tell a child: in a namespace of its own it may be the parent's.
+        """
         self._lock = threading.Lock()
+        self._process_id = 0
 
 
 def new_token() -> bytes:
@@ -43,4 +47,4 @@ def new_token() -> bytes:
 
 
 MESSAGE_IDS: Final = IdSource()
-os.register_at_fork(after_in_child=MESSAGE_IDS.renew_lock)
+os.register_at_fork(after_in_child=MESSAGE_IDS.renew_in_child)
