@@ -8,11 +8,11 @@ could carry code is read or written.
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from datetime import UTC, datetime
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
 import msgspec
 
@@ -20,6 +20,8 @@ from qmq_client.wire.errors import EncodingError, ProtocolError
 from qmq_client.wire.message_id import format_message_id, parse_message_id
 from qmq_client.wire.names import shorten
 from qmq_client.wire.record import BodyKind, Record
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def message_to_record(message: Message, *, new_id: bytes, now_ms: int) -> Record
         body_kind=body_kind,
         key=message.key,
         tags=_as_tags(message.tags),
-        headers=tuple(message.headers.items()),
+        headers=_as_headers(message.headers),
         born_at_ms=now_ms,
     )
 
@@ -71,7 +73,7 @@ def record_to_message(record: Record, body_type: Any = Any) -> Message:
         tags=record.tags,
         headers=dict(record.headers),
         message_id=format_message_id(record.message_id),
-        born_at=datetime.fromtimestamp(record.born_at_ms / 1000, UTC),
+        born_at=_EPOCH + timedelta(milliseconds=record.born_at_ms),
     )
 
 
@@ -115,18 +117,42 @@ def decode_body(body_kind: BodyKind, body: bytes, body_type: Any = Any) -> Any:
 def _encode_json(body: Any) -> bytes:
     dump = getattr(body, "model_dump_json", None)
     data: bytes = dump().encode() if dump is not None else msgspec.json.encode(body)
+    # NaN and infinities are written as null, which would alter the body. The look at each value is
+    # spared where no null was written.
     if b"null" in data:
-        # msgspec writes NaN and infinities as null, which would alter the body: the standard
-        # library's encoder is asked whether there is one.
-        json.dumps(
-            msgspec.to_builtins(body) if dump is None else body.model_dump(),
-            allow_nan=False,
-            default=str,
-        )
+        builtins = msgspec.to_builtins(body) if dump is None else body.model_dump()
+        if _has_non_finite(builtins):
+            raise ValueError("JSON has no NaN and no infinities")
     return data
 
 
-def _as_tags(tags: tuple[str, ...]) -> tuple[str, ...]:
+def _has_non_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(map(_has_non_finite, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(map(_has_non_finite, value))
+    return False
+
+
+def _as_tags(tags: Any) -> tuple[str, ...]:
     if isinstance(tags, str):
         return (tags,)
-    return tuple(tags)
+    try:
+        return tuple(tags)
+    except TypeError as error:
+        raise _not_of_form("tags", "a tuple of names", tags) from error
+
+
+def _as_headers(headers: Any) -> tuple[tuple[str, str], ...]:
+    try:
+        return tuple(headers.items())
+    except AttributeError as error:
+        raise _not_of_form("headers", "a mapping of names to texts", headers) from error
+
+
+def _not_of_form(field: str, limit: str, value: object) -> EncodingError:
+    return EncodingError(
+        field=field, limit=limit, value=shorten(value), remedy="Leave it out for none."
+    )

@@ -15,8 +15,9 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.errors import EncodingError, ProtocolError
 from qmq_client.wire.frame import FrameKind, build_frame, parse_frame
+from qmq_client.wire.names import shorten
 
 FRAME_CONTENT_TYPE: Final = "application/vnd.qmq.frame"
 JSON_CONTENT_TYPE: Final = "application/json"
@@ -142,8 +143,11 @@ T = TypeVar("T")
 
 
 def encode_control(value: msgspec.Struct) -> bytes:
-    """A request or answer as a CONTROL frame."""
-    content = msgspec.msgpack.encode(value)
+    """A request or answer as a CONTROL frame; raises `EncodingError` for a lone surrogate."""
+    try:
+        content = msgspec.msgpack.encode(value)
+    except UnicodeEncodeError as error:
+        raise _not_text(value) from error
     return build_frame(FrameKind.CONTROL, _LENGTH.pack(len(content)) + content)
 
 
@@ -156,8 +160,11 @@ def decode_control(data: bytes, kind: type[T]) -> T:
 
 
 def encode_json(value: msgspec.Struct) -> bytes:
-    """A request or answer as JSON."""
-    return msgspec.json.encode(value)
+    """A request or answer as JSON; raises `EncodingError` for a lone surrogate."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError as error:
+        raise _not_text(value) from error
 
 
 def decode_json(data: bytes, kind: type[T]) -> T:
@@ -174,6 +181,15 @@ def decode_msgpack(data: bytes, kind: type[T]) -> T:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"MessagePack: {error}") from error
+
+
+def _not_text(value: msgspec.Struct) -> EncodingError:
+    return EncodingError(
+        field=type(value).__name__,
+        limit="text that can be encoded as UTF-8",
+        value=shorten(value),
+        remedy="Remove lone surrogates.",
+    )
 
 
 def sized_part(data: bytes, position: int) -> bytes:
