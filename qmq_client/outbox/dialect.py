@@ -1,0 +1,104 @@
+"""The port to what differs between databases; one module per database stands behind it.
+
+`sqlite.py` is one. A further database is a module with a function `make_dialect` and a line in
+`_MODULES`; nothing else here or in `store.py`, `tracker.py` and `unit.py` changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from importlib import import_module
+from typing import Any, Final, Protocol
+
+import sqlalchemy as sa
+
+from qmq_client.errors import ConfigurationError
+from qmq_client.outbox.row import OutboxRow
+
+#: Execution option of a connection: how its transactions begin, where the database knows more than
+#: one way. `write` says that the caller intends to write.
+BEGIN_OPTION: Final = "qmq_begin"
+BEGIN_TO_WRITE: Final = "write"
+
+_MODULES: Final = {"sqlite": "qmq_client.outbox.sqlite"}
+
+
+class OutboxDialect(Protocol):
+    """What the outbox needs to know about one kind of database."""
+
+    #: SQL text: milliseconds since 1970 UTC by the database's clock.
+    now_ms: str
+
+    def prepare_application(self, engine: sa.Engine) -> None:
+        """Make the application's engine keep the promises; safe to repeat.
+
+        Raises `ConfigurationError` when it cannot.
+        """
+        ...
+
+    def is_in_transaction(self, connection: sa.Connection) -> bool:
+        """Whether the driver itself says that a transaction is open; no statement is sent."""
+        ...
+
+    def open_sibling(self, engine: sa.Engine) -> sa.Engine:
+        """An engine for the same database with a small pool of its own.
+
+        The application's own engine where another would see another database (in memory).
+        """
+        ...
+
+    def write(self, sibling: sa.Engine) -> AbstractContextManager[sa.Connection]:
+        """A short transaction that intends to write; committed at the end, or rolled back.
+
+        Its durability may be relaxed: a settlement that is lost causes a duplicate which the broker
+        recognizes.
+        """
+        ...
+
+    def read(self, sibling: sa.Engine) -> AbstractContextManager[sa.Connection]:
+        """A connection to read what is committed."""
+        ...
+
+    def claim(
+        self,
+        connection: sa.Connection,
+        outbox: sa.Table,
+        *,
+        token: bytes,
+        limit: int,
+        lease_ms: int,
+    ) -> list[OutboxRow]:
+        """Take up to `limit` live and due rows for `token`, oldest due first."""
+        ...
+
+    def reclaim(
+        self,
+        connection: sa.Connection,
+        outbox: sa.Table,
+        message_ids: Sequence[bytes],
+        *,
+        token: bytes,
+        lease_ms: int,
+    ) -> set[bytes]:
+        """Prolong those of these live rows that `token` still owns; which they are."""
+        ...
+
+    def after_fork(self, sibling: sa.Engine) -> None:
+        """In a forked child: let go of the parent's connections without touching them."""
+        ...
+
+
+def dialect_of(engine: sa.Engine) -> OutboxDialect:
+    """The dialect for this engine's database; raises `ConfigurationError` for an unknown one."""
+    name = engine.dialect.name
+    module = _MODULES.get(name)
+    if module is None:
+        raise ConfigurationError(
+            setting="engine",
+            value=f"a {name} database",
+            remedy=f"The outbox knows {', '.join(sorted(_MODULES))}.",
+        )
+    make: Any = import_module(module).make_dialect
+    dialect: OutboxDialect = make(engine)
+    return dialect

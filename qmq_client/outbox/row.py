@@ -1,0 +1,85 @@
+"""What an outbox row is to the code that publishes it, and what became of a batch of them.
+
+Values only; the statements that read and write them are in `store.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxRow:
+    """One message that waits to be accepted, as its owner sees it."""
+
+    #: 16 bytes.
+    message_id: bytes
+    subject: str
+    ordering_key: str | None
+    #: The finished wire record; never encoded again.
+    record: bytes
+    #: Attempts that failed so far.
+    attempts: int
+    created_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRow:
+    """One row as a person looks at it; the record itself is left out."""
+
+    message_id: bytes
+    subject: str
+    ordering_key: str | None
+    #: LIVE, PARKED or SENT of `table.py`.
+    state: int
+    attempts: int
+    last_error: str | None
+    created_at_ms: int
+    due_at_ms: int
+    #: Whether somebody's token is on it.
+    is_owned: bool
+    record_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxCounts:
+    """How many rows there are."""
+
+    #: Not yet accepted, due or not.
+    live: int
+    #: Live and free to be claimed by anyone.
+    due: int
+    parked: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedRow:
+    """This row is to be tried again after `delay_ms`."""
+
+    message_id: bytes
+    delay_ms: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedRow:
+    """This row waits for a person from now on."""
+
+    message_id: bytes
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOutcome:
+    """What became of each row of a batch: it is in exactly one of the three tuples."""
+
+    #: Accepted: an answer named the frame they were in.
+    sent: tuple[bytes, ...] = ()
+    failed: tuple[FailedRow, ...] = ()
+    parked: tuple[ParkedRow, ...] = ()
+    #: The broker gave no answer or takes nothing now; more would fail in the same way.
+    unreachable: bool = False
+    #: How long the broker asks to be left alone; 0 when it did not say.
+    retry_after_s: float = 0.0
+    #: Requests that were made for this batch.
+    requests: int = 0

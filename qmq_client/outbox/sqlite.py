@@ -1,0 +1,191 @@
+"""The outbox on SQLite.
+
+Traps met here, each reproduced: the driver's own transaction mode lets a SAVEPOINT as the first
+statement commit by itself at its release, so BEGIN is made explicit; `FOR UPDATE SKIP LOCKED` is
+dropped without a word, so a claim is one UPDATE … RETURNING; a transaction that read before it writes
+fails at once when another wrote in between, so whoever intends to write begins IMMEDIATE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.pool import StaticPool
+
+from qmq_client.errors import ConfigurationError
+from qmq_client.outbox.dialect import BEGIN_OPTION, BEGIN_TO_WRITE
+from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.shared_connection import shared_connection
+from qmq_client.outbox.table import LIVE
+
+#: `julianday` counts days since noon of 24 November 4714 BC; this is 1970. Its double is exact to
+#: 0.05 ms, and `unixepoch('subsec')` needs a newer SQLite.
+NOW_MS: Final = "CAST((julianday('now') - 2440587.5) * 86400000.0 + 0.5 AS INTEGER)"
+#: The publisher tries again anyway; a longer wait would only delay its stop.
+BUSY_MS_MAX: Final = 2_000
+#: Pools inherited through a fork. SQLite forbids even closing such a connection in the child.
+_LEFT_TO_THE_PARENT: Final[list[sa.Pool]] = []
+
+
+def make_dialect(engine: sa.Engine) -> SqliteDialect:
+    """The dialect for this engine; refuses one whose threads see different databases."""
+    if isinstance(engine.pool, StaticPool):
+        return SqliteDialect(is_shared=True)
+    if engine.url.database in (None, "", ":memory:"):
+        raise ConfigurationError(
+            setting="engine",
+            value=f"SQLite in memory with {type(engine.pool).__name__}",
+            remedy="Every connection would have a database of its own. Use a file, or "
+            "create_engine(..., poolclass=StaticPool, "
+            'connect_args={"check_same_thread": False}).',
+        )
+    return SqliteDialect(is_shared=False)
+
+
+class SqliteDialect:
+    """See `OutboxDialect`."""
+
+    now_ms = NOW_MS
+
+    def __init__(self, *, is_shared: bool) -> None:
+        #: In memory: application and publisher have one connection between them.
+        self._is_shared = is_shared
+
+    def prepare_application(self, engine: sa.Engine) -> None:
+        if not event.contains(engine, "begin", begin_explicitly):
+            event.listen(engine, "begin", begin_explicitly)
+
+    def is_in_transaction(self, connection: sa.Connection) -> bool:
+        return bool(_driver(connection).in_transaction)
+
+    def open_sibling(self, engine: sa.Engine) -> sa.Engine:
+        if self._is_shared:
+            shared_connection(engine.pool)
+            return engine
+        sibling = sa.Engine(engine.pool.recreate(), engine.dialect, engine.url)
+        event.listen(sibling, "connect", _relax)
+        return sibling
+
+    @contextmanager
+    def write(self, sibling: sa.Engine) -> Iterator[sa.Connection]:
+        with self._connect(sibling) as connection, connection.begin():
+            if not self.is_in_transaction(connection):
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+            yield connection
+
+    @contextmanager
+    def read(self, sibling: sa.Engine) -> Iterator[sa.Connection]:
+        with self._connect(sibling) as connection:
+            yield connection
+
+    @contextmanager
+    def _connect(self, sibling: sa.Engine) -> Iterator[sa.Connection]:
+        if not self._is_shared:
+            with sibling.connect() as connection:
+                yield connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
+            return
+        # The gate is left after the connection is back: giving it back rolls back.
+        with shared_connection(sibling.pool).enter(), sibling.connect() as connection:
+            yield connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
+
+    def claim(
+        self,
+        connection: sa.Connection,
+        outbox: sa.Table,
+        *,
+        token: bytes,
+        limit: int,
+        lease_ms: int,
+    ) -> list[OutboxRow]:
+        now_ms = sa.literal_column(NOW_MS, sa.BigInteger())
+        due = (
+            sa.select(outbox.c.id)
+            .where(outbox.c.state == LIVE, outbox.c.due_at_ms <= now_ms)
+            .order_by(outbox.c.due_at_ms)
+            .limit(limit)
+        )
+        taken = connection.execute(
+            sa.update(outbox)
+            .where(outbox.c.id.in_(due.scalar_subquery()))
+            .values(token=token, due_at_ms=now_ms + lease_ms)
+            .returning(
+                outbox.c.id,
+                outbox.c.message_id,
+                outbox.c.subject,
+                outbox.c.ordering_key,
+                outbox.c.record,
+                outbox.c.attempts,
+                outbox.c.created_at_ms,
+            )
+        )
+        # RETURNING has no order of its own.
+        return [
+            OutboxRow(
+                message_id=row.message_id,
+                subject=row.subject,
+                ordering_key=row.ordering_key,
+                record=row.record,
+                attempts=row.attempts,
+                created_at_ms=row.created_at_ms,
+            )
+            for row in sorted(taken, key=lambda row: int(row.id))
+        ]
+
+    def reclaim(
+        self,
+        connection: sa.Connection,
+        outbox: sa.Table,
+        message_ids: Sequence[bytes],
+        *,
+        token: bytes,
+        lease_ms: int,
+    ) -> set[bytes]:
+        now_ms = sa.literal_column(NOW_MS, sa.BigInteger())
+        owned = connection.execute(
+            sa.update(outbox)
+            .where(
+                outbox.c.message_id.in_(message_ids),
+                outbox.c.token == token,
+                outbox.c.state == LIVE,
+            )
+            .values(due_at_ms=now_ms + lease_ms)
+            .returning(outbox.c.message_id)
+        )
+        return set(owned.scalars())
+
+    def after_fork(self, sibling: sa.Engine) -> None:
+        if not self._is_shared:
+            _LEFT_TO_THE_PARENT.append(sibling.pool)
+            sibling.dispose(close=False)
+
+
+def begin_explicitly(connection: sa.Connection) -> None:
+    """At each begin of the application's engine: really begin, where the driver would wait.
+
+    Leaves alone an engine that begins by itself or is in AUTOCOMMIT (`isolation_level` None).
+    """
+    driver = _driver(connection)
+    if driver.isolation_level is None or driver.in_transaction:
+        return
+    is_to_write = connection.get_execution_options().get(BEGIN_OPTION) == BEGIN_TO_WRITE
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if is_to_write else "BEGIN")
+
+
+def _relax(driver: Any, _: Any) -> None:
+    """For connections of the sibling: what they write may be lost in a power cut, never torn.
+
+    That holds with a write-ahead log only; elsewhere `synchronous` stays as it is.
+    """
+    cursor = driver.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {BUSY_MS_MAX}")
+    if cursor.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+        cursor.execute("PRAGMA synchronous = NORMAL")
+    cursor.close()
+
+
+def _driver(connection: sa.Connection) -> Any:
+    return connection.connection.driver_connection

@@ -1,0 +1,275 @@
+"""The outbox as its owners see it: claim, settle, look after.
+
+Used by the publisher for rows of its own process and by the watchdog for rows left behind; safe for
+any number of both at once, because every change names message id *and* token, so a late owner
+changes no row. Rows are found by state and due time only. Each method is one short transaction on a
+pool of the store's own, never on the application's, and knows no clock but the database's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import sqlalchemy as sa
+
+from qmq_client.errors import OutboxMissingError
+from qmq_client.outbox.dialect import dialect_of
+from qmq_client.outbox.row import BatchOutcome, OutboxCounts, OutboxRow, StoredRow
+from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, PARKED, Tables
+
+#: Ids in one statement: far below every database's limit of parameters, far above one per message.
+IDS_PER_STATEMENT_MAX: Final = 500
+#: Rows looked at to tell the oldest: constant work however many wait.
+_OLDEST_AMONG_ROWS: Final = 1_000
+_LISTED_ROWS_MAX: Final = 1_000
+_PURGED_ROWS_MAX: Final = 10_000
+
+
+class OutboxStore:
+    """The outbox of one database. Safe for any number of threads.
+
+    Errors of the database come as SQLAlchemy's own (`sqlalchemy.exc.SQLAlchemyError`).
+    """
+
+    def __init__(self, engine: sa.Engine, tables: Tables = DEFAULT_TABLES) -> None:
+        self._dialect = dialect_of(engine)
+        self._tables = tables
+        self._outbox = tables.outbox
+        self._application = engine
+        self._sibling = self._dialect.open_sibling(engine)
+        self._now_ms: sa.ColumnElement[int] = sa.literal_column(
+            self._dialect.now_ms, sa.BigInteger()
+        )
+
+    def claim(self, *, token: bytes, limit: int, lease_ms: int) -> list[OutboxRow]:
+        """Take up to `limit` live and due rows for `token` until `lease_ms` from now."""
+        with self._dialect.write(self._sibling) as connection:
+            return self._dialect.claim(
+                connection, self._outbox, token=token, limit=limit, lease_ms=lease_ms
+            )
+
+    def reclaim(self, message_ids: Sequence[bytes], *, token: bytes, lease_ms: int) -> set[bytes]:
+        """Of these, the committed rows that `token` still owns; their time is moved on.
+
+        Also tells which rows a commit of unknown outcome has left.
+        """
+        owned: set[bytes] = set()
+        with self._dialect.write(self._sibling) as connection:
+            for ids in _chunks(message_ids):
+                owned |= self._dialect.reclaim(
+                    connection, self._outbox, ids, token=token, lease_ms=lease_ms
+                )
+        return owned
+
+    def settle(self, outcome: BatchOutcome, *, token: bytes) -> int:
+        """Record what became of a batch; returns how many rows were changed.
+
+        Sent rows are deleted, failed ones given back with a later due time, others parked.
+        """
+        if not (outcome.sent or outcome.failed or outcome.parked):
+            return 0
+        with self._dialect.write(self._sibling) as connection:
+            return (
+                self._delete(connection, outcome.sent, token)
+                + self._give_back(connection, outcome, token)
+                + self._park(connection, outcome, token)
+            )
+
+    def delete_sent(self, message_ids: Sequence[bytes], *, token: bytes) -> int:
+        """Delete accepted rows that `token` still owns; returns how many."""
+        if not message_ids:
+            return 0
+        with self._dialect.write(self._sibling) as connection:
+            return self._delete(connection, message_ids, token)
+
+    def oldest_unsent_age_ms(self) -> int | None:
+        """Age of the oldest live row, None when there is none.
+
+        Exact up to a thousand live rows; beyond, the oldest among those that fall due first.
+        """
+        first = (
+            sa.select(self._outbox.c.created_at_ms)
+            .where(self._outbox.c.state == LIVE)
+            .order_by(self._outbox.c.due_at_ms)
+            .limit(_OLDEST_AMONG_ROWS)
+            .subquery()
+        )
+        with self._dialect.read(self._sibling) as connection:
+            age_ms: int | None = connection.scalar(
+                sa.select(self._now_ms - sa.func.min(first.c.created_at_ms))
+            )
+        return None if age_ms is None else max(0, age_ms)
+
+    def counts(self) -> OutboxCounts:
+        """How many rows there are; reads the index of all of them."""
+        state, due_at_ms = self._outbox.c.state, self._outbox.c.due_at_ms
+        query = sa.select(
+            sa.func.count(sa.case((state == LIVE, 1))),
+            sa.func.count(sa.case(((state == LIVE) & (due_at_ms <= self._now_ms), 1))),
+            sa.func.count(sa.case((state == PARKED, 1))),
+        ).where(state.in_((LIVE, PARKED)))
+        with self._dialect.read(self._sibling) as connection:
+            live, due, parked = connection.execute(query).one()
+        return OutboxCounts(live=live, due=due, parked=parked)
+
+    def list_rows(
+        self, *, state: int | None = None, limit: int = 100, message_ids: Sequence[bytes] = ()
+    ) -> list[StoredRow]:
+        """Rows to look at, those due first at the top; all states when `state` is None."""
+        columns = self._outbox.c
+        query = sa.select(
+            columns.message_id,
+            columns.subject,
+            columns.ordering_key,
+            columns.state,
+            columns.attempts,
+            columns.last_error,
+            columns.created_at_ms,
+            columns.due_at_ms,
+            columns.token.is_not(None).label("is_owned"),
+            sa.func.length(columns.record).label("record_bytes"),
+        ).order_by(columns.state, columns.due_at_ms)
+        if state is not None:
+            query = query.where(columns.state == state)
+        if message_ids:
+            query = query.where(columns.message_id.in_(message_ids))
+        with self._dialect.read(self._sibling) as connection:
+            found = connection.execute(query.limit(min(limit, _LISTED_ROWS_MAX))).all()
+        return [StoredRow(**row._mapping) for row in found]
+
+    def retry(self, message_ids: Sequence[bytes] | None = None) -> int:
+        """Make parked rows live and due again, these or all of them; returns how many."""
+        query = (
+            sa.update(self._outbox)
+            .where(self._outbox.c.state == PARKED)
+            .values(state=LIVE, due_at_ms=self._now_ms, attempts=0, token=None)
+        )
+        with self._dialect.write(self._sibling) as connection:
+            if message_ids is None:
+                return connection.execute(query).rowcount
+            return sum(
+                connection.execute(query.where(self._outbox.c.message_id.in_(ids))).rowcount
+                for ids in _chunks(message_ids)
+            )
+
+    def purge(
+        self,
+        *,
+        state: int = PARKED,
+        older_than_ms: int = 0,
+        message_ids: Sequence[bytes] | None = None,
+        limit: int = _PURGED_ROWS_MAX,
+    ) -> int:
+        """Delete rows for good, unsent: those of `state` older than this, at most `limit`.
+
+        One bounded batch; call again until it returns 0. Requires: a person asked for it.
+        """
+        chosen = (
+            sa.select(self._outbox.c.id)
+            .where(
+                self._outbox.c.state == state,
+                self._outbox.c.created_at_ms <= self._now_ms - older_than_ms,
+            )
+            .order_by(self._outbox.c.due_at_ms)
+            .limit(limit)
+        )
+        if message_ids is not None:
+            chosen = chosen.where(self._outbox.c.message_id.in_(message_ids))
+        with self._dialect.write(self._sibling) as connection:
+            ids = connection.scalars(chosen).all()
+            return sum(
+                connection.execute(
+                    sa.delete(self._outbox).where(self._outbox.c.id.in_(some))
+                ).rowcount
+                for some in (
+                    ids[first : first + IDS_PER_STATEMENT_MAX]
+                    for first in range(0, len(ids), IDS_PER_STATEMENT_MAX)
+                )
+            )
+
+    def check_schema(self) -> None:
+        """Raise `OutboxMissingError`, naming each table and column that is not there."""
+        faults: list[str] = []
+        with self._dialect.read(self._sibling) as connection:
+            inspector = sa.inspect(connection)
+            for table in (self._tables.outbox, self._tables.inbox):
+                if not inspector.has_table(table.name, schema=table.schema):
+                    faults.append(f"table {table.fullname} is missing")
+                    continue
+                there = {
+                    column["name"] for column in inspector.get_columns(table.name, table.schema)
+                }
+                faults += [
+                    f"column {table.fullname}.{column.name} is missing"
+                    for column in table.columns
+                    if column.name not in there
+                ]
+        if faults:
+            database = self._application.url.render_as_string(hide_password=True)
+            raise OutboxMissingError(
+                f"{'; '.join(faults)} in {database}. Run `qmq db migrate`, or "
+                "`qmq_client.create_tables(engine)` for a first try."
+            )
+
+    def after_fork(self) -> None:
+        """In a forked child: never use or close a connection of the parent."""
+        self._dialect.after_fork(self._sibling)
+
+    def close(self) -> None:
+        """Give up this store's connections; it may be used again."""
+        if self._sibling is not self._application:
+            self._sibling.dispose()
+
+    def _delete(self, connection: sa.Connection, message_ids: Sequence[bytes], token: bytes) -> int:
+        columns = self._outbox.c
+        return sum(
+            connection.execute(
+                sa.delete(self._outbox).where(
+                    columns.message_id.in_(ids), columns.token == token, columns.state == LIVE
+                )
+            ).rowcount
+            for ids in _chunks(message_ids)
+        )
+
+    def _give_back(self, connection: sa.Connection, outcome: BatchOutcome, token: bytes) -> int:
+        if not outcome.failed:
+            return 0
+        query = self._update_one().values(
+            attempts=self._outbox.c.attempts + 1,
+            due_at_ms=self._now_ms + sa.bindparam("delay_ms"),
+            last_error=sa.bindparam("error"),
+            token=None,
+        )
+        rows = [
+            {"id_": row.message_id, "token_": token, "delay_ms": row.delay_ms, "error": row.error}
+            for row in outcome.failed
+        ]
+        return connection.execute(query, rows).rowcount
+
+    def _park(self, connection: sa.Connection, outcome: BatchOutcome, token: bytes) -> int:
+        if not outcome.parked:
+            return 0
+        query = self._update_one().values(
+            attempts=self._outbox.c.attempts + 1,
+            state=PARKED,
+            last_error=sa.bindparam("error"),
+            token=None,
+        )
+        rows = [
+            {"id_": row.message_id, "token_": token, "error": row.error} for row in outcome.parked
+        ]
+        return connection.execute(query, rows).rowcount
+
+    def _update_one(self) -> sa.Update:
+        columns = self._outbox.c
+        return sa.update(self._outbox).where(
+            columns.message_id == sa.bindparam("id_"),
+            columns.token == sa.bindparam("token_"),
+            columns.state == LIVE,
+        )
+
+
+def _chunks(message_ids: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    for first in range(0, len(message_ids), IDS_PER_STATEMENT_MAX):
+        yield message_ids[first : first + IDS_PER_STATEMENT_MAX]

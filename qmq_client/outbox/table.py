@@ -1,0 +1,106 @@
+"""The two tables that live beside the business data: outbox and inbox.
+
+One outbox row is one message that waits for the broker's answer; see `docs/guarantees.md` S1, O1 and
+O3. `state` and `due_at_ms` are all that a search uses; `due_at_ms` says until when nobody but the
+owner of `token` may touch the row: first the takeover time, then a lease, then a backoff. All times
+are integer milliseconds UTC by the database's own clock.
+
+Only types of SQLAlchemy's core are named here, with a variant where a database needs another one:
+MySQL's default collation would merge `a` and `A`, and its BLOB ends at 65,535 bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import sqlalchemy as sa
+
+from qmq_client.ids import TOKEN_BYTES
+from qmq_client.wire.limits import KEY_BYTES_MAX, NAME_BYTES_MAX
+from qmq_client.wire.message_id import MESSAGE_ID_BYTES
+
+#: States of an outbox row.
+LIVE: Final = 0
+#: Used up its attempts or was refused; waits for a person.
+PARKED: Final = 1
+#: Accepted and kept; only where rows are kept for audit.
+SENT: Final = 2
+
+DEFAULT_PREFIX: Final = "qmq_"
+_RECORD_BYTES_MAX: Final = 2**32 - 1  # makes MySQL choose LONGBLOB; the others have no limit
+_MYSQL: Final = ("mysql", "mariadb")
+
+metadata = sa.MetaData()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """The tables of one database."""
+
+    outbox: sa.Table
+    inbox: sa.Table
+
+
+def make_tables(
+    metadata: sa.MetaData, *, schema: str | None = None, prefix: str = DEFAULT_PREFIX
+) -> Tables:
+    """The tables under `metadata`, perhaps the application's own, with names of its choice."""
+    outbox = sa.Table(
+        f"{prefix}outbox",
+        metadata,
+        sa.Column("id", _counter(), primary_key=True, autoincrement=True),
+        sa.Column("message_id", _fixed_bytes(MESSAGE_ID_BYTES), nullable=False, unique=True),
+        sa.Column("subject", _exact_text(NAME_BYTES_MAX, "ascii_bin"), nullable=False),
+        sa.Column("ordering_key", _exact_text(KEY_BYTES_MAX, "utf8mb4_bin"), nullable=True),
+        sa.Column("record", sa.LargeBinary(_RECORD_BYTES_MAX), nullable=False),
+        sa.Column("state", sa.SmallInteger(), nullable=False),
+        sa.Column("due_at_ms", sa.BigInteger(), nullable=False),
+        sa.Column("token", _fixed_bytes(TOKEN_BYTES), nullable=True),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("last_error", sa.Text(), nullable=True),
+        sa.Column("created_at_ms", sa.BigInteger(), nullable=False),
+        sa.Index(f"{prefix}outbox_state_due", "state", "due_at_ms"),
+        schema=schema,
+    )
+    inbox = sa.Table(
+        f"{prefix}inbox",
+        metadata,
+        sa.Column("consumer_group", _exact_text(NAME_BYTES_MAX, "ascii_bin"), primary_key=True),
+        sa.Column("message_id", _fixed_bytes(MESSAGE_ID_BYTES), primary_key=True),
+        sa.Column("received_at_ms", sa.BigInteger(), nullable=False),
+        sa.Index(f"{prefix}inbox_received", "received_at_ms"),
+        schema=schema,
+    )
+    return Tables(outbox=outbox, inbox=inbox)
+
+
+def create_tables(engine: sa.Engine, tables: Tables | None = None) -> None:
+    """Create what is missing; leaves a table that exists as it is.
+
+    For a first try and for tests. Elsewhere migrations do this.
+    """
+    chosen = DEFAULT_TABLES if tables is None else tables
+    chosen.outbox.metadata.create_all(engine, tables=[chosen.outbox, chosen.inbox])
+
+
+def _counter() -> sa.types.TypeEngine[int]:
+    # SQLite numbers rows by itself only in a column of exactly this type.
+    return sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+def _fixed_bytes(byte_count: int) -> sa.types.TypeEngine[bytes]:
+    return sa.LargeBinary(byte_count).with_variant(sa.BINARY(byte_count), *_MYSQL)
+
+
+def _exact_text(byte_count: int, mysql_collation: str) -> sa.types.TypeEngine[str]:
+    in_mysql = sa.String(byte_count, collation=mysql_collation)
+    in_postgresql = sa.String(byte_count, collation="C")
+    return (
+        sa.String(byte_count)
+        .with_variant(in_mysql, *_MYSQL)
+        .with_variant(in_postgresql, "postgresql")
+    )
+
+
+DEFAULT_TABLES: Final = make_tables(metadata)

@@ -1,0 +1,220 @@
+"""Hand a batch of outbox rows to the broker and say what became of each.
+
+Shared by the publisher thread and the watchdog, so that both treat rows alike; no database and no
+clock in it. A batch is one frame and one request where it fits. A row counts as sent only when an
+answer names the very frame it was in.
+
+A fault is kept to the row it belongs to: a record whose checksum is wrong, or that the broker
+refuses by its id, is parked at once and its neighbours go on; a refusal that names nobody is halved
+until the bad rows stand alone. Rows that the broker answers badly are parked after `max_attempts`.
+A broker that is away is no fault of any row, so no length of outage parks one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from qmq_client.errors import (
+    BrokerAnswerError,
+    BrokerBusyError,
+    BrokerRefusedError,
+    BrokerUnreachableError,
+    ProtocolError,
+    TransportError,
+)
+from qmq_client.outbox.row import BatchOutcome, FailedRow, OutboxRow, ParkedRow
+from qmq_client.retry import Backoff
+from qmq_client.transport.port import Transport
+from qmq_client.wire.frame import FrameKind, build_message_frame, read_header
+from qmq_client.wire.limits import (
+    DEFAULT_LIMITS,
+    FRAME_OVERHEAD_BYTES_MAX,
+    SUBJECTS_PER_FRAME_MAX,
+    Limits,
+)
+from qmq_client.wire.message_id import parse_message_id
+from qmq_client.wire.record import is_delayed_record, record_message_id, verify_record
+
+__all__ = ["BatchOutcome", "FailedRow", "ParkedRow", "publish_rows"]
+
+#: Refusals that a single message can cause; others (no such route, not allowed) say that the whole
+#: broker is not the one expected, and smaller requests would fare no better.
+_CAUSED_BY_A_MESSAGE: Final = frozenset({400, 409, 413, 422})
+_ERROR_CHARACTERS_MAX: Final = 500
+#: Subject, its count and length of name, record length and tag hash; see `wire/frame.py`.
+_TABLE_BYTES_PER_ROW: Final = 160
+
+
+def publish_rows(
+    rows: Sequence[OutboxRow],
+    *,
+    transport: Transport,
+    backoff: Backoff,
+    max_attempts: int,
+    random: Callable[[], float],
+    limits: Limits = DEFAULT_LIMITS,
+) -> BatchOutcome:
+    """Send `rows` in as few requests as the limits allow; raises nothing for a failed one.
+
+    Requires: no id twice in `rows`.
+    """
+    batch = _Batch(backoff=backoff, max_attempts=max_attempts, random=random)
+    whole = [row for row in rows if batch.is_whole(row, limits)]
+    groups = deque(_groups(whole, limits))
+    while groups:
+        if batch.unreachable:
+            batch.fail(groups.popleft(), batch.last_error)
+            continue
+        groups.extendleft(reversed(batch.send(groups.popleft(), transport, limits)))
+    return batch.outcome()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Batch:
+    """The outcome while it is being made."""
+
+    backoff: Backoff
+    max_attempts: int
+    random: Callable[[], float]
+    sent: list[bytes] = field(default_factory=list)
+    failed: list[FailedRow] = field(default_factory=list)
+    parked: list[ParkedRow] = field(default_factory=list)
+    unreachable: bool = False
+    retry_after_s: float = 0.0
+    last_error: str = ""
+    requests: int = 0
+
+    def is_whole(self, row: OutboxRow, limits: Limits) -> bool:
+        """Whether the record is what the producer made and may be sent; parks it when not."""
+        if len(row.record) > limits.record_bytes:
+            self.park(row, f"record of {len(row.record)} bytes; allowed: {limits.record_bytes}")
+            return False
+        try:
+            verify_record(row.subject, row.record)
+        except ProtocolError as error:
+            self.park(row, f"damaged in the outbox: {error}")
+            return False
+        if record_message_id(row.record) != row.message_id:
+            self.park(row, "damaged in the outbox: the record carries another message id")
+            return False
+        return True
+
+    def send(
+        self, rows: list[OutboxRow], transport: Transport, limits: Limits
+    ) -> list[list[OutboxRow]]:
+        """One request. Returns the groups to be sent in its place, when it was refused."""
+        frame = _build(rows, limits)
+        self.requests += 1
+        try:
+            answer = transport.send(frame)
+            if answer.frame_crc != read_header(frame).body_crc or answer.count != len(rows):
+                raise BrokerAnswerError(
+                    f"the answer names frame {answer.frame_crc:08x} with {answer.count} messages"
+                )
+        except BrokerRefusedError as error:
+            return self._split(rows, error)
+        except BrokerBusyError as error:
+            self.unreachable = True
+            self.retry_after_s = max(self.retry_after_s, error.retry_after_s)
+            self.fail(rows, _text(error))
+        except BrokerUnreachableError as error:
+            self.unreachable = True
+            self.fail(rows, _text(error))
+        except TransportError as error:
+            self.fail_or_park(rows, _text(error))
+        else:
+            self.sent += [row.message_id for row in rows]
+        return []
+
+    def _split(self, rows: list[OutboxRow], error: BrokerRefusedError) -> list[list[OutboxRow]]:
+        named = b""
+        if error.answer.message_id:
+            with contextlib.suppress(ValueError):
+                named = parse_message_id(error.answer.message_id)
+        others = [row for row in rows if row.message_id != named]
+        if len(others) < len(rows):
+            for row in rows:
+                if row.message_id == named:
+                    self.park(row, _text(error))
+            return [others] if others else []
+        if len(rows) == 1 or error.status not in _CAUSED_BY_A_MESSAGE:
+            self.fail_or_park(rows, _text(error))
+            return []
+        middle = len(rows) // 2
+        return [rows[:middle], rows[middle:]]
+
+    def fail(self, rows: Sequence[OutboxRow], error: str) -> None:
+        """Give rows back to be tried again later."""
+        self.last_error = error
+        at_least_ms = round(self.retry_after_s * 1000)
+        for row in rows:
+            delay_ms = self.backoff.delay_ms(row.attempts + 1, self.random())
+            self.failed.append(
+                FailedRow(
+                    message_id=row.message_id, delay_ms=max(delay_ms, at_least_ms), error=error
+                )
+            )
+
+    def fail_or_park(self, rows: Sequence[OutboxRow], error: str) -> None:
+        """Give rows back; park those whose attempts are used up."""
+        for row in rows:
+            if row.attempts + 1 >= self.max_attempts:
+                self.park(row, error)
+            else:
+                self.fail([row], error)
+
+    def park(self, row: OutboxRow, error: str) -> None:
+        """Leave the row to a person."""
+        self.parked.append(ParkedRow(message_id=row.message_id, error=error))
+
+    def outcome(self) -> BatchOutcome:
+        return BatchOutcome(
+            sent=tuple(self.sent),
+            failed=tuple(self.failed),
+            parked=tuple(self.parked),
+            unreachable=self.unreachable,
+            retry_after_s=self.retry_after_s,
+            requests=self.requests,
+        )
+
+
+def _groups(rows: Sequence[OutboxRow], limits: Limits) -> Iterator[list[OutboxRow]]:
+    """Rows in groups of one frame each; delayed messages travel in frames of their own."""
+    for is_delayed in (False, True):
+        group: list[OutboxRow] = []
+        frame_bytes = FRAME_OVERHEAD_BYTES_MAX
+        subjects: set[str] = set()
+        for row in rows:
+            if is_delayed_record(row.record) is not is_delayed:
+                continue
+            row_bytes = len(row.record) + _TABLE_BYTES_PER_ROW
+            if group and (
+                len(group) == limits.records_per_frame
+                or frame_bytes + row_bytes > limits.frame_bytes
+                or (row.subject not in subjects and len(subjects) == SUBJECTS_PER_FRAME_MAX)
+            ):
+                yield group
+                group, frame_bytes, subjects = [], FRAME_OVERHEAD_BYTES_MAX, set()
+            group.append(row)
+            frame_bytes += row_bytes
+            subjects.add(row.subject)
+        if group:
+            yield group
+
+
+def _build(rows: Sequence[OutboxRow], limits: Limits) -> bytes:
+    records: dict[str, list[bytes]] = {}
+    for row in rows:
+        records.setdefault(row.subject, []).append(row.record)
+    kind = FrameKind.DELAYED if is_delayed_record(rows[0].record) else FrameKind.MESSAGES
+    return build_message_frame(records, kind=kind, limits=limits)
+
+
+def _text(error: Exception) -> str:
+    """The error as a column takes it: printable, without NUL, bounded."""
+    text = f"{type(error).__name__}: {error}".replace("\0", " ")
+    return text.encode(errors="replace").decode()[:_ERROR_CHARACTERS_MAX]

@@ -1,0 +1,64 @@
+"""When to try again: the backoff of rows and messages, and what a handler may raise to say so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+#: Doublings beyond this only overflow; every sensible `max_ms` is reached long before.
+_EXPONENT_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """Growing waits with a cap and with jitter, so that what failed together comes back apart."""
+
+    #: Wait after the first failed attempt.
+    first_ms: int = 1_000
+    #: Each wait is this many times the one before.
+    factor: float = 2.0
+    #: No wait is longer.
+    max_ms: int = 600_000
+    #: Share by which a wait may be shorter; 0 for none, at most 1.
+    jitter: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.first_ms < 0 or self.max_ms < self.first_ms:
+            raise ValueError(f"backoff from {self.first_ms} to {self.max_ms} ms; 0 ≤ first ≤ max")
+        if not 1.0 <= self.factor <= 1_000.0:
+            raise ValueError(f"backoff factor {self.factor}; allowed: 1 to 1000")
+        if not 0.0 <= self.jitter <= 1.0:
+            raise ValueError(f"backoff jitter {self.jitter}; allowed: 0 to 1")
+
+    def delay_ms(self, attempt: int, random: float) -> int:
+        """The wait after the failed attempt number `attempt`, counted from 1.
+
+        Requires: `0 <= random < 1`.
+        """
+        exponent = min(max(attempt, 1) - 1, _EXPONENT_MAX)
+        whole_ms = min(self.first_ms * self.factor**exponent, self.max_ms)
+        return int(whole_ms * (1.0 - self.jitter * random))
+
+
+class Retry(Exception):  # noqa: N818  # a handler's wish, not an error
+    """Raised by a handler: give the message back, to be delivered again.
+
+    `after` is seconds or a `timedelta`; None leaves the wait to the group's backoff.
+    """
+
+    def __init__(self, after: float | timedelta | None = None) -> None:
+        super().__init__("again by the backoff" if after is None else f"again after {after}")
+        seconds = after.total_seconds() if isinstance(after, timedelta) else after
+        if seconds is not None and not 0 <= seconds < float("inf"):
+            raise ValueError(f"Retry(after={after!r}): give seconds ≥ 0 or a timedelta")
+        #: Milliseconds to wait, or None.
+        self.after_ms: int | None = None if seconds is None else round(seconds * 1000)
+
+
+class Reject(Exception):  # noqa: N818  # a handler's verdict, not an error
+    """Raised by a handler: the message can never be handled; to the dead letters with it now."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
