@@ -11,7 +11,9 @@
     │   ├── AutocommitError           the connection commits every statement by itself
     │   ├── WrongDatabaseError        the transaction runs on another database than the outbox
     │   ├── OutboxMissingError        the outbox or inbox table is not there or not as expected
-    │   └── OutboxRowLostError        a row of this transaction vanished before its commit
+    │   ├── OutboxRowLostError        a row of this transaction vanished before its commit
+    │   └── InboxTransactionError     a handler ended the transaction that its inbox had opened
+    ├── DatabaseUnavailableError  the database gave no answer or failed; try again later
     └── TransportError                the broker did not accept
         ├── BrokerUnreachableError    no connection or no answer; outcome unknown, try again
         ├── BrokerBusyError           it asks to come back later; try again after `retry_after_s`
@@ -43,7 +45,9 @@ __all__ = [
     "BrokerUnreachableError",
     "ChecksumError",
     "ConfigurationError",
+    "DatabaseUnavailableError",
     "EncodingError",
+    "InboxTransactionError",
     "InvalidMessageError",
     "InvalidNameError",
     "NoTransactionError",
@@ -112,6 +116,21 @@ class OutboxRowLostError(OutboxError):
     """
 
     code = "outbox_row_lost"
+
+
+class DatabaseUnavailableError(QmqError):
+    """The database could not be reached, or failed; what was asked of it may work later."""
+
+    code = "database_unavailable"
+
+
+class InboxTransactionError(OutboxError):
+    """A handler committed or rolled back the transaction that its inbox had opened.
+
+    Leave that to the consumer: it commits when the handler returns and rolls back when it raises.
+    """
+
+    code = "inbox_transaction"
 
 
 class TransportError(QmqError):
