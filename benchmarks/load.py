@@ -1,0 +1,46 @@
+"""The messages that the benchmarks send: 1-KiB bodies that do not repeat, with key, tag and header."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+from qmq_client.ids import MESSAGE_IDS
+from qmq_client.message import Message, message_to_record
+from qmq_client.wire.frame import build_message_frame
+from qmq_client.wire.record import encode_record
+
+SUBJECT: Final = "flight.departed"
+BODY_BYTES: Final = 1024
+BATCH_MESSAGES: Final = 500
+#: Bodies that take turns: enough that no cache of a processor holds them all.
+BODIES: Final = 4096
+_SEED: Final = 7
+
+
+def make_messages() -> Iterator[Message]:
+    """Messages without end, each a new object."""
+    source = random.Random(_SEED)
+    bodies = [source.randbytes(BODY_BYTES) for _ in range(BODIES)]
+    headers = {"trace": "00-4bf92f3577b34da6a3ce929d0e0e4736"}
+    while True:
+        for body in bodies:
+            yield Message(SUBJECT, body, key="N14228", tags=("severe",), headers=headers)
+
+
+def encode_message(message: Message) -> bytes:
+    """What a send of this message costs: a new id and the encoded record."""
+    record = message_to_record(
+        message, new_id=MESSAGE_IDS.next_id(), now_ms=time.time_ns() // 1_000_000
+    )
+    return encode_record(record)
+
+
+def make_frame(messages: Iterator[Message], count: int) -> bytes:
+    """A frame of the next `count` messages, encoded one by one."""
+    return build_message_frame(
+        {SUBJECT: [encode_message(message) for message in islice(messages, count)]}
+    )

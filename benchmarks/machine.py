@@ -1,0 +1,132 @@
+"""What the figures were taken on: processor, kernel, disk, load, and the code's version.
+
+Reads Linux's `/proc` and `/sys`; elsewhere fields say "unknown" and the benchmarks still run.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from benchmarks.measure import percentile
+from benchmarks.result import Machine
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+#: File systems that live in memory: what is written there says nothing about durability.
+MEMORY_FILE_SYSTEMS: Final = {"tmpfs", "ramfs", "zram"}
+FLUSHES: Final = 50
+
+
+class NoDiskError(Exception):
+    """There is no directory on a disk to measure in; give one by `--directory`."""
+
+
+def describe_machine(directory: Path) -> Machine:
+    """The machine, seen from the directory that the benchmarks write to."""
+    return Machine(
+        processor=processor_name(),
+        processor_count=len(os.sched_getaffinity(0)),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        kernel=f"{platform.system()} {platform.release()}",
+        python=f"{platform.python_implementation()} {platform.python_version()}",
+        disk=describe_disk(directory),
+        flush_ms=flush_ms(directory),
+    )
+
+
+def processor_name() -> str:
+    """The processor's model, as its maker calls it."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    except OSError:
+        found = None
+    return found[1] if found else platform.machine() or "unknown"
+
+
+def find_directory(wanted: Path | None) -> Path:
+    """The folder for temporary directories: as wanted, or one that is surely on a disk."""
+    if wanted is not None:
+        candidates = [wanted]
+    else:
+        candidates = [Path(tempfile.gettempdir()), Path("/var/tmp"), ROOT / ".cache"]
+    for candidate in candidates:
+        if candidate.is_dir() and file_system(candidate)[0] not in MEMORY_FILE_SYSTEMS:
+            return candidate
+    raise NoDiskError(
+        f"{', '.join(map(str, candidates))}: missing or in memory, so nothing there is durable. "
+        "Name a directory on a disk: --directory DIR"
+    )
+
+
+def file_system(directory: Path) -> tuple[str, str]:
+    """Kind of the file system and its device's number (major:minor)."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return "unknown", ""
+    best = ("", "unknown", "")
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        device, _, mount_point = left.split()[2:5]
+        is_above = directory.resolve().is_relative_to(mount_point)
+        if is_above and len(mount_point) >= len(best[0]):
+            best = (mount_point, right.split()[0], device)
+    return best[1], best[2]
+
+
+def describe_disk(directory: Path) -> str:
+    """File system and device, in words."""
+    kind, device = file_system(directory)
+    queue = Path("/sys/dev/block") / device / "queue"
+    if not queue.is_dir():  # a partition: the queue belongs to the whole disk
+        queue = queue.parent.resolve().parent / "queue"
+    try:
+        is_rotating = (queue / "rotational").read_text().strip() == "1"
+        cache = (queue / "write_cache").read_text().strip()
+    except OSError:
+        return f"{kind}, device unknown"
+    name = queue.resolve().parent.name
+    if name.startswith(("vd", "xvd")):  # a virtual disk calls itself rotating whatever is below
+        return f"{kind} on a virtual disk, write cache: {cache}"
+    return f"{kind} on a {'rotating' if is_rotating else 'solid-state'} disk, write cache: {cache}"
+
+
+def flush_ms(directory: Path) -> float:
+    """Median of 4-KiB appends to a new file, each followed by fdatasync."""
+    times_ms = []
+    with tempfile.TemporaryFile(dir=directory) as file:
+        for _ in range(FLUSHES):
+            started_ns = time.perf_counter_ns()
+            os.write(file.fileno(), bytes(4096))
+            os.fdatasync(file.fileno())
+            times_ms.append((time.perf_counter_ns() - started_ns) / 1e6)
+    return round(percentile(times_ms, 0.5), 3)
+
+
+def load_average() -> float:
+    """Load average of the last minute."""
+    return round(os.getloadavg()[0], 2)
+
+
+def code_version() -> str:
+    """Version of the distribution, with the commit and a mark when files were changed."""
+    version = f"qmq {metadata.version('qmq')}"
+    try:
+        commit = git("rev-parse", "--short", "HEAD")
+        is_changed = bool(git("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.CalledProcessError):
+        return version
+    return f"{version} at {commit}{' with changes' if is_changed else ''}"
+
+
+def git(*arguments: str) -> str:
+    """What git says about this repository."""
+    line = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip()

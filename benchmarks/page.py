@@ -1,0 +1,136 @@
+"""The page `docs/benchmarks/README.md` with its plots and `results.json`: made here, never typed.
+
+A benchmark that was not run this time keeps the result of its last run, with that run's machine, load
+and version, so the page may hold results of several commits and says so for each.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from benchmarks.plot import draw
+from benchmarks.report import circumstances, decode_report, encode_report, size
+from benchmarks.result import Conditions, Report, Result, Row, number
+from benchmarks.suite import BENCHMARKS
+
+_INTRODUCTION: Final = """\
+# Benchmarks
+
+Made by `python3 dev.py bench`; do not edit. The same results for programs: [results.json](results.json).
+
+- Each figure is the median of the rounds with the least and the greatest round beside it. What is compared ran in turns
+  within each round, in alternating order, and ratios were made within the round.
+- A goal is *met* when the median keeps it; where single rounds missed it the table says so. Goals are judged on
+  whatever machine ran them.
+- *Durable* means: answered after `fdatasync`. *Burst* means that a round wrote less than 8 GiB: such a rate need not
+  last, because the first gigabytes of new blocks come faster than the following ones.
+- Processes share the machine's processors; the load average says what else ran.
+"""
+
+
+def write_pages(report: Report, folder: Path) -> Path:
+    """Write page, plots and results into the folder; returns the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stored = folder / "results.json"
+    earlier = decode_report(stored.read_bytes()) if stored.exists() else Report(results=())
+    merged = merge(earlier, report)
+    stored.write_bytes(encode_report(merged))
+    plots = {name: svg for result in merged.results for name, svg in draw(result).items()}
+    for path in folder.glob("*.svg"):
+        if path.name not in plots:
+            path.unlink()
+    for name, svg in plots.items():
+        (folder / name).write_text(svg, encoding="utf-8")
+    page = folder / "README.md"
+    page.write_text(render(merged), encoding="utf-8")
+    return page
+
+
+def merge(earlier: Report, later: Report) -> Report:
+    """Each benchmark's last result, in the order of the list."""
+    last = {result.name: result for result in (*earlier.results, *later.results)}
+    names = [entry.name for entry in BENCHMARKS]
+    return Report(results=tuple(last[name] for name in names if name in last))
+
+
+def render(report: Report) -> str:
+    """The page as Markdown."""
+    parts = [_INTRODUCTION, "## Goals", goals(report)]
+    parts += [section(result) for result in report.results]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def goals(report: Report) -> str:
+    """Every row that has a goal, in one table."""
+    lines = ["| No. | Figure | Goal | Median | Verdict |", "|---|---|---|---|---|"]
+    for result in report.results:
+        if result.failure:
+            lines.append(f"| {result.number} | {result.summary} | {result.goal} | | **failed** |")
+        for row in result.rows:
+            if row.goal is not None:
+                median = f"{number(row.spread.median)} {row.unit}"
+                verdict = f"**{row.verdict}**" if row.verdict == "not met" else row.verdict
+                figure = f"{row.figure}{' (burst)' if row.conditions.is_burst else ''}"
+                lines.append(f"| {result.number} | {figure} | {row.goal} | {median} | {verdict} |")
+    return "\n".join(lines)
+
+
+def section(result: Result) -> str:
+    """One benchmark: circumstances, table, plots."""
+    parts = [
+        f"## {result.number}: {result.summary}",
+        f"Goal: {result.goal}.",
+        f"{circumstances(result)}.",
+    ]
+    if result.effort != "full":
+        parts.append(f"**Run with effort «{result.effort}»: a look, not a figure to rely on.**")
+    if result.failure:
+        first_line = result.failure.splitlines()[0]
+        parts.append(f"**Failed:** `{first_line}`")
+        return "\n\n".join(parts)
+    parts.append(table(result.rows))
+    parts += [f"![{result.number}: rounds and medians]({name})" for name in draw(result)]
+    return "\n\n".join(parts)
+
+
+def table(rows: tuple[Row, ...]) -> str:
+    """The rows with their conditions."""
+    heading = (
+        "Figure", "Min", "Median", "Max", "Unit", "Goal", "Verdict", "Durability", "Client",
+        "Batch", "Message", "Written per round", "Note",
+    )  # fmt: skip
+    lines = [cells(*heading), "|" + "---|" * len(heading)]
+    for row in rows:
+        spread = row.spread
+        lines.append(
+            cells(
+                row.figure,
+                *(number(value) for value in (spread.min, spread.median, spread.max)),
+                row.unit,
+                "" if row.goal is None else str(row.goal),
+                "" if row.goal is None else row.verdict,
+                *condition_cells(row.conditions),
+            )
+        )
+    return "\n".join(lines)
+
+
+def condition_cells(conditions: Conditions) -> tuple[str, ...]:
+    """What the table shows of the conditions."""
+    written = ""
+    if conditions.written_bytes is not None:
+        written = size(conditions.written_bytes) + (" (burst)" if conditions.is_burst else "")
+    return (
+        conditions.durability,
+        conditions.client,
+        "" if conditions.batch_messages is None else str(conditions.batch_messages),
+        "" if conditions.message_bytes is None else f"{conditions.message_bytes} B",
+        written,
+        conditions.note,
+    )
+
+
+def cells(*texts: str) -> str:
+    """One line of a Markdown table."""
+    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"

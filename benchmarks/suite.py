@@ -1,0 +1,159 @@
+"""The list of benchmarks, and how one of them is run.
+
+A benchmark is a function `run(bench) -> list[Row]` in a module of its own; it is imported only when it
+is run, so that `--list` is quick and one that cannot start takes no other with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, cast
+
+from benchmarks.machine import code_version, describe_machine, load_average
+from benchmarks.measure import Effort
+from benchmarks.processes import Processes
+from benchmarks.result import Result, Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What a benchmark is given to run with."""
+
+    effort: Effort
+    #: On a disk, empty at the start, removed at the end.
+    directory: Path
+
+    @property
+    def rounds(self) -> int:
+        """Rounds to run."""
+        return self.effort.rounds
+
+    @contextmanager
+    def processes(self) -> Iterator[Processes]:
+        """A new directory with the processes of one round; both gone at the end."""
+        with (
+            tempfile.TemporaryDirectory(dir=self.directory) as name,
+            Processes(Path(name)) as processes,
+        ):
+            yield processes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """One entry of the list."""
+
+    #: Number of the performance goal, or the name again where there is none.
+    number: str
+    name: str
+    module: str
+    summary: str
+    #: The goal in words; rows carry its bounds.
+    goal: str
+
+
+BENCHMARKS: Final = (
+    Benchmark(
+        number="R2",
+        name="produce-consume",
+        module="produce_consume",
+        summary="durable produce and consume at the same time",
+        goal="≥ 100,000 messages/s on two cores (200,000 on a quiet machine)",
+    ),
+    Benchmark(
+        number="R4",
+        name="disk",
+        module="close_to_disk",
+        summary="durable frames over HTTP against a bare pwrite + fdatasync loop",
+        goal="≥ 0.6 of the bare loop",
+    ),
+    Benchmark(
+        number="R7",
+        name="long-poll",
+        module="long_poll",
+        summary="from the send of one message to its handler, idle",
+        goal="p50 ≤ 1.5 ms, p99 ≤ 5 ms",
+    ),
+    Benchmark(
+        number="R8",
+        name="outbox-caller",
+        module="outbox_caller",
+        summary="what a send adds to the caller's transaction while the publisher is sending",
+        goal="p50 ≤ 1.10 of two business INSERTs, ≤ 1.25 of the plain commit (SQLite)",
+    ),
+    Benchmark(
+        number="R9",
+        name="commit-to-accepted",
+        module="commit_to_accepted",
+        summary="from the commit to the broker's durable answer, idle",
+        goal="p50 ≤ 3 ms, p99 ≤ 15 ms",
+    ),
+    Benchmark(
+        number="R14",
+        name="sdk",
+        module="sdk_cost",
+        summary="import time of the client and our own processor time of one send",
+        goal="import ≤ 120 ms, send ≤ 30 µs beside the SQL",
+    ),
+    Benchmark(
+        number="wire",
+        name="wire",
+        module="wire_cost",
+        summary="processor time of encoding, framing, parsing and decoding one message",
+        goal="none",
+    ),
+)
+
+
+class UnknownBenchmarkError(Exception):
+    """No benchmark has this number or name."""
+
+
+def select(names: Iterable[str]) -> tuple[Benchmark, ...]:
+    """The benchmarks with these numbers or names in the list's order; all when there are none."""
+    wanted = {name.lower() for name in names}
+    if not wanted:
+        return BENCHMARKS
+    known = {word for entry in BENCHMARKS for word in (entry.number.lower(), entry.name)}
+    if unknown := sorted(wanted - known):
+        raise UnknownBenchmarkError(
+            f"no benchmark {', '.join(unknown)}; there are: "
+            + ", ".join(f"{entry.number} {entry.name}" for entry in BENCHMARKS)
+        )
+    return tuple(entry for entry in BENCHMARKS if wanted & {entry.number.lower(), entry.name})
+
+
+def run_benchmark(benchmark: Benchmark, *, effort: Effort, directory: Path) -> Result:
+    """Run one benchmark; what goes wrong in it becomes the result's failure."""
+    machine = describe_machine(directory)
+    load_before, started_at, started_s = load_average(), datetime.now(UTC), time.monotonic()
+    rows: tuple[Row, ...] = ()
+    failure = ""
+    try:
+        work = importlib.import_module(f"benchmarks.{benchmark.module}").run
+        with tempfile.TemporaryDirectory(prefix="qmq-bench-", dir=directory) as name:
+            bench = Bench(effort=effort, directory=Path(name))
+            rows = tuple(cast("Callable[[Bench], list[Row]]", work)(bench))
+    except Exception as error:  # the top of the loop over benchmarks: the others still run
+        failure = f"{type(error).__name__}: {error}"
+    return Result(
+        number=benchmark.number,
+        name=benchmark.name,
+        summary=benchmark.summary,
+        goal=benchmark.goal,
+        version=code_version(),
+        effort=effort.value,
+        machine=machine,
+        started_at=started_at.isoformat(timespec="seconds"),
+        duration_s=round(time.monotonic() - started_s, 1),
+        load_before=load_before,
+        load_after=load_average(),
+        rows=rows,
+        failure=failure,
+    )
