@@ -1,4 +1,4 @@
-"""What the golden bytes of version 1 mean: the values that were encoded once into `version_1/*.hex`.
+"""What the golden bytes of version 1 mean: the values that were encoded once into `v1/*.hex`.
 
 The `.hex` files were written when version 1 was fixed and are never written again: data directories
 and clients in the field hold such bytes. When a test here fails, the code is wrong, or a new version
@@ -27,7 +27,7 @@ from qmq_client.wire.requests import (
     SubjectPlace,
 )
 
-FOLDER: Final = Path(__file__).parent / "version_1"
+FOLDER: Final = Path(__file__).parent / "v1"
 
 
 def golden(name: str) -> bytes:
