@@ -1,0 +1,166 @@
+"""The errors of the broker, as one tree.
+
+::
+
+    QmqError                      (qmq_client.wire.errors)
+    ├── StoreError                the data directory
+    │   ├── LockedError           another process has it; stop that one, or use another directory
+    │   ├── UnknownFormatError    another version or another setting wrote it; nothing was touched
+    │   ├── CorruptionError       accepted data is damaged; nothing was touched, ask a person
+    │   ├── DiskFullError         no room above the reserve; make room, then it goes on by itself
+    │   ├── DiskError             the operating system refused a call on a file
+    │   ├── PoisonedError         a write or sync failed; only a restart helps
+    │   └── ClosedError           the store was closed
+    └── ServiceError              a request that was understood and is refused
+        ├── BusyError             come back after `retry_after_s`
+        ├── UnavailableError      the broker does not do this in its present state
+        ├── NotFoundError         what the request names is not there
+        ├── ConflictError         a message id stored before with other content
+        └── InvalidRecordError    one record of the request is damaged; names its message
+
+Foreign exceptions (`OSError`) are translated at one door, `storage/disk.py`.
+"""
+
+from __future__ import annotations
+
+from qmq_client.wire.errors import QmqError
+
+
+class StoreError(QmqError):
+    """Something about the data directory."""
+
+    code = "store"
+
+
+class LockedError(StoreError):
+    """Another process works on this data directory; nothing of it was touched."""
+
+    code = "locked"
+
+    def __init__(self, *, directory: str, holder: str) -> None:
+        super().__init__(
+            f"data directory {directory} is in use by {holder or 'another process'}. "
+            "Stop that process, or give this one a directory of its own."
+        )
+        self.directory = directory
+        #: What the holder wrote about itself: its pid.
+        self.holder = holder
+
+
+class UnknownFormatError(StoreError):
+    """The data directory was written by another version or with other settings.
+
+    Nothing was touched.
+    """
+
+    code = "unknown_format"
+
+    def __init__(self, *, setting: str, found: str, known: str, remedy: str) -> None:
+        super().__init__(f"{setting} of the data directory is {found}; known: {known}. {remedy}")
+        self.setting = setting
+        self.found = found
+        self.known = known
+        self.remedy = remedy
+
+
+class CorruptionError(StoreError):
+    """Data that had been accepted is not as it was written. Nothing was changed.
+
+    Keep the directory as it is, restore a copy or ask for help; do not cut it by hand.
+    """
+
+    code = "corruption"
+
+    def __init__(self, *, segment: str, offset: int, reason: str) -> None:
+        super().__init__(f"{segment} is damaged at offset {offset}: {reason}")
+        #: Path of the file below the data directory.
+        self.segment = segment
+        #: Offset in the log (not in the file) of the first byte that is not as written.
+        self.offset = offset
+        self.reason = reason
+
+
+class DiskFullError(StoreError):
+    """There is no room above the reserve. Nothing was written; try again when there is."""
+
+    code = "disk_full"
+
+
+class DiskError(StoreError):
+    """The operating system refused a call on a file."""
+
+    code = "disk"
+
+    def __init__(self, *, operation: str, path: str, reason: str) -> None:
+        super().__init__(f"{operation} of {path}: {reason}")
+        self.operation = operation
+        self.path = path
+        self.reason = reason
+
+
+class PoisonedError(StoreError):
+    """A write or sync of a log failed, so what is on the disk is not known any more.
+
+    Nothing more is written or acknowledged. Restart: the log is verified and its tail written anew.
+    """
+
+    code = "poisoned"
+
+
+class ClosedError(StoreError):
+    """The store was closed."""
+
+    code = "closed"
+
+
+class ServiceError(QmqError):
+    """The broker understood the request and refuses it; nothing of it was done."""
+
+    code = "refused"
+
+
+class BusyError(ServiceError):
+    """A bound is reached for the moment."""
+
+    code = "busy"
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class UnavailableError(ServiceError):
+    """The broker does not do this in its present state."""
+
+    code = "unavailable"
+
+    def __init__(self, message: str, *, state: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.state = state
+        self.retry_after_s = retry_after_s
+
+
+class NotFoundError(ServiceError):
+    """What the request names is not there."""
+
+    code = "not_found"
+
+
+class ConflictError(ServiceError):
+    """A message id was stored before with other content."""
+
+    code = "id_conflict"
+
+    def __init__(self, message: str, *, message_id: str) -> None:
+        super().__init__(message)
+        self.message_id = message_id
+
+
+class InvalidRecordError(ServiceError):
+    """One record of the request is not as its producer made it."""
+
+    code = "invalid_record"
+
+    def __init__(self, message: str, *, message_id: str) -> None:
+        super().__init__(message)
+        self.message_id = message_id

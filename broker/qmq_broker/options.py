@@ -1,0 +1,99 @@
+"""The settings of a broker, validated once when they are made.
+
+Sizes of files are part of the data directory's format: they are chosen when it is made and refused
+when they differ later (see `storage/format_file.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from qmq_client.wire.limits import DEFAULT_LIMITS, FRAME_OVERHEAD_BYTES_MAX, Limits
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+#: Frames and segments begin at multiples of eight; pages of the disk should not be shared.
+SEGMENT_MULTIPLE_BYTES: Final = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOptions:
+    """How a data directory is laid out and how much of it is kept ready."""
+
+    #: Length of a commit log segment; its files are named by multiples of it.
+    segment_bytes: int = GIB
+    #: The same for the action log.
+    action_segment_bytes: int = 64 * MIB
+    #: Space of a segment is taken in steps of this, so that an idle broker stays small.
+    growth_bytes: int = 16 * MIB
+    #: Entries in one file of a consume queue: 6,000,000 bytes, as RocketMQ has it.
+    queue_entries_per_file: int = 300_000
+    #: Message ids that are remembered to recognise a repeat …
+    dedupe_ids: int = 1_000_000
+    #: … and for how long; whichever ends first.
+    dedupe_ms: int = 600_000
+    #: Free space of the disk below which no more room is taken for messages.
+    reserve_bytes: int = 256 * MIB
+    #: A checkpoint is written after so much new log, or …
+    checkpoint_bytes: int = 64 * MIB
+    #: … after so long while something is written.
+    checkpoint_ms: int = 1_000
+    #: Log bytes after which entries of consume queues go to their files; a restart reads as much.
+    queue_flush_bytes: int = 256 * MIB
+    #: Consume queue files kept open at once.
+    open_files: int = 256
+
+    def __post_init__(self) -> None:
+        _check_range(self, "segment_bytes", 1 * KIB, 64 * GIB)
+        _check_range(self, "action_segment_bytes", 1 * KIB, 64 * GIB)
+        _check_range(self, "growth_bytes", SEGMENT_MULTIPLE_BYTES, GIB)
+        _check_range(self, "queue_entries_per_file", 1, 100_000_000)
+        _check_range(self, "dedupe_ids", 0, 1_000_000_000)
+        _check_range(self, "dedupe_ms", 0, 366 * 24 * 3_600_000)
+        _check_range(self, "reserve_bytes", 0, 1024 * GIB)
+        _check_range(self, "checkpoint_bytes", 1, GIB)
+        _check_range(self, "checkpoint_ms", 1, 60_000)
+        _check_range(self, "queue_flush_bytes", 1, 16 * GIB)
+        _check_range(self, "open_files", 4, 65_536)
+        for field in ("segment_bytes", "action_segment_bytes", "growth_bytes"):
+            if getattr(self, field) % SEGMENT_MULTIPLE_BYTES:
+                raise ValueError(
+                    f"{field}: {getattr(self, field)}; allowed: multiples of "
+                    f"{SEGMENT_MULTIPLE_BYTES}"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Where a broker listens and what it keeps."""
+
+    #: The data directory.
+    directory: str
+    host: str = "127.0.0.1"
+    port: int = 9470
+    #: Serve pulls and settlements only.
+    is_read_only: bool = False
+    #: How long a stop waits for requests that are under way.
+    drain_ms: int = 10_000
+    limits: Limits = DEFAULT_LIMITS
+    store: StoreOptions = StoreOptions()
+
+    def __post_init__(self) -> None:
+        if not self.directory:
+            raise ValueError("directory: empty; give the data directory of this broker")
+        _check_range(self, "port", 0, 65_535)
+        _check_range(self, "drain_ms", 0, 3_600_000)
+        room_bytes = self.limits.frame_bytes + FRAME_OVERHEAD_BYTES_MAX
+        if self.store.segment_bytes < room_bytes:
+            raise ValueError(
+                f"segment_bytes: {self.store.segment_bytes}; a frame of "
+                f"{self.limits.frame_bytes} bytes needs segments of at least {room_bytes}"
+            )
+
+
+def _check_range(options: object, field: str, lowest: int, highest: int) -> None:
+    value = getattr(options, field)
+    if not lowest <= value <= highest:
+        raise ValueError(f"{field}: {value}; allowed: {lowest} to {highest}")

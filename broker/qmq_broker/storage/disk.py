@@ -1,0 +1,354 @@
+"""The only door to the operating system's files.
+
+`Disk` and `DiskFile` are the protocols that all storage code is written against; `OsDisk` is the
+real one, rooted at a data directory. Crash tests put a recording disk in its place. Paths are
+relative to the root, with forward slashes; a symbolic link anywhere below the root is refused, so
+that nobody can lead the broker's writes elsewhere.
+
+Durability, by POSIX and nothing more: `DiskFile.sync` makes content and length of a file durable,
+`sync_directory` makes names durable. Every `OSError` becomes `DiskError`, or `DiskFullError` when
+there is no space. Not for: caching, retries (a failed sync is never tried again), memory maps (a
+fault in one cannot be caught).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from qmq_broker.errors import DiskError, DiskFullError, LockedError, StoreError
+
+#: Buffers in one gathering write; the operating system refuses more.
+IOV_MAX: Final = 1024
+_FILE_MODE: Final = 0o600
+_DIRECTORY_MODE: Final = 0o700
+_HOLDER_BYTES_MAX: Final = 200
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NOT_SUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+#: Absent on some systems; a full sync does the same and more.
+_sync_data = getattr(os, "fdatasync", os.fsync)
+_allocate = getattr(os, "posix_fallocate", None)
+
+
+class DiskFile(Protocol):
+    """One open file. Reads may come from any thread, all else from one at a time."""
+
+    def read(self, position: int, count: int) -> bytes:
+        """`count` bytes from `position`; fewer only at the end of the file."""
+        ...
+
+    def write(self, position: int, parts: Sequence[bytes | memoryview]) -> None:
+        """Put `parts` one behind the other from `position` on; not durable on return."""
+        ...
+
+    def sync(self) -> None:
+        """Make everything written so far, and the length, durable."""
+        ...
+
+    def allocate(self, length: int) -> None:
+        """Take space up to `length`; what was not there reads as zeros. Never shortens."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Cut the file to `length`."""
+        ...
+
+    def length(self) -> int:
+        """Bytes in the file."""
+        ...
+
+    def close(self) -> None:
+        """Give the file back. Safe to call twice."""
+        ...
+
+
+class DiskLock(Protocol):
+    """Exclusive use of a data directory."""
+
+    def release(self) -> None:
+        """Let others in. Safe to call twice."""
+        ...
+
+
+class Disk(Protocol):
+    """The files below one data directory."""
+
+    def lock(self, path: str, holder: str) -> DiskLock:
+        """Take the lock file and write `holder` into it; raises `LockedError` at once."""
+        ...
+
+    def open(self, path: str, *, is_new: bool = False) -> DiskFile:
+        """Open for reading and writing; made when absent and `is_new`, else `DiskError`."""
+        ...
+
+    def names(self, directory: str) -> list[str]:
+        """Sorted names in a directory; none when there is no such directory."""
+        ...
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory in an existing one; nothing happens when it is there."""
+        ...
+
+    def sync_directory(self, path: str) -> None:
+        """Make the names in a directory durable; the root is the empty path."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name in the same directory, replacing what has it."""
+        ...
+
+    def unlink(self, path: str) -> None:
+        """Remove a file."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Space that this process may still take."""
+        ...
+
+
+class OsDisk:
+    """The files of the machine below `root`, which is made when absent.
+
+    Safe for several threads. Holds one descriptor, of the root, until `close`.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = os.path.abspath(root)
+        try:
+            if not os.path.isdir(self.root):
+                os.makedirs(self.root, mode=_DIRECTORY_MODE, exist_ok=True)
+                _sync_names(os.path.dirname(self.root))
+            self._root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise _translate(error, "open", self.root) from error
+
+    def close(self) -> None:
+        """Give the root back; files stay usable. Safe to call twice."""
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
+
+    def lock(self, path: str, holder: str) -> OsLock:
+        try:
+            descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise _translate(error, "open", path) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            text = os.pread(descriptor, _HOLDER_BYTES_MAX, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise LockedError(directory=self.root, holder=text) from error
+        except OSError as error:
+            os.close(descriptor)
+            raise _translate(error, "lock", path) from error
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, holder.encode(), 0)
+        except OSError as error:
+            os.close(descriptor)
+            raise _translate(error, "write", path) from error
+        return OsLock(descriptor)
+
+    def open(self, path: str, *, is_new: bool = False) -> OsFile:
+        flags = os.O_RDWR | (os.O_CREAT if is_new else 0)
+        try:
+            return OsFile(path, self._open(path, flags))
+        except OSError as error:
+            raise _translate(error, "open", path) from error
+
+    def names(self, directory: str) -> list[str]:
+        try:
+            descriptor = self._open_directory(directory)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _translate(error, "list", directory) from error
+        try:
+            return sorted(os.listdir(descriptor))
+        finally:
+            os.close(descriptor)
+
+    def make_directory(self, path: str) -> None:
+        try:
+            parent = self._open_directory(path.rpartition("/")[0])
+            try:
+                os.mkdir(path.rpartition("/")[2], _DIRECTORY_MODE, dir_fd=parent)
+            finally:
+                os.close(parent)
+        except FileExistsError:
+            return
+        except OSError as error:
+            raise _translate(error, "make", path) from error
+
+    def sync_directory(self, path: str) -> None:
+        try:
+            descriptor = self._open_directory(path)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise _translate(error, "sync of directory", path) from error
+
+    def rename(self, old: str, new: str) -> None:
+        try:
+            parent = self._open_directory(old.rpartition("/")[0])
+            try:
+                old_name, new_name = old.rpartition("/")[2], new.rpartition("/")[2]
+                os.replace(old_name, new_name, src_dir_fd=parent, dst_dir_fd=parent)
+            finally:
+                os.close(parent)
+        except OSError as error:
+            raise _translate(error, "rename", old) from error
+
+    def unlink(self, path: str) -> None:
+        try:
+            parent = self._open_directory(path.rpartition("/")[0])
+            try:
+                os.unlink(path.rpartition("/")[2], dir_fd=parent)
+            finally:
+                os.close(parent)
+        except OSError as error:
+            raise _translate(error, "unlink", path) from error
+
+    def free_bytes(self) -> int:
+        try:
+            status = os.fstatvfs(self._root)
+        except OSError as error:
+            raise _translate(error, "free space", self.root) from error
+        return status.f_bavail * status.f_frsize
+
+    def _open(self, path: str, flags: int) -> int:
+        parent = self._open_directory(path.rpartition("/")[0])
+        try:
+            name = path.rpartition("/")[2]
+            return os.open(
+                name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode=_FILE_MODE, dir_fd=parent
+            )
+        finally:
+            os.close(parent)
+
+    def _open_directory(self, path: str) -> int:
+        """A descriptor of a directory, each step down without following a link."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.dup(self._root)
+        for name in path.split("/") if path else ():
+            try:
+                below = os.open(name, flags, dir_fd=descriptor)
+            finally:
+                os.close(descriptor)
+            descriptor = below
+        return descriptor
+
+
+class OsFile:
+    """One file of the machine."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+
+    def read(self, position: int, count: int) -> bytes:
+        try:
+            data = os.pread(self._descriptor, count, position)
+            while len(data) < count:
+                more = os.pread(self._descriptor, count - len(data), position + len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            raise _translate(error, "read", self.path) from error
+        return data
+
+    def write(self, position: int, parts: Sequence[bytes | memoryview]) -> None:
+        try:
+            for first in range(0, len(parts), IOV_MAX):
+                batch = parts[first : first + IOV_MAX]
+                count = sum(map(len, batch))
+                written = os.pwritev(self._descriptor, batch, position)
+                position += written
+                if written < count:
+                    position = self._write_rest(position, memoryview(b"".join(batch))[written:])
+        except OSError as error:
+            raise _translate(error, "write", self.path) from error
+
+    def _write_rest(self, position: int, rest: memoryview) -> int:
+        """Go on after a short write until all is written; returns the position behind it."""
+        while rest:
+            written = os.pwrite(self._descriptor, rest, position)
+            if not written:
+                raise OSError(errno.EIO, "nothing was written")
+            position += written
+            rest = rest[written:]
+        return position
+
+    def sync(self) -> None:
+        try:
+            _sync_data(self._descriptor)
+        except OSError as error:
+            raise _translate(error, "sync", self.path) from error
+
+    def allocate(self, length: int) -> None:
+        try:
+            if _allocate is not None:
+                try:
+                    _allocate(self._descriptor, 0, length)
+                    return
+                except OSError as error:
+                    if error.errno not in _NOT_SUPPORTED:
+                        raise
+            # Without the call the space is not reserved: a full disk then fails a write.
+            if os.fstat(self._descriptor).st_size < length:
+                os.ftruncate(self._descriptor, length)
+        except OSError as error:
+            raise _translate(error, "allocate", self.path) from error
+
+    def truncate(self, length: int) -> None:
+        try:
+            os.ftruncate(self._descriptor, length)
+        except OSError as error:
+            raise _translate(error, "truncate", self.path) from error
+
+    def length(self) -> int:
+        try:
+            return os.fstat(self._descriptor).st_size
+        except OSError as error:
+            raise _translate(error, "length", self.path) from error
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class OsLock:
+    """An advisory lock on an open file; it ends with the process at the latest."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _sync_names(directory: str) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _translate(error: OSError, operation: str, path: str) -> StoreError:
+    reason = error.strerror or str(error)
+    if error.errno in _FULL:
+        return DiskFullError(f"{operation} of {path}: {reason}. Make room on the disk.")
+    if error.errno == errno.ELOOP:
+        reason += " (symbolic links are not followed below the data directory)"
+    return DiskError(operation=operation, path=path or ".", reason=reason)

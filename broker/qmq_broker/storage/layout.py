@@ -1,0 +1,75 @@
+"""The file and folder names of a data directory: all of them are built and parsed here.
+
+::
+
+    LOCK  FORMAT  CLEAN  checkpoint.0  checkpoint.1
+    commitlog/<20 digits>                     offset of the segment's first byte
+    actionlog/<20 digits>                     the same
+    consumequeue/<subject>/<20 digits>        byte offset of the file's first entry in its queue
+    state/queues                              how far the consume queues are in their files
+
+Paths are relative to the data directory, with forward slashes. A subject becomes a folder name
+that is also its own on disks that fold case: an upper-case letter is written as `~` and its lower
+case, everything else that a name may hold stays as it is (`~` may not be in a name).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from qmq_client.wire.names import is_name
+
+LOCK: Final = "LOCK"
+FORMAT: Final = "FORMAT"
+CLEAN: Final = "CLEAN"
+CHECKPOINTS: Final = ("checkpoint.0", "checkpoint.1")
+ROOT: Final = ""
+COMMIT_LOG: Final = "commitlog"
+ACTION_LOG: Final = "actionlog"
+CONSUME_QUEUES: Final = "consumequeue"
+STATE: Final = "state"
+QUEUE_TABLE: Final = "state/queues"
+#: Written first and renamed over the file it replaces.
+DRAFT_SUFFIX: Final = ".new"
+
+_DIGITS: Final = 20
+_NUMBER: Final = re.compile(rf"[0-9]{{{_DIGITS}}}\Z")
+_UPPER: Final = re.compile("[A-Z]")
+_ESCAPE: Final = re.compile("~([a-z])")
+
+
+def draft_path(path: str) -> str:
+    """Where the successor of a small file is written before it takes its place."""
+    return path + DRAFT_SUFFIX
+
+
+def segment_path(log: str, base_offset: int) -> str:
+    """The segment of `log` that begins at `base_offset`."""
+    return f"{log}/{base_offset:0{_DIGITS}d}"
+
+
+def parse_number(name: str) -> int | None:
+    """The offset that a segment or queue file is named by; None when it is no such name."""
+    return int(name) if _NUMBER.match(name) else None
+
+
+def queue_directory(subject: str) -> str:
+    """The folder of a subject's consume queue."""
+    return f"{CONSUME_QUEUES}/{encode_subject(subject)}"
+
+
+def queue_path(subject: str, first_offset: int) -> str:
+    """The consume queue file whose first entry stands at byte `first_offset` of the queue."""
+    return f"{queue_directory(subject)}/{first_offset:0{_DIGITS}d}"
+
+
+def encode_subject(subject: str) -> str:
+    """A subject as a folder name. Requires: a valid name."""
+    return _UPPER.sub(lambda letter: "~" + letter[0].lower(), subject)
+
+
+def parse_subject(name: str) -> str | None:
+    """The subject of a folder name; None when it is no such name."""
+    subject = _ESCAPE.sub(lambda escape: escape[1].upper(), name)
+    return subject if is_name(subject) and encode_subject(subject) == name else None
