@@ -1,0 +1,54 @@
+"""The tag hash: a Bloom signature that never misses a tag."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qmq_client.wire.checksum import crc32c
+from qmq_client.wire.record import Record, encode_record, record_tag_hash
+from qmq_client.wire.tags import joined_tags_hash, tag_hash
+from tests.wire.hostile import NAMES, records
+
+
+def test_no_tags_have_hash_zero() -> None:
+    assert tag_hash(()) == 0
+    assert record_tag_hash(encode_record(record_with_tags(()))) == 0
+
+
+@settings(max_examples=200, deadline=None, print_blob=True)
+@given(NAMES)
+def test_one_tag_sets_one_or_two_bits_of_64(tag: str) -> None:
+    value = tag_hash([tag.encode()])
+    assert 0 < value < 2**64
+    assert value.bit_count() in {1, 2}
+    crc = crc32c(tag.encode())
+    assert value == 1 << crc % 64 | 1 << crc // 64 % 64
+
+
+@settings(max_examples=200, deadline=None, print_blob=True)
+@given(st.lists(NAMES, max_size=16))
+def test_the_hash_of_several_tags_holds_that_of_each(tags: list[str]) -> None:
+    whole = tag_hash(tag.encode() for tag in tags)
+    parts = [tag_hash([tag.encode()]) for tag in tags]
+    assert all(part & whole == part for part in parts)
+    assert whole.bit_count() <= 2 * len(set(tags))
+    assert whole == tag_hash(tag.encode() for tag in reversed(tags))
+
+
+@settings(max_examples=200, deadline=None, print_blob=True)
+@given(records())
+def test_the_hash_read_from_a_record_is_that_of_its_tags(record: Record) -> None:
+    expected = tag_hash(tag.encode() for tag in record.tags)
+    assert record_tag_hash(encode_record(record)) == expected
+    if record.tags:
+        assert joined_tags_hash(",".join(record.tags).encode()) == expected
+
+
+def test_different_tags_mostly_differ() -> None:
+    hashes = {tag_hash([f"tag{count}".encode()]) for count in range(1000)}
+    assert len(hashes) > 700  # 64 + 64·63/2 = 2,080 signatures; 793 is what chance gives
+
+
+def record_with_tags(tags: tuple[str, ...]) -> Record:
+    return Record(message_id=bytes(16), subject="a", body=b"", tags=tags, born_at_ms=0)
