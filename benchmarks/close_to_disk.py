@@ -41,8 +41,8 @@ def run(bench: Bench) -> list[Row]:
     rates = interleave(
         {
             "bare": lambda: bare_rate(bench, frames),
-            "raw": lambda: http_rate(bench, "close_to_disk:send_raw", frame_count),
-            "httpx": lambda: http_rate(bench, "close_to_disk:send_httpx", frame_count),
+            "raw": lambda: http_rate(bench, f"{__name__}:send_raw", frame_count),
+            "httpx": lambda: http_rate(bench, f"{__name__}:send_httpx", frame_count),
         },
         rounds=bench.rounds,
     )

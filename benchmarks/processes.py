@@ -153,7 +153,7 @@ class Processes:
         return broker
 
     def start_worker(self, function: str, **arguments: Any) -> Worker:
-        """A process that runs `module:function(control, **arguments)` of this package."""
+        """A process that runs a function, given as `module:function`, of (control, **arguments)."""
         name = f"{function.rpartition(':')[2]}-{len(self._children)}"
         line = [sys.executable, "-m", "benchmarks.worker", function, json.dumps(arguments)]
         process, log = self._start(name, line, is_worker=True)

@@ -71,10 +71,8 @@ def run_round(bench: Bench, duration_s: float) -> Figures:
     with bench.processes() as processes:
         broker = processes.start_broker()
         arguments = {"broker_url": broker.url}
-        consumer = processes.start_worker("produce_consume:consume", **arguments)
-        producer = processes.start_worker(
-            "produce_consume:produce", **arguments, duration_s=duration_s
-        )
+        consumer = processes.start_worker(f"{__name__}:consume", **arguments)
+        producer = processes.start_worker(f"{__name__}:produce", **arguments, duration_s=duration_s)
         for worker in (consumer, producer):
             worker.hear()  # it is up and connected
         cpu_s, written_bytes = broker.cpu_s(), broker.written_bytes()

@@ -1,6 +1,6 @@
 """The process of a worker: `python -m benchmarks.worker MODULE:FUNCTION JSON`.
 
-Calls `benchmarks.MODULE.FUNCTION(control, **arguments)`. Every line on standard output is one value
+Calls `MODULE.FUNCTION(control, **arguments)`. Every line on standard output is one value
 for the parent; standard error is the worker's log.
 """
 
@@ -53,7 +53,7 @@ class Control:
 def main(function: str, arguments: str) -> None:
     """Run one worker function."""
     module, _, name = function.partition(":")
-    work = getattr(importlib.import_module(f"benchmarks.{module}"), name)
+    work = getattr(importlib.import_module(module), name)
     work(Control(), **json.loads(arguments))
 
 

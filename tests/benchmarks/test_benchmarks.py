@@ -1,0 +1,55 @@
+"""Each benchmark's code path runs, in some milliseconds and without a word about how fast."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks.machine import find_directory
+from benchmarks.suite import BENCHMARKS, Benchmark
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_the_list_names_every_benchmark() -> None:
+    done = bench("--list")
+    assert done.returncode == 0, done.stderr
+    for entry in BENCHMARKS:
+        assert entry.number in done.stdout
+        assert entry.name in done.stdout
+
+
+def test_an_unknown_name_is_refused_and_the_known_ones_named() -> None:
+    done = bench("nonsense")
+    assert done.returncode == 2
+    assert "no benchmark nonsense; there are: R2 produce-consume" in done.stderr
+
+
+@pytest.mark.parametrize("entry", BENCHMARKS, ids=lambda entry: entry.name)
+def test_a_tiny_run_brings_rows_and_a_page(entry: Benchmark, tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    pages = tmp_path / "pages"
+    line = [entry.number, "--effort", "tiny", "--json", str(figures), "--pages", str(pages)]
+    # pytest's own directory may be in memory, where no benchmark measures
+    with tempfile.TemporaryDirectory(dir=find_directory(None)) as work:
+        done = bench(*line, "--directory", work)
+        assert list(Path(work).iterdir()) == []  # nothing is left behind on the disk
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = json.loads(figures.read_bytes())["results"]
+    assert result["rows"]
+    for row in result["rows"]:
+        assert len(row["samples"]) >= 1
+        assert all(math.isfinite(sample) for sample in row["samples"])
+        assert row["conditions"]["durability"]
+        assert row["conditions"]["client"]
+    assert f"## {entry.number}: {entry.summary}" in (pages / "README.md").read_text()

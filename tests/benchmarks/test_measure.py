@@ -1,0 +1,154 @@
+"""The arithmetic of the benchmarks and what their pages say, without running any."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from benchmarks.measure import Effort, Spread, interleave, paired_ratios, percentile
+from benchmarks.page import write_pages
+from benchmarks.plot import draw
+from benchmarks.report import decode_report, encode_report
+from benchmarks.result import SUSTAINED_BYTES_MIN, Conditions, Goal, Machine, Report, Result, Row
+from benchmarks.suite import BENCHMARKS, UnknownBenchmarkError, select
+
+MACHINE = Machine(
+    processor="P",
+    processor_count=2,
+    memory_bytes=2**34,
+    kernel="Linux 6",
+    python="CPython 3.11",
+    disk="ext4 on a solid-state disk",
+    flush_ms=0.1,
+)
+
+
+def row(*samples: float, bound: float | None = 10, written_bytes: int | None = None) -> Row:
+    return Row(
+        figure="messages",
+        unit="ms",
+        samples=samples,
+        conditions=Conditions(
+            durability="fdatasync | before", client="c", written_bytes=written_bytes
+        ),
+        goal=None if bound is None else Goal(bound=bound, is_floor=False),
+    )
+
+
+def result(name: str, *rows: Row, failure: str = "") -> Result:
+    entry = next(entry for entry in BENCHMARKS if entry.name == name)
+    return Result(
+        number=entry.number,
+        name=name,
+        summary=entry.summary,
+        goal=entry.goal,
+        version="qmq 0 at abc",
+        effort="full",
+        machine=MACHINE,
+        started_at="2020-01-01T00:00:00+00:00",
+        duration_s=1,
+        load_before=0.5,
+        load_after=1.5,
+        rows=rows,
+        failure=failure,
+    )
+
+
+def test_variants_take_turns_and_every_other_round_runs_backwards() -> None:
+    calls: list[str] = []
+
+    def variant(name: str) -> int:
+        calls.append(name)
+        return len(calls)
+
+    outcomes = interleave(
+        {"a": lambda: variant("a"), "b": lambda: variant("b"), "c": lambda: variant("c")}, rounds=3
+    )
+    assert calls == ["a", "b", "c", "c", "b", "a", "a", "b", "c"]
+    assert outcomes == {"a": [1, 6, 7], "b": [2, 5, 8], "c": [3, 4, 9]}
+
+
+def test_ratios_are_made_within_a_round() -> None:
+    assert paired_ratios([10, 40], [5, 10]) == [2, 4]
+    with pytest.raises(ValueError, match="longer"):
+        paired_ratios([1], [1, 2])
+
+
+def test_a_percentile_is_a_value_that_was_measured() -> None:
+    values = [float(value) for value in range(100, 0, -1)]
+    assert [percentile(values, share) for share in (0.5, 0.99, 1)] == [50, 99, 100]
+    assert percentile([3.0], 0.99) == 3
+    assert Spread.of([3, 1, 2]) == Spread(min=1, median=2, max=3)
+
+
+def test_a_full_run_has_at_least_five_rounds_and_a_quick_one_three() -> None:
+    assert Effort.FULL.rounds >= 5
+    assert Effort.QUICK.rounds == 3
+
+
+def test_a_goal_is_judged_by_the_median_and_missed_rounds_are_told() -> None:
+    assert row(8, 9, 10).verdict == "met"
+    assert row(8, 9, 11).verdict == "met, not in every round"
+    assert row(8, 11, 12).verdict == "not met"
+    assert row(1, bound=None).verdict == "no goal"
+    floor = Goal(bound=5, is_floor=True)
+    assert (floor.is_kept_by(5), floor.is_kept_by(4.9)) == (True, False)
+
+
+def test_a_row_that_writes_less_than_eight_gibibytes_is_a_burst() -> None:
+    assert row(1, written_bytes=SUSTAINED_BYTES_MIN - 1).conditions.is_burst
+    assert not row(1, written_bytes=SUSTAINED_BYTES_MIN).conditions.is_burst
+    assert not row(1).conditions.is_burst
+
+
+def test_results_come_back_from_their_json() -> None:
+    report = Report(results=(result("disk", row(1, 2, 3)), result("wire", failure="gone")))
+    assert decode_report(encode_report(report)) == report
+
+
+def test_the_page_shows_a_missed_goal_a_burst_and_a_failure(tmp_path: Path) -> None:
+    missed = row(20, 21, 22, written_bytes=1024)
+    report = Report(
+        results=(result("disk", missed), result("long-poll", failure="ProcessError: broker ended"))
+    )
+    text = write_pages(report, tmp_path).read_text()
+    assert "| R4 | messages (burst) | ≤ 10 | 21 ms | **not met** |" in text
+    assert "**Failed:** `ProcessError: broker ended`" in text
+    assert "fdatasync \\| before" in text
+
+
+def test_a_benchmark_that_was_not_run_keeps_its_last_result(tmp_path: Path) -> None:
+    write_pages(Report(results=(result("wire", row(1)), result("disk", row(2)))), tmp_path)
+    write_pages(Report(results=(result("disk", row(3)),)), tmp_path)
+    stored = decode_report((tmp_path / "results.json").read_bytes())
+    assert [(kept.name, kept.rows[0].samples) for kept in stored.results] == [
+        ("disk", (3,)),
+        ("wire", (1,)),
+    ]
+
+
+def test_every_picture_of_the_page_is_there_and_none_is_left_over(tmp_path: Path) -> None:
+    (tmp_path / "old.svg").write_text("")
+    page = write_pages(Report(results=(result("disk", row(1)), result("wire", row(2)))), tmp_path)
+    shown = set(re.findall(r"\]\(([^)]+\.svg)\)", page.read_text()))
+    assert shown == {path.name for path in tmp_path.glob("*.svg")} == {"disk.svg", "wire.svg"}
+
+
+@pytest.mark.parametrize("samples", [(1.0,), (0.0, 0.0), (0.001, 5_000_000.0), (-2.0, 3.0)])
+def test_a_plot_is_well_formed_and_keeps_its_marks_inside(samples: tuple[float, ...]) -> None:
+    (svg,) = draw(result("disk", row(*samples))).values()
+    tree = ET.fromstring(svg)
+    width = float(tree.attrib["width"])
+    circles = tree.findall("{http://www.w3.org/2000/svg}circle")
+    assert len(circles) == len(samples)
+    assert all(0 <= float(circle.attrib["cx"]) <= width for circle in circles)
+
+
+def test_benchmarks_are_found_by_number_and_by_name() -> None:
+    assert [entry.name for entry in select(["r9", "disk"])] == ["disk", "commit-to-accepted"]
+    assert select([]) == BENCHMARKS
+    with pytest.raises(UnknownBenchmarkError, match="r99"):
+        select(["R99"])

@@ -1,0 +1,45 @@
+"""Workers answer, failures are seen, and no process of a benchmark outlives it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.machine import MEMORY_FILE_SYSTEMS, NoDiskError, file_system, find_directory
+from benchmarks.processes import ProcessError, Processes
+
+WORKERS = "tests.benchmarks.workers"
+
+
+def test_a_worker_hears_and_tells_whatever_it_prints(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        worker = processes.start_worker(f"{WORKERS}:add", first=2)
+        assert worker.hear() == "hello"
+        worker.tell(3)
+        assert worker.hear() == 5
+
+
+def test_a_worker_that_fails_is_seen_with_the_end_of_its_log(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        worker = processes.start_worker(f"{WORKERS}:fail")
+        assert worker.hear() == "hello"
+        with pytest.raises(ProcessError, match="exit code 1\nno such luck"):
+            worker.hear()
+
+
+def test_an_error_in_the_benchmark_ends_its_processes(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), Processes(tmp_path) as processes:
+        worker = processes.start_worker(f"{WORKERS}:wait_for_ever")
+        assert worker.hear() == "hello"
+        raise KeyboardInterrupt
+    assert worker.process.poll() is not None
+    worker.stop()  # again, without harm
+
+
+def test_a_directory_in_memory_is_refused() -> None:
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or file_system(memory)[0] not in MEMORY_FILE_SYSTEMS:
+        pytest.skip("no directory in memory here")
+    with pytest.raises(NoDiskError, match="--directory"):
+        find_directory(memory)
