@@ -114,9 +114,17 @@ class OutboxStore:
         return OutboxCounts(live=live, due=due, parked=parked)
 
     def list_rows(
-        self, *, state: int | None = None, limit: int = 100, message_ids: Sequence[bytes] = ()
+        self,
+        *,
+        state: int | None = None,
+        is_due: bool = False,
+        limit: int = 100,
+        message_ids: Sequence[bytes] = (),
     ) -> list[StoredRow]:
-        """Rows to look at, those due first at the top; all states when `state` is None."""
+        """Rows to look at, those due first at the top; all states when `state` is None.
+
+        With `is_due` only rows whose time has come by the database's clock.
+        """
         columns = self._outbox.c
         query = sa.select(
             columns.message_id,
@@ -132,6 +140,8 @@ class OutboxStore:
         ).order_by(columns.state, columns.due_at_ms)
         if state is not None:
             query = query.where(columns.state == state)
+        if is_due:
+            query = query.where(columns.due_at_ms <= self._now_ms)
         if message_ids:
             query = query.where(columns.message_id.in_(message_ids))
         with self._dialect.read(self._sibling) as connection:

@@ -1,0 +1,19 @@
+"""What can go wrong in a migration. This package knows no other of the house, nor its errors."""
+
+from __future__ import annotations
+
+
+class MigrationError(Exception):
+    """The database was left as it was, or as the last whole step made it; run again after mending."""
+
+
+class UnknownRevisionError(MigrationError):
+    """The database was migrated by a newer version of this product. Upgrade the product."""
+
+
+class MigrationBusyError(MigrationError):
+    """Another process holds the database or migrates it now. Run again later."""
+
+
+class NoLockError(MigrationError):
+    """For this kind of database there is no lock against two migrations at once."""

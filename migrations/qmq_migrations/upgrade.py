@@ -1,0 +1,113 @@
+"""The stand-alone door: bring one database to the newest revision, or print how.
+
+Works from an installed package without an alembic.ini. The history is kept in a version table of
+our own (`qmq_version`), so an application's own Alembic history never meets it. Safe when several
+processes start at once, and when killed: run it again.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+
+from qmq_migrations.errors import UnknownRevisionError
+from qmq_migrations.lock import lock_for
+
+#: Alembic's script location; for an application's `version_locations` take `VERSIONS`.
+SCRIPTS: Final = Path(__file__).resolve().parent
+VERSIONS: Final = SCRIPTS / "versions"
+HEAD: Final = "qmq@head"
+_WAIT_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migrated:
+    """What a run did."""
+
+    #: Revision before, None for a database without ours.
+    before: str | None
+    #: Revision now: the newest.
+    after: str
+
+
+def migrate(
+    engine: sa.Engine, *, schema: str | None = None, prefix: str = "qmq_", wait_s: float = _WAIT_S
+) -> Migrated:
+    """Create or change the tables until they are as the newest revision says.
+
+    Waits at most `wait_s` for another migration of the same database. Raises `MigrationError`;
+    errors of the database come as SQLAlchemy's own.
+    """
+    config = _config(schema, prefix)
+    with engine.connect() as connection:
+        with lock_for(connection, wait_s), _unknown_revisions():
+            before = _revision(connection, schema, prefix)
+            config.attributes["connection"] = connection
+            command.upgrade(config, HEAD)
+            after = _revision(connection, schema, prefix)
+        connection.commit()
+    assert after is not None, "an upgrade leaves a revision"
+    return Migrated(before=before, after=after)
+
+
+def upgrade_sql(dialect_name: str, *, schema: str | None = None, prefix: str = "qmq_") -> str:
+    """The statements from an empty database to the newest revision."""
+    text = io.StringIO()
+    config = _config(schema, prefix, output=text)
+    config.attributes["dialect_name"] = dialect_name
+    command.upgrade(config, HEAD, sql=True)
+    return text.getvalue()
+
+
+def current_revision(
+    engine: sa.Engine, *, schema: str | None = None, prefix: str = "qmq_"
+) -> str | None:
+    """The revision that this database is at by its own version table; None without one."""
+    with engine.connect() as connection:
+        return _revision(connection, schema, prefix)
+
+
+def newest_revision() -> str:
+    """The revision that this version of the product needs."""
+    revision = ScriptDirectory.from_config(_config(None, "qmq_")).get_current_head()
+    assert revision is not None, "there is a first revision"
+    return revision
+
+
+def _config(schema: str | None, prefix: str, output: io.StringIO | None = None) -> Config:
+    config = Config() if output is None else Config(output_buffer=output)
+    for name, value in (
+        ("script_location", str(SCRIPTS)),
+        ("path_separator", "os"),
+        ("qmq_schema", schema or ""),
+        ("qmq_prefix", prefix),
+    ):
+        config.set_main_option(name, value.replace("%", "%%"))  # it would interpolate
+    return config
+
+
+def _revision(connection: sa.Connection, schema: str | None, prefix: str) -> str | None:
+    options = {"version_table": f"{prefix}version", "version_table_schema": schema}
+    return MigrationContext.configure(connection, opts=options).get_current_revision()
+
+
+@contextmanager
+def _unknown_revisions() -> Iterator[None]:
+    try:
+        yield
+    except CommandError as error:
+        raise UnknownRevisionError(
+            f"the database is at a revision that this version does not know ({error}). "
+            "Upgrade the product."
+        ) from error

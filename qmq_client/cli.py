@@ -1,0 +1,28 @@
+"""The `qmq` command: loads the one sub-command that was asked for, and nothing for a question.
+
+Sub-commands are entry points of the group `qmq.commands`. Help and version are answered here, from
+names alone and without click, so that `qmq --help` stays under 100 ms; everything else is the click
+group of `commands/root.py`. The exit codes of all sub-commands are in `commands/exit_codes.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from qmq_client.commands.listing import found_commands, help_text
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and leave with its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in {"-h", "--help"}:
+        print(help_text(found_commands()))
+        raise SystemExit(0 if given else 2)
+    if given[0] == "--version":
+        print(f"qmq {version('qmq')}")
+        raise SystemExit(0)
+    from qmq_client.commands.root import root
+
+    root(given, prog_name="qmq")

@@ -1,0 +1,114 @@
+"""`qmq db migrate | check | sql`: the tables that a business database needs.
+
+The revisions are in `qmq_migrations`; an application with its own Alembic history may use those
+there, or take `qmq_client.metadata` into its own, and then needs `qmq db check` only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import sqlalchemy as sa
+
+from qmq_client.commands.exit_codes import ATTENTION
+from qmq_client.commands.settings import database_options, json_option, the_database
+from qmq_client.config import DatabaseSection
+from qmq_client.database import (
+    database_errors,
+    database_url,
+    open_engine,
+    section_tables,
+)
+from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, OutboxMissingError
+from qmq_client.outbox.store import OutboxStore
+from qmq_migrations.errors import MigrationBusyError, MigrationError
+from qmq_migrations.upgrade import migrate as migrate_tables
+from qmq_migrations.upgrade import upgrade_sql
+
+
+@click.group()
+def db() -> None:
+    """Create, check or print the tables in a business database."""
+
+
+@db.command()
+@database_options
+@json_option
+def migrate(database: str | None, config_file: Path | None, as_json: bool) -> None:
+    """Create the tables, or change them to what this version needs.
+
+    May be run again at any time, also by several processes at once.
+    """
+    section = the_database(database, config_file)
+    with _engine(section, may_create=True) as engine, _migration_errors(section):
+        done = migrate_tables(engine, schema=section.schema or None, prefix=section.table_prefix)
+    if as_json:
+        click.echo(json.dumps({"database": section.name, "from": done.before, "to": done.after}))
+    elif done.before == done.after:
+        click.echo(f"{section.name}: already at {done.after}")
+    else:
+        click.echo(f"{section.name}: {done.before or 'empty'} -> {done.after}")
+
+
+@db.command()
+@database_options
+@json_option
+def check(database: str | None, config_file: Path | None, as_json: bool) -> None:
+    """Compare the tables with what this version needs; exit code 1 when they differ."""
+    section = the_database(database, config_file)
+    fault = ""
+    with _engine(section) as engine:
+        store = OutboxStore(engine, section_tables(section))
+        try:
+            store.check_schema()
+        except OutboxMissingError as error:
+            fault = str(error)
+        finally:
+            store.close()
+    if as_json:
+        click.echo(json.dumps({"database": section.name, "ok": not fault, "fault": fault}))
+    else:
+        click.echo(f"{section.name}: {fault or 'as it should be'}")
+    if fault:
+        raise SystemExit(ATTENTION)
+
+
+@db.command()
+@database_options
+def sql(database: str | None, config_file: Path | None) -> None:
+    """Print the statements that `migrate` would run on an empty database; connects to nothing."""
+    section = the_database(database, config_file)
+    url = database_url(section, os.environ)
+    text = upgrade_sql(
+        url.get_backend_name(), schema=section.schema or None, prefix=section.table_prefix
+    )
+    click.echo(text, nl=False)
+
+
+@contextmanager
+def _engine(section: DatabaseSection, *, may_create: bool = False) -> Iterator[sa.Engine]:
+    engine = open_engine(section, os.environ, may_create=may_create)
+    try:
+        with database_errors(section.name):
+            yield engine
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def _migration_errors(section: DatabaseSection) -> Iterator[None]:
+    try:
+        yield
+    except MigrationBusyError as error:
+        raise DatabaseUnavailableError(f"database {section.name}: {error}") from error
+    except MigrationError as error:
+        raise ConfigurationError(
+            setting=f"database {section.name}",
+            value="it cannot be migrated from here",
+            remedy=str(error),
+        ) from error

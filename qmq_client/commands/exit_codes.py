@@ -1,0 +1,46 @@
+"""What the exit code of `qmq` says, the same for every sub-command.
+
+====  ==========================================================================
+0     done, or there was nothing to do
+1     done, but something needs attention: rows failed or parked, a check found faults
+2     wrong call, wrong configuration, or a database that is not set up
+3     the broker or a database could not be reached; the same call may work later
+====  ==========================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from qmq_client.errors import (
+    BrokerRefusedError,
+    ConfigurationError,
+    DatabaseUnavailableError,
+    InvalidMessageError,
+    OutboxMissingError,
+    QmqError,
+    TransportError,
+)
+
+DONE: Final = 0
+ATTENTION: Final = 1
+WRONG_CALL: Final = 2
+UNREACHABLE: Final = 3
+
+#: The first that fits counts: a refusal is an answer, the other transport errors are not.
+_BY_ERROR: Final[tuple[tuple[type[QmqError], int], ...]] = (
+    (ConfigurationError, WRONG_CALL),
+    (InvalidMessageError, WRONG_CALL),
+    (OutboxMissingError, WRONG_CALL),
+    (DatabaseUnavailableError, UNREACHABLE),
+    (BrokerRefusedError, ATTENTION),
+    (TransportError, UNREACHABLE),
+)
+
+
+def exit_code_of(error: QmqError) -> int:
+    """The exit code for a command that ended with this error."""
+    for kind, exit_code in _BY_ERROR:
+        if isinstance(error, kind):
+            return exit_code
+    return ATTENTION

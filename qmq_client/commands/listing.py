@@ -1,0 +1,45 @@
+"""Which sub-commands `qmq` has, from names alone: nothing of them is imported, nor is click."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final
+
+COMMANDS_GROUP: Final = "qmq.commands"
+
+#: One line for each of our own commands; asking the command itself would import it.
+SUMMARIES: Final[Mapping[str, str]] = {
+    "broker": "Run the broker on a data directory.",
+    "config": "Show every setting and where its value came from.",
+    "consume": "Run the consumers of a module.",
+    "db": "Create, check or print the tables in a business database.",
+    "outbox": "Look after the rows that wait in an outbox.",
+    "watchdog": "Send the outbox rows that a dead or slow process left behind.",
+}
+
+
+def found_commands() -> dict[str, EntryPoint]:
+    """Every installed command by name, ours and those of other distributions."""
+    return {point.name: point for point in entry_points(group=COMMANDS_GROUP)}
+
+
+def help_text(commands: Mapping[str, EntryPoint]) -> str:
+    """What `qmq --help` prints."""
+    width = max((len(name) for name in commands), default=0)
+    lines = [
+        f"  {name:<{width}}  {SUMMARIES.get(name, f'From {point.module}.')}"
+        for name, point in sorted(commands.items())
+    ]
+    return "\n".join(
+        [
+            "Usage: qmq [--help | --version] COMMAND [ARGUMENT …]",
+            "",
+            "  Transactional messages: sent if and only if the database transaction commits.",
+            "",
+            "Commands:",
+            *lines,
+            "",
+            "`qmq COMMAND --help` says more.",
+        ]
+    )

@@ -1,0 +1,56 @@
+"""The click group behind `qmq`: loads the one sub-command that was named.
+
+An error that this product foresaw (`QmqError`) becomes one line and an exit code here, never a
+traceback; anything else is a fault of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import click
+
+from qmq_client.commands.exit_codes import exit_code_of
+from qmq_client.commands.listing import found_commands, help_text
+from qmq_client.errors import QmqError
+
+
+class RootGroup(click.Group):
+    """Sub-commands from entry points, imported when they are run and not before."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(found_commands())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        point = found_commands().get(cmd_name)
+        if point is None:
+            return None
+        command = point.load()
+        if not isinstance(command, click.Command):
+            raise click.ClickException(f"{point.value} is not a click command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, names = args[0], self.list_commands(ctx)
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            ctx.fail(f"No command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+    def get_help(self, ctx: click.Context) -> str:
+        return help_text(found_commands())
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except QmqError as error:
+            click.echo(f"Error: {' '.join(str(error).split())}", err=True)
+            ctx.exit(exit_code_of(error))
+
+
+@click.group(cls=RootGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def root() -> None:
+    """Transactional messages: sent if and only if the database transaction commits."""

@@ -1,0 +1,54 @@
+"""Options that several commands share, and the configuration they lead to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from qmq_client.config import DatabaseSection, LoadedConfig, load_config
+from qmq_client.errors import ConfigurationError
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+config_option = click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="QMQ_CONFIG",
+    help="Configuration file; qmq.toml of the working directory by default.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+def database_options(function: _Function) -> _Function:
+    """Add `--database` and `--config` for a command on one database."""
+    database = click.option(
+        "--database",
+        metavar="URL|NAME",
+        help="Database URL, or the name of a configured one; not needed when there is only one.",
+    )
+    return database(config_option(function))
+
+
+def loaded(
+    config_file: Path | None, databases: Sequence[str] = (), flags: Mapping[str, Any] | None = None
+) -> LoadedConfig:
+    """The configuration of this process."""
+    return load_config(environment=os.environ, file=config_file, flags=flags, databases=databases)
+
+
+def the_database(database: str | None, config_file: Path | None) -> DatabaseSection:
+    """The one database that was meant; raises `ConfigurationError` when that is not clear."""
+    known = loaded(config_file, () if database is None else (database,)).config.databases
+    if len(known) == 1:
+        return known[0]
+    names = ", ".join(section.name for section in known)
+    raise ConfigurationError(
+        setting="--database",
+        value=f"{len(known)} databases are configured" + (f": {names}" if names else ""),
+        remedy="Give --database with a URL or one of the names.",
+    )

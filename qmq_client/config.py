@@ -1,0 +1,322 @@
+"""Settings of a process: built-in values, then `qmq.toml`, then `QMQ_*`, then the command line.
+
+::
+
+    [broker]                      QMQ_BROKER_URL, --broker
+    url = "http://127.0.0.1:9470"
+    [watchdog]                    QMQ_WATCHDOG_BATCH_ROWS, … : QMQ_<SECTION>_<KEY>
+    batch_rows = 1000
+    [[database]]                  QMQ_DATABASE_<NAME>_URL, or QMQ_DATABASE_URL for the only one
+    name = "orders"
+    url = "sqlite:///orders.db"
+    password_env = "ORDERS_PASSWORD"    the password stays in the environment
+
+An unknown key is an error that names the nearest known one. Where each value came from is kept, for
+`qmq config show`. Passwords are masked by `mask_secrets` wherever a URL is shown. It opens nothing
+but the file: databases become engines in `database.py`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+
+from qmq_client.errors import ConfigurationError
+
+CONFIG_FILE: Final = "qmq.toml"
+DATABASES_MAX: Final = 64  # each has a thread and connections of its own in the watchdog
+
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+_Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+_Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_.-]{1,63}\Z")]
+_Identifier = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_]{0,32}\Z")]
+
+
+class BrokerSection(msgspec.Struct, frozen=True, kw_only=True):
+    """Where this process finds the broker."""
+
+    url: str = "http://127.0.0.1:9470"
+
+
+class DatabaseSection(msgspec.Struct, frozen=True, kw_only=True):
+    """One business database that carries an outbox."""
+
+    #: How logs and commands call it.
+    name: _Name
+    #: SQLAlchemy's URL.
+    url: str
+    #: Name of the environment variable that holds the password; empty when the URL is complete.
+    password_env: str = ""
+    #: Schema of the outbox; empty for the connection's own.
+    schema: _Identifier = ""
+    #: What the names of our tables begin with.
+    table_prefix: _Identifier = "qmq_"
+
+
+class WatchdogSection(msgspec.Struct, frozen=True, kw_only=True):
+    """How the watchdog works; one set for all databases."""
+
+    #: Rows of one claim and one request.
+    batch_rows: _Count = 1_000
+    #: How long a claim lasts; after that another watchdog may take the rows.
+    lease_ms: _Milliseconds = 5_000
+    #: A row that the broker answered badly this often is parked.
+    max_attempts: _Count = 50
+    #: A sweep ends after this many rows …
+    sweep_rows_max: _Count = 100_000
+    #: … or this many seconds, whichever comes first.
+    sweep_s_max: _Seconds = 30.0
+    #: Wait between sweeps of a database that has nothing due.
+    poll_s: _Seconds = 1.0
+    #: Longest wait between tries while the broker or a database is away.
+    breaker_s_max: _Seconds = 30.0
+    #: Time for a clean stop after SIGTERM.
+    stop_s: _Seconds = 10.0
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a process of this product can be told."""
+
+    broker: BrokerSection = BrokerSection()
+    watchdog: WatchdogSection = WatchdogSection()
+    databases: tuple[DatabaseSection, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One value and where it came from."""
+
+    #: As in the file: `watchdog.batch_rows`, `database.orders.url`.
+    path: str
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedConfig:
+    """A configuration with its history."""
+
+    config: Config
+    settings: tuple[Setting, ...]
+
+
+#: One layer or several merged: path → value and origin.
+_Layer = dict[str, tuple[Any, str]]
+_Section = TypeVar("_Section", bound=msgspec.Struct)
+_BUILT_IN: Final = "built-in"
+_FLAG: Final = "command line"
+_SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
+    "broker": BrokerSection,
+    "watchdog": WatchdogSection,
+}
+_DATABASE_VARIABLE: Final = re.compile(r"QMQ_DATABASE_(?:(?P<name>[A-Z0-9_]+)_)?URL\Z")
+_AUTHORITY: Final = re.compile(r"(?<=://)([^:/@\s]*):(\S*)@")
+_QUERY_SECRET: Final = re.compile(
+    r"(?i)([?&][^=&\s]*(?:password|passwd|secret|token)[^=&\s]*=)[^&\s]*"
+)
+_IN_ERROR: Final = re.compile(r" - at `\$\.(?P<key>\w+)`")
+
+
+def load_config(
+    *,
+    environment: Mapping[str, str],
+    file: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    databases: Sequence[str] = (),
+) -> LoadedConfig:
+    """Read all layers; raises `ConfigurationError` for the first thing that is wrong.
+
+    `file` must exist when it is given; without it `qmq.toml` is read when the working directory has
+    one. `flags` maps paths to values, None meaning not given. `databases` are those named on the
+    command line, by URL or by configured name: if there are any, no other is used.
+    """
+    merged = _read_file(file)
+    merged |= _read_environment(environment, merged)
+    merged |= {path: (value, _FLAG) for path, value in (flags or {}).items() if value is not None}
+    names = _names(merged)
+    if databases:
+        names = [_choose(given, names, merged) for given in databases]
+    if len(names) > DATABASES_MAX:
+        raise ConfigurationError(
+            setting="database",
+            value=f"{len(names)} databases; allowed: {DATABASES_MAX}",
+            remedy="Run another watchdog for the others.",
+        )
+    settings: list[Setting] = []
+    config = Config(
+        broker=_build(BrokerSection, "broker", merged, settings),
+        watchdog=_build(WatchdogSection, "watchdog", merged, settings),
+        databases=tuple(
+            _build(DatabaseSection, f"database.{name}", merged, settings) for name in names
+        ),
+    )
+    return LoadedConfig(config=config, settings=tuple(settings))
+
+
+def mask_secrets(text: str) -> str:
+    """The text with every password of a URL replaced by `***`."""
+    return _QUERY_SECRET.sub(r"\1***", _AUTHORITY.sub(r"\1:***@", text))
+
+
+def _read_file(file: Path | None) -> _Layer:
+    path = Path(CONFIG_FILE) if file is None else file
+    if file is None and not path.is_file():
+        return {}
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _wrong(str(path), error.strerror or str(error), "Give a file that exists.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise _wrong(str(path), f"not TOML: {error}", "Mend the file.") from error
+    origin = str(path)
+    layer: _Layer = {}
+    for section, values in content.items():
+        if section == "database":
+            layer |= _read_databases(values, origin)
+            continue
+        if section not in _SECTIONS or not isinstance(values, dict):
+            raise _unknown(section, [*_SECTIONS, "database"], origin)
+        for key, value in values.items():
+            _check_key(section, key, _SECTIONS[section], origin)
+            layer[f"{section}.{key}"] = (value, origin)
+    return layer
+
+
+def _read_databases(tables: Any, origin: str) -> _Layer:
+    layer: _Layer = {}
+    if not isinstance(tables, list):
+        raise _wrong("database", "one table", f"Write [[database]] in {origin}.")
+    for number, table in enumerate(tables, start=1):
+        name = table.get("name")
+        if not isinstance(name, str) or f"database.{name}.name" in layer:
+            problem = "has no name" if name is None else f"name {name!r}"
+            remedy = f"Give each [[database]] in {origin} a name of its own."
+            raise _wrong(f"database {number}", problem, remedy)
+        for key, value in table.items():
+            _check_key(f"database.{name}", key, DatabaseSection, origin)
+            layer[f"database.{name}.{key}"] = (value, origin)
+    return layer
+
+
+def _read_environment(environment: Mapping[str, str], file: _Layer) -> _Layer:
+    known = {
+        f"QMQ_{section}_{field}".upper(): f"{section}.{field}"
+        for section, struct in _SECTIONS.items()
+        for field in struct.__struct_fields__
+    }
+    layer: _Layer = {}
+    for variable, value in sorted(environment.items()):
+        if path := known.get(variable):
+            layer[path] = (value, variable)
+        elif found := _DATABASE_VARIABLE.match(variable):
+            name = _database_name(found["name"], value, _names(file))
+            layer[f"database.{name}.name"] = (name, variable)
+            layer[f"database.{name}.url"] = (value, variable)
+        elif variable.startswith("QMQ_") and difflib.get_close_matches(
+            variable, known, n=1, cutoff=0.85
+        ):
+            # Others may use names that begin alike; only what looks like a slip is refused.
+            raise _unknown(variable, known, "environment")
+    return layer
+
+
+def _database_name(in_variable: str | None, url: str, names: Sequence[str]) -> str:
+    if in_variable is None:
+        return _name_from_url(url)
+    for name in names:
+        if re.sub(r"[^A-Z0-9]", "_", name.upper()) == in_variable:
+            return name
+    return in_variable.lower()
+
+
+def _choose(given: str, names: Sequence[str], merged: _Layer) -> str:
+    """The name for a database of the command line; a URL is added to what is known."""
+    if "://" not in given:
+        if given in names:
+            return given
+        raise _unknown(given, names, "--database")
+    first = name = _name_from_url(given)
+    number = 2
+    while merged.get(f"database.{name}.url", (given, ""))[0] != given:
+        name, number = f"{first}-{number}", number + 1
+    merged[f"database.{name}.name"] = (name, _FLAG)
+    merged[f"database.{name}.url"] = (given, _FLAG)
+    return name
+
+
+def _name_from_url(url: str) -> str:
+    last = url.split("?", 1)[0].rsplit("/", 1)[-1].rsplit("@", maxsplit=1)[-1]
+    stem = last.rsplit(".", 1)[0] if "." in last.strip(".") else last
+    return re.sub(r"[^A-Za-z0-9_-]", "-", stem)[:63] or "database"
+
+
+def _names(layer: _Layer) -> list[str]:
+    """Names of the databases in the order in which they were first mentioned."""
+    return [value for path, (value, _) in layer.items() if _is_name_path(path)]
+
+
+def _is_name_path(path: str) -> bool:
+    return path.startswith("database.") and path.endswith(".name")
+
+
+def _build(
+    struct: type[_Section], prefix: str, merged: _Layer, settings: list[Setting]
+) -> _Section:
+    given = {
+        field: merged[f"{prefix}.{field}"]
+        for field in struct.__struct_fields__
+        if f"{prefix}.{field}" in merged
+    }
+    try:
+        section = msgspec.convert(
+            {key: value for key, (value, _) in given.items()}, struct, strict=False
+        )
+    except msgspec.ValidationError as error:
+        raise _invalid(prefix, given, str(error)) from error
+    settings.extend(_settings(section, prefix, given))
+    return section
+
+
+def _settings(section: msgspec.Struct, prefix: str, given: _Layer) -> Iterator[Setting]:
+    for field in section.__struct_fields__:
+        origin = given[field][1] if field in given else _BUILT_IN
+        value = getattr(section, field)
+        shown = mask_secrets(value) if isinstance(value, str) else value
+        yield Setting(path=f"{prefix}.{field}", value=shown, origin=origin)
+
+
+def _check_key(section: str, key: str, struct: type[msgspec.Struct], origin: str) -> None:
+    if key not in struct.__struct_fields__:
+        known = [f"{section}.{field}" for field in struct.__struct_fields__]
+        raise _unknown(f"{section}.{key}", known, origin)
+
+
+def _invalid(prefix: str, given: _Layer, problem: str) -> ConfigurationError:
+    found = _IN_ERROR.search(problem)
+    expected = _IN_ERROR.sub("", problem)
+    if found is None:  # a key that is needed and missing
+        return _wrong(prefix, expected, "Add it.")
+    value, origin = given[found["key"]]
+    return _wrong(
+        f"{prefix}.{found['key']}", f"{mask_secrets(str(value))!r} from {origin}", f"{expected}."
+    )
+
+
+def _unknown(
+    name: str, known: Sequence[str] | Mapping[str, str], origin: str
+) -> ConfigurationError:
+    near = difflib.get_close_matches(name, known, n=1)
+    remedy = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known) or 'none'}."
+    return _wrong(name, f"not known (in {origin})", remedy)
+
+
+def _wrong(setting: str, value: str, remedy: str) -> ConfigurationError:
+    return ConfigurationError(setting=setting, value=value, remedy=remedy)

@@ -1,0 +1,102 @@
+"""From a configured database to an engine, for the processes that open databases by themselves.
+
+Applications bring engines of their own. What SQLAlchemy and the drivers raise is translated at the
+one door here, `database_errors`; no text that leaves it shows a password.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import URL, make_url
+
+from qmq_client.config import DatabaseSection, mask_secrets
+from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, OutboxMissingError
+from qmq_client.outbox.table import Tables, make_tables
+
+_ERROR_CHARACTERS_MAX: Final = 300
+#: What drivers say of a table that is not there; they share no error class for it.
+_MISSING_TABLE: Final = ("no such table", "doesn't exist", "does not exist")
+
+
+def open_engine(
+    section: DatabaseSection, environment: Mapping[str, str], *, may_create: bool = False
+) -> sa.Engine:
+    """An engine for this database; connects to nothing yet. Raises `ConfigurationError`.
+
+    A file that is not there is an error unless `may_create`: SQLite would make an empty one.
+    """
+    url = database_url(section, environment)
+    try:
+        engine = sa.create_engine(url)
+    except (sa.exc.ArgumentError, ImportError) as error:
+        raise _not_usable(section, str(error)) from error
+    if engine.dialect.name == "sqlite" and not may_create:
+        event.listen(engine, "do_connect", _refuse_missing_file)
+    return engine
+
+
+def database_url(section: DatabaseSection, environment: Mapping[str, str]) -> URL:
+    """The URL with its password, wherever that was kept."""
+    try:
+        url = make_url(section.url)
+    except (sa.exc.ArgumentError, ValueError):
+        # The cause would show the URL, and with it the password.
+        raise _not_usable(section, "not a database URL") from None
+    if not section.password_env:
+        return url
+    if section.password_env not in environment:
+        raise ConfigurationError(
+            setting=f"database.{section.name}.password_env",
+            value=f"{section.password_env} is not in the environment",
+            remedy="Set it to the password.",
+        )
+    return url.set(password=environment[section.password_env])
+
+
+def section_tables(section: DatabaseSection) -> Tables:
+    """The tables under the names that this database uses."""
+    return make_tables(sa.MetaData(), schema=section.schema or None, prefix=section.table_prefix)
+
+
+@contextmanager
+def database_errors(name: str) -> Iterator[None]:
+    """Translate what the database library raises inside into errors of ours."""
+    try:
+        yield
+    except sa.exc.SQLAlchemyError as error:
+        reason = _reason(error)
+        if any(text in reason for text in _MISSING_TABLE):
+            raise OutboxMissingError(
+                f"database {name}: {reason}. Run `qmq db migrate` for it."
+            ) from error
+        raise DatabaseUnavailableError(f"database {name}: {reason}") from error
+
+
+def _refuse_missing_file(
+    _dialect: Any, _record: Any, arguments: Sequence[Any], _options: Any
+) -> None:
+    path = str(arguments[0])
+    if path != ":memory:" and not path.startswith("file:") and not Path(path).exists():
+        raise sqlite3.OperationalError(f"there is no file {path}")
+
+
+def _reason(error: sa.exc.SQLAlchemyError) -> str:
+    origin = error.orig if isinstance(error, sa.exc.DBAPIError) else None
+    cause = error if origin is None else origin
+    text = " ".join(str(cause).split()) or type(cause).__name__
+    return mask_secrets(text)[:_ERROR_CHARACTERS_MAX]
+
+
+def _not_usable(section: DatabaseSection, problem: str) -> ConfigurationError:
+    return ConfigurationError(
+        setting=f"database.{section.name}.url",
+        value=f"{mask_secrets(section.url)}: {mask_secrets(problem)}",
+        remedy="Give one like sqlite:////var/lib/shop/orders.db, and install its driver.",
+    )
