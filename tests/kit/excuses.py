@@ -32,6 +32,8 @@ CRASHES: Final = frozenset({"crash", "power_cut"})
 SILENCES: Final = frozenset({"pause", "partition", "slow"})
 
 NEVER_NS: Final = 1 << 62
+#: The excuse of a delivery that was no extra one: its consumer was silent and saw it too late.
+SEEN_LATE: Final = "handed out before, seen late"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,7 @@ def excuse_of(
 ) -> str | None:
     """Name what excuses delivering `extra` although its group had `previous`, or None."""
     if extra.attempt < previous.attempt and _was_silent(extra, previous, faults):
-        return "handed out before, seen late"
+        return SEEN_LATE
     confirmed = [a for a in settlements.acked if previous.at_ns < a.at_ns <= extra.at_ns]
     if confirmed:
         return _excuse_after_ack(confirmed[-1], extra, faults, promises)

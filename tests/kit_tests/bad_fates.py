@@ -7,7 +7,7 @@ from typing import Final
 from tests.kit.expectations import Group
 from tests.kit.verdict import Oracle
 from tests.kit_tests.case import LEASE, WINDOW_1, Case
-from tests.kit_tests.scenes import GROUPS
+from tests.kit_tests.scenes import GROUPS, ORDERED
 
 BAD_FATES: Final = (
     Case(
@@ -222,5 +222,122 @@ BAD_FATES: Final = (
         "two rows counted in one event",
         lambda s: s.sent("m1").deliver("m1").effect("m1", times=2).drained(),
         Oracle.EFFECT,
+    ),
+    Case(
+        "accepted at a sequence that the log lost with its message",
+        lambda s: (
+            s.attempt("m1", "m2", tx="t1", key="k")
+            .commit("t1")
+            .truth("t1", True)
+            .store("m1")
+            .accept("m2", sequence=1)
+            .handled("m1")
+            .drained()
+        ),
+        Oracle.LOST,
+        groups=ORDERED,
+    ),
+    Case(
+        "committed, keyed and never stored",
+        lambda s: (
+            s.attempt("m1", tx="t1", key="k")
+            .commit("t1")
+            .truth("t1", True)
+            .sent("m2", key="k")
+            .handled("m2")
+            .drained()
+        ),
+        Oracle.LOST,
+        groups=ORDERED,
+    ),
+    Case(
+        "an unknown group got a message",
+        lambda s: s.sent("m1").handled("m1").deliver("m1", group="nobody").drained(),
+        Oracle.ALIEN,
+    ),
+    Case(
+        "stored beyond the window after a claim that failed",
+        lambda s: (
+            s.sent("m1", "m2", "m3")
+            .row("claim", "w", 0)
+            .store("m1")
+            .handled("m1", "m2", "m3")
+            .drained()
+        ),
+        Oracle.DUPLOG,
+        promises=WINDOW_1,
+    ),
+    Case(
+        "stored beyond the window after a release and a fault that repeat nothing",
+        lambda s: (
+            s.sent("m1", "m2", "m3")
+            .row("release", "a", 1)
+            .fault("disk_full", "broker")
+            .fault("disk_full", "broker", "end")
+            .heal()
+            .store("m1")
+            .handled("m1", "m2", "m3")
+            .drained()
+        ),
+        Oracle.DUPLOG,
+        promises=WINDOW_1,
+    ),
+    Case(
+        "one broker crash, two extras",
+        lambda s: (
+            s.sent("m1")
+            .deliver("m1")
+            .nack("m1")
+            .deliver("m1", to="c2", attempt=2)
+            .crash("broker")
+            .heal()
+            .deliver("m1", to="c3")
+            .deliver("m1", to="c4")
+            .ack("m1", by="c4")
+            .drained()
+        ),
+        Oracle.DUPDEL,
+    ),
+    Case(
+        "a second consumer after the first one's restart, with nothing in between",
+        lambda s: (
+            s.crash("c1")
+            .sent("m1")
+            .deliver("m1")
+            .deliver("m1", to="c2", attempt=2)
+            .ack("m1", by="c2", attempt=2)
+            .drained()
+        ),
+        Oracle.DUPDEL,
+    ),
+    Case(
+        "a pause shorter than the lease excuses nothing",
+        lambda s: (
+            s.sent("m1")
+            .deliver("m1")
+            .fault("pause", "c1")
+            .wait(500)
+            .fault("pause", "c1", "end")
+            .heal()
+            .deliver("m1", to="c2", attempt=2)
+            .ack("m1", by="c2", attempt=2)
+            .drained()
+        ),
+        Oracle.DUPDEL,
+        promises=LEASE,
+    ),
+    Case(
+        "the nack of an earlier holder excuses nothing",
+        lambda s: (
+            s.sent("m1")
+            .deliver("m1")
+            .nack("m1")
+            .deliver("m1", to="c2", attempt=2)
+            .nack("m1")
+            .deliver("m1", to="c3", attempt=3)
+            .ack("m1", by="c3", attempt=3)
+            .drained()
+        ),
+        Oracle.DUPDEL,
     ),
 )

@@ -230,4 +230,67 @@ BAD_RUNS: Final = (
         lambda s: s.attempt("m1", tx="t1").sent("m2").handled("m2").drained(),
         Oracle.HISTORY,
     ),
+    Case(
+        "a claim was lost to another and the row changed all the same",
+        lambda s: (
+            s.sent("m1")
+            .row("claim", "app", 1)
+            .row("claim", "watchdog", 1)
+            .row("remove", "app", 1)
+            .handled("m1")
+            .drained()
+        ),
+        Oracle.FENCE,
+    ),
+    Case(
+        "a late owner changed the row before it claimed it back",
+        lambda s: (
+            s.sent("m1")
+            .row("claim", "watchdog", 1)
+            .row("release", "app", 1)
+            .row("claim", "app", 1)
+            .handled("m1")
+            .drained()
+        ),
+        Oracle.FENCE,
+    ),
+    Case(
+        "drained too late after the first of two heals",
+        lambda s: (
+            s.crash("broker")
+            .heal()
+            .sent("m1")
+            .handled("m1")
+            .wait(500_000)
+            .drained()
+            .crash("broker")
+            .heal()
+            .drained()
+        ),
+        Oracle.STUCK,
+    ),
+    Case(
+        "drained too late after the first heal, in the midst of healthy rounds",
+        lambda s: s.heal().sent("m1").handled("m1").wait(500_000).drained().heal().drained(),
+        Oracle.STUCK,
+    ),
+    Case(
+        "a process came back and did not stop",
+        lambda s: s.sent("m1").handled("m1").drained().stopped().started(),
+        Oracle.STUCK,
+        promises=Promises(must_stop=frozenset({"app"})),
+    ),
+    Case(
+        "an error long after the heal that ended a fault nobody saw end",
+        lambda s: (
+            s.fault("partition", "app")
+            .heal()
+            .sent("m1")
+            .handled("m1")
+            .drained()
+            .wait(11_000)
+            .error()
+        ),
+        Oracle.BLAME,
+    ),
 )

@@ -26,6 +26,7 @@ from tests.kit.events import (
     Phase,
     Rollback,
     RowAction,
+    Started,
     Stopped,
     Stored,
     Truth,
@@ -240,6 +241,9 @@ class Scene:
                 began_ns=began_ns,
             )
         )
+
+    def started(self) -> Self:
+        return self.wait().add(Started(at_ns=self.now_ns, process="app", pid=1))
 
     def stopped(self, threads: int = 0, leases: int = 0) -> Self:
         return self.wait().add(

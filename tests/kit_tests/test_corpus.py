@@ -9,9 +9,11 @@ from tests.kit.verdict import Oracle
 from tests.kit_tests.bad_fates import BAD_FATES
 from tests.kit_tests.bad_runs import BAD_RUNS
 from tests.kit_tests.case import Case
-from tests.kit_tests.good_histories import GOOD
+from tests.kit_tests.good_fates import GOOD_FATES
+from tests.kit_tests.good_runs import GOOD_RUNS
 from tests.kit_tests.scenes import Scene
 
+GOOD = (*GOOD_FATES, *GOOD_RUNS)
 BAD = (*BAD_FATES, *BAD_RUNS)
 
 

@@ -92,6 +92,15 @@ def test_a_process_that_comes_back_appends_after_its_torn_line(tmp_path: Path) -
     assert kinds == [Started, Torn, Started, Commit]
 
 
+def test_a_process_that_stopped_in_order_and_comes_back_leaves_no_torn_line(
+    tmp_path: Path,
+) -> None:
+    for _ in range(2):
+        with History.open(tmp_path, "a") as history:
+            history.close()
+    assert [type(event) for event in read_histories(tmp_path)] == [Started, Started]
+
+
 def test_damage_that_no_kill_explains_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'rubbish\n{"e":"commit","t":1,"x":"1"}\n')
     with pytest.raises(HistoryDamagedError, match="line 1"):

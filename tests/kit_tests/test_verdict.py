@@ -12,9 +12,11 @@ from tests.kit.events import AckUnknown, AnyEvent, Fault, LeaseExpired, Nacked
 from tests.kit.expectations import Promises
 from tests.kit.verdict import EVIDENCE_MAX, FINDINGS_MAX, PROMISES_OF, Oracle
 from tests.kit_tests.case import Case
-from tests.kit_tests.good_histories import GOOD
+from tests.kit_tests.good_fates import GOOD_FATES
+from tests.kit_tests.good_runs import GOOD_RUNS
 from tests.kit_tests.scenes import GROUP, GROUPS, Scene
 
+GOOD = (*GOOD_FATES, *GOOD_RUNS)
 EXCUSED = [case for case in GOOD if case.sentence.startswith("DUPDEL")]
 
 
@@ -58,6 +60,13 @@ def test_a_loss_is_told_apart_by_where_it_happened() -> None:
     parts = {part: verdict.counts[f"lost_{part}"] for part in ("prefix", "middle", "tail")}
     assert parts == {"prefix": 2, "middle": 1, "tail": 1}
     assert verdict.counts["lost"] == 4
+
+
+def test_what_the_log_lost_is_counted_once_and_not_in_every_group() -> None:
+    scene = Scene().attempt("m1", "m2", tx="t1").commit("t1").truth("t1", True)
+    verdict = check(scene.store("m1").handled("m1").drained().events, groups=GROUPS)
+    assert verdict.counts["lost"] == 1
+    assert verdict.findings[0].sentence.endswith("missing in the log of bookings (tail)")
 
 
 def test_losing_everything_is_one_lost_prefix() -> None:

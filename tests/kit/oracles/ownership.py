@@ -33,9 +33,7 @@ def _judge_row(findings: Findings, message_id: str, writes: Sequence[OwnerWrite]
             _report_row(findings, message_id, "a removed row was changed", removal, write)
             continue
         claim = _earlier(effective, write, "claim")
-        if claim is None or write.action == "claim" or claim.token == write.token:
-            continue
-        if not _may_have_reclaimed(effective, write, claim):
+        if claim is not None and not _may_own(effective, write, claim):
             _report_row(findings, message_id, "a late owner changed the row", claim, write)
 
 
@@ -45,8 +43,8 @@ def _earlier(writes: Sequence[OwnerWrite], write: OwnerWrite, action: str) -> Ow
     return max(over, key=lambda one: one.at_ns, default=None)
 
 
-def _may_have_reclaimed(writes: Sequence[OwnerWrite], write: OwnerWrite, claim: OwnerWrite) -> bool:
-    """Whether the writer may have taken the row back between the other's claim and its write."""
+def _may_own(writes: Sequence[OwnerWrite], write: OwnerWrite, claim: OwnerWrite) -> bool:
+    """Whether the writer made this claim, or may have claimed the row since; a claim owns itself."""
     return any(
         own.action == "claim"
         and own.token == write.token
