@@ -1,0 +1,62 @@
+"""Bodies as the handler's parameter asks for them.
+
+The decoder is made once per handler. A body that does not fit the type raises `ProtocolError`: the
+message is given back with that reason, and a person finds it among the dead letters.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from qmq_client.message import decode_body
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.record import BodyKind, Record
+
+Decoder = Callable[[Record], Any]
+
+
+def body_decoder(body_type: Any) -> Decoder:
+    """A function from a record to its body; raises `TypeError` for a type nobody can decode."""
+    if body_type in {Any, object}:
+        return lambda record: decode_body(record.body_kind, record.body)
+    if body_type is bytes:
+        return lambda record: record.body
+    members = _members(body_type)
+    takes_bytes, takes_text = bytes in members, str in members
+    decode_json = _json_decoder(body_type)
+    name = getattr(body_type, "__name__", str(body_type))
+
+    def decode(record: Record) -> Any:
+        kind = record.body_kind
+        if kind is BodyKind.JSON:
+            return decode_json(record.body)
+        if (takes_bytes and kind is BodyKind.BYTES) or (takes_text and kind is BodyKind.TEXT):
+            return decode_body(kind, record.body)
+        raise ProtocolError(f"body is {kind.name.lower()}, the handler asks for {name}")
+
+    return decode
+
+
+def _json_decoder(body_type: Any) -> Callable[[bytes], Any]:
+    if hasattr(body_type, "model_validate_json"):  # a pydantic model
+        return lambda body: decode_body(BodyKind.JSON, body, body_type)
+    decode = msgspec.json.Decoder(body_type).decode
+
+    def decode_json(body: bytes) -> Any:
+        try:
+            return decode(body)
+        except (ValueError, TypeError, RecursionError, msgspec.MsgspecError) as error:
+            raise ProtocolError(f"JSON body: {error}") from error
+
+    return decode_json
+
+
+def _members(body_type: Any) -> frozenset[Any]:
+    if typing.get_origin(body_type) in {typing.Union, types.UnionType}:
+        return frozenset(typing.get_args(body_type))
+    return frozenset({body_type})

@@ -1,0 +1,43 @@
+"""What a consumer counts."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+#: Everything that is counted, so that a reader finds a zero rather than nothing.
+NAMES: Final = (
+    "pulled",
+    "acked",
+    "nacked",
+    "rejected",
+    "duplicates",
+    "malformed",
+    "late",
+    "stale",
+    "lost_leases",
+    "pull_failures",
+    "settle_failures",
+    "unexpected_errors",
+)
+
+
+class Counters:
+    """Numbers that only grow. Thread safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: Counter[str] = Counter(dict.fromkeys(NAMES, 0))
+
+    def add(self, name: str, count: int = 1) -> None:
+        """Count `count` more of `name`."""
+        if count:
+            with self._lock:
+                self._values[name] += count
+
+    def snapshot(self) -> Mapping[str, int]:
+        """All numbers at one moment."""
+        with self._lock:
+            return dict(self._values)

@@ -1,0 +1,167 @@
+"""One delivery of a message: what came, what became of it, and the handler's grip on it.
+
+`Received` is what the threads pass to each other, `Outcome` what the ledger keeps, `Delivery` what a
+handler may ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import Final
+
+from qmq_client.errors import ConfigurationError
+from qmq_client.message import Message
+from qmq_client.retry import Retry
+from qmq_client.wire.message_id import format_message_id
+from qmq_client.wire.record import record_message_id
+
+#: Of an error's text, this much goes to the broker's history and to the log.
+ERROR_CHARACTERS_MAX: Final = 500
+
+
+@dataclass(slots=True, eq=False)
+class Received:
+    """A message as it was handed out. One object for its whole stay in this process."""
+
+    subject: str
+    #: Broker epoch at hand-out.
+    token: int
+    sequence: int
+    pull_sequence: int
+    #: From 1.
+    attempt: int
+    record: bytes
+    #: Monotonic second after which it may belong to another consumer.
+    lease_ends_at_s: float
+    #: Whether an outcome went to the ledger, or the lease was given up.
+    is_settled: bool = False
+
+    @property
+    def message_id(self) -> str:
+        """32 hex digits, as the record says, even when its checksum is wrong."""
+        return format_message_id(record_message_id(self.record))
+
+
+class Verdict(Enum):
+    """What may become of a delivery."""
+
+    ACK = "ack"
+    NACK = "nack"
+    REJECT = "reject"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a delivery. Requires: `text` is bounded."""
+
+    verdict: Verdict
+    #: Only for NACK; None for the group's backoff.
+    delay_ms: int | None = None
+    #: Error of a NACK, reason of a REJECT.
+    text: str = ""
+
+
+ACKED: Final = Outcome(verdict=Verdict.ACK)
+
+
+def given_back(error: str, delay_ms: int | None = None) -> Outcome:
+    """A NACK with this reason."""
+    return Outcome(verdict=Verdict.NACK, delay_ms=delay_ms, text=error[:ERROR_CHARACTERS_MAX])
+
+
+def rejected(reason: str) -> Outcome:
+    """A REJECT with this reason."""
+    return Outcome(verdict=Verdict.REJECT, text=reason[:ERROR_CHARACTERS_MAX])
+
+
+class Grip:
+    """How a `Delivery` reaches the ledger: three calls that may come from any thread."""
+
+    __slots__ = ("auto_ack", "extend", "settle")
+
+    def __init__(
+        self,
+        *,
+        settle: Callable[[Received, Outcome], bool],
+        extend: Callable[[Received, int], None],
+        auto_ack: bool,
+    ) -> None:
+        self.settle = settle
+        self.extend = extend
+        self.auto_ack = auto_ack
+
+
+class Delivery:
+    """One delivery of a message to a handler. Safe to use from any thread, also after the handler.
+
+    The first outcome counts; a later one returns False and changes nothing.
+    """
+
+    __slots__ = ("_grip", "_received", "message")
+
+    def __init__(self, received: Received, message: Message, grip: Grip) -> None:
+        self._received = received
+        self._grip = grip
+        self.message = message
+
+    @property
+    def attempt(self) -> int:
+        """Which delivery to this group this is, from 1."""
+        return self._received.attempt
+
+    @property
+    def sequence(self) -> int:
+        """Place of the message in its subject, from 0."""
+        return self._received.sequence
+
+    def ack(self) -> bool:
+        """The message is done."""
+        return self._settle(ACKED)
+
+    def nack(self, *, after: float | timedelta | None = None, error: str = "") -> bool:
+        """Give the message back; it comes again after `after` or the group's backoff."""
+        return self._settle(given_back(error, Retry(after).after_ms))
+
+    def reject(self, reason: str = "") -> bool:
+        """Make the message a dead letter of the group now."""
+        return self._settle(rejected(reason))
+
+    def extend(self, lease_ms: int) -> None:
+        """Ask for the lease to end `lease_ms` from now."""
+        if lease_ms <= 0:
+            raise ConfigurationError(
+                setting="lease_ms", value=str(lease_ms), remedy="Give milliseconds above 0."
+            )
+        self._grip.extend(self._received, lease_ms)
+
+    def _settle(self, outcome: Outcome) -> bool:
+        if self._grip.auto_ack:
+            raise ConfigurationError(
+                setting="auto_ack",
+                value="True",
+                remedy="Set auto_ack=False to settle by hand, or return, raise Retry or Reject.",
+            )
+        return self._grip.settle(self._received, outcome)
+
+    def __repr__(self) -> str:
+        received = self._received
+        return (
+            f"<Delivery {received.message_id} {received.subject}:{received.sequence} "
+            f"attempt {received.attempt}>"
+        )
+
+
+def error_text(error: BaseException) -> str:
+    """Type and text of an error, bounded, without the statement parameters of SQLAlchemy."""
+    original = getattr(error, "orig", None)
+    name = type(error).__name__
+    if isinstance(original, BaseException):
+        name, error = f"{name} ({type(original).__name__})", original
+    try:
+        text = f"{name}: {error}"
+    except Exception as broken:  # an error's own __str__ may be wrong
+        text = f"{name}: its text cannot be read ({type(broken).__name__})"
+    return text.encode(errors="backslashreplace").decode()[:ERROR_CHARACTERS_MAX]

@@ -1,0 +1,170 @@
+"""`@consumer`: marks a function as the handler of a subject for a group.
+
+The function itself stays as it is and can be called and tested like any other; what the decorator
+found out about it hangs on it until `Consumers` collects it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack
+
+from qmq_client.consumer.options import ConsumerOptions
+from qmq_client.consumer.parameters import Parameters, resolve_parameters
+from qmq_client.errors import ConfigurationError
+from qmq_client.wire.names import shorten
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from sqlalchemy.orm import Session
+
+    from qmq_client.inbox import Inbox
+
+    InboxSource = Inbox | Callable[[], Session] | sa.Engine
+
+_MARK: Final = "__qmq_handlers__"
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaleDelivery:
+    """An outcome that the broker refused: the lease had ended, and others may have the message."""
+
+    subject: str
+    group: str
+    #: 32 hex digits.
+    message_id: str
+    sequence: int
+    attempt: int
+    #: "ack", "nack" or "reject".
+    outcome: str
+
+
+OnStale = Callable[[tuple[StaleDelivery, ...]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handler:
+    """A function and how it wants its messages."""
+
+    function: Callable[..., Any]
+    options: ConsumerOptions
+    parameters: Parameters
+    is_async: bool
+    #: Session factory, engine or `Inbox`; None for at-least-once effects.
+    inbox: InboxSource | None = field(repr=False)
+    #: Called with outcomes that came too late, on a thread of the consumer.
+    on_stale: OnStale | None
+
+
+class ConsumerSettings(TypedDict, total=False):
+    """The keyword arguments of `@consumer`; see `ConsumerOptions` for each."""
+
+    concurrency: int
+    max_attempts: int
+    lease_ms: int
+    lease_ms_max: int
+    batch_size: int
+    max_wait_ms: int
+    wait_ms: int
+    prefetch_max: int
+    start: str
+    auto_ack: bool
+
+
+def consumer(
+    subject: str,
+    *,
+    group: str,
+    inbox: InboxSource | None = None,
+    on_stale: OnStale | None = None,
+    **settings: Unpack[ConsumerSettings],
+) -> Callable[[_Function], _Function]:
+    """Make a function, sync or async, the handler of `subject` for `group`.
+
+    Returning acks the message, raising gives it back with a growing delay; `Retry` and `Reject` say
+    more. With `inbox` the effect in that database happens once. Raises `ConfigurationError` when a
+    setting or a parameter of the function cannot work. See `parameters.py` for what a function may
+    take and `ConsumerOptions` for the settings.
+    """
+    options = ConsumerOptions(subject=subject, group=group, **settings)
+    if inbox is not None and not options.auto_ack:
+        raise ConfigurationError(
+            setting="auto_ack",
+            value="False, with an inbox",
+            remedy="With an inbox the ack follows the commit; leave auto_ack at True.",
+        )
+
+    def mark(function: _Function) -> _Function:
+        handler = make_handler(function, options, inbox=inbox, on_stale=on_stale)
+        setattr(function, _MARK, (*getattr(function, _MARK, ()), handler))
+        return function
+
+    return mark
+
+
+def make_handler(
+    function: Callable[..., Any],
+    options: ConsumerOptions,
+    *,
+    inbox: InboxSource | None = None,
+    on_stale: OnStale | None = None,
+) -> Handler:
+    """The handler of a function, without marking it."""
+    return Handler(
+        function=function,
+        options=options,
+        parameters=resolve_parameters(
+            function, has_inbox=inbox is not None, is_batch=options.batch_size > 1
+        ),
+        is_async=inspect.iscoroutinefunction(function),
+        inbox=inbox,
+        on_stale=on_stale,
+    )
+
+
+def collect_handlers(sources: Iterable[object]) -> list[Handler]:
+    """The handlers of functions and modules; raises `ConfigurationError` when one has none."""
+    handlers: list[Handler] = []
+    for source in sources:
+        found = _handlers_of(source)
+        if not found:
+            raise ConfigurationError(
+                setting="consumers",
+                value=f"{shorten(getattr(source, '__name__', source))} has no handler",
+                remedy="Decorate functions with @consumer(subject, group=…).",
+            )
+        handlers += [handler for handler in found if handler not in handlers]
+    if not handlers:
+        raise ConfigurationError(
+            setting="consumers", value="empty", remedy="Give at least one handler or module."
+        )
+    names = [handler.options.name for handler in handlers]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(
+                setting="consumers",
+                value=f"two handlers for {name} (subject/group)",
+                remedy="They would take each other's messages; give one of them another group.",
+            )
+    return handlers
+
+
+def _handlers_of(source: object) -> list[Handler]:
+    if isinstance(source, Handler):
+        return [source]
+    if isinstance(source, ModuleType):
+        values = list(vars(source).values())
+        return [handler for value in values for handler in _marked(value)]
+    if isinstance(source, list | tuple):
+        return [handler for value in source for handler in _handlers_of(value)]
+    return _marked(source)
+
+
+def _marked(value: object) -> list[Handler]:
+    # Only functions: other objects may answer any attribute.
+    marks = getattr(value, _MARK, ()) if inspect.isroutine(value) else ()
+    return [mark for mark in marks if isinstance(mark, Handler)]

@@ -1,0 +1,324 @@
+"""One handler as a member of its group: pull, work, settle, each one bounded pass.
+
+The three passes share the prefetch and the ledger and know nothing of each other, so each may run on
+threads of its own (`Consumers`) or all on one (`qmq_client.testing.drain`). None of them raises for
+anything that a broker or a handler does.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from qmq_client.clock import Clock
+from qmq_client.consumer.async_calls import AsyncCalls
+from qmq_client.consumer.counters import Counters
+from qmq_client.consumer.delivery import Grip, Outcome, Received, given_back
+from qmq_client.consumer.handler import Handler, StaleDelivery
+from qmq_client.consumer.ledger import Entry, Ledger, Outgoing, stale_entries
+from qmq_client.consumer.prefetch import Prefetch
+from qmq_client.consumer.work import Work
+from qmq_client.errors import (
+    BrokerBusyError,
+    BrokerRefusedError,
+    ConfigurationError,
+    TransportError,
+)
+from qmq_client.retry import Backoff
+from qmq_client.transport.port import Transport
+from qmq_client.wire.deliveries import Deliveries
+from qmq_client.wire.requests import PullRequest, SettleRequest
+
+if TYPE_CHECKING:
+    from qmq_client.inbox import Inbox
+
+_LOG: Final = logging.getLogger("qmq.consumer")
+#: Between calls that the broker did not answer well.
+_BACKOFF: Final = Backoff(first_ms=100, factor=2.0, max_ms=10_000, jitter=0.2)
+#: An answer is taken to have been under way for at most this share of the lease.
+_ANSWER_SHARE: Final = 0.25
+_STOPPED: Final = "consumer stopped before the handler began"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What one pass did."""
+
+    #: Messages pulled, handled or settled.
+    count: int
+    #: How long to wait before the next pass, because this one failed.
+    pause_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Ways to the broker: long polls must not stand in the way of settlements."""
+
+    pulling: Transport
+    settling: Transport
+
+
+class Member:
+    """One handler's share in its group, in this process."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        lines: Lines,
+        *,
+        consumer_id: str,
+        clock: Clock,
+        async_calls: AsyncCalls,
+        on_exit: Callable[[BaseException], None],
+    ) -> None:
+        self.handler = handler
+        self.options = handler.options
+        self.counters = Counters()
+        self.prefetch = Prefetch(handler.options, clock)
+        self.ledger = Ledger()
+        self._lines = lines
+        self._inbox = _make_inbox(handler)
+        self._consumer_id = consumer_id
+        self._clock = clock
+        self._held: set[Received] = set()
+        self._pull_failures = 0
+        self._settle_failures = 0
+        self._work = Work(
+            handler,
+            self.ledger,
+            inbox=self._inbox,
+            grip=Grip(
+                settle=self._settle_by_hand,
+                extend=self._extend_by_hand,
+                auto_ack=handler.options.auto_ack,
+            ),
+            counters=self.counters,
+            clock=clock,
+            on_exit=on_exit,
+            async_calls=async_calls,
+        )
+
+    def check(self) -> None:
+        """Raise when the inbox is not usable."""
+        if self._inbox is not None:
+            self._inbox.check()
+
+    def pull_once(self, *, is_blocking: bool = True) -> Pass:
+        """Ask for as many messages as there is room for; may wait for room and for messages."""
+        room = self.prefetch.room(is_blocking=is_blocking)
+        if not room:
+            return Pass(count=0)
+        outgoing = self.ledger.drain()
+        asked_at_s = self._clock.monotonic_s()
+        try:
+            deliveries = self._lines.pulling.pull(self._pull_request(room, outgoing, is_blocking))
+        except TransportError as error:
+            # Settlements of a refused request go alone next time, and are given up there if it
+            # is they that are refused.
+            self._put_back(outgoing, error)
+            self._pull_failures += 1
+            self.counters.add("pull_failures")
+            return Pass(count=0, pause_s=self._pause_s("pull", self._pull_failures, error))
+        self._pull_failures = 0
+        self._receive(deliveries, asked_at_s)
+        self._report_stale(outgoing, deliveries.head.stale)
+        return Pass(count=len(deliveries.messages))
+
+    def work_once(self, *, is_blocking: bool = True) -> Pass:
+        """One handler call; may wait for messages."""
+        batch = self.prefetch.take(is_blocking=is_blocking)
+        if not batch:
+            return Pass(count=0)
+        try:
+            self._work.run(batch)
+        finally:
+            self._finish(batch)
+        return Pass(count=len(batch))
+
+    def settle_once(self) -> Pass:
+        """Prolong leases of running handlers, let go of what is late, send what is known."""
+        now_s = self._clock.monotonic_s()
+        self._let_go(now_s)
+        self._prolong(now_s)
+        outgoing = self.ledger.drain()
+        if not outgoing.entries:
+            return Pass(count=0)
+        request = SettleRequest(
+            subject=self.options.subject,
+            group=self.options.group,
+            consumer=self._consumer_id,
+            settlements=outgoing.settlements,
+        )
+        try:
+            answer = self._lines.settling.settle(request)
+        except TransportError as error:
+            self._settle_failures += 1
+            self.counters.add("settle_failures")
+            pause_s = self._pause_s("settle", self._settle_failures, error)
+            if isinstance(error, BrokerRefusedError):
+                # It would be refused for ever. The leases end, and the messages come again.
+                return Pass(count=0)
+            self._put_back(outgoing, error)
+            return Pass(count=0, pause_s=pause_s)
+        self._settle_failures = 0
+        self._report_stale(outgoing, answer.stale)
+        return Pass(count=len(outgoing.entries))
+
+    def stop(self) -> int:
+        """Hand out nothing any more and give back what no handler has begun; how many."""
+        left = self.prefetch.stop()
+        return self._work.note(left, given_back(_STOPPED, 0))
+
+    def _pull_request(self, room: int, outgoing: Outgoing, is_blocking: bool) -> PullRequest:
+        options = self.options
+        return PullRequest(
+            subject=options.subject,
+            group=options.group,
+            consumer=self._consumer_id,
+            max_messages=room,
+            wait_ms=options.wait_ms if is_blocking else 0,
+            lease_ms=options.lease_ms,
+            max_attempts=options.max_attempts,
+            start=options.start,
+            settlements=outgoing.settlements,
+        )
+
+    def _receive(self, deliveries: Deliveries, asked_at_s: float) -> None:
+        now_s = self._clock.monotonic_s()
+        lease_s = deliveries.head.lease_ms / 1000
+        lease_ends_at_s = now_s + lease_s - min(now_s - asked_at_s, lease_s * _ANSWER_SHARE)
+        subject, token = deliveries.head.subject, deliveries.head.token
+        received = [
+            Received(
+                subject=subject,
+                token=token,
+                sequence=one.sequence,
+                pull_sequence=one.pull_sequence,
+                attempt=one.attempt,
+                record=one.record,
+                lease_ends_at_s=lease_ends_at_s,
+            )
+            for one in deliveries.messages
+        ]
+        self.counters.add("pulled", len(received))
+        if received and not self.prefetch.put(received):
+            self._work.note(received, given_back(_STOPPED, 0))
+
+    def _finish(self, batch: Sequence[Received]) -> None:
+        held = [one for one in batch if not one.is_settled]
+        self._held.update(held)
+        self.prefetch.finish(len(batch) - len(held))
+        for one in held:  # settled by another thread in between
+            if one.is_settled:
+                self._release(one)
+
+    def _release(self, received: Received) -> None:
+        try:
+            self._held.remove(received)
+        except KeyError:
+            return
+        self.prefetch.leave(1)
+
+    def _settle_by_hand(self, received: Received, outcome: Outcome) -> bool:
+        is_first = self._work.note([received], outcome) == 1
+        self._release(received)
+        return is_first
+
+    def _extend_by_hand(self, received: Received, lease_ms: int) -> None:
+        now_s = self._clock.monotonic_s()
+        received.lease_ends_at_s = now_s + lease_ms / 1000
+        self.ledger.extend([received], lease_ms)
+
+    def _let_go(self, now_s: float) -> None:
+        late = self.prefetch.drop_waiting(now_s)
+        for one in late:
+            one.is_settled = True
+        forgotten = [one for one in list(self._held) if one.lease_ends_at_s <= now_s]
+        for one in forgotten:
+            one.is_settled = True
+            self._release(one)
+        self.counters.add("late", len(late) + len(forgotten))
+
+    def _prolong(self, now_s: float) -> None:
+        options = self.options
+        lease_s = options.lease_ms / 1000
+        for running in self.prefetch.running():
+            if now_s - running.started_at_s >= options.lease_ms_max / 1000:
+                continue
+            due = [
+                one
+                for one in running.received
+                if not one.is_settled and one.lease_ends_at_s - now_s < lease_s / 2
+            ]
+            for one in due:
+                one.lease_ends_at_s = now_s + lease_s
+            self.ledger.extend(due, options.lease_ms)
+
+    def _put_back(self, outgoing: Outgoing, error: TransportError) -> None:
+        is_uncertain = not isinstance(error, BrokerBusyError | BrokerRefusedError)
+        self.ledger.put_back(outgoing, is_uncertain=is_uncertain)
+
+    def _pause_s(self, call: str, failures: int, error: TransportError) -> float:
+        pause_s = _BACKOFF.delay_ms(failures, random.random()) / 1000
+        if isinstance(error, BrokerBusyError):
+            pause_s = max(pause_s, error.retry_after_s)
+        _LOG.warning(
+            "%s_failed consumer=%s failures=%d again_in_s=%.1f error=%s",
+            call,
+            self.options.name,
+            failures,
+            pause_s,
+            error,
+        )
+        return pause_s
+
+    def _report_stale(self, outgoing: Outgoing, stale: Sequence[tuple[int, int, int]]) -> None:
+        if not stale:
+            return
+        outcomes, extensions = stale_entries(outgoing, stale)
+        self.counters.add("stale", len(outcomes))
+        self.counters.add("lost_leases", len(extensions))
+        for what, entries in (("stale_outcomes", outcomes), ("lost_leases", extensions)):
+            if entries:
+                first = entries[0].received
+                _LOG.warning(
+                    "%s consumer=%s messages=%d first_message_id=%s attempt=%d",
+                    what,
+                    self.options.name,
+                    len(entries),
+                    first.message_id,
+                    first.attempt,
+                )
+        if outcomes and self.handler.on_stale is not None:
+            self.handler.on_stale(tuple(map(self._stale_delivery, outcomes)))
+
+    def _stale_delivery(self, entry: Entry) -> StaleDelivery:
+        received = entry.received
+        return StaleDelivery(
+            subject=self.options.subject,
+            group=self.options.group,
+            message_id=received.message_id,
+            sequence=received.sequence,
+            attempt=received.attempt,
+            outcome=entry.outcome.verdict.value if entry.outcome is not None else "",
+        )
+
+
+def _make_inbox(handler: Handler) -> Inbox | None:
+    source = handler.inbox
+    if source is None:
+        return None
+    from qmq_client.inbox import Inbox
+
+    if not isinstance(source, Inbox):
+        return Inbox(source, group=handler.options.group)
+    if source.group != handler.options.group:
+        raise ConfigurationError(
+            setting="inbox",
+            value=f"made for group {source.group}, the consumer is in {handler.options.group}",
+            remedy="Make the Inbox with the consumer's group.",
+        )
+    return source

@@ -1,0 +1,151 @@
+"""Which argument a handler gets for each of its parameters, found out once, at decoration.
+
+=====================================  =======================================================
+annotation `Message`                   the message; so does a parameter without one named
+                                       `message`
+annotation `Delivery`                  the delivery; likewise the name `delivery`
+annotation `Session`, name `session`   the open session of the inbox
+anything else, once                    the body, as the annotated type
+=====================================  =======================================================
+
+With a batch size above 1 each of them but the session is a list. A parameter with a default that
+stands behind the body is the handler's own business.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from qmq_client.consumer.body import Decoder, body_decoder
+from qmq_client.consumer.delivery import Delivery
+from qmq_client.errors import ConfigurationError
+from qmq_client.message import Message
+
+_LISTS: Final = (list, Sequence, Iterable)
+
+
+class Part(Enum):
+    """What of a delivery a parameter takes."""
+
+    MESSAGE = "message"
+    DELIVERY = "delivery"
+    SESSION = "session"
+    BODY = "body"
+
+
+_NAMES: Final = {part.value: part for part in Part}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """The call of one handler."""
+
+    #: In the order of the positional parameters.
+    positional: tuple[Part, ...]
+    keywords: tuple[tuple[str, Part], ...]
+    #: None when the handler takes no body.
+    decode: Decoder | None
+
+    @property
+    def parts(self) -> frozenset[Part]:
+        """Everything the handler takes."""
+        return frozenset((*self.positional, *(part for _, part in self.keywords)))
+
+
+def resolve_parameters(
+    function: Callable[..., Any], *, has_inbox: bool, is_batch: bool
+) -> Parameters:
+    """What to call `function` with; raises `ConfigurationError` naming the parameter."""
+    hints = _hints(function)
+    positional: list[Part] = []
+    keywords: list[tuple[str, Part]] = []
+    decode: Decoder | None = None
+    has_skipped = False
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
+            raise _refuse(function, parameter.name, "has no fixed meaning", "Name what you need.")
+        annotation = hints.get(parameter.name, parameter.empty)
+        wanted = _element(function, parameter.name, annotation, is_batch=is_batch)
+        part = _part(parameter.name, wanted, parameter.empty)
+        if part is Part.BODY and parameter.default is not parameter.empty and decode is not None:
+            has_skipped = True
+            continue
+        if part is Part.BODY and decode is not None:
+            remedy = "A handler takes one body; annotate others as Message, Delivery or Session."
+            raise _refuse(function, parameter.name, "is a second body", remedy)
+        if part is Part.BODY:
+            decode = _decoder(function, parameter.name, wanted, parameter.empty)
+        if part is Part.SESSION and not has_inbox:
+            remedy = "Give the consumer inbox=sessionmaker, or remove the parameter."
+            raise _refuse(function, parameter.name, "asks for a session, without inbox", remedy)
+        if parameter.kind is parameter.KEYWORD_ONLY or has_skipped:
+            keywords.append((parameter.name, part))
+        else:
+            positional.append(part)
+    if not positional and not keywords:
+        raise _refuse(function, "none", "the handler takes no message", "Give it a parameter.")
+    return Parameters(positional=tuple(positional), keywords=tuple(keywords), decode=decode)
+
+
+def _part(name: str, annotation: Any, empty: Any) -> Part:
+    if annotation is Message:
+        return Part.MESSAGE
+    if annotation is Delivery:
+        return Part.DELIVERY
+    if name == "session" or _is_session(annotation):
+        return Part.SESSION
+    return _NAMES.get(name, Part.BODY) if annotation is empty else Part.BODY
+
+
+def _is_session(annotation: Any) -> bool:
+    # By name, so that a handler without a database needs no SQLAlchemy.
+    return any(
+        one.__module__ == "sqlalchemy.orm.session" and one.__name__ == "Session"
+        for one in getattr(annotation, "__mro__", ())
+    )
+
+
+def _element(function: Callable[..., Any], name: str, annotation: Any, *, is_batch: bool) -> Any:
+    if not is_batch or annotation is inspect.Parameter.empty:
+        return annotation
+    if name == "session" or _is_session(annotation) or annotation is Any:
+        return annotation
+    if annotation is list:
+        return Any
+    if typing.get_origin(annotation) in _LISTS:
+        return typing.get_args(annotation)[0]
+    shown = getattr(annotation, "__name__", str(annotation))
+    raise _refuse(
+        function,
+        name,
+        f"is annotated {shown}, but batch_size is above 1",
+        f"Annotate it list[{shown}].",
+    )
+
+
+def _decoder(function: Callable[..., Any], name: str, annotation: Any, empty: Any) -> Decoder:
+    try:
+        return body_decoder(Any if annotation is empty else annotation)
+    except (TypeError, ValueError) as error:
+        remedy = "Give a dataclass, msgspec Struct, TypedDict, pydantic model, dict, str or bytes."
+        raise _refuse(function, name, f"has a type nobody can decode ({error})", remedy) from error
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(inspect.unwrap(function))
+    except (NameError, TypeError, AttributeError) as error:
+        remedy = "Every annotation must be importable where the handler is defined."
+        raise _refuse(function, "annotations", str(error), remedy) from error
+
+
+def _refuse(function: Callable[..., Any], name: str, value: str, remedy: str) -> ConfigurationError:
+    shown = getattr(function, "__qualname__", repr(function))
+    return ConfigurationError(
+        setting=f"handler {shown}, parameter {name}", value=value, remedy=remedy
+    )

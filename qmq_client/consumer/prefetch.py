@@ -1,0 +1,192 @@
+"""Messages in hand: waiting for a worker or with one, and how many more to ask for.
+
+The credit follows the handler: as many messages as all workers finish in a quarter of a second, at
+least one batch for each worker, at most `prefetch_max`. A slow handler holds nothing that another
+consumer could have; a fast one never waits for the network. A handler that hangs counts as slow
+while it hangs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from qmq_client.clock import Clock
+from qmq_client.consumer.delivery import Received
+from qmq_client.consumer.options import ConsumerOptions
+
+#: How far ahead messages are fetched, in handler time.
+_AHEAD_S: Final = 0.25
+#: Weight of the newest batch in the moving average of handler time.
+_WEIGHT: Final = 0.2
+#: A wait ends at least this often, so that a lost wake-up is never for ever.
+_LOOK_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """One handler call under way."""
+
+    started_at_s: float
+    received: tuple[Received, ...]
+
+    def message_s(self, now_s: float) -> float:
+        """Seconds that each of its messages has taken so far."""
+        return (now_s - self.started_at_s) / len(self.received)
+
+
+class Prefetch:
+    """The messages that one handler has in this process. Thread safe."""
+
+    def __init__(self, options: ConsumerOptions, clock: Clock) -> None:
+        self._options = options
+        self._clock = clock
+        lock = threading.Lock()
+        self._arrived = threading.Condition(lock)
+        self._finished = threading.Condition(lock)
+        self._waiting: deque[Received] = deque()
+        self._oldest_at_s = 0.0
+        self._running: dict[int, Running] = {}
+        self._in_hand = 0
+        self._message_s: float | None = None
+        self._is_stopping = False
+
+    @property
+    def in_hand(self) -> int:
+        """Messages waiting or with a worker."""
+        return self._in_hand
+
+    def running(self) -> list[Running]:
+        """Handler calls under way."""
+        with self._arrived:
+            return list(self._running.values())
+
+    def put(self, received: Sequence[Received]) -> bool:
+        """Add messages that were just handed out; False, and nothing done, when the stop began."""
+        with self._arrived:
+            if self._is_stopping:
+                return False
+            if not self._waiting:
+                self._oldest_at_s = self._clock.monotonic_s()
+            self._waiting.extend(received)
+            self._in_hand += len(received)
+            self._arrived.notify(len(received))
+            return True
+
+    def take(self, *, is_blocking: bool) -> list[Received]:
+        """The messages of one handler call, none when there are none or the stop began.
+
+        A message that was delivered before comes alone: whatever failed the first time must not
+        take its neighbours down again.
+        """
+        with self._arrived:
+            while is_blocking and not self._is_stopping:
+                wait_s = self._wait_s()
+                if wait_s == 0.0:
+                    break
+                self._arrived.wait(wait_s)
+            if self._is_stopping or (not is_blocking and self._wait_s() != 0.0):
+                return []
+            batch = self._next_batch()
+            if batch:
+                self._running[threading.get_ident()] = Running(
+                    started_at_s=self._clock.monotonic_s(), received=tuple(batch)
+                )
+            if self._waiting:
+                self._oldest_at_s = self._clock.monotonic_s()
+            return batch
+
+    def finish(self, count: int) -> None:
+        """This thread's worker is done with what it took; `count` of it is settled.
+
+        Requires: `take` gave this thread something.
+        """
+        now_s = self._clock.monotonic_s()
+        with self._finished:
+            seconds = self._running.pop(threading.get_ident()).message_s(now_s)
+            known = self._message_s
+            self._message_s = seconds if known is None else known + _WEIGHT * (seconds - known)
+            self._leave(count)
+
+    def leave(self, count: int) -> None:
+        """Messages are settled that no worker holds any more."""
+        with self._finished:
+            self._leave(count)
+
+    def room(self, *, is_blocking: bool) -> int:
+        """How many messages to ask for; 0 when there are enough or the stop began.
+
+        Waits until at least half the credit is free, so that requests stay few.
+        """
+        with self._finished:
+            room = self._room()
+            while is_blocking and not room and not self._is_stopping:
+                self._finished.wait(_LOOK_S)
+                room = self._room()
+            return 0 if self._is_stopping else room
+
+    def stop(self) -> list[Received]:
+        """Hand nothing out any more; what no worker has taken."""
+        with self._arrived:
+            self._is_stopping = True
+            left = list(self._waiting)
+            self._waiting.clear()
+            self._leave(len(left))
+            self._arrived.notify_all()
+            return left
+
+    def drop_waiting(self, now_s: float) -> list[Received]:
+        """Take out what has waited past its lease."""
+        with self._finished:
+            late = [one for one in self._waiting if one.lease_ends_at_s <= now_s]
+            if late:
+                self._waiting = deque(one for one in self._waiting if one not in late)
+                self._leave(len(late))
+            return late
+
+    def _next_batch(self) -> list[Received]:
+        waiting = self._waiting
+        batch: list[Received] = []
+        while waiting and len(batch) < self._options.batch_size:
+            if waiting[0].attempt > 1 and batch:
+                break
+            batch.append(waiting.popleft())
+            if batch[-1].attempt > 1:
+                break
+        return batch
+
+    def _wait_s(self) -> float:
+        """How long until a batch is due: 0 for now."""
+        if not self._waiting:
+            return _LOOK_S
+        options = self._options
+        if len(self._waiting) >= options.batch_size or not options.max_wait_ms:
+            return 0.0
+        due_at_s = self._oldest_at_s + options.max_wait_ms / 1000
+        return max(0.0, due_at_s - self._clock.monotonic_s())
+
+    def _room(self) -> int:
+        credit = self._credit()
+        free = credit - self._in_hand
+        return free if free * 2 >= credit else 0
+
+    def _credit(self) -> int:
+        options = self._options
+        message_s = self._message_s
+        if message_s is None:
+            return options.working_set
+        if self._running:
+            now_s = self._clock.monotonic_s()
+            longest_s = max(running.message_s(now_s) for running in self._running.values())
+            message_s = max(message_s, longest_s)
+        ahead_s = min(_AHEAD_S, options.lease_ms / 4_000)
+        ahead = ahead_s * options.concurrency / max(message_s, 1e-6)
+        return max(options.working_set, min(int(ahead), options.prefetch_max))
+
+    def _leave(self, count: int) -> None:
+        self._in_hand -= count
+        if self._room():
+            self._finished.notify_all()

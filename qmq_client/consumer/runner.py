@@ -1,0 +1,277 @@
+"""`Consumers`: handlers on threads, from start to a stop that loses nothing.
+
+For each handler one thread pulls, one settles, and `concurrency` threads work; each is a thin shell
+around a pass of `Member`. Stopping: no new pulls, what was not begun is given back, running handlers
+finish, outcomes are sent, all within a deadline; a handler that is not done by then keeps its
+message until the lease ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Final
+
+from qmq_client.clock import SYSTEM_CLOCK, Clock
+from qmq_client.consumer.async_calls import AsyncCalls
+from qmq_client.consumer.delivery import error_text
+from qmq_client.consumer.handler import Handler, collect_handlers
+from qmq_client.consumer.member import Lines, Member, Pass
+from qmq_client.errors import ConfigurationError
+from qmq_client.transport.http import HttpTransport
+from qmq_client.transport.port import Transport
+
+_LOG: Final = logging.getLogger("qmq.consumer")
+STOP_DEADLINE_S: Final = 30.0
+#: Outcomes wait this long for company or for the next pull to carry them.
+SETTLE_AFTER_S: Final = 0.02
+#: After an error that nobody foresaw, so that a loop cannot spin.
+_UNEXPECTED_PAUSE_S: Final = 1.0
+#: Of the deadline, kept for handlers to react to their cancelling and for the last settlements.
+_LAST_SHARE: Final = 0.2
+#: How often threads look for a stop or for leases to prolong.
+_LOOK_S: Final = 1.0
+_JOIN_S: Final = 0.1
+_HOST_CHARACTERS_MAX: Final = 60
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopReport:
+    """How a stop went."""
+
+    #: Every thread ended and every outcome was sent.
+    is_clean: bool
+    #: Handler calls that were not done at the deadline; their leases return by themselves.
+    running: int
+    #: Outcomes that could not be sent; their messages come again.
+    unsettled: int
+
+
+class Consumers:
+    """All handlers of one process at one broker. Started once; `stop` may be called from anywhere."""
+
+    def __init__(
+        self,
+        handlers: Iterable[object],
+        broker: str | Transport,
+        *,
+        consumer_id: str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.consumer_id = consumer_id or make_consumer_id()
+        #: Pulls have connections of their own, so that a stop can end a long poll.
+        self._own_transports = _own_transports(broker)
+        self._async_calls = AsyncCalls()
+        self._stop_requested = threading.Event()
+        self._stopping = threading.Event()
+        self._settling_ends = threading.Event()
+        self._abandoned = threading.Event()
+        self._exit: BaseException | None = None
+        self._lock = threading.Lock()
+        self._ends_at_s = 0.0
+        self._threads = _Threads()
+        self._report: StopReport | None = None
+        self.members = [
+            self._member(handler, broker, clock) for handler in collect_handlers(handlers)
+        ]
+
+    def run(self, *, stop_deadline_s: float = STOP_DEADLINE_S) -> StopReport:
+        """Start, and block until SIGTERM, SIGINT or `request_stop`; then stop.
+
+        A second signal stops waiting for handlers. Raises what a handler raised to end the
+        interpreter (`SystemExit`, `KeyboardInterrupt`), after stopping.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        before = {one: signal.signal(one, self._on_signal) for one in _SIGNALS} if is_main else {}
+        try:
+            self.start()
+            self._stop_requested.wait()
+            report = self.stop(stop_deadline_s)
+        finally:
+            for number, action in before.items():
+                signal.signal(number, action)
+        if self._exit is not None:
+            raise self._exit
+        return report
+
+    def start(self) -> None:
+        """Start all threads; raises when an inbox table is missing, before any thread runs."""
+        with self._lock:
+            if self._threads.all() or self._stopping.is_set():
+                raise ConfigurationError(
+                    setting="consumers", value="started before", remedy="Make a new Consumers."
+                )
+            for member in self.members:
+                member.check()
+            for member in self.members:
+                self._threads.add("pull", member, self._shell(member.pull_once))
+                self._threads.add("settle", member, partial(self._settle, member))
+                for _ in range(member.options.concurrency):
+                    self._threads.add("work", member, self._shell(member.work_once))
+        for thread in self._threads.all():
+            thread.start()
+        _LOG.info(
+            "consumers_started consumer_id=%s handlers=%d", self.consumer_id, len(self.members)
+        )
+
+    def request_stop(self) -> None:
+        """Make `run` stop; returns at once. Safe in signal handlers and from handlers."""
+        self._stop_requested.set()
+
+    def stop(self, deadline_s: float = STOP_DEADLINE_S) -> StopReport:
+        """Stop within `deadline_s`; safe to call twice, the second call tells the same."""
+        with self._lock:
+            if self._report is not None:
+                return self._report
+            began_at_s = SYSTEM_CLOCK.monotonic_s()
+            self._ends_at_s = began_at_s + deadline_s
+            self._stopping.set()
+            for member in self.members:
+                member.stop()
+            self._join("work", 1 - 2 * _LAST_SHARE, deadline_s)
+            self._async_calls.cancel()
+            self._join("work", 1 - _LAST_SHARE, deadline_s)
+            self._join("pull", 1 - _LAST_SHARE, deadline_s)
+            for transport in self._own_transports[:1]:
+                transport.close()
+            self._join("pull", 1 - _LAST_SHARE / 2, deadline_s)
+            self._settling_ends.set()
+            for member in self.members:
+                member.ledger.wake()
+            self._join("settle", 1.0, deadline_s)
+            self._report = self._finish(began_at_s)
+            return self._report
+
+    def counters(self) -> Mapping[str, Mapping[str, int]]:
+        """What was counted, by "subject/group"."""
+        return {member.options.name: member.counters.snapshot() for member in self.members}
+
+    def __enter__(self) -> Consumers:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _member(self, handler: Handler, broker: str | Transport, clock: Clock) -> Member:
+        if isinstance(broker, str):
+            pulling, settling = self._own_transports
+            lines = Lines(pulling=pulling, settling=settling)
+        else:
+            lines = Lines(pulling=broker, settling=broker)
+        return Member(
+            handler,
+            lines,
+            consumer_id=self.consumer_id,
+            clock=clock,
+            async_calls=self._async_calls,
+            on_exit=self._on_exit,
+        )
+
+    def _shell(self, step: Callable[[], Pass]) -> Callable[[], None]:
+        def loop() -> None:
+            while not self._stopping.is_set():
+                self._stopping.wait(_guarded(step))
+
+        return loop
+
+    def _settle(self, member: Member) -> None:
+        look_s = min(_LOOK_S, member.options.lease_ms / 8_000)
+        while not self._settling_ends.is_set():
+            if member.ledger.wait(look_s):
+                self._settling_ends.wait(SETTLE_AFTER_S)
+            self._settling_ends.wait(_guarded(member.settle_once))
+        while len(member.ledger) and not self._abandoned.is_set():
+            self._abandoned.wait(_guarded(member.settle_once))
+
+    def _join(self, kind: str, share: float, deadline_s: float) -> None:
+        """Wait for these threads until `share` of the deadline has passed."""
+        for thread in self._threads.alive(kind):
+            while thread.is_alive():
+                left_s = self._ends_at_s - (1 - share) * deadline_s - SYSTEM_CLOCK.monotonic_s()
+                if left_s <= 0:
+                    return
+                thread.join(min(left_s, _JOIN_S))
+
+    def _finish(self, began_at_s: float) -> StopReport:
+        self._abandoned.set()
+        self._async_calls.stop(_JOIN_S)
+        for transport in self._own_transports:
+            transport.close()
+        for thread in self._threads.alive("pull", "settle"):
+            thread.join(_JOIN_S)  # woken by the close
+        alive = self._threads.alive("pull", "settle", "work")
+        report = StopReport(
+            is_clean=not alive and not any(len(member.ledger) for member in self.members),
+            running=sum(len(member.prefetch.running()) for member in self.members),
+            unsettled=sum(len(member.ledger) for member in self.members),
+        )
+        _LOG.info(
+            "consumers_stopped consumer_id=%s seconds=%.1f running=%d unsettled=%d",
+            self.consumer_id,
+            SYSTEM_CLOCK.monotonic_s() - began_at_s,
+            report.running,
+            report.unsettled,
+        )
+        return report
+
+    def _on_signal(self, _number: int, _frame: object) -> None:
+        if self._stop_requested.is_set():
+            self._ends_at_s = 0.0
+        self._stop_requested.set()
+
+    def _on_exit(self, error: BaseException) -> None:
+        self._exit = error
+        self._stop_requested.set()
+
+
+class _Threads:
+    """The threads of all members, by what they do."""
+
+    def __init__(self) -> None:
+        self._threads: dict[str, list[threading.Thread]] = {"pull": [], "work": [], "settle": []}
+
+    def add(self, kind: str, member: Member, target: Callable[[], None]) -> None:
+        # Daemons: a handler that never returns must not keep the interpreter from ending.
+        name = f"qmq-{kind}-{member.options.name}"
+        self._threads[kind].append(threading.Thread(target=target, name=name, daemon=True))
+
+    def all(self) -> list[threading.Thread]:
+        return [thread for threads in self._threads.values() for thread in threads]
+
+    def alive(self, *kinds: str) -> list[threading.Thread]:
+        return [one for kind in kinds for one in self._threads[kind] if one.is_alive()]
+
+
+def make_consumer_id() -> str:
+    """Host, process id and a random part: never the same for two consumers."""
+    host = re.sub(r"[^A-Za-z0-9_]", "_", socket.gethostname())[:_HOST_CHARACTERS_MAX]
+    return f"{host or 'host'}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _guarded(step: Callable[[], Pass]) -> float:
+    """One pass; how long to wait after it. Whatever nobody foresaw is logged and survived."""
+    try:
+        return step().pause_s
+    except Exception as error:  # the top of every thread's loop
+        _LOG.exception("unexpected_error step=%s error=%s", step.__qualname__, error_text(error))
+        return _UNEXPECTED_PAUSE_S
+
+
+def _own_transports(broker: str | Transport) -> list[HttpTransport]:
+    return [HttpTransport(broker), HttpTransport(broker)] if isinstance(broker, str) else []

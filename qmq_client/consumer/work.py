@@ -1,0 +1,207 @@
+"""One handler call, from encoded records to outcomes: the same path for one message and for many.
+
+Decoded first, so that a malformed record never takes part; then the inbox's transaction, where there
+is one; then the handler. An outcome is noted only after the handler returned and the transaction
+committed. Nothing that a handler raises gets out of here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from qmq_client.clock import Clock
+from qmq_client.consumer.async_calls import AsyncCalls
+from qmq_client.consumer.counters import Counters
+from qmq_client.consumer.delivery import (
+    ACKED,
+    Delivery,
+    Grip,
+    Outcome,
+    Received,
+    Verdict,
+    error_text,
+    given_back,
+    rejected,
+)
+from qmq_client.consumer.handler import Handler
+from qmq_client.consumer.ledger import Ledger
+from qmq_client.consumer.parameters import Part
+from qmq_client.current import as_current
+from qmq_client.message import Message, record_to_message
+from qmq_client.retry import Reject, Retry
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.record import Record, decode_record
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from qmq_client.inbox import Inbox
+
+_LOG: Final = logging.getLogger("qmq.consumer")
+_COUNTED_AS: Final = {
+    Verdict.ACK: "acked",
+    Verdict.NACK: "nacked",
+    Verdict.REJECT: "rejected",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    received: Received
+    record: Record
+    body: Any
+    #: Only where the handler asks for it.
+    message: Message | None
+
+
+class Work:
+    """Calls one handler. Thread safe; one call per worker at a time."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        ledger: Ledger,
+        *,
+        inbox: Inbox | None,
+        grip: Grip,
+        counters: Counters,
+        clock: Clock,
+        on_exit: Callable[[BaseException], None],
+        async_calls: AsyncCalls,
+    ) -> None:
+        self._handler = handler
+        self._ledger = ledger
+        self._inbox = inbox
+        self._grip = grip
+        self._counters = counters
+        self._clock = clock
+        self._on_exit = on_exit
+        self._async_calls = async_calls
+        self._is_batch = handler.options.batch_size > 1
+        self._takes_message = bool({Part.MESSAGE, Part.DELIVERY} & handler.parameters.parts)
+
+    def run(self, batch: Sequence[Received]) -> None:
+        """Handle one batch and note what became of each message."""
+        decoded = self._decode(self._in_time(batch))
+        if not decoded:
+            return
+        try:
+            outcome = self._handle(decoded)
+        except Retry as wish:
+            outcome = given_back(f"Retry: {wish}", wish.after_ms)
+        except Reject as verdict:
+            outcome = self._reject(verdict, len(decoded))
+        except (SystemExit, KeyboardInterrupt) as error:
+            outcome = self._failed(error, decoded)
+            self._on_exit(error)
+        except BaseException as error:  # the top of the worker's loop: nothing ends it
+            outcome = self._failed(error, decoded)
+        if outcome is not None:
+            self.note([one.received for one in decoded], outcome)
+
+    def note(self, received: Sequence[Received], outcome: Outcome) -> int:
+        """Put an outcome into the ledger; how many messages had none before."""
+        count = self._ledger.add(received, outcome)
+        self._counters.add(_COUNTED_AS[outcome.verdict], count)
+        return count
+
+    def _in_time(self, batch: Sequence[Received]) -> Sequence[Received]:
+        now_s = self._clock.monotonic_s()
+        if all(one.lease_ends_at_s > now_s for one in batch):
+            return batch
+        # Somebody else may have it by now; the broker counts this delivery as ended by its lease.
+        late = [one for one in batch if one.lease_ends_at_s <= now_s]
+        for one in late:
+            one.is_settled = True
+        self._counters.add("late", len(late))
+        return [one for one in batch if one.lease_ends_at_s > now_s]
+
+    def _decode(self, batch: Sequence[Received]) -> list[_Decoded]:
+        decode = self._handler.parameters.decode
+        decoded: list[_Decoded] = []
+        for received in batch:
+            try:
+                record = decode_record(received.subject, received.record)
+                body = None if decode is None else decode(record)
+                message = record_to_message(record) if self._takes_message else None
+                decoded.append(_Decoded(received, record, body, message))
+            except ProtocolError as error:
+                self._counters.add("malformed")
+                _LOG.warning(
+                    "malformed_message consumer=%s sequence=%d attempt=%d error=%s",
+                    self._handler.options.name,
+                    received.sequence,
+                    received.attempt,
+                    error_text(error),
+                )
+                self.note([received], given_back(f"malformed: {error_text(error)}"))
+        return decoded
+
+    def _handle(self, decoded: list[_Decoded]) -> Outcome | None:
+        if self._inbox is None:
+            self._call(decoded, None)
+            return ACKED if self._handler.options.auto_ack else None
+        with self._inbox.open([one.record.message_id for one in decoded]) as work:
+            new = _first_of_each(decoded, work.new)
+            if new:
+                with as_current(work.session):
+                    self._call(new, work.session)
+        self._counters.add("duplicates", len(decoded) - len(new))
+        return ACKED
+
+    def _call(self, decoded: list[_Decoded], session: Session | None) -> None:
+        parameters = self._handler.parameters
+        values = [self._argument(part, decoded, session) for part in parameters.positional]
+        named = {name: self._argument(part, decoded, session) for name, part in parameters.keywords}
+        if self._handler.is_async:
+            self._async_calls.call(self._handler.function(*values, **named))
+        else:
+            self._handler.function(*values, **named)
+
+    def _argument(self, part: Part, decoded: list[_Decoded], session: Session | None) -> object:
+        if part is Part.SESSION:
+            return session
+        values: list[object]
+        if part is Part.BODY:
+            values = [one.body for one in decoded]
+        elif part is Part.MESSAGE:
+            values = [one.message for one in decoded]
+        else:
+            values = [
+                Delivery(one.received, one.message, self._grip) for one in decoded if one.message
+            ]
+        return values if self._is_batch else values[0]
+
+    def _reject(self, verdict: Reject, count: int) -> Outcome:
+        if count == 1:
+            return rejected(verdict.reason)
+        # Which of them is meant shows when each comes alone.
+        return given_back(f"Reject: {verdict.reason}", 0)
+
+    def _failed(self, error: BaseException, decoded: list[_Decoded]) -> Outcome:
+        text = error_text(error)
+        first = decoded[0].received
+        _LOG.warning(
+            "handler_failed consumer=%s messages=%d message_id=%s attempt=%d error=%s",
+            self._handler.options.name,
+            len(decoded),
+            first.message_id,
+            first.attempt,
+            text.encode("unicode_escape").decode(),
+        )
+        _LOG.debug("handler_failed_at consumer=%s", self._handler.options.name, exc_info=error)
+        return given_back(text)
+
+
+def _first_of_each(decoded: list[_Decoded], new: set[bytes]) -> list[_Decoded]:
+    """Those whose id is new, each id once."""
+    left = set(new)
+    chosen: list[_Decoded] = []
+    for one in decoded:
+        if one.record.message_id in left:
+            left.remove(one.record.message_id)
+            chosen.append(one)
+    return chosen
