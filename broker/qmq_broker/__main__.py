@@ -1,0 +1,8 @@
+"""`python -m qmq_broker`: the same as `qmq broker`."""
+
+from __future__ import annotations
+
+from qmq_broker.face.cli import broker
+
+if __name__ == "__main__":
+    broker(prog_name="python -m qmq_broker")

@@ -1,0 +1,148 @@
+"""The routes that people and tools use: health, subjects, groups, dead letters, a look at messages.
+
+Starlette, JSON only. Nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from qmq_broker.face.answers import error_answer, error_status, refuse, retry_after
+from qmq_broker.face.json_messages import record_to_json
+from qmq_broker.service.broker import Broker
+from qmq_broker.service.query import LISTED_MAX
+from qmq_broker.service.serving import Serving
+from qmq_client.wire.errors import InvalidMessageError, QmqError
+from qmq_client.wire.names import check_name, shorten
+from qmq_client.wire.requests import JSON_CONTENT_TYPE
+
+_PEEKED: Final = 20
+_SEQUENCE_MAX: Final = 2**63 - 1
+
+
+def admin_app(broker: Broker) -> Starlette:
+    """An ASGI application over one broker."""
+    admin = _Admin(broker)
+    return Starlette(
+        debug=False,
+        routes=[
+            Route("/healthz", admin.health),
+            Route("/readyz", admin.ready),
+            Route("/v1/subjects", admin.subjects),
+            Route("/v1/groups", admin.groups),
+            Route("/v1/dead", admin.dead),
+            Route("/v1/messages", admin.messages),
+        ],
+        exception_handlers={QmqError: _on_refused, HTTPException: _on_http},
+    )
+
+
+class _Admin:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def health(self, _: Request) -> Response:
+        """The process is alive; says nothing else."""
+        return _json({"status": "alive"})
+
+    async def ready(self, _: Request) -> Response:
+        """Whether requests are served, and if not, why."""
+        serving = self._broker.serving
+        is_ready = serving.state in (Serving.SERVING, Serving.READ_ONLY)
+        has_room = is_ready and self._broker.intake.has_room()
+        return _json(
+            {
+                "status": serving.state,
+                "reason": serving.reason,
+                "takes_messages": has_room and serving.state is Serving.SERVING,
+            },
+            status=200 if is_ready else 503,
+        )
+
+    async def subjects(self, _: Request) -> Response:
+        return _json({"subjects": self._broker.query.subjects()})
+
+    async def groups(self, request: Request) -> Response:
+        subject = _optional_name(request, "subject")
+        group = _optional_name(request, "group")
+        return _json({"groups": self._broker.query.groups(subject=subject, group=group)})
+
+    async def dead(self, request: Request) -> Response:
+        letters = self._broker.query.dead_letters(
+            _name(request, "subject"),
+            _name(request, "group"),
+            first_sequence=_number(request, "first", 0, _SEQUENCE_MAX),
+            count=_number(request, "count", LISTED_MAX, LISTED_MAX),
+        )
+        return _json({"dead": letters})
+
+    async def messages(self, request: Request) -> Response:
+        subject = _name(request, "subject")
+        records = self._broker.query.records(
+            subject,
+            first_sequence=_number(request, "first", 0, _SEQUENCE_MAX),
+            count=_number(request, "count", _PEEKED, LISTED_MAX),
+        )
+        return _json(
+            {
+                "subject": subject,
+                "messages": [record_to_json(subject, data, number) for number, data in records],
+            }
+        )
+
+
+def _name(request: Request, field: str) -> str:
+    return check_name(request.query_params.get(field, ""), field=field)
+
+
+def _optional_name(request: Request, field: str) -> str | None:
+    return _name(request, field) if field in request.query_params else None
+
+
+def _number(request: Request, field: str, default: int, highest: int) -> int:
+    text = request.query_params.get(field)
+    if text is None:
+        return default
+    # isdecimal alone would take the digits of every script; 19 digits reach the highest sequence.
+    if text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= highest:
+        return int(text)
+    raise InvalidMessageError(
+        field=field,
+        limit=f"0 to {highest}",
+        value=shorten(text),
+        remedy=f"Give {field} as a number.",
+    )
+
+
+async def _on_refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, QmqError)
+    wait = retry_after(error)
+    headers = {} if wait is None else {"retry-after": wait.decode()}
+    return _json(error_answer(error), status=error_status(error), headers=headers)
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = {404: "there is nothing at this path", 405: "this method is not for this path"}
+    refused = refuse(
+        error.status_code,
+        {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "request"),
+        what.get(error.status_code, "the request was refused"),
+    )
+    return _json(refused.answer, status=refused.status, headers=dict(error.headers or {}))
+
+
+def _json(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(
+        msgspec.json.encode(value),
+        status_code=status,
+        headers=headers,
+        media_type=JSON_CONTENT_TYPE,
+    )

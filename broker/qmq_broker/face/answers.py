@@ -1,0 +1,104 @@
+"""Errors as answers: which HTTP status says what, and the body that explains it.
+
+The one place where the broker's errors meet HTTP. Whatever is not foreseen becomes a 500 without
+any detail; the detail goes to the log.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from qmq_broker.errors import (
+    BusyError,
+    ConflictError,
+    CorruptionError,
+    DiskFullError,
+    InvalidRecordError,
+    NotFoundError,
+    StoreError,
+    UnavailableError,
+)
+from qmq_client.wire.errors import InvalidMessageError, ProtocolError, QmqError
+from qmq_client.wire.requests import ErrorAnswer
+
+#: First match counts, so leaves stand before their branches.
+_STATUSES: Final[tuple[tuple[type[QmqError], int], ...]] = (
+    (ConflictError, 409),
+    (InvalidRecordError, 422),
+    (InvalidMessageError, 422),
+    (ProtocolError, 400),
+    (NotFoundError, 404),
+    (BusyError, 429),
+    (UnavailableError, 503),
+    (DiskFullError, 507),
+    (CorruptionError, 500),
+    (StoreError, 503),
+)
+#: A disk that is full, or a broker that restarts, is not asked again at once.
+_STORE_RETRY_AFTER_S: Final = 5.0
+
+INTERNAL: Final = ErrorAnswer(
+    code="internal",
+    message="the broker failed on this request; its log says why",
+    remedy="Try again; if it stays, report it with the broker's log.",
+)
+
+
+class RequestRefusedError(QmqError):
+    """An HTTP request was refused before its content was looked at."""
+
+    code = "request"
+
+    def __init__(self, status: int, answer: ErrorAnswer, *, retry_after_s: float = 0.0) -> None:
+        super().__init__(answer.message)
+        self.status = status
+        self.answer = answer
+        self.retry_after_s = retry_after_s
+
+
+def refuse(
+    status: int,
+    code: str,
+    message: str,
+    *,
+    limit: str = "",
+    value: str = "",
+    remedy: str = "",
+    retry_after_s: float = 0.0,
+) -> RequestRefusedError:
+    """A refusal of the face itself."""
+    answer = ErrorAnswer(code=code, message=message, limit=limit, value=value, remedy=remedy)
+    return RequestRefusedError(status, answer, retry_after_s=retry_after_s)
+
+
+def error_status(error: QmqError) -> int:
+    """The HTTP status of a foreseen error."""
+    if isinstance(error, RequestRefusedError):
+        return error.status
+    return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+
+
+def error_answer(error: QmqError) -> ErrorAnswer:
+    """The explanation of a foreseen error."""
+    if isinstance(error, RequestRefusedError):
+        return error.answer
+    if error_status(error) == 500 and not isinstance(error, StoreError):
+        return INTERNAL
+    return ErrorAnswer(
+        code=error.code,
+        message=str(error),
+        field=getattr(error, "field", ""),
+        limit=getattr(error, "limit", ""),
+        value=getattr(error, "value", ""),
+        remedy=getattr(error, "remedy", ""),
+        message_id=getattr(error, "message_id", ""),
+    )
+
+
+def retry_after(error: QmqError) -> bytes | None:
+    """The value of `Retry-After` in whole seconds, or None when coming back does not help."""
+    seconds = getattr(error, "retry_after_s", 0.0)
+    if not seconds and error_status(error) in (503, 507):
+        seconds = _STORE_RETRY_AFTER_S
+    return str(math.ceil(seconds)).encode() if seconds else None

@@ -1,0 +1,76 @@
+"""The broker as one ASGI application: three hot routes by hand, the rest through Starlette.
+
+The last line of defence stands here: whatever was not foreseen is logged with its place and
+answered with a 500 that says nothing about the inside.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from qmq_broker.face.admin import admin_app
+from qmq_broker.face.answers import INTERNAL
+from qmq_broker.face.hot import HotRoutes
+from qmq_broker.face.limits import FaceLimits
+from qmq_broker.face.logs import log_event
+from qmq_broker.face.requests import (
+    ClientGone,
+    Encoding,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    encode,
+)
+from qmq_broker.service.broker import Broker
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class App:
+    """ASGI 3 application of one broker."""
+
+    def __init__(self, broker: Broker, limits: FaceLimits, *, instance: int) -> None:
+        self._hot = HotRoutes(broker, limits, instance=instance)
+        self._admin = admin_app(broker)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return
+        started = _Started(send)
+        route = self._hot.find(scope["path"])
+        try:
+            if route is not None:
+                await self._hot(route, scope, receive, started.send)
+            else:
+                await self._admin(scope, receive, started.send)
+        except ClientGone:
+            return
+        except Exception as error:  # the top of a request
+            log_event(
+                _LOG,
+                logging.ERROR,
+                "request_failed",
+                error=error,
+                method=scope.get("method"),
+                path=scope.get("path"),
+            )
+            if not started.is_started:
+                await answer(send, 500, Encoding.JSON, encode(Encoding.JSON, INTERNAL))
+
+
+class _Started:
+    """Remembers whether an answer has begun: a second one cannot be sent."""
+
+    __slots__ = ("_send", "is_started")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.is_started = False
+
+    async def send(self, message: Message) -> None:
+        self.is_started = True
+        await self._send(message)

@@ -1,0 +1,102 @@
+"""`qmq broker`: commands around the broker's process."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import sys
+
+import click
+
+from qmq_broker.clock import SYSTEM_CLOCK
+from qmq_broker.options import ServeOptions, StoreOptions
+
+DEFAULT_LISTEN = "127.0.0.1:9470"
+
+
+@click.group()
+def broker() -> None:
+    """Run a broker: one process, one data directory."""
+
+
+@broker.command()
+@click.option(
+    "--data", "directory", required=True, help="Data directory; made when it is not there."
+)
+@click.option(
+    "--listen",
+    default=DEFAULT_LISTEN,
+    show_default=True,
+    help="HOST:PORT; port 0 takes a free one.",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Listen beyond this machine although there is no authentication.",
+)
+@click.option(
+    "--segment-bytes",
+    type=int,
+    help="Length of a commit log segment; fixed when the directory is made.",
+)
+@click.option("--reserve-bytes", type=int, help="Free disk space below which messages are refused.")
+@click.option("--drain-ms", type=int, help="How long a stop waits for requests that are under way.")
+@click.option(
+    "--log-level",
+    default="info",
+    show_default=True,
+    type=click.Choice(["debug", "info", "warning", "error"]),
+)
+def serve(
+    directory: str,
+    listen: str,
+    insecure: bool,
+    segment_bytes: int | None,
+    reserve_bytes: int | None,
+    drain_ms: int | None,
+    log_level: str,
+) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Exit codes: 0 stopped in order, 1 stopped but not in order, 2 usage, 3 data directory in use or
+    of another version, 4 accepted data is damaged, 5 a write or sync failed, 6 address in use.
+    """
+    host, port = _parse_listen(listen)
+    if not insecure and not _is_loopback(host):
+        raise click.UsageError(
+            f"--listen {listen}: {host} can be reached from other machines and this broker has no "
+            "authentication. Listen on 127.0.0.1, or add --insecure when the network is trusted."
+        )
+    given = {"segment_bytes": segment_bytes, "reserve_bytes": reserve_bytes}
+    try:
+        store = StoreOptions(**{name: value for name, value in given.items() if value is not None})
+        options = ServeOptions(directory=directory, host=host, port=port, store=store)
+        if drain_ms is not None:
+            options = ServeOptions(
+                directory=directory, host=host, port=port, store=store, drain_ms=drain_ms
+            )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    # Late: `qmq --help` lists this command without the web server behind it.
+    from qmq_broker.face.logs import start_logging
+    from qmq_broker.face.server import serve as serve_until_stopped
+
+    start_logging(logging.getLevelNamesMapping()[log_level.upper()])
+    sys.exit(serve_until_stopped(options, SYSTEM_CLOCK))
+
+
+def _parse_listen(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65_535:
+        raise click.UsageError(f"--listen {listen}: give HOST:PORT, for example {DEFAULT_LISTEN}")
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,201 @@
+"""The three hot routes, straight on ASGI: send, pull, settle.
+
+Each reads its request, calls the service, and writes one answer. Nothing here is done per message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final
+
+from qmq_broker.face.answers import error_answer, error_status, refuse, retry_after
+from qmq_broker.face.json_messages import JsonSend, deliveries_to_json, json_to_frame
+from qmq_broker.face.limits import FaceLimits
+from qmq_broker.face.requests import (
+    BodyRoom,
+    ClientGone,
+    Encoding,
+    Head,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    check_head,
+    decode,
+    encode,
+    read_body,
+    read_head,
+)
+from qmq_broker.face.strict_json import read_json
+from qmq_broker.service.broker import Broker, send_answer
+from qmq_broker.service.delivery import HandOut
+from qmq_broker.service.settling import Stale
+from qmq_broker.service.waiting import WaitingPull
+from qmq_broker.storage.store import Placed
+from qmq_client.wire.deliveries import build_deliveries
+from qmq_client.wire.errors import QmqError
+from qmq_client.wire.message_id import MessageIds
+from qmq_client.wire.requests import CONTROL_BYTES_MAX, PullRequest, SettleRequest
+
+_ALLOW_POST: Final = ((b"allow", b"POST"),)
+
+Route = Callable[[Head, Receive, Send], Awaitable[None]]
+
+
+class HotRoutes:
+    """Send, pull and settle of one broker."""
+
+    def __init__(self, broker: Broker, limits: FaceLimits, *, instance: int) -> None:
+        """Requires: `instance` from a source of randomness; ids of JSON messages begin with it."""
+        self._broker = broker
+        self._room = BodyRoom(limits)
+        self._ids = MessageIds(instance)
+        self._routes: dict[str, Route] = {
+            "/v1/send": self._send,
+            "/v1/pull": self._pull,
+            "/v1/settle": self._settle,
+        }
+
+    def find(self, path: str) -> Route | None:
+        """The route of this path, or None when it is not one of the three."""
+        return self._routes.get(path)
+
+    async def __call__(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; every foreseen error becomes its answer."""
+        head = read_head(scope)
+        try:
+            if scope["method"] != "POST":
+                raise _method_not_allowed(scope["method"])
+            with self._room.request():
+                await route(head, receive, send)
+        except QmqError as error:
+            await answer_error(send, head.answer_encoding(), error)
+
+    async def _send(self, head: Head, receive: Receive, send: Send) -> None:
+        frame_bytes_max = self._broker.settings.wire.frame_bytes
+        encoding = check_head(head, frame_bytes_max)
+        self._broker.serving.check_takes_messages()
+        with self._room.body(head.content_bytes or frame_bytes_max):
+            data = await read_body(receive, frame_bytes_max)
+            message_ids: tuple[str, ...] = ()
+            if encoding is Encoding.JSON:
+                data, message_ids = self._frame_of(data)
+            durable: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
+            frame = self._broker.send(data, partial(_resolve, durable))
+            placed = await durable
+        reply = head.answer_encoding()
+        await answer(send, 200, reply, encode(reply, send_answer(frame, placed, message_ids)))
+
+    async def _pull(self, head: Head, receive: Receive, send: Send) -> None:
+        encoding = check_head(head, CONTROL_BYTES_MAX)
+        request = decode(encoding, await read_body(receive, CONTROL_BYTES_MAX), PullRequest)
+        self._broker.serving.check_delivers()
+        delivery = self._broker.delivery
+        stale = delivery.begin_pull(request, self._broker.time.now_ms())
+        given = delivery.pull(request, self._broker.time.now_ms(), stale)
+        if given is None and request.wait_ms:
+            given = await self._wait(request, stale, receive)
+        if given is None:
+            given = delivery.nothing(request, stale)
+        reply = head.answer_encoding()
+        body = (
+            build_deliveries(given.head, given.lengths, given.records)
+            if reply is Encoding.FRAME
+            else deliveries_to_json(given)
+        )
+        await answer(send, 200, reply, body)
+
+    async def _settle(self, head: Head, receive: Receive, send: Send) -> None:
+        encoding = check_head(head, CONTROL_BYTES_MAX)
+        request = decode(encoding, await read_body(receive, CONTROL_BYTES_MAX), SettleRequest)
+        self._broker.serving.check_delivers()
+        settled = self._broker.delivery.settle(request, self._broker.time.now_ms())
+        reply = head.answer_encoding()
+        await answer(send, 200, reply, encode(reply, settled))
+
+    async def _wait(
+        self, request: PullRequest, stale: tuple[Stale, ...], receive: Receive
+    ) -> HandOut | None:
+        """Wait until there is something for this pull, its time is up, or its client is gone."""
+        loop = asyncio.get_running_loop()
+        delivery, serving = self._broker.delivery, self._broker.serving
+        until_s = loop.time() + min(request.wait_ms, self._broker.settings.limits.wait_ms) / 1000
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            with self._room.waiting():
+                while True:
+                    waiting, is_woken = await self._sleep(request, gone, until_s)
+                    if gone.done():
+                        if waiting.is_woken:
+                            delivery.waiting.wake_group(waiting.key)
+                        raise ClientGone
+                    if not is_woken or serving.is_stopping:
+                        return None
+                    given = delivery.pull(request, self._broker.time.now_ms(), stale)
+                    if given is not None:
+                        return given
+        finally:
+            gone.cancel()
+
+    async def _sleep(
+        self, request: PullRequest, gone: asyncio.Future[None], until_s: float
+    ) -> tuple[WaitingPull, bool]:
+        """Wait once; the pull that waited, and whether it was woken."""
+        loop = asyncio.get_running_loop()
+        waiting_pulls = self._broker.delivery.waiting
+        woken: asyncio.Future[None] = loop.create_future()
+        waiting = waiting_pulls.add((request.subject, request.group), partial(_set, woken))
+        try:
+            await asyncio.wait(
+                (woken, gone),
+                timeout=max(0.0, until_s - loop.time()),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            waiting_pulls.leave(waiting)
+        return waiting, woken.done()
+
+    def _frame_of(self, data: bytes) -> tuple[bytes, tuple[str, ...]]:
+        return json_to_frame(
+            read_json(data, JsonSend),
+            new_id=self._ids.next_id,
+            now_ms=self._broker.time.now_ms(),
+            limits=self._broker.settings.wire,
+        )
+
+
+async def answer_error(send: Send, encoding: Encoding, error: QmqError) -> None:
+    """Say why a request was refused."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    wait = retry_after(error)
+    if wait is not None:
+        headers = ((b"retry-after", wait),)
+    status = error_status(error)
+    if status == 405:
+        headers = (*headers, *_ALLOW_POST)
+    await answer(send, status, encoding, encode(encoding, error_answer(error)), headers)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _resolve(durable: asyncio.Future[Placed], outcome: Placed | Exception) -> None:
+    if durable.done():  # the client went away meanwhile
+        return
+    if isinstance(outcome, Exception):
+        durable.set_exception(outcome)
+    else:
+        durable.set_result(outcome)
+
+
+def _set(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)
+
+
+def _method_not_allowed(method: str) -> QmqError:
+    return refuse(405, "method_not_allowed", f"{method[:20]} is not for this route", limit="POST")

@@ -1,0 +1,36 @@
+"""Bounds of the network face, each with its name, unit and reason. Printed at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaceLimits:
+    """What strangers on the port may take of this process."""
+
+    #: Open connections; each costs a descriptor and some kilobytes.
+    connections: int = 2_000
+    #: Requests under way, waiting pulls not counted: those have a bound of their own.
+    requests: int = 1_000
+    #: Bytes of all request bodies under way.
+    bodies_bytes: int = 256 * 1024 * 1024
+    #: Request line and headers of one request.
+    head_bytes: int = 16 * 1024
+    #: Headers of one request; ordinary clients send about ten.
+    headers: int = 100
+    #: From the first byte (or the connection) to the end of the headers.
+    head_ms: int = 5_000
+    #: From the first byte to the end of the body: 8 MiB at 280 kB/s.
+    request_ms: int = 30_000
+    #: A connection without a request is closed after this time.
+    idle_ms: int = 75_000
+    #: A client that does not read its answer is left after this time.
+    unread_ms: int = 30_000
+    #: How often connections are looked at for the four times above.
+    sweep_ms: int = 250
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 1:
+                raise ValueError(f"limit {name}: {getattr(self, name)}; allowed: 1 or more")

@@ -1,0 +1,73 @@
+"""Log lines: an event name and its fields as `key=value`, one line each, control characters escaped.
+
+Bodies of messages are never logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from typing import Final, TextIO
+
+#: Characters of one value that are shown.
+_VALUE_CHARACTERS_MAX: Final = 2_000
+
+
+def log_event(
+    logger: logging.Logger,
+    level: int,
+    event: str,
+    *,
+    error: BaseException | None = None,
+    **fields: object,
+) -> None:
+    """Write one line; `error` adds its type, text and place."""
+    if not logger.isEnabledFor(level):
+        return
+    if error is not None:
+        fields["error"] = type(error).__name__
+        fields["reason"] = str(error)
+        fields["trace"] = " | ".join(
+            f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} {frame.name}"
+            for frame in traceback.extract_tb(error.__traceback__)[-8:]
+        )
+    parts = [event, *(f"{name}={show(value)}" for name, value in fields.items())]
+    logger.log(level, "%s", " ".join(parts))
+
+
+def show(value: object) -> str:
+    """A value of a log line: bounded, printable, quoted when it holds a space."""
+    text = str(value)[:_VALUE_CHARACTERS_MAX]
+    if text.isprintable() and text.isascii():
+        if text and not any(character in text for character in ' "='):
+            return text
+        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return ascii(text)
+
+
+def start_logging(level: int, stream: TextIO = sys.stderr) -> None:
+    """Send every log line of this process to `stream`."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    # The server's own lines repeat ours, one per hostile request among them.
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+
+
+class _Formatter(logging.Formatter):
+    """One line per record, whatever foreign libraries put into it."""
+
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03d"
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        if line.isprintable():
+            return line
+        return "".join(
+            character if character.isprintable() else ascii(character)[1:-1] for character in line
+        )

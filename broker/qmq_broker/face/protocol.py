@@ -1,0 +1,232 @@
+"""One connection: uvicorn's HTTP/1.1 protocol with bounds on what a stranger may send and how slowly.
+
+Refused here, before any request reaches the application: too many connections, a head that is too
+long or has too many headers, heads that two servers could read in two ways (several lengths, both
+length and transfer encoding, several hosts, another transfer encoding than chunked, folded lines).
+Deadlines are kept by one sweep over all connections (`end_slow_connections`) instead of timers, so
+a request costs no timer.
+
+The parser itself (llhttp) refuses bad lengths, bad chunks and control characters with a 400.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from qmq_broker.face.answers import RequestRefusedError, refuse, retry_after
+from qmq_broker.face.limits import FaceLimits
+from qmq_client.wire.requests import JSON_CONTENT_TYPE, encode_json
+
+if TYPE_CHECKING:
+    from uvicorn.config import Config
+    from uvicorn.server import ServerState
+
+#: Headers that say where a request ends or whom it is for: never more than once.
+_ONCE: Final = (b"content-length", b"transfer-encoding", b"host")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepCounts:
+    """What one pass over the connections did."""
+
+    #: Connections that sent too slowly.
+    slow: int
+    #: Connections whose client does not read.
+    unread: int
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """A connection with bounds; made by `bounded_protocol`."""
+
+    limits: ClassVar[FaceLimits]
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._refusal: RequestRefusedError | None = None
+        #: Bytes of the head as they came in, and as far as the parser has given them out.
+        self._head_bytes = 0
+        self._parsed_head_bytes = 0
+        self.is_in_head = True
+        #: Loop time since when a request, or a first one, is awaited; None between requests.
+        self.receiving_since_s: float | None = self.loop.time()
+        #: Loop time since when the client has left an answer unread.
+        self.unread_since_s: float | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            self._refuse_raw(
+                refuse(
+                    503,
+                    "busy",
+                    f"{len(self.connections)} connections are open: come back later",
+                    retry_after_s=1.0,
+                )
+            )
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self.is_in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if (
+            self.is_in_head
+            and self._head_bytes > self.limits.head_bytes
+            and not self.transport.is_closing()
+        ):
+            self._refuse_raw(self._head_too_long())
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.is_in_head = True
+        self._parsed_head_bytes = 0
+        self.receiving_since_s = self.loop.time()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count_head(len(name) + len(value))
+        if len(self.headers) > self.limits.headers:
+            raise self._refused(
+                refuse(
+                    431,
+                    "too_many_headers",
+                    "the request has too many headers",
+                    limit=f"{self.limits.headers} headers",
+                    remedy="Send fewer headers.",
+                )
+            )
+
+    def on_headers_complete(self) -> None:
+        what = ambiguity(self.headers)
+        if what:
+            raise self._refused(refuse(400, "ambiguous_request", what, remedy="Say it once."))
+        self.is_in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self.receiving_since_s = None
+        self.is_in_head = True
+        self._head_bytes = 0
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.unread_since_s = self.loop.time()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.unread_since_s = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Called by uvicorn when the parser or one of the callbacks above refused the request."""
+        refusal = self._refusal or refuse(
+            400, "bad_request", "this is no HTTP request", remedy="Speak HTTP/1.1."
+        )
+        self._refuse_raw(refusal)
+
+    def end_slow(self) -> None:
+        """Answer 408 if no answer has begun, and close."""
+        if self.cycle is not None and self.cycle.response_started:
+            self.transport.close()
+            return
+        self._refuse_raw(
+            refuse(408, "too_slow", "the request did not arrive in time", remedy="Send it at once.")
+        )
+
+    def _count_head(self, head_bytes: int) -> None:
+        self._parsed_head_bytes += head_bytes
+        if self._parsed_head_bytes > self.limits.head_bytes:
+            raise self._refused(self._head_too_long())
+
+    def _head_too_long(self) -> RequestRefusedError:
+        return refuse(
+            431,
+            "head_too_large",
+            "request line and headers are too long",
+            limit=f"{self.limits.head_bytes} bytes",
+            remedy="Send less in headers.",
+        )
+
+    def _refused(self, refusal: RequestRefusedError) -> RequestRefusedError:
+        self._refusal = refusal
+        return refusal
+
+    def _refuse_raw(self, refusal: RequestRefusedError) -> None:
+        self.transport.write(raw_answer(refusal))
+        self.transport.close()
+
+
+def bounded_protocol(limits: FaceLimits) -> type[BoundedProtocol]:
+    """The class of connections with these bounds, for uvicorn to make instances of."""
+    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits})
+
+
+def end_slow_connections(
+    connections: Iterable[object], now_s: float, limits: FaceLimits
+) -> SweepCounts:
+    """One pass over all connections: end those that send or read too slowly."""
+    slow = unread = 0
+    for connection in list(connections):
+        if not isinstance(connection, BoundedProtocol) or connection.transport.is_closing():
+            continue
+        since_s = connection.receiving_since_s
+        allowed_ms = limits.head_ms if connection.is_in_head else limits.request_ms
+        if since_s is not None and (now_s - since_s) * 1000 > allowed_ms:
+            connection.end_slow()
+            slow += 1
+        elif (
+            connection.unread_since_s is not None
+            and (now_s - connection.unread_since_s) * 1000 > limits.unread_ms
+        ):
+            connection.transport.abort()
+            unread += 1
+    return SweepCounts(slow=slow, unread=unread)
+
+
+def ambiguity(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """What about these headers two servers could read in two ways; empty when nothing."""
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in _ONCE and name in found:
+            return f"header {name.decode()} given twice"
+        found[name] = value
+        if b"\n" in value or b"\r" in value:
+            return "a header line is folded"
+    if b"transfer-encoding" in found:
+        if b"content-length" in found:
+            return "both content-length and transfer-encoding"
+        if found[b"transfer-encoding"].strip().lower() != b"chunked":
+            return "a transfer encoding other than chunked"
+    return ""
+
+
+def raw_answer(refusal: RequestRefusedError) -> bytes:
+    """A whole answer as bytes, after which the connection closes."""
+    body = encode_json(refusal.answer)
+    lines = [
+        f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}".encode(),
+        b"content-type: " + JSON_CONTENT_TYPE.encode(),
+        b"content-length: " + str(len(body)).encode(),
+        b"connection: close",
+    ]
+    wait = retry_after(refusal)
+    if wait is not None:
+        lines.append(b"retry-after: " + wait)
+    return b"\r\n".join((*lines, b"", body))

@@ -1,0 +1,234 @@
+"""Reading a request: what it claims is checked before its body is read, and counted while it is.
+
+Deadlines of head and body belong to the connection (`protocol.py`), not to this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from qmq_broker.face.answers import refuse
+from qmq_broker.face.limits import FaceLimits
+from qmq_broker.face.strict_json import read_json
+from qmq_client.wire.requests import (
+    FRAME_CONTENT_TYPE,
+    JSON_CONTENT_TYPE,
+    decode_control,
+    encode_control,
+    encode_json,
+)
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+T = TypeVar("T")
+
+
+class Encoding(Enum):
+    """How a body is written; the value is its content type."""
+
+    FRAME = FRAME_CONTENT_TYPE.encode()
+    JSON = JSON_CONTENT_TYPE.encode()
+
+
+_ENCODINGS: Final = {encoding.value: encoding for encoding in Encoding}
+
+
+class ClientGone(Exception):  # noqa: N818  # not an error: nobody is there to be told
+    """The client closed the connection; there is nobody to answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What a request's headers say about bodies."""
+
+    #: None when the request names no content type.
+    content_type: bytes | None
+    content_encoding: bytes | None
+    #: None when the length is not known before the end.
+    content_bytes: int | None
+    is_chunked: bool
+    accept: bytes | None
+
+    def answer_encoding(self) -> Encoding:
+        """How the answer is written: as the request, unless `Accept` names the other one."""
+        wanted = [
+            encoding
+            for encoding in Encoding
+            if self.accept is not None and encoding.value in self.accept
+        ]
+        if len(wanted) == 1:
+            return wanted[0]
+        return _ENCODINGS.get(_media_type(self.content_type), Encoding.JSON)
+
+
+def read_head(scope: Scope) -> Head:
+    """The head of a request, in one pass over its headers."""
+    found: dict[bytes, bytes] = {}
+    for name, value in scope["headers"]:
+        found[name] = value
+    length = found.get(b"content-length")
+    return Head(
+        content_type=found.get(b"content-type"),
+        content_encoding=found.get(b"content-encoding"),
+        content_bytes=int(length) if length is not None and length.isdigit() else None,
+        is_chunked=b"transfer-encoding" in found,
+        accept=found.get(b"accept"),
+    )
+
+
+def check_head(head: Head, body_bytes_max: int) -> Encoding:
+    """The request's encoding; raises `RequestRefusedError` before anything of the body is read."""
+    if head.content_encoding not in (None, b"identity"):
+        raise refuse(
+            415,
+            "content_encoding",
+            "the body is compressed",
+            limit="identity",
+            remedy="Send the body as it is.",
+        )
+    encoding = _ENCODINGS.get(_media_type(head.content_type))
+    if encoding is None:
+        raise refuse(
+            415,
+            "content_type",
+            "the content type is not one of this route",
+            limit=f"{FRAME_CONTENT_TYPE} or {JSON_CONTENT_TYPE}",
+            remedy="Name the content type of the body.",
+        )
+    if head.content_bytes is None and not head.is_chunked:
+        raise refuse(
+            411, "length_required", "the request has no length", remedy="Send Content-Length."
+        )
+    if head.content_bytes is not None and head.content_bytes > body_bytes_max:
+        raise _too_long(body_bytes_max, f"{head.content_bytes} bytes")
+    return encoding
+
+
+class BodyRoom:
+    """How many bytes all bodies under way may take together."""
+
+    def __init__(self, limits: FaceLimits) -> None:
+        self._limits = limits
+        self.taken_bytes = 0
+        self.requests = 0
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count one request; raises `RequestRefusedError` when too many are under way."""
+        if self.requests >= self._limits.requests:
+            raise _busy(f"{self.requests} requests are under way")
+        self.requests += 1
+        try:
+            yield
+        finally:
+            self.requests -= 1
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A pull that waits is not counted here: it has a bound of its own."""
+        self.requests -= 1
+        try:
+            yield
+        finally:
+            self.requests += 1
+
+    @contextmanager
+    def body(self, body_bytes: int) -> Iterator[None]:
+        """Reserve room for one body; raises `RequestRefusedError` when there is none."""
+        if self.taken_bytes + body_bytes > self._limits.bodies_bytes:
+            raise _busy(f"bodies of {self.taken_bytes} bytes are under way")
+        self.taken_bytes += body_bytes
+        try:
+            yield
+        finally:
+            self.taken_bytes -= body_bytes
+
+
+async def read_body(receive: Receive, body_bytes_max: int) -> bytes:
+    """The whole body; raises `RequestRefusedError` over the bound and `ClientGone`."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body", False):
+        return _bounded(body, body_bytes_max)
+    parts = [body]
+    read_bytes = len(body)
+    while message.get("more_body", False):
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part: bytes = message.get("body", b"")
+        read_bytes += len(part)
+        if read_bytes > body_bytes_max:
+            raise _too_long(body_bytes_max, f"more than {body_bytes_max} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def decode(encoding: Encoding, body: bytes, kind: type[T]) -> T:
+    """A request struct from its body; raises `ProtocolError` or `InvalidMessageError`."""
+    if encoding is Encoding.FRAME:
+        return decode_control(body, kind)
+    return read_json(body, kind)
+
+
+def encode(encoding: Encoding, value: msgspec.Struct) -> bytes:
+    """An answer's body."""
+    return encode_control(value) if encoding is Encoding.FRAME else encode_json(value)
+
+
+async def answer(
+    send: Send,
+    status: int,
+    encoding: Encoding,
+    body: bytes,
+    headers: tuple[tuple[bytes, bytes], ...] = (),
+) -> None:
+    """Send a whole answer."""
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [
+                (b"content-type", encoding.value),
+                (b"content-length", str(len(body)).encode()),
+                *headers,
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+def _media_type(value: bytes | None) -> bytes:
+    return b"" if value is None else value.split(b";", 1)[0].strip().lower()
+
+
+def _bounded(body: bytes, body_bytes_max: int) -> bytes:
+    if len(body) > body_bytes_max:
+        raise _too_long(body_bytes_max, f"{len(body)} bytes")
+    return body
+
+
+def _too_long(body_bytes_max: int, value: str) -> Exception:
+    return refuse(
+        413,
+        "body_too_large",
+        f"the body has {value}",
+        limit=f"{body_bytes_max} bytes",
+        value=value,
+        remedy="Send several requests.",
+    )
+
+
+def _busy(what: str) -> Exception:
+    return refuse(503, "busy", f"{what}: come back later", retry_after_s=1.0)

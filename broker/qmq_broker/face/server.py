@@ -1,0 +1,240 @@
+"""The broker's process: open the store, listen, stop in order, and say how it ended.
+
+A first SIGTERM or SIGINT stops: no more messages are taken, waiting pulls are answered, what was
+accepted is committed and answered, the store is closed with its clean mark. A second one ends the
+process at once. See `exit_codes.py` for how it can end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import uvicorn
+import uvloop
+
+from qmq_broker.clock import Clock
+from qmq_broker.errors import CorruptionError, StoreError
+from qmq_broker.face.app import App
+from qmq_broker.face.exit_codes import ExitCode
+from qmq_broker.face.limits import FaceLimits
+from qmq_broker.face.logs import log_event
+from qmq_broker.face.protocol import bounded_protocol, end_slow_connections
+from qmq_broker.options import ServeOptions
+from qmq_broker.service.broker import Broker, BrokerSettings
+from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.service.serving import Serving
+from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.store import Store
+
+_LOG: Final = logging.getLogger("qmq_broker")
+#: How often leases and redeliveries are looked at; also the precision of their times.
+_TICK_S: Final = 0.025
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+def serve(
+    options: ServeOptions,
+    clock: Clock,
+    *,
+    limits: ServiceLimits | None = None,
+    face_limits: FaceLimits | None = None,
+) -> ExitCode:
+    """Serve until stopped. Blocks; must run in the main thread."""
+    listener = _bind(options)
+    if listener is None:
+        return ExitCode.ADDRESS
+    with listener:
+        try:
+            store = Store.open(OsDisk(options.directory), clock, options.store)
+        except StoreError as error:
+            log_event(_LOG, logging.CRITICAL, "not_opened", code=error.code, reason=error)
+            is_damage = isinstance(error, CorruptionError)
+            return ExitCode.CORRUPTION if is_damage else ExitCode.DIRECTORY
+        settings = BrokerSettings(
+            wire=options.limits,
+            limits=limits or ServiceLimits(),
+            reserve_bytes=options.store.reserve_bytes,
+        )
+        process = _Process(options, store, clock, settings, face_limits or FaceLimits())
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(process.run(listener))
+
+
+class _Process:
+    """One run of the broker."""
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        store: Store,
+        clock: Clock,
+        settings: BrokerSettings,
+        face_limits: FaceLimits,
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._clock = clock
+        self._settings = settings
+        self._face_limits = face_limits
+        self._signals = 0
+
+    async def run(self, listener: socket.socket) -> ExitCode:
+        """From the opened store to its closing."""
+        loop = asyncio.get_running_loop()
+        broker = Broker(self._store, self._clock, self._settings, post=loop.call_soon_threadsafe)
+        server = self._make_server(broker)
+        broker.on_end = lambda: self._on_poisoned(broker, server)
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number, broker, server)
+        replayed = broker.start()
+        log_event(
+            _LOG,
+            logging.INFO,
+            "opened",
+            directory=self._options.directory,
+            epoch=self._store.epoch,
+            actions=replayed,
+            recovery=self._store.recovery,
+        )
+        ticking = asyncio.ensure_future(self._tick(broker, server))
+        await server.serve(sockets=[listener])
+        ticking.cancel()
+        return await self._stop(broker)
+
+    def _make_server(self, broker: Broker) -> _Server:
+        limits = self._face_limits
+        config = uvicorn.Config(
+            App(broker, limits, instance=secrets.randbits(64)),
+            http=bounded_protocol(limits),
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=limits.idle_ms // 1000,
+            timeout_graceful_shutdown=max(1, self._options.drain_ms // 1000),
+        )
+        return _Server(config, self._on_listening)
+
+    def _on_listening(self, sockets: list[socket.socket]) -> None:
+        host, port = sockets[0].getsockname()[:2]
+        log_event(
+            _LOG,
+            logging.INFO,
+            "listening",
+            url=f"http://{host}:{port}",
+            pid=os.getpid(),
+            frame_limits=self._settings.wire,
+            service_limits=self._settings.limits,
+            face_limits=self._face_limits,
+        )
+
+    async def _tick(self, broker: Broker, server: _Server) -> None:
+        """Advance what changes by time."""
+        loop = asyncio.get_running_loop()
+        next_sweep_s = loop.time()
+        while True:
+            try:
+                broker.delivery.step(broker.time.now_ms())
+            except StoreError as error:
+                # The action log failed: the broker is poisoned and about to stop, or the disk is
+                # full and leases end later.
+                log_event(_LOG, logging.ERROR, "step_failed", error=error)
+            if loop.time() >= next_sweep_s:
+                next_sweep_s = loop.time() + self._face_limits.sweep_ms / 1000
+                counts = end_slow_connections(
+                    server.server_state.connections, loop.time(), self._face_limits
+                )
+                if counts.slow or counts.unread:
+                    log_event(
+                        _LOG,
+                        logging.INFO,
+                        "slow_connections_closed",
+                        slow=counts.slow,
+                        unread=counts.unread,
+                    )
+            await asyncio.sleep(_TICK_S)
+
+    def _on_signal(self, number: int, broker: Broker, server: _Server) -> None:
+        self._signals += 1
+        name = signal.Signals(number).name
+        if self._signals > 1:
+            log_event(_LOG, logging.WARNING, "forced", signal=name)
+            logging.shutdown()
+            os._exit(ExitCode.UNCLEAN)
+        woken = broker.drain(f"{name} received")
+        log_event(_LOG, logging.INFO, "stopping", signal=name, waiting_pulls=woken)
+        server.should_exit = True
+
+    def _on_poisoned(self, broker: Broker, server: _Server) -> None:
+        log_event(_LOG, logging.CRITICAL, "poisoned", reason=broker.serving.reason)
+        server.should_exit = True
+
+    async def _stop(self, broker: Broker) -> ExitCode:
+        loop = asyncio.get_running_loop()
+        deadline_s = self._options.drain_ms / 1000
+        try:
+            is_clean = await loop.run_in_executor(None, broker.stop, deadline_s)
+        except StoreError as error:
+            log_event(_LOG, logging.CRITICAL, "not_closed", error=error)
+            is_clean = False
+        log_event(_LOG, logging.INFO, "stopped", clean=is_clean)
+        if broker.serving.state is Serving.POISONED:
+            return ExitCode.POISONED
+        return ExitCode.OK if is_clean else ExitCode.UNCLEAN
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling, which would end the process by the signal."""
+
+    def __init__(
+        self, config: uvicorn.Config, on_listening: Callable[[list[socket.socket]], None]
+    ) -> None:
+        super().__init__(config)
+        self._on_listening = on_listening
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_listening(sockets or [])
+
+
+def _bind(options: ServeOptions) -> socket.socket | None:
+    """A bound socket; None when the address cannot be had, which is logged with the remedy."""
+    address = f"{options.host}:{options.port}"
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(place)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        log_event(
+            _LOG,
+            logging.CRITICAL,
+            "address_not_available",
+            address=address,
+            reason=error.strerror or error,
+            remedy="Stop what listens there, or choose another address with --listen HOST:PORT.",
+        )
+        return None
+    return listener

@@ -1,0 +1,59 @@
+"""Syncs the action log at an interval, off the loop thread.
+
+Pulls and settlements are answered when they are written, not when they are synced: a power cut
+takes at most one interval of them, and what it takes is delivered again. A thin thread around
+`step`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from qmq_broker.service.delivery import Delivery
+from qmq_broker.storage.store import Store
+
+
+class ActionSync:
+    """The thread that syncs. Stop is idempotent and syncs a last time."""
+
+    def __init__(
+        self,
+        store: Store,
+        delivery: Delivery,
+        *,
+        interval_ms: int,
+        post: Callable[[Callable[[], None]], object],
+        on_poisoned: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._delivery = delivery
+        self._interval_s = interval_ms / 1000
+        self._post = post
+        self._on_poisoned = on_poisoned
+        self._stopped = threading.Event()
+
+    def step(self) -> int:
+        """Sync if something was written since; returns how many syncs that took."""
+        if not self._delivery.is_unsynced:
+            return 0
+        # Cleared first: what is written while the sync runs is left for the next one.
+        self._delivery.is_unsynced = False
+        self._store.actions.sync()
+        return 1
+
+    def run(self) -> None:
+        """Sync at the interval until `stop`, and once more."""
+        is_last = False
+        while not is_last:
+            is_last = self._stopped.wait(self._interval_s)
+            try:
+                self.step()
+            except Exception as error:  # the top of this thread's loop
+                reason = f"action log sync: {type(error).__name__}: {error}"
+                self._post(lambda: self._on_poisoned(reason))  # noqa: B023  # the loop ends here
+                return
+
+    def stop(self) -> None:
+        """Let `run` end. Safe to call twice."""
+        self._stopped.set()

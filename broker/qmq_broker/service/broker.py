@@ -1,0 +1,151 @@
+"""The broker without its network face: intake, writer, delivery and questions over one store.
+
+Belongs to one event loop, given as `post` (run this function in the loop thread). Two threads work
+beside the loop: the writer and the sync of the action log.
+
+Life cycle: `start`, then calls from the loop thread, then `drain` and `stop`. A poisoned broker
+stops without a clean mark, so that the next start verifies what is on the disk.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from qmq_broker.clock import Clock
+from qmq_broker.service.action_sync import ActionSync
+from qmq_broker.service.delivery import Delivery
+from qmq_broker.service.intake import Intake
+from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.service.query import Query
+from qmq_broker.service.redelivery import Backoff
+from qmq_broker.service.serving import Serving, ServingState
+from qmq_broker.service.steady import SteadyTime
+from qmq_broker.service.writer import CommitWriter, OnDone
+from qmq_broker.storage.store import Placed, Store
+from qmq_client.wire.frame import MessageFrame
+from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
+from qmq_client.wire.requests import SendAnswer, SubjectPlace
+
+DURABLE = "durable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    """How one broker serves."""
+
+    wire: Limits = DEFAULT_LIMITS
+    limits: ServiceLimits = field(default_factory=ServiceLimits)
+    backoff: Backoff = field(default_factory=Backoff)
+    #: Free disk space below which messages are refused.
+    reserve_bytes: int = 256 * 1024 * 1024
+
+
+class Broker:
+    """Everything behind the face; see the module's text for threads and life cycle."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        settings: BrokerSettings,
+        *,
+        post: Callable[[Callable[[], None]], object],
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self.settings = settings
+        self.serving = ServingState()
+        self.time = SteadyTime(clock)
+        self.delivery = Delivery(
+            store,
+            settings.limits,
+            draw=draw,
+            on_poisoned=self._on_poisoned,
+            backoff=settings.backoff,
+        )
+        self.query = Query(store, self.delivery)
+        self.intake = Intake(store, self.serving, settings.wire, settings.reserve_bytes)
+        self.writer = CommitWriter(
+            store,
+            clock,
+            settings.limits,
+            post=post,
+            on_visible=self.delivery.on_visible,
+            on_poisoned=self._on_poisoned,
+        )
+        self._store = store
+        self._action_sync = ActionSync(
+            store,
+            self.delivery,
+            interval_ms=settings.limits.action_sync_ms,
+            post=post,
+            on_poisoned=self._on_poisoned,
+        )
+        self._threads = [
+            threading.Thread(target=self.writer.run, name="qmq-writer", daemon=True),
+            threading.Thread(target=self._action_sync.run, name="qmq-action-sync", daemon=True),
+        ]
+        #: Called once, in the loop thread, when the broker can serve no longer.
+        self.on_end: Callable[[], None] = lambda: None
+
+    def start(self) -> int:
+        """Rebuild the groups and start the threads; returns how many actions were replayed."""
+        replayed = self.delivery.replay(self._store.actions.replay(), self.time.now_ms())
+        for thread in self._threads:
+            thread.start()
+        return replayed
+
+    def send(self, data: bytes, on_done: OnDone) -> MessageFrame:
+        """Check a request and let it wait for its commit; raises when it is refused."""
+        frame = self.intake.check(data)
+        self.writer.submit(frame, on_done)
+        return frame
+
+    def drain(self, reason: str) -> int:
+        """Take no more messages and answer all waiting pulls; returns how many waited."""
+        self.serving.become(Serving.DRAINING, reason)
+        return self.delivery.waiting.wake_all()
+
+    def stop(self, deadline_s: float) -> bool:
+        """End the threads and close the store; returns whether that was clean.
+
+        Blocks up to `deadline_s` for each thread. Not in the loop thread: what the writer still
+        commits is answered there.
+        """
+        self.writer.stop()
+        self._action_sync.stop()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(deadline_s)
+        is_clean = self.serving.state is not Serving.POISONED and not any(
+            thread.is_alive() for thread in self._threads
+        )
+        if is_clean:
+            self._store.close()
+        return is_clean
+
+    def _on_poisoned(self, reason: str) -> None:
+        if self.serving.become(Serving.POISONED, reason):
+            self.delivery.waiting.wake_all()
+            self.on_end()
+
+
+def send_answer(
+    frame: MessageFrame, placed: Placed, message_ids: tuple[str, ...] = ()
+) -> SendAnswer:
+    """What a sender is told about a durable request."""
+    return SendAnswer(
+        frame_crc=frame.header.body_crc,
+        count=frame.header.record_count,
+        duplicates=placed.duplicates,
+        physical_offset=placed.physical_offset,
+        stored_at_ms=placed.stored_at_ms,
+        durability=DURABLE,
+        places=tuple(
+            SubjectPlace(subject=p.subject, first_sequence=p.first_sequence, count=p.count)
+            for p in placed.places
+        ),
+        message_ids=message_ids,
+    )

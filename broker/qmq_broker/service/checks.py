@@ -1,0 +1,88 @@
+"""Checks of pull and settle requests against names and limits, before any state is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from qmq_broker.service.limits import ServiceLimits
+from qmq_client.wire.errors import InvalidMessageError, TooLargeError
+from qmq_client.wire.names import check_name, shorten
+from qmq_client.wire.requests import PullRequest, Settlement, SettleRequest
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+
+
+def check_pull(request: PullRequest, limits: ServiceLimits) -> None:
+    """Raise `InvalidMessageError` naming what breaks which limit.
+
+    Upper bounds of what the broker may give (messages, bytes, wait) are not refused but lowered
+    where they are used: the request only says how much is welcome.
+    """
+    _check_names(request)
+    _check_number("max_messages", request.max_messages, 1, 2**63 - 1)
+    _check_number("max_bytes", request.max_bytes, 1, 2**63 - 1)
+    _check_number("lease_ms", request.lease_ms, limits.lease_ms_min, limits.lease_ms)
+    _check_number("max_attempts", request.max_attempts, 1, limits.attempts)
+    if request.start not in (EARLIEST, LATEST):
+        raise InvalidMessageError(
+            field="start",
+            limit=f"{EARLIEST} or {LATEST}",
+            value=shorten(request.start),
+            remedy="Name where a new group begins.",
+        )
+    _check_settlements(request.settlements, limits)
+
+
+def check_settle(request: SettleRequest, limits: ServiceLimits) -> None:
+    """Raise `InvalidMessageError` naming what breaks which limit."""
+    _check_names(request)
+    _check_settlements(request.settlements, limits)
+
+
+def _check_names(request: PullRequest | SettleRequest) -> None:
+    check_name(request.subject, field="subject")
+    check_name(request.group, field="group")
+    check_name(request.consumer, field="consumer")
+
+
+def _check_settlements(settlements: Iterable[Settlement], limits: ServiceLimits) -> None:
+    count = 0
+    for settlement in settlements:
+        for first, next_ in _ranges(settlement):
+            count += 1
+            if first >= next_:
+                raise InvalidMessageError(
+                    field="range",
+                    limit="first below next",
+                    value=f"{first} to {next_}",
+                    remedy="Ranges are half open: next is one after the last.",
+                )
+        for nack in settlement.nacks:
+            _check_number("delay_ms", nack.delay_ms or 0, 0, limits.nack_delay_ms)
+        for extend in settlement.extends:
+            _check_number("lease_ms", extend.lease_ms, limits.lease_ms_min, limits.lease_ms)
+    if count > limits.settlement_ranges:
+        raise TooLargeError(
+            field="settlements",
+            limit=f"{limits.settlement_ranges} ranges",
+            value=f"{count} ranges",
+            remedy="Join neighbouring ranges, or send several requests.",
+        )
+
+
+def _ranges(settlement: Settlement) -> Iterator[tuple[int, int]]:
+    yield from settlement.acks
+    for outcome in (*settlement.nacks, *settlement.rejects, *settlement.extends):
+        yield outcome.range
+
+
+def _check_number(field: str, value: int, lowest: int, highest: int) -> None:
+    if not lowest <= value <= highest:
+        raise InvalidMessageError(
+            field=field,
+            limit=f"{lowest} to {highest}",
+            value=str(value),
+            remedy=f"Choose another {field}.",
+        )

@@ -1,0 +1,140 @@
+"""Which messages a pull gets: redeliveries that are due, then new ones, within its limits.
+
+Decides only: reads the state of a group and the subject's consume queue. Redeliveries go first, but
+while there are new messages every fourth place is theirs, so a backlog of failing messages slows
+the others down and never stops them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from qmq_broker.service.groups import GroupState
+from qmq_broker.storage.consume_queue import ConsumeQueue, Entry
+from qmq_client.wire.deliveries import DeliveryRun
+
+#: Of this many places one is kept for new messages.
+NEW_SHARE: Final = 4
+#: Entries looked at together: a pull of large messages stops long before its count is reached.
+ENTRIES_PER_READ: Final = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What a pull will be given: runs and, for each message, where its record stands."""
+
+    runs: tuple[DeliveryRun, ...]
+    entries: list[Entry]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """How much one pull may be given."""
+
+    now_ms: int
+    messages: int
+    bytes: int
+    #: Messages that the group may be given beyond those it already has in flight or waiting.
+    new_messages: int
+
+
+class Turns:
+    """Remembers, from pull to pull of one group, how many places new messages are owed."""
+
+    __slots__ = ("_owed_quarters",)
+
+    def __init__(self) -> None:
+        self._owed_quarters = 0
+
+    def new_share(self, messages: int) -> int:
+        """Places for new messages among the next `messages`, when there are redeliveries too."""
+        share, self._owed_quarters = divmod(messages + self._owed_quarters, NEW_SHARE)
+        return share
+
+
+def select(state: GroupState, turns: Turns, queue: ConsumeQueue, room: Room) -> Selection:
+    """The messages for one pull, perhaps none."""
+    new_count = max(0, min(queue.next_sequence - state.cursor, room.new_messages))
+    due = [
+        DeliveryRun(first_sequence=run.first, count=run.next - run.first, attempt=run.attempts + 1)
+        for run in state.redeliveries.due(room.now_ms, room.messages)
+    ]
+    due_count = sum(run.count for run in due)
+    if due and new_count and due_count + new_count > room.messages:
+        share = min(new_count, turns.new_share(room.messages))
+        due = _head(due, room.messages - share)
+        due_count = sum(run.count for run in due)
+    new_count = min(new_count, room.messages - due_count)
+    runs = due
+    if new_count:
+        runs = [*due, DeliveryRun(first_sequence=state.cursor, count=new_count, attempt=1)]
+    return _fit(_join(runs), queue, room.bytes)
+
+
+def _head(runs: Sequence[DeliveryRun], messages: int) -> list[DeliveryRun]:
+    head: list[DeliveryRun] = []
+    for run in runs:
+        count = min(run.count, messages)
+        if count <= 0:
+            break
+        head.append(_first_of(run, count))
+        messages -= count
+    return head
+
+
+def _join(runs: Sequence[DeliveryRun]) -> list[DeliveryRun]:
+    joined: list[DeliveryRun] = []
+    for run in runs:
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and last.attempt == run.attempt
+            and last.first_sequence + last.count == run.first_sequence
+        ):
+            joined[-1] = _first_of(last, last.count + run.count)
+        else:
+            joined.append(run)
+    return joined
+
+
+def _fit(runs: Sequence[DeliveryRun], queue: ConsumeQueue, bytes_max: int) -> Selection:
+    """Cut to `bytes_max` of records, but at least one message."""
+    fitting: list[DeliveryRun] = []
+    entries: list[Entry] = []
+    room_bytes = bytes_max
+    for run in runs:
+        fits, room_bytes = _fitting(run, queue, room_bytes, is_first=not entries)
+        if fits:
+            fitting.append(_first_of(run, len(fits)))
+        entries += fits
+        if len(fits) < run.count:
+            break
+    return Selection(runs=tuple(fitting), entries=entries)
+
+
+def _fitting(
+    run: DeliveryRun, queue: ConsumeQueue, room_bytes: int, *, is_first: bool
+) -> tuple[list[Entry], int]:
+    """The first entries of `run` that fit, and the room they leave."""
+    fits: list[Entry] = []
+    sequence, next_sequence = run.first_sequence, run.first_sequence + run.count
+    while sequence < next_sequence:
+        step = queue.entries(sequence, min(ENTRIES_PER_READ, next_sequence - sequence))
+        for entry in step:
+            room_bytes -= entry.record_bytes
+            if room_bytes < 0 and not is_first:
+                return fits, 0
+            fits.append(entry)
+            is_first = False
+        if not step:
+            break
+        sequence += len(step)
+    return fits, room_bytes
+
+
+def _first_of(run: DeliveryRun, count: int) -> DeliveryRun:
+    if count == run.count:
+        return run
+    return DeliveryRun(first_sequence=run.first_sequence, count=count, attempt=run.attempt)

@@ -1,0 +1,85 @@
+"""Checks of a send request before anything is written.
+
+In this order: the broker takes messages at all, the disk has room above its reserve, the frame is
+what it claims to be (shape, checksum, names, limits), and each record carries the checksum that its
+producer gave it, so that a record broken on its way is refused by name instead of being stored and
+found at delivery. Whether the commit queue has room is asked by the writer itself.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from qmq_broker.errors import DiskFullError, InvalidRecordError
+from qmq_broker.service.serving import ServingState
+from qmq_broker.storage.store import Store
+from qmq_client.wire.checksum import crc32c
+from qmq_client.wire.errors import InvalidMessageError
+from qmq_client.wire.frame import FrameKind, MessageFrame, parse_message_frame
+from qmq_client.wire.limits import Limits
+from qmq_client.wire.message_id import format_message_id
+from qmq_client.wire.record import record_message_id
+
+_CRC: Final = struct.Struct(">I")
+#: The file system is asked for its free space once in so many bytes of requests.
+FREE_SPACE_CHECK_BYTES: Final = 16 * 1024 * 1024
+
+
+class Intake:
+    """What every send passes. Belongs to the loop thread."""
+
+    def __init__(self, store: Store, serving: ServingState, limits: Limits, reserve_bytes: int):
+        self._store = store
+        self._serving = serving
+        self._limits = limits
+        self._reserve_bytes = reserve_bytes
+        self._known_room_bytes = 0
+
+    def check(self, data: bytes) -> MessageFrame:
+        """The request's frame, fit to be stored; raises without having changed anything."""
+        self._serving.check_takes_messages()
+        self._check_room(len(data))
+        frame = parse_message_frame(data, self._limits)
+        if frame.header.kind is not FrameKind.MESSAGES:
+            raise InvalidMessageError(
+                field="frame kind",
+                limit=FrameKind.MESSAGES.name,
+                value=frame.header.kind.name,
+                remedy="Send without a delay: this broker has none yet.",
+            )
+        check_records(frame)
+        return frame
+
+    def has_room(self) -> bool:
+        """Whether the disk has room above its reserve."""
+        return self._store.free_bytes() >= self._reserve_bytes
+
+    def _check_room(self, request_bytes: int) -> None:
+        self._known_room_bytes -= request_bytes
+        if self._known_room_bytes >= 0:
+            return
+        room_bytes = self._store.free_bytes() - self._reserve_bytes
+        if room_bytes < request_bytes:
+            raise DiskFullError(
+                f"{room_bytes} bytes above the reserve of {self._reserve_bytes}: "
+                "free disk space or lower the reserve"
+            )
+        self._known_room_bytes = min(room_bytes, FREE_SPACE_CHECK_BYTES) - request_bytes
+
+
+def check_records(frame: MessageFrame) -> None:
+    """Raise `InvalidRecordError` naming the first record whose own checksum is wrong."""
+    data, index = frame.data, 0
+    for run in frame.runs:
+        seed = crc32c(run.subject.encode())
+        for _ in range(run.count):
+            first = frame.positions[index]
+            after_crc = first + _CRC.size
+            content = data[after_crc : first + frame.lengths[index]]
+            if crc32c(content, seed) != _CRC.unpack_from(data, first)[0]:
+                raise InvalidRecordError(
+                    f"record {index} of the request under subject {run.subject}: checksum",
+                    message_id=format_message_id(record_message_id(frame.record(index))),
+                )
+            index += 1

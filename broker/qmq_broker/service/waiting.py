@@ -1,0 +1,87 @@
+"""Pulls that wait for messages, first come first served within a group.
+
+One message wakes one pull of each group; a pull that leaves messages behind wakes the next. So a
+hundred waiting consumers do not all run for one message. A wake that nobody used is passed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from qmq_broker.errors import BusyError
+
+GroupKey = tuple[str, str]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class WaitingPull:
+    """One pull that waits; woken at most once."""
+
+    key: GroupKey
+    wake: Callable[[], None]
+    is_woken: bool = field(default=False)
+
+
+class WaitingPulls:
+    """All waiting pulls of the broker. Belongs to the loop thread."""
+
+    def __init__(self, pulls_max: int) -> None:
+        self._pulls_max = pulls_max
+        self._by_subject: dict[str, dict[str, dict[WaitingPull, None]]] = {}
+        self.count = 0
+
+    def add(self, key: GroupKey, wake: Callable[[], None]) -> WaitingPull:
+        """Let a pull wait; raises `BusyError` when too many do."""
+        if self.count >= self._pulls_max:
+            raise BusyError(f"{self.count} pulls wait already", retry_after_s=1.0)
+        pull = WaitingPull(key=key, wake=wake)
+        subject, group = key
+        self._by_subject.setdefault(subject, {}).setdefault(group, {})[pull] = None
+        self.count += 1
+        return pull
+
+    def leave(self, pull: WaitingPull) -> None:
+        """The pull does not wait any more, whatever the reason."""
+        subject, group = pull.key
+        groups = self._by_subject.get(subject, {})
+        pulls = groups.get(group, {})
+        if pull not in pulls:
+            return
+        del pulls[pull]
+        self.count -= 1
+        if not pulls:
+            del groups[group]
+            if not groups:
+                del self._by_subject[subject]
+
+    def wake_subject(self, subject: str) -> int:
+        """There are new messages: wake one pull of each group; returns how many."""
+        groups = list(self._by_subject.get(subject, ()))
+        return sum(self.wake_group((subject, group)) for group in groups)
+
+    def wake_group(self, key: GroupKey) -> int:
+        """There is something for this group: wake its first pull; returns how many."""
+        subject, group = key
+        pull = next(iter(self._by_subject.get(subject, {}).get(group, ())), None)
+        if pull is None:
+            return 0
+        self._wake(pull)
+        return 1
+
+    def wake_all(self) -> int:
+        """The broker stops: everybody is answered now; returns how many."""
+        pulls = [
+            pull
+            for groups in self._by_subject.values()
+            for waiting in groups.values()
+            for pull in waiting
+        ]
+        for pull in pulls:
+            self._wake(pull)
+        return len(pulls)
+
+    def _wake(self, pull: WaitingPull) -> None:
+        self.leave(pull)
+        pull.is_woken = True
+        pull.wake()

@@ -1,0 +1,183 @@
+"""The one writer: everything that needs order, one commit for all requests that wait.
+
+Group commit without linger: while one commit is on its way to the disk the next requests gather,
+so the device sets the size of a commit. A commit is one append and one sync; then each request is
+answered and the subjects become visible, in one call into the loop per commit. The first failed
+write or sync poisons the writer: nothing is acknowledged any more, and every request that waits is
+told why.
+
+`submit` belongs to the loop thread, `step` to the writer thread (or to a test).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from qmq_broker.clock import Clock
+from qmq_broker.errors import BusyError, ConflictError, DiskFullError, PoisonedError
+from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.storage.store import Placed, Store
+from qmq_client.wire.frame import MessageFrame
+from qmq_client.wire.message_id import format_message_id
+
+#: Requests of one commit; bounds how long the first of them waits for the last.
+REQUESTS_PER_COMMIT_MAX: Final = 1024
+_STOP: Final = None
+
+#: Told the outcome of one request, in the loop thread.
+OnDone = Callable[[Placed | Exception], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Submission:
+    frame: MessageFrame
+    on_done: OnDone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitCounts:
+    """What one pass of the writer did."""
+
+    requests: int
+    messages: int
+    is_stopped: bool
+
+
+class CommitWriter:
+    """Writer of one store.
+
+    Life cycle: `run` in a thread of its own until `stop`, or `step` by hand. Poisoned for good by
+    the first failure.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        limits: ServiceLimits,
+        *,
+        post: Callable[[Callable[[], None]], object],
+        on_visible: Callable[[set[str]], object],
+        on_poisoned: Callable[[str], None],
+    ) -> None:
+        """`post` runs a function in the loop thread; the other two are called there."""
+        self._store = store
+        self._clock = clock
+        self._limits = limits
+        self._post = post
+        self._on_visible = on_visible
+        self._on_poisoned = on_poisoned
+        self._submissions: SimpleQueue[_Submission | None] = SimpleQueue()
+        #: Submission time and length of each request that was not answered yet, in order.
+        self._unanswered: deque[tuple[float, int]] = deque()
+        self._poison: PoisonedError | None = None
+        self.waiting_bytes = 0
+
+    def submit(self, frame: MessageFrame, on_done: OnDone) -> None:
+        """Let a request wait for its commit; raises `BusyError` over a bound.
+
+        `on_done` is called in the loop thread: with its places when the request is durable, or
+        with the reason why it is not stored.
+        """
+        if self._poison is not None:
+            raise self._poison
+        now_s = self._clock.monotonic_s()
+        self._check_room(now_s, len(frame.data))
+        self._unanswered.append((now_s, len(frame.data)))
+        self.waiting_bytes += len(frame.data)
+        self._submissions.put(_Submission(frame=frame, on_done=on_done))
+
+    def step(self, *, wait_s: float = 0.0) -> CommitCounts:
+        """One commit of everything that waits; waits up to `wait_s` for the first request."""
+        submissions, is_stopped = self._gather(wait_s)
+        if submissions:
+            outcomes = self._commit([submission.frame for submission in submissions])
+            self._post(lambda: self._publish(submissions, outcomes))
+        return CommitCounts(
+            requests=len(submissions),
+            messages=sum(submission.frame.header.record_count for submission in submissions),
+            is_stopped=is_stopped,
+        )
+
+    def run(self) -> None:
+        """Commit until `stop`; what waits then is committed first."""
+        while not self.step(wait_s=60.0).is_stopped:
+            pass
+
+    def stop(self) -> None:
+        """Let `run` end behind everything submitted so far. Safe to call twice."""
+        self._submissions.put(_STOP)
+
+    def _check_room(self, now_s: float, frame_bytes: int) -> None:
+        if not self._unanswered:
+            return
+        age_ms = (now_s - self._unanswered[0][0]) * 1000
+        if age_ms > self._limits.commit_queue_age_ms:
+            raise BusyError(
+                f"the oldest request has waited {age_ms:.0f} ms for the disk; "
+                f"allowed: {self._limits.commit_queue_age_ms} ms",
+                retry_after_s=1.0,
+            )
+        if self.waiting_bytes + frame_bytes > self._limits.commit_queue_bytes:
+            raise BusyError(
+                f"{self.waiting_bytes} bytes wait for the disk; "
+                f"allowed: {self._limits.commit_queue_bytes}",
+                retry_after_s=1.0,
+            )
+
+    def _gather(self, wait_s: float) -> tuple[list[_Submission], bool]:
+        gathered: list[_Submission] = []
+        try:
+            submission = (
+                self._submissions.get(timeout=wait_s) if wait_s else self._submissions.get_nowait()
+            )
+            while submission is not _STOP:
+                gathered.append(submission)
+                if len(gathered) == REQUESTS_PER_COMMIT_MAX:
+                    return gathered, False
+                submission = self._submissions.get_nowait()
+        except Empty:
+            return gathered, False
+        return gathered, True
+
+    def _commit(self, frames: Sequence[MessageFrame]) -> Sequence[Placed | Exception]:
+        if self._poison is not None:
+            return [self._poison] * len(frames)
+        try:
+            placed = self._store.append(frames)
+            self._store.sync()
+        except DiskFullError as error:
+            return [error] * len(frames)
+        except (
+            Exception
+        ) as error:  # the top of the writer's loop: whatever failed, nobody is told "stored"
+            reason = f"{type(error).__name__}: {error}"
+            self._poison = PoisonedError(f"a write or sync failed: {reason}")
+            self._post(lambda: self._on_poisoned(reason))
+            return [self._poison] * len(frames)
+        return [_outcome(place) for place in placed]
+
+    def _publish(
+        self, submissions: Sequence[_Submission], outcomes: Sequence[Placed | Exception]
+    ) -> None:
+        subjects: set[str] = set()
+        for submission, outcome in zip(submissions, outcomes, strict=True):
+            _, frame_bytes = self._unanswered.popleft()
+            self.waiting_bytes -= frame_bytes
+            if not isinstance(outcome, Exception):
+                subjects.update(place.subject for place in outcome.places)
+            submission.on_done(outcome)
+        self._on_visible(subjects)
+
+
+def _outcome(placed: Placed) -> Placed | Exception:
+    if placed.conflict is None:
+        return placed
+    message_id = format_message_id(placed.conflict)
+    return ConflictError(
+        f"message id {message_id} was stored before with other content", message_id=message_id
+    )
