@@ -16,12 +16,19 @@ Higher floors add their own branches (`qmq_client.errors`, `qmq_broker.errors`).
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class QmqError(Exception):
     """Something went wrong that this product foresaw."""
 
     #: Stable, machine-readable name of the error; part of the HTTP interface.
     code = "error"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An error goes from worker to parent in pools of processes. Exceptions are copied by calling
+        # them with their text, which fails for those made of named fields and takes the pool down.
+        return _copy_error, (type(self), self.args, vars(self))
 
 
 class InvalidMessageError(QmqError, ValueError):
@@ -87,3 +94,9 @@ class UnknownVersionError(ProtocolError):
     """The bytes were written by a version of the format that this program does not know."""
 
     code = "unknown_version"
+
+
+def _copy_error(kind: type[QmqError], args: tuple[Any, ...], fields: dict[str, Any]) -> QmqError:
+    error = kind.__new__(kind, *args)
+    vars(error).update(fields)
+    return error
