@@ -127,14 +127,14 @@ NEVER_ANSWERS: dict[str, tuple[bytes, str]] = {
     "record too long": (answer_of([(0, 1, 1)], [45], RECORD), "lengths do not add up"),
     "record too short": (answer_of([(0, 2, 1)], [36] * 2, RECORD * 2 + bytes(16)), "do not add up"),
     "record endless": (answer_of([(0, 1, 1)], [2**32 - 1], RECORD), "lengths do not add up"),
-    "fill not zero": (answer_of([(0, 1, 1)], [36], RECORD + b"\1"), "lengths do not add up"),
+    "fill not zero": (answer_of([(200, 1, 1)], [36], RECORD + b"\1"), "lengths do not add up"),
     "record of nothing": (answer_of([(0, 2, 1)], [36, 0], RECORD), "shorter than 36"),
     "record of 35": (answer_of([(0, 2, 1)], [37, 35], RECORD * 2), "shorter than 36"),
 }
 
 
 def test_zeros_behind_the_records_are_fill() -> None:
-    data = answer_of([(0, 1, 1)], [36], RECORD + b"\0")
+    data = answer_of([(200, 1, 1)], [36], RECORD + b"\0")
     assert len(parse_deliveries(data, frame_bytes_max=BYTES_MAX).messages) == 1
 
 

@@ -1,0 +1,105 @@
+"""Ids of a process: dense, without twins between threads, another instance in every child."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable
+
+from qmq_client.ids import MESSAGE_IDS, TOKEN_BYTES, IdSource, new_token
+from qmq_client.wire.message_id import split_message_id
+
+
+def in_a_child(make: Callable[[], bytes]) -> bytes:
+    """What `make` returns in a forked child."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.write(writing, make())
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as answer:
+        made = answer.read()
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+    return made
+
+
+def test_ids_are_dense_from_the_first() -> None:
+    ids = IdSource()
+    halves = [split_message_id(ids.next_id()) for _ in range(1000)]
+    assert [counter for _, counter in halves] == list(range(1000))
+    assert len({instance for instance, _ in halves}) == 1
+
+
+def test_two_sources_have_two_instances() -> None:
+    assert split_message_id(IdSource().next_id())[0] != split_message_id(IdSource().next_id())[0]
+
+
+def test_S10_threads_get_no_twins_and_leave_no_gaps() -> None:
+    ids = IdSource()
+    made: list[list[bytes]] = [[] for _ in range(8)]
+    ready = threading.Barrier(8)
+
+    def make(mine: list[bytes]) -> None:
+        ready.wait(10)
+        mine.extend(ids.next_id() for _ in range(2000))
+
+    threads = [threading.Thread(target=make, args=(mine,)) for mine in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    counters = sorted(split_message_id(each)[1] for mine in made for each in mine)
+    assert counters == list(range(16_000))
+    assert all(mine == sorted(mine) for mine in made)
+
+
+def test_S10_a_forked_child_has_another_instance_and_the_parent_keeps_its_own() -> None:
+    before = split_message_id(MESSAGE_IDS.next_id())
+    children = [split_message_id(in_a_child(MESSAGE_IDS.next_id)) for _ in range(2)]
+    after = split_message_id(MESSAGE_IDS.next_id())
+    assert after == (before[0], before[1] + 1)
+    assert len({before[0], *(instance for instance, _ in children)}) == 3
+    assert [counter for _, counter in children] == [0, 0]
+
+
+def test_S10_a_child_that_carries_its_parents_process_id_has_another_instance() -> None:
+    before = split_message_id(MESSAGE_IDS.next_id())
+
+    def make() -> bytes:
+        MESSAGE_IDS._process_id = MESSAGE_IDS._process_id and os.getpid()  # as a namespace would
+        return MESSAGE_IDS.next_id()
+
+    assert split_message_id(in_a_child(make))[0] != before[0]
+
+
+def test_S10_a_fork_while_another_thread_holds_the_lock_leaves_the_child_usable() -> None:
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with MESSAGE_IDS._lock:
+            held.set()
+            release.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert held.wait(10)
+        assert len(in_a_child(MESSAGE_IDS.next_id)) == 16
+    finally:
+        release.set()
+        thread.join(10)
+
+
+def test_tokens_are_random_and_sixteen_bytes() -> None:
+    tokens = {new_token() for _ in range(100)}
+    assert len(tokens) == 100
+    assert {len(token) for token in tokens} == {TOKEN_BYTES}
