@@ -73,7 +73,7 @@ GOOD_RUNS: Final = (
             .truth("t1", True)
             .store("m1")
             .wait(100)
-            .deliver("m1", broker_at_ms=5_001)
+            .deliver("m1", broker_at_ms=5_000)
             .ack("m1")
             .drained()
         ),
