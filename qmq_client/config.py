@@ -143,7 +143,7 @@ def load_config(
     merged |= {path: (value, _FLAG) for path, value in (flags or {}).items() if value is not None}
     names = _names(merged)
     if databases:
-        names = [_choose(given, names, merged) for given in databases]
+        names = list(dict.fromkeys(_choose(given, names, merged) for given in databases))
     if len(names) > DATABASES_MAX:
         raise ConfigurationError(
             setting="database",

@@ -1,0 +1,46 @@
+"""The breaker: how often to try, and how often to say so, while a database or the broker is away.
+
+Both rates are bounded for an outage of any length: waits grow to a maximum, and a line is written
+when the trouble begins, changes its kind, doubles its count of failures, or ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from qmq_client.retry import Backoff
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What to do after a failure."""
+
+    #: Wait before the next try.
+    delay_s: float
+    #: Whether it is worth a line in the log.
+    is_news: bool
+
+
+class Breaker:
+    """Counts failures in a row. One thread at a time."""
+
+    def __init__(self, backoff: Backoff, random: Callable[[], float]) -> None:
+        self._backoff = backoff
+        self._random = random
+        self._kind = ""
+        #: Failures since the last success.
+        self.failures = 0
+
+    def on_failure(self, kind: str, *, at_least_s: float = 0.0) -> Failure:
+        """Something is away; `kind` tells one trouble from another."""
+        self.failures += 1
+        is_news = kind != self._kind or self.failures & (self.failures - 1) == 0
+        self._kind = kind
+        delay_s = self._backoff.delay_ms(self.failures, self._random()) / 1000
+        return Failure(delay_s=max(delay_s, at_least_s), is_news=is_news)
+
+    def on_success(self) -> int:
+        """All is well; returns how many failures that ends."""
+        ended, self.failures, self._kind = self.failures, 0, ""
+        return ended

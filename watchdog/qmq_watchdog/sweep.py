@@ -1,0 +1,182 @@
+"""The sweep: one bounded pass over the due rows of one database.
+
+Claim a batch in a transaction of its own, publish it outside any transaction, settle it in another.
+Every claim has a token of its own and every settlement names it, so any number of watchdogs and
+publishers may be at the same rows: one that was stopped or slow changes nothing when it comes back.
+Rows are found by state and due time by the database's clock. A row that fails gets a later due time
+of its own and so never stands in the way of others.
+"""
+
+from __future__ import annotations
+
+import random as random_source
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+from qmq_client.clock import SYSTEM_CLOCK, Clock
+from qmq_client.config import WatchdogSection
+from qmq_client.database import database_errors
+from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError, QmqError
+from qmq_client.ids import new_token
+from qmq_client.outbox.row import BatchOutcome, OutboxRow
+from qmq_client.publish import publish_rows
+from qmq_client.retry import Backoff
+from qmq_client.transport.port import Transport
+from qmq_watchdog.databases import Database
+
+#: The first claim after a start or a failure: enough to see how large the records are and whether
+#: the broker is there, little to carry in memory or to give back.
+PROBE_ROWS: Final = 100
+#: Claims grow while a batch stays below half of this and shrink above it: what one batch may hold
+#: in memory, whatever the size of the records.
+BATCH_BYTES_AIM: Final = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions:
+    """Bounds of a sweep; see `qmq_client.config.WatchdogSection` for the reasons."""
+
+    batch_rows: int = WatchdogSection().batch_rows
+    lease_ms: int = WatchdogSection().lease_ms
+    max_attempts: int = WatchdogSection().max_attempts
+    rows_max: int = WatchdogSection().sweep_rows_max
+    seconds_max: float = WatchdogSection().sweep_s_max
+    backoff: Backoff = field(default_factory=Backoff)
+
+    @classmethod
+    def from_config(cls, section: WatchdogSection) -> SweepOptions:
+        """The options that a configuration asks for."""
+        return cls(
+            batch_rows=section.batch_rows,
+            lease_ms=section.lease_ms,
+            max_attempts=section.max_attempts,
+            rows_max=section.sweep_rows_max,
+            seconds_max=section.sweep_s_max,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class SweepCounts:
+    """What one sweep did."""
+
+    claimed: int = 0
+    #: Accepted by the broker and deleted here.
+    sent: int = 0
+    #: Given back, to be tried again later.
+    failed: int = 0
+    #: Left to a person.
+    parked: int = 0
+    #: Claims that ended before they could be settled; somebody else has these rows now.
+    lost: int = 0
+    #: The broker gave no answer, or takes nothing now.
+    unreachable: bool = False
+    #: How long it asks to be left alone.
+    retry_after_s: float = 0.0
+    #: A bound of the sweep was reached, so rows that are due may be left.
+    is_cut_short: bool = False
+    #: What the database did not do; the sweep ended there.
+    error: QmqError | None = None
+
+    def add(self, outcome: BatchOutcome, settled: int) -> None:
+        """Count a batch of which `settled` rows were still ours."""
+        self.sent += len(outcome.sent)
+        self.failed += len(outcome.failed)
+        self.parked += len(outcome.parked)
+        self.lost += len(outcome.sent) + len(outcome.failed) + len(outcome.parked) - settled
+        self.unreachable = outcome.unreachable
+        self.retry_after_s = outcome.retry_after_s
+
+    def as_fields(self) -> dict[str, str | int | float | bool]:
+        """The counts for a log line or for JSON."""
+        shown = {each.name: getattr(self, each.name) for each in fields(self)}
+        shown["error"] = "" if self.error is None else str(self.error)
+        return shown
+
+
+class Sweep:
+    """Sweeps one database, time after time. One thread at a time."""
+
+    def __init__(
+        self,
+        database: Database,
+        transport: Transport,
+        options: SweepOptions | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        random: Callable[[], float] = random_source.random,
+    ) -> None:
+        self.database = database
+        self._transport = transport
+        self._options = SweepOptions() if options is None else options
+        self._clock = clock
+        self._random = random
+        self._is_checked = False
+        self._limit_rows = min(PROBE_ROWS, self._options.batch_rows)
+
+    def step(self, is_stopped: Callable[[], bool] = lambda: False) -> SweepCounts:
+        """Send what is due until nothing is, or a bound is reached, or somebody says stop.
+
+        Raises nothing for a database or broker that is away; the counts say it.
+        """
+        counts = SweepCounts()
+        end_s = self._clock.monotonic_s() + self._options.seconds_max
+        try:
+            with database_errors(self.database.name):
+                self._check_once()
+                while self._batch(counts):
+                    if (
+                        counts.claimed >= self._options.rows_max
+                        or self._clock.monotonic_s() >= end_s
+                        or is_stopped()
+                    ):
+                        counts.is_cut_short = True
+                        break
+        except (DatabaseUnavailableError, OutboxMissingError) as error:
+            counts.error = error
+        if counts.error is not None or counts.unreachable:
+            self._is_checked = False
+            self._limit_rows = min(PROBE_ROWS, self._options.batch_rows)
+        return counts
+
+    def close(self) -> None:
+        """Give up the connections to database and broker."""
+        self._transport.close()
+        self.database.close()
+
+    def _batch(self, counts: SweepCounts) -> bool:
+        """One batch; whether it is worth asking for another."""
+        limit = min(self._limit_rows, self._options.rows_max - counts.claimed)
+        token = new_token()
+        lease_end_s = self._clock.monotonic_s() + self._options.lease_ms / 1000
+        rows = self.database.store.claim(token=token, limit=limit, lease_ms=self._options.lease_ms)
+        if not rows:
+            return False
+        counts.claimed += len(rows)
+        if self._clock.monotonic_s() >= lease_end_s:
+            # This process was stopped for so long that the rows may be another's: leave them.
+            counts.lost += len(rows)
+            return True
+        outcome = publish_rows(
+            rows,
+            transport=self._transport,
+            backoff=self._options.backoff,
+            max_attempts=self._options.max_attempts,
+            random=self._random,
+        )
+        counts.add(outcome, self.database.store.settle(outcome, token=token))
+        self._adapt(rows)
+        return len(rows) == limit and not outcome.unreachable
+
+    def _check_once(self) -> None:
+        if not self._is_checked:
+            self.database.store.check_schema()
+            self._is_checked = True
+
+    def _adapt(self, rows: Sequence[OutboxRow]) -> None:
+        """Choose the next claim's size by what this one held."""
+        batch_bytes = sum(len(row.record) for row in rows)
+        if batch_bytes > BATCH_BYTES_AIM:
+            self._limit_rows = max(1, len(rows) // 2)
+        elif batch_bytes <= BATCH_BYTES_AIM // 2 and len(rows) == self._limit_rows:
+            self._limit_rows = min(self._options.batch_rows, self._limit_rows * 2)
