@@ -1,7 +1,7 @@
-"""The session that code on this thread or task is running in, when it was opened for it.
+"""The transaction that this thread or task is in, for code that does not pass it on.
 
-Set by `@transactional` and by a consumer's inbox around the handler, read by the producer when a
-send names no session. A context variable, so threads and tasks do not see each other's.
+Set by `@transactional`, `transaction` and the inbox around the application's code; read by
+`producer.send` and by `current_session()`. Follows the task, not the thread: a context variable.
 """
 
 from __future__ import annotations
@@ -9,24 +9,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from sqlalchemy.orm import Session
+from qmq_client.errors import NoTransactionError
 
-CURRENT_SESSION: Final[ContextVar[Session | None]] = ContextVar("qmq_current_session", default=None)
-
-
-def current_session() -> Session | None:
-    """The session opened for the running code, None outside."""
-    return CURRENT_SESSION.get()
+_scopes: Final[ContextVar[tuple[Any, ...]]] = ContextVar("qmq_scopes", default=())
 
 
 @contextmanager
-def session_is_current(session: Session | None) -> Iterator[None]:
-    """Make `session` the current one for the duration of a block; None hides an outer one."""
-    token = CURRENT_SESSION.set(session)
+def as_current(scope: Any) -> Iterator[None]:
+    """Make a session or connection the current one inside the block."""
+    token = _scopes.set((*_scopes.get(), scope))
     try:
         yield
     finally:
-        CURRENT_SESSION.reset(token)
+        _scopes.reset(token)
+
+
+def current_scopes() -> tuple[Any, ...]:
+    """Sessions and connections around this code, the innermost last."""
+    return _scopes.get()
+
+
+def current_session() -> Any:
+    """The session (in `transaction` the connection) of the innermost block around this code.
+
+    A `Session`, or an `AsyncSession` inside an `async def`. Raises `NoTransactionError` outside.
+    """
+    scopes = _scopes.get()
+    if not scopes:
+        raise NoTransactionError(
+            "current_session() outside of a transaction; call it inside @transactional or "
+            "`with transaction(engine)`"
+        )
+    return scopes[-1]

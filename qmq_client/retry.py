@@ -41,6 +41,47 @@ class Backoff:
         return int(whole_ms * (1.0 - self.jitter * random))
 
 
+class Breaker:
+    """Leaves alone a service that does not answer, and tries it again from time to time.
+
+    ::
+
+        closed ──n failures in a row──▶ open ──wait is over──▶ half open ──success──▶ closed
+                                          ▲                        │
+                                          └──failure, wait doubled─┘
+
+    Used by one thread; knows no clock.
+    """
+
+    def __init__(self, *, failures_max: int, first_ms: int, wait_ms_max: int) -> None:
+        self._failures_max = failures_max
+        self._backoff = Backoff(first_ms=first_ms, max_ms=wait_ms_max, jitter=0.0)
+        self._failures = 0
+        self._open_until_s: float | None = None
+
+    def allows(self, now_s: float) -> bool:
+        """Whether to try now. In the half open state every try counts, so make it one."""
+        return self._open_until_s is None or now_s >= self._open_until_s
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the last tries failed so often that most work is held back."""
+        return self._open_until_s is not None
+
+    def on_success(self) -> None:
+        """The service answered."""
+        self._failures = 0
+        self._open_until_s = None
+
+    def on_failure(self, now_s: float, *, at_least_s: float = 0.0) -> None:
+        """It did not; `at_least_s` is how long it asked to be left alone."""
+        self._failures += 1
+        if self._failures >= self._failures_max or at_least_s > 0:
+            times_open = max(1, self._failures - self._failures_max + 1)
+            wait_s = self._backoff.delay_ms(times_open, 0.0) / 1000
+            self._open_until_s = now_s + max(wait_s, at_least_s)
+
+
 class Retry(Exception):  # noqa: N818  # a handler's wish, not an error
     """Raised by a handler: give the message back, to be delivered again.
 

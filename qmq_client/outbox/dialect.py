@@ -37,6 +37,17 @@ class OutboxDialect(Protocol):
         """
         ...
 
+    def is_transactional(self, connection: sa.Connection) -> bool:
+        """Whether what is written next can still be rolled back; False in AUTOCOMMIT.
+
+        Asks the driver, which always knows. Requires: SQLAlchemy's transaction has begun.
+        """
+        ...
+
+    def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
+        """Whether a statement failed because a table or a column is not there."""
+        ...
+
     def is_in_transaction(self, connection: sa.Connection) -> bool:
         """Whether the driver itself says that a transaction is open; no statement is sent."""
         ...

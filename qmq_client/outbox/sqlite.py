@@ -59,6 +59,14 @@ class SqliteDialect:
         if not event.contains(engine, "begin", begin_explicitly):
             event.listen(engine, "begin", begin_explicitly)
 
+    def is_transactional(self, connection: sa.Connection) -> bool:
+        begin_explicitly(connection)  # a transaction older than the producer has not begun yet
+        return self.is_in_transaction(connection)
+
+    def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
+        text = str(error.orig)
+        return "no such table" in text or "has no column named" in text
+
     def is_in_transaction(self, connection: sa.Connection) -> bool:
         return bool(_driver(connection).in_transaction)
 
@@ -66,7 +74,11 @@ class SqliteDialect:
         if self._is_shared:
             shared_connection(engine.pool)
             return engine
-        sibling = sa.Engine(engine.pool.recreate(), engine.dialect, engine.url)
+        if engine.dialect.is_async:
+            url = engine.url.set(drivername="sqlite+pysqlite")
+            sibling = sa.create_engine(url, connect_args={"check_same_thread": False})
+        else:
+            sibling = sa.Engine(engine.pool.recreate(), engine.dialect, engine.url)
         event.listen(sibling, "connect", _relax)
         return sibling
 

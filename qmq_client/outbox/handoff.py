@@ -1,0 +1,83 @@
+"""From the commit hook to the publisher: a bounded queue that never blocks and never raises.
+
+What does not fit is dropped and counted: the rows are stored, fall due by themselves, and the
+watchdog sends them. That is the back-pressure of the whole direct path.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+from qmq_client.outbox.row import OutboxRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOver:
+    """The messages of one transaction, on their way to the publisher."""
+
+    rows: tuple[OutboxRow, ...]
+    #: The owner that the rows were stored with.
+    token: bytes
+    #: Monotonic seconds when the first of them was written; their time to fall due runs from then.
+    written_at_s: float
+    #: Whether the commit is proven. When not, only what another connection can see may be sent.
+    is_certain: bool
+
+
+class HandoffQueue:
+    """Handed over by any number of threads, taken by one."""
+
+    def __init__(self, messages_max: int) -> None:
+        self._messages_max = messages_max
+        self._changed = threading.Condition()
+        self._waiting: deque[HandOver] = deque()
+        self._messages = 0
+        #: The taker sleeps until this many messages wait; None while it does not sleep.
+        self._wake_at: int | None = None
+        self._is_woken = False
+        self.handed_over = 0
+        self.dropped = 0
+
+    def put(self, handed: HandOver) -> None:
+        """Add unless full; wakes the taker when it has asked for that."""
+        count = len(handed.rows)
+        with self._changed:
+            self.handed_over += count
+            if self._messages + count > self._messages_max:
+                self.dropped += count
+                return
+            self._waiting.append(handed)
+            self._messages += count
+            if self._wake_at is not None and self._messages >= self._wake_at:
+                self._changed.notify_all()
+
+    def take(self, messages_max: int) -> list[HandOver]:
+        """Whole transactions in order, about `messages_max` messages, at least one if any wait."""
+        taken: list[HandOver] = []
+        count = 0
+        with self._changed:
+            while self._waiting and count < messages_max:
+                handed = self._waiting.popleft()
+                taken.append(handed)
+                count += len(handed.rows)
+            self._messages -= count
+        return taken
+
+    def wait(self, seconds: float | None, *, messages: int = 1) -> None:
+        """Sleep until `messages` wait, somebody calls `wake`, or the time is over."""
+        with self._changed:
+            self._wake_at = messages
+            self._changed.wait_for(lambda: self._is_woken or self._messages >= messages, seconds)
+            self._wake_at = None
+            self._is_woken = False
+
+    def wake(self) -> None:
+        """End the taker's sleep, or its next one."""
+        with self._changed:
+            self._is_woken = True
+            self._changed.notify_all()
+
+    def __len__(self) -> int:
+        return self._messages

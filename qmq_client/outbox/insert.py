@@ -1,0 +1,58 @@
+"""The text of the one statement that a transaction pays for its messages.
+
+A row is born owned: it carries the token of its process and falls due after the takeover time, so
+the direct path and the watchdog are one protocol. The text is made once for each number of rows and
+given to the driver as it is: building it anew through the expression language would cost more than
+everything else in a send.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from qmq_client.errors import ConfigurationError
+from qmq_client.outbox.table import LIVE
+
+_PLACEHOLDERS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
+_COLUMNS = (
+    "message_id",
+    "subject",
+    "ordering_key",
+    "record",
+    "token",
+    "state",
+    "attempts",
+    "due_at_ms",
+    "created_at_ms",
+)
+
+
+class InsertTexts:
+    """INSERT statements of 1 … n rows with the parameters message_id, subject, ordering_key,
+    record and token for each row.
+    """
+
+    def __init__(
+        self, engine: sa.Engine, outbox: sa.Table, *, now_ms: str, takeover_ms: int
+    ) -> None:
+        preparer = engine.dialect.identifier_preparer
+        placeholder = _PLACEHOLDERS.get(engine.dialect.paramstyle)
+        if placeholder is None:
+            raise ConfigurationError(
+                setting="engine",
+                value=f"a driver with parameters in the style {engine.dialect.paramstyle!r}",
+                remedy=f"The outbox knows {', '.join(_PLACEHOLDERS)}.",
+            )
+        columns = ", ".join(preparer.quote(name) for name in _COLUMNS)
+        self._head = f"INSERT INTO {preparer.format_table(outbox)} ({columns}) VALUES "
+        given = ", ".join([placeholder] * 5)
+        self._row = f"({given}, {LIVE}, 0, {now_ms} + {takeover_ms}, {now_ms})"
+        self._texts: dict[int, str] = {}
+
+    def text(self, row_count: int) -> str:
+        """The statement for `row_count` rows."""
+        text = self._texts.get(row_count)
+        if text is None:
+            text = self._head + ", ".join([self._row] * row_count)
+            self._texts[row_count] = text
+        return text

@@ -1,0 +1,144 @@
+"""Which transaction a send joins, and whether it can.
+
+Everything that could break the promise "stored if and only if the transaction commits" is refused
+here, before any SQL: no transaction, a transaction on another database, one that commits each
+statement by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, scoped_session
+
+from qmq_client.current import current_scopes
+from qmq_client.errors import AutocommitError, NoTransactionError, WrongDatabaseError
+from qmq_client.outbox.dialect import OutboxDialect
+from qmq_client.outbox.tracker import (
+    active_sessions,
+    enlist,
+    enlisted_connection,
+    enlisted_engine,
+    open_unit,
+    unit_of,
+)
+from qmq_client.outbox.unit import Unit
+
+
+def join(given: Any, engine: sa.Engine, dialect: OutboxDialect) -> tuple[sa.Connection, Unit]:
+    """The connection and unit of the transaction that a send joins.
+
+    `given` is a session or a connection in any of SQLAlchemy's shapes, or None for the current one.
+    """
+    connection = _connection(_current(engine.pool) if given is None else given, engine)
+    unit = unit_of(connection)
+    if unit is None:
+        if not dialect.is_transactional(connection):
+            raise AutocommitError(
+                "this connection is in AUTOCOMMIT: it commits every statement by itself, so the "
+                "message would stay after a rollback. Use an engine without AUTOCOMMIT, or "
+                "`send_now` for a message of its own"
+            )
+        unit = open_unit(connection)
+    return connection, unit
+
+
+def _connection(scope: Any, engine: sa.Engine) -> sa.Connection:
+    if isinstance(scope, scoped_session):
+        scope = scope()
+    if isinstance(scope, Session):
+        return enlisted_connection(scope, engine.pool) or _begin_on(scope, engine)
+    if isinstance(scope, sa.Connection):
+        return _checked(scope, engine)
+    if isinstance(found := getattr(scope, "sync_connection", None), sa.Connection):
+        return _checked(found, engine)
+    if isinstance(found := getattr(scope, "sync_session", None), Session):
+        if connection := enlisted_connection(found, engine.pool):
+            return connection
+        raise NoTransactionError(
+            "this AsyncSession has not begun a transaction (or savepoint) on the outbox's database "
+            "yet. `await session.connection()` before the send, or use @transactional"
+        )
+    raise TypeError(
+        f"session={type(scope).__name__}: give a Session, scoped_session, AsyncSession or a "
+        "Connection that is in a transaction"
+    )
+
+
+def _begin_on(session: Session, engine: sa.Engine) -> sa.Connection:
+    """Begin the session's innermost transaction on the outbox's database, or learn that it is."""
+    try:
+        if _pool_of(session) is engine.pool:
+            connection = session.connection()
+        elif bind := enlisted_engine(session, engine.pool):  # one of several, chosen by mapper
+            connection = session.connection(bind_arguments={"bind": bind})
+        else:
+            raise WrongDatabaseError(_wrong(engine))
+    except sa.exc.InvalidRequestError as error:
+        raise NoTransactionError(
+            f"the session's transaction takes no more work: {error}"
+        ) from error
+    transaction = session.get_nested_transaction() or session.get_transaction()
+    assert transaction is not None, "session.connection() begins one"
+    enlist(session, transaction, connection)
+    return connection
+
+
+def _checked(connection: sa.Connection, engine: sa.Engine) -> sa.Connection:
+    if connection.engine.pool is not engine.pool:
+        raise WrongDatabaseError(_wrong(engine))
+    if not connection.in_transaction():
+        raise NoTransactionError(
+            "this connection is not in a transaction. Use `with transaction(engine) as connection`,"
+            " or `with connection.begin()`"
+        )
+    return connection
+
+
+def _current(pool: sa.Pool) -> Any:
+    """The innermost session or connection around this code on this pool."""
+    for scope in reversed(current_scopes()):
+        sync = getattr(scope, "sync_session", scope)
+        if _pool_of(sync) is pool:
+            if sync.in_transaction():
+                return scope
+            raise NoTransactionError(
+                "the transaction around this code has ended; a task that outlives it must open "
+                "its own"
+            )
+    sessions = [
+        session
+        for session in active_sessions()
+        if _pool_of(session) is pool or enlisted_engine(session, pool)
+    ]
+    if len(sessions) == 1:
+        return sessions[0]
+    if sessions:
+        raise NoTransactionError(
+            f"{len(sessions)} sessions of this thread have a transaction open; say which one with "
+            "`session=`"
+        )
+    raise NoTransactionError(
+        "there is no open transaction to join. Give `session=`, send inside @transactional, or use "
+        "`send_now` for a message of its own"
+    )
+
+
+def _pool_of(scope: Any) -> sa.Pool | None:
+    if isinstance(scope, sa.Connection):
+        return scope.engine.pool
+    try:
+        bind = scope.get_bind()
+    except sa.exc.UnboundExecutionError:
+        return None
+    pool: sa.Pool = bind.engine.pool
+    return pool
+
+
+def _wrong(engine: sa.Engine) -> str:
+    url = engine.url.render_as_string(hide_password=True)
+    return (
+        f"the transaction runs on another engine than this producer's outbox ({url}), so they would "
+        "not commit together. Use a session on the producer's engine, or a producer for this one"
+    )

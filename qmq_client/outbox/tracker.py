@@ -1,0 +1,299 @@
+"""Follows the application's transactions: which messages were sent in which, and how each ended.
+
+Listeners stand at two places. Those of the engine see every BEGIN, SAVEPOINT, ROLLBACK and COMMIT
+that goes through SQLAlchemy, whoever asked for it, and keep the `Unit` of each connection. Those of
+the `Session` class see what the engine cannot: that a commit has been done. Both are put in place
+once, and cost a dictionary look-up where nothing was sent.
+
+A hook is not proof: a released savepoint and a session that has joined somebody else's transaction
+fire the same hooks. The proof is that the remembered connection is out of its transaction. Where
+nobody can tell (Core, a lost connection), rows are handed over as uncertain, and the publisher sends
+only those that another connection can see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.orm import Session, SessionTransaction
+
+from qmq_client.outbox.unit import Unit
+
+_INFO_KEY: Final = "qmq"
+#: What a session has enlisted: for each pool the innermost transaction and its connection.
+_Enlisted = dict[sa.Pool, tuple[SessionTransaction, sa.Connection]]
+
+_units: WeakKeyDictionary[sa.Connection, Unit] = WeakKeyDictionary()
+_watched: WeakKeyDictionary[sa.Engine, bool] = WeakKeyDictionary()
+
+
+class _Active(threading.local):
+    """Sessions with an open transaction of this thread, each with the task that began it."""
+
+    def __init__(self) -> None:
+        self.sessions: WeakKeyDictionary[Session, ReferenceType[Any] | None] = WeakKeyDictionary()
+
+
+_active = _Active()
+
+
+def watch(engine: sa.Engine) -> None:
+    """Follow the transactions of this engine from now on; safe to repeat."""
+    if engine in _watched:
+        return
+    _watched[engine] = True
+    for name, listener in _ENGINE_LISTENERS.items():
+        event.listen(engine, name, listener)
+    for name, listener in _SESSION_LISTENERS.items():
+        if not event.contains(Session, name, listener):
+            event.listen(Session, name, listener)
+
+
+def unit_of(connection: sa.Connection) -> Unit | None:
+    """What was sent in the current transaction of this connection."""
+    return _units.get(connection)
+
+
+def open_unit(connection: sa.Connection) -> Unit:
+    """The same, made when there is none."""
+    unit = _units.get(connection)
+    if unit is None:
+        unit = _units[connection] = Unit()
+    return unit
+
+
+def enlisted_connection(session: Session, pool: sa.Pool) -> sa.Connection | None:
+    """The connection of this pool on which the session's innermost transaction has begun."""
+    enlisted: _Enlisted | None = session.info.get(_INFO_KEY)
+    if enlisted is None or (pair := enlisted.get(pool)) is None:
+        return None
+    innermost = session.get_nested_transaction() or session.get_transaction()
+    return pair[1] if pair[0] is innermost else None
+
+
+def enlisted_engine(session: Session, pool: sa.Pool) -> sa.Engine | None:
+    """The engine on this pool that the session's transaction has touched."""
+    enlisted: _Enlisted | None = session.info.get(_INFO_KEY)
+    if enlisted is None or (pair := enlisted.get(pool)) is None:
+        return None
+    return pair[1].engine
+
+
+def enlist(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
+    """Remember that the session's transaction has begun on this connection."""
+    enlisted: _Enlisted = session.info.setdefault(_INFO_KEY, {})
+    enlisted[connection.engine.pool] = (transaction, connection)
+
+
+def active_sessions() -> list[Session]:
+    """Sessions in whose transaction this thread and task is; on any engine."""
+    task = _current_task()
+    return [
+        session
+        for session, owner in list(_active.sessions.items())
+        if owner == task and session.in_transaction()
+    ]
+
+
+def before_commit(connection: sa.Connection) -> None:
+    """The owner of the transaction is about to commit, and will report with `confirm`."""
+    unit = _units.get(connection)
+    if unit is not None:
+        unit.finish(connection)
+        unit.awaits_confirmation = True
+
+
+def confirm(connection: sa.Connection) -> None:
+    """The owner's commit returned. It counts when the connection is out of its transaction."""
+    unit = _units.get(connection)
+    if unit is None:
+        return
+    if connection.in_transaction():
+        unit.awaits_confirmation = False  # a savepoint, or somebody else's transaction goes on
+        return
+    del _units[connection]
+    unit.hand_over(is_confirmed=True)
+
+
+def forget(connection: sa.Connection) -> None:
+    """The owner is done with the transaction without having confirmed its commit."""
+    unit = _units.get(connection)
+    if unit is None:
+        return
+    if unit.is_committing:
+        del _units[connection]
+        unit.hand_over(is_confirmed=False)
+    elif not connection.in_transaction():
+        del _units[connection]
+    else:
+        unit.awaits_confirmation = False
+
+
+@contextmanager
+def owning(connection: sa.Connection) -> Iterator[None]:
+    """Around a transaction whose commit happens at the end of the block, reported to the tracker."""
+    try:
+        with connection.begin():
+            yield
+            before_commit(connection)
+    except BaseException:
+        forget(connection)
+        raise
+    confirm(connection)
+
+
+def _on_begin(connection: sa.Connection, _: Any = None) -> None:
+    unit = _units.pop(connection, None)
+    if unit is not None and unit.is_committing:
+        unit.hand_over(is_confirmed=False)
+
+
+def _on_commit(connection: sa.Connection) -> None:
+    """COMMIT is about to be sent; an error here stops it."""
+    unit = _units.get(connection)
+    if unit is not None:
+        _finish_here(connection, unit)
+        _on_committing(connection, unit)
+
+
+def _on_prepare_twophase(connection: sa.Connection, _: Any) -> None:
+    unit = _units.get(connection)
+    if unit is not None:
+        _finish_here(connection, unit)
+
+
+def _on_commit_twophase(connection: sa.Connection, _: Any, is_prepared: bool) -> None:
+    unit = _units.get(connection)
+    if unit is not None:
+        if not is_prepared:
+            _finish_here(connection, unit)
+        _on_committing(connection, unit)
+
+
+def _finish_here(connection: sa.Connection, unit: Unit) -> None:
+    try:
+        unit.finish(connection)
+    except BaseException:
+        # SQLAlchemy takes a failed commit for the end of the transaction and sends no ROLLBACK.
+        connection.connection.rollback()
+        _units.pop(connection, None)
+        raise
+
+
+def _on_committing(connection: sa.Connection, unit: Unit) -> None:
+    unit.is_committing = True
+    if not unit.awaits_confirmation:
+        del _units[connection]
+        unit.hand_over(is_confirmed=False)
+
+
+def _on_rollback(connection: sa.Connection) -> None:
+    _units.pop(connection, None)
+
+
+def _on_rollback_twophase(connection: sa.Connection, _xid: Any, _is_prepared: bool) -> None:
+    _units.pop(connection, None)
+
+
+def _on_savepoint(connection: sa.Connection, _: str | None) -> None:
+    unit = _units.get(connection)
+    if unit is not None:
+        unit.on_savepoint(connection)
+
+
+def _on_rollback_savepoint(connection: sa.Connection, name: str, _: Any) -> None:
+    unit = _units.get(connection)
+    if unit is not None:
+        unit.on_savepoint_end(connection, name, is_undone=True)
+
+
+def _on_release_savepoint(connection: sa.Connection, name: str, _: Any) -> None:
+    unit = _units.get(connection)
+    if unit is not None:
+        unit.on_savepoint_end(connection, name, is_undone=False)
+
+
+def _on_error(context: sa.engine.ExceptionContext) -> None:
+    connection = context.connection
+    unit = None if connection is None else _units.get(connection)
+    if unit is not None and connection is not None:
+        unit.on_error(connection, is_disconnect=context.is_disconnect)
+
+
+def _after_transaction_create(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.parent is None:
+        _active.sessions[session] = _current_task()
+
+
+def _after_begin(
+    session: Session, transaction: SessionTransaction, connection: sa.Connection
+) -> None:
+    if _is_watched(connection.engine):
+        enlist(session, transaction, connection)
+
+
+def _before_session_commit(session: Session) -> None:
+    enlisted: _Enlisted | None = session.info.get(_INFO_KEY)
+    if enlisted and not session.in_nested_transaction():
+        for _, connection in enlisted.values():
+            before_commit(connection)
+
+
+def _after_session_commit(session: Session) -> None:
+    enlisted: _Enlisted | None = session.info.get(_INFO_KEY)
+    if enlisted:
+        for _, connection in enlisted.values():
+            confirm(connection)
+
+
+def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.parent is not None:
+        return
+    _active.sessions.pop(session, None)
+    enlisted: _Enlisted | None = session.info.pop(_INFO_KEY, None)
+    if enlisted:
+        for _, connection in enlisted.values():
+            forget(connection)
+
+
+def _is_watched(engine: sa.Engine) -> bool:
+    # An engine with options of its own (`engine.execution_options(...)`) stands before the engine
+    # that is watched, and has its pool and its listeners.
+    return engine in _watched or any(engine.pool is other.pool for other in list(_watched))
+
+
+def _current_task() -> ReferenceType[Any] | None:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return None
+    return None if task is None else ref(task)
+
+
+_ENGINE_LISTENERS: Final[dict[str, Any]] = {
+    "begin": _on_begin,
+    "begin_twophase": _on_begin,
+    "commit": _on_commit,
+    "prepare_twophase": _on_prepare_twophase,
+    "commit_twophase": _on_commit_twophase,
+    "rollback": _on_rollback,
+    "rollback_twophase": _on_rollback_twophase,
+    "savepoint": _on_savepoint,
+    "rollback_savepoint": _on_rollback_savepoint,
+    "release_savepoint": _on_release_savepoint,
+    "handle_error": _on_error,
+}
+_SESSION_LISTENERS: Final[dict[str, Any]] = {
+    "after_transaction_create": _after_transaction_create,
+    "after_begin": _after_begin,
+    "before_commit": _before_session_commit,
+    "after_commit": _after_session_commit,
+    "after_transaction_end": _after_transaction_end,
+}

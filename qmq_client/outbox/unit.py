@@ -1,0 +1,240 @@
+"""The messages of one database transaction, from the send to its end.
+
+::
+
+    send ──▶ rows (not written) ──before_commit──▶ one INSERT ──COMMIT──▶ handed over
+                  │                                    │
+                  └── cut back by ROLLBACK TO ─────────┴── dropped by ROLLBACK
+
+Rows are kept in the order of their sends. A savepoint is a mark in that order: rolling back to it
+cuts the list there, releasing it forgets the mark. So a message belongs to exactly the savepoints
+that were open when it was sent, whoever made them. Rows are written as late as the commit, so a
+rolled back savepoint costs no statement; when many wait they are written early, and then the
+publisher is told to look before it sends, because somebody may have undone them behind our back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import sqlalchemy as sa
+
+from qmq_client.errors import OutboxMissingError, OutboxRowLostError
+from qmq_client.outbox.dialect import OutboxDialect
+from qmq_client.outbox.handoff import HandOver
+from qmq_client.outbox.row import OutboxRow
+from qmq_client.wire.message_id import format_message_id
+
+#: Rows of one INSERT, and how many may wait for it: one statement for nearly every transaction,
+#: and far from every database's limit of parameters.
+ROWS_PER_INSERT_MAX: Final = 100
+_NAMED_IDS_MAX: Final = 5
+
+
+class Outlet(Protocol):
+    """What a transaction needs to know of the producer that sends in it."""
+
+    outbox: sa.Table
+    dialect: OutboxDialect
+    #: Bytes of records that may wait for the commit.
+    buffer_bytes: int
+    #: The owner that rows are born with.
+    token: bytes
+
+    def insert_text(self, row_count: int) -> str:
+        """The INSERT of this many rows, four parameters each; see `insert.py`."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """The producer's clock."""
+        ...
+
+    def hand_over(self, handed: HandOver) -> None:
+        """Take committed rows; never blocks, never raises."""
+        ...
+
+
+@dataclass(slots=True)
+class _Mark:
+    """A savepoint: how many rows were there before it. Its object is known only afterwards."""
+
+    row_count: int
+    savepoint: sa.NestedTransaction | None = None
+
+    @property
+    def name(self) -> str | None:
+        # The events tell the name of a savepoint at its end but not at its begin; the object that
+        # stands for it keeps the name to itself.
+        return None if self.savepoint is None else self.savepoint._savepoint
+
+
+class Unit:
+    """Messages of one transaction of one connection. Used by one thread at a time."""
+
+    __slots__ = (
+        "_marks",
+        "_rows",
+        "_unwritten_bytes",
+        "_was_written_early",
+        "_written",
+        "_written_at_s",
+        "awaits_confirmation",
+        "is_committing",
+        "is_lost",
+        "is_suspect",
+    )
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Outlet, OutboxRow]] = []
+        #: How many of them are written.
+        self._written = 0
+        self._unwritten_bytes = 0
+        self._written_at_s = 0.0
+        self._marks: list[_Mark] = []
+        self._was_written_early = False
+        #: A statement of this transaction failed, whatever the application made of it.
+        self.is_suspect = False
+        #: The database has ended the transaction by itself.
+        self.is_lost = False
+        #: Somebody will say when the commit is done, so nobody need look.
+        self.awaits_confirmation = False
+        #: COMMIT may have been sent.
+        self.is_committing = False
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, connection: sa.Connection, outlet: Outlet, rows: list[OutboxRow]) -> None:
+        """Note messages; writes when too much waits."""
+        self._rows += [(outlet, row) for row in rows]
+        self._unwritten_bytes += sum(len(row.record) for row in rows)
+        waiting = len(self._rows) - self._written
+        if waiting > ROWS_PER_INSERT_MAX or self._unwritten_bytes > outlet.buffer_bytes:
+            self._was_written_early = True
+            self.write(connection)
+
+    def write(self, connection: sa.Connection) -> None:
+        """Store what waits. Raises the database's own error with a note that names the messages."""
+        while self._written < len(self._rows):
+            outlet = self._rows[self._written][0]
+            rows: list[OutboxRow] = []
+            for other, row in self._rows[self._written : self._written + ROWS_PER_INSERT_MAX]:
+                if other is not outlet:
+                    break
+                rows.append(row)
+            if not self._written:
+                self._written_at_s = outlet.monotonic_s()
+            _insert(connection, outlet, rows)
+            self._written += len(rows)
+        self._unwritten_bytes = 0
+
+    def finish(self, connection: sa.Connection) -> None:
+        """Everything that must be before the COMMIT; raises to stop it."""
+        if not self._rows:
+            return
+        outlet = self._rows[0][0]
+        if self.is_lost or not outlet.dialect.is_in_transaction(connection):
+            raise OutboxRowLostError(
+                f"the transaction that {self._names()} was sent in has ended before its commit: "
+                "after an error, or by a COMMIT or ROLLBACK given as text. Roll back and try the "
+                "whole transaction again."
+            )
+        if self.is_suspect and self._written:
+            self._reread(connection)
+        self.write(connection)
+
+    def on_error(self, connection: sa.Connection, *, is_disconnect: bool) -> None:
+        """A statement of this transaction failed; whether anybody minds is not known here."""
+        if not self._rows:
+            return
+        self.is_suspect = True
+        dialect = self._rows[0][0].dialect
+        if is_disconnect or not dialect.is_in_transaction(connection):
+            self.is_lost = True
+
+    def on_savepoint(self, connection: sa.Connection) -> None:
+        """A savepoint is about to be made."""
+        self._name_last_mark(connection)
+        self._marks.append(_Mark(len(self._rows)))
+
+    def on_savepoint_end(self, connection: sa.Connection, name: str, *, is_undone: bool) -> None:
+        """The savepoint `name` is about to be rolled back to, or released."""
+        self._name_last_mark(connection)
+        names = [mark.name for mark in self._marks]
+        # One that is not known was made before the first send: everything was sent inside.
+        index = names.index(name) if name in names else 0
+        if is_undone:
+            row_count = self._marks[index].row_count if name in names else 0
+            del self._rows[row_count:]
+            self._written = min(self._written, row_count)
+            self._unwritten_bytes = sum(len(row.record) for _, row in self._rows[self._written :])
+        if is_undone or name in names:
+            del self._marks[index:]
+
+    def hand_over(self, *, is_confirmed: bool) -> None:
+        """Give the rows to their publishers; nothing here may raise."""
+        is_certain = is_confirmed and not (self._was_written_early or self.is_suspect)
+        written = self._rows[: self._written]
+        for outlet in {id(outlet): outlet for outlet, _ in written}.values():
+            outlet.hand_over(
+                HandOver(
+                    rows=tuple(row for other, row in written if other is outlet),
+                    token=outlet.token,
+                    written_at_s=self._written_at_s,
+                    is_certain=is_certain,
+                )
+            )
+
+    def _name_last_mark(self, connection: sa.Connection) -> None:
+        if not self._marks or self._marks[-1].savepoint is not None:
+            return
+        savepoint = connection.get_nested_transaction()
+        if savepoint is None or any(mark.savepoint is savepoint for mark in self._marks):
+            self._marks.pop()  # SAVEPOINT itself failed
+        else:
+            self._marks[-1].savepoint = savepoint
+
+    def _reread(self, connection: sa.Connection) -> None:
+        for outbox in {outlet.outbox for outlet, _ in self._rows[: self._written]}:
+            expected = {
+                row.message_id
+                for outlet, row in self._rows[: self._written]
+                if outlet.outbox is outbox
+            }
+            found = connection.scalars(
+                sa.select(outbox.c.message_id).where(outbox.c.message_id.in_(expected))
+            )
+            if missing := expected.difference(found):
+                raise OutboxRowLostError(
+                    f"{_ids(missing)} written to {outbox.fullname} is gone before the commit: the "
+                    "database undid part of the transaction after an error. Roll back and try the "
+                    "whole transaction again."
+                )
+
+    def _names(self) -> str:
+        return _ids([row.message_id for _, row in self._rows])
+
+
+def _insert(connection: sa.Connection, outlet: Outlet, rows: list[OutboxRow]) -> None:
+    token = outlet.token
+    values: list[object] = []
+    for row in rows:
+        values += (row.message_id, row.subject, row.ordering_key, row.record, token)
+    try:
+        connection.exec_driver_sql(outlet.insert_text(len(rows)), tuple(values))
+    except sa.exc.DBAPIError as error:
+        note = f"while writing {_ids([row.message_id for row in rows])} to {outlet.outbox.fullname}"
+        if outlet.dialect.is_table_missing(error):
+            raise OutboxMissingError(
+                f"{error.orig}, {note}. Run `qmq db migrate`, or "
+                "`qmq_client.create_tables(engine)` for a first try."
+            ) from error
+        error.add_note(note)
+        raise
+
+
+def _ids(message_ids: list[bytes] | set[bytes]) -> str:
+    shown = ", ".join(format_message_id(id_) for id_ in list(message_ids)[:_NAMED_IDS_MAX])
+    more = len(message_ids) - _NAMED_IDS_MAX
+    return f"message {shown}{f' and {more} more' if more > 0 else ''}"

@@ -1,0 +1,251 @@
+"""`Producer`: send messages that exist if and only if the caller's transaction commits.
+
+`send` encodes and checks the message, notes it in the transaction and returns its id; the row is
+written by one INSERT before the COMMIT, through the caller's own connection. After the commit a
+background thread hands it to the broker. Whatever happens in between, the row stays until the broker
+has accepted the message, and a watchdog sends what a dead process left behind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Final
+from weakref import WeakSet
+
+import sqlalchemy as sa
+from sqlalchemy.orm import sessionmaker
+
+from qmq_client.clock import SYSTEM_CLOCK, Clock
+from qmq_client.errors import ConfigurationError
+from qmq_client.ids import MESSAGE_IDS, new_token
+from qmq_client.message import Message, message_to_record
+from qmq_client.options import ProducerOptions
+from qmq_client.outbox.dialect import (
+    BEGIN_OPTION,
+    BEGIN_TO_WRITE,
+    OutboxDialect,
+    dialect_of,
+)
+from qmq_client.outbox.insert import InsertTexts
+from qmq_client.outbox.joining import join
+from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.store import OutboxStore
+from qmq_client.outbox.table import DEFAULT_TABLES, Tables
+from qmq_client.outbox.tracker import owning, watch
+from qmq_client.publisher import Publisher, PublisherStats
+from qmq_client.publisher_thread import PublisherThread
+from qmq_client.transport.port import Transport
+from qmq_client.wire.message_id import format_message_id
+from qmq_client.wire.record import encode_record
+
+_producers: Final[WeakSet[Producer]] = WeakSet()
+
+
+class Producer:
+    """Sends messages through the outbox of one database to one broker.
+
+    Make one for each engine and process and keep it. Safe for any number of threads; a forked child
+    may go on using it, with a publisher and connections of its own.
+    """
+
+    def __init__(
+        self,
+        engine: sa.Engine | sessionmaker[Any] | Any,
+        broker: str | Transport,
+        *,
+        options: ProducerOptions | None = None,
+        tables: Tables = DEFAULT_TABLES,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """`engine`: an engine or a session maker, synchronous or not; `broker`: URL or transport.
+
+        Raises `ConfigurationError`, and `OutboxMissingError` when the tables are not there.
+        """
+        self.options = ProducerOptions() if options is None else options
+        self.engine, self.session_factory = _engine_and_factory(engine)
+        self._broker = broker
+        self._tables = tables
+        self._clock = clock
+        self._dialect = dialect_of(self.engine)
+        self._store = OutboxStore(self.engine, tables)
+        self._store.check_schema()
+        if self.options.sqlite_begin == "IMMEDIATE":
+            self.engine.update_execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
+        root = _root_engine(self.engine)
+        self._dialect.prepare_application(root)
+        watch(root)
+        self._texts = InsertTexts(
+            self.engine,
+            tables.outbox,
+            now_ms=self._dialect.now_ms,
+            takeover_ms=self.options.takeover_ms,
+        )
+        self._open()
+        _producers.add(self)
+
+    def send(self, message: Message, *, session: Any = None) -> str:
+        """Send when the transaction commits; returns the message's id, 32 hex digits.
+
+        `session`: a `Session`, `scoped_session`, `AsyncSession` or a `Connection` in a transaction.
+        It may be left out inside `@transactional` and `transaction`, and where exactly one session
+        of this producer's engine has a transaction open in this thread. Raises
+        `InvalidMessageError` or `OutboxError` before anything was written.
+        """
+        return self.send_many((message,), session=session)[0]
+
+    def send_many(self, messages: Sequence[Message], *, session: Any = None) -> list[str]:
+        """Send all of these or, when one of them is invalid, none."""
+        now_ms = self._clock.now_ms()
+        rows = [self._make_row(message, now_ms) for message in messages]
+        if not rows:
+            return []
+        connection, unit = join(session, self.engine, self._dialect)
+        unit.add(connection, self._outlet, rows)
+        self._thread.ensure_running()
+        return [format_message_id(row.message_id) for row in rows]
+
+    def send_now(self, message: Message) -> str:
+        """Send in a transaction of its own: on return the message is stored, and will arrive."""
+        with self.engine.connect() as connection:
+            connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
+            with owning(connection):
+                return self.send(message, session=connection)
+
+    def flush(self, deadline_s: float = 10.0) -> bool:
+        """Wait until everything committed is accepted or left to the watchdog.
+
+        False when that did not happen before the deadline.
+        """
+        return self._thread.flush(deadline_s)
+
+    def close(self, deadline_s: float = 10.0) -> None:
+        """Send what can be sent until the deadline and end the thread; safe to repeat.
+
+        What is left stays in the outbox for the watchdog, as do messages sent after the close.
+        """
+        is_gone = self._thread.close(deadline_s)
+        if self._is_own_transport or not is_gone:
+            self._transport.close()
+        if is_gone or self._thread.join_aborted():
+            self._store.close()
+        _producers.discard(self)
+
+    @property
+    def stats(self) -> PublisherStats:
+        """What became of the messages of this process until now."""
+        return self.publisher.stats
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def after_fork(self) -> None:
+        """In a forked child: a fresh publisher, nothing shared with the parent. Called by itself."""
+        self._store.after_fork()
+        self._open()
+
+    def _open(self) -> None:
+        self._is_own_transport = isinstance(self._broker, str)
+        self._transport = _open_transport(self._broker)
+        self.publisher = Publisher(
+            store=self._store,
+            transport=self._transport,
+            token=new_token(),
+            options=self.options,
+        )
+        self._thread = PublisherThread(
+            self.publisher, self._clock, is_background=self.options.background
+        )
+        self._outlet = _Outlet(
+            self.publisher,
+            self._clock,
+            outbox=self._tables.outbox,
+            dialect=self._dialect,
+            texts=self._texts,
+            options=self.options,
+        )
+
+    def _make_row(self, message: Message, now_ms: int) -> OutboxRow:
+        record = message_to_record(message, new_id=MESSAGE_IDS.next_id(), now_ms=now_ms)
+        return OutboxRow(
+            message_id=record.message_id,
+            subject=record.subject,
+            ordering_key=record.key,
+            record=encode_record(record, self.options.limits),
+            attempts=0,
+            created_at_ms=now_ms,
+        )
+
+
+class _Outlet:
+    """What a transaction needs to know of the producer that sends in it; see `Outlet`."""
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        clock: Clock,
+        *,
+        outbox: sa.Table,
+        dialect: OutboxDialect,
+        texts: InsertTexts,
+        options: ProducerOptions,
+    ) -> None:
+        self.outbox = outbox
+        self.dialect = dialect
+        self.buffer_bytes = options.buffer_bytes
+        self.token = publisher.token
+        self.insert_text = texts.text
+        self.monotonic_s = clock.monotonic_s
+        self.hand_over = publisher.queue.put
+
+
+def _engine_and_factory(given: Any) -> tuple[sa.Engine, Any]:
+    """The synchronous engine behind what was given, and what makes sessions on it."""
+    if isinstance(given, sa.Engine):
+        return given, sessionmaker(given)
+    if isinstance(found := getattr(given, "sync_engine", None), sa.Engine):
+        from sqlalchemy.ext.asyncio import async_sessionmaker
+
+        return found, async_sessionmaker(given)
+    settings = getattr(given, "kw", None)
+    bind = settings.get("bind") if isinstance(settings, dict) else None
+    engine = getattr(bind, "sync_engine", bind)
+    if isinstance(engine, sa.Engine):
+        return engine, given
+    raise ConfigurationError(
+        setting="Producer(engine)",
+        value=type(given).__name__,
+        remedy="Give an engine, or a session maker that is bound to one.",
+    )
+
+
+def _root_engine(engine: sa.Engine) -> sa.Engine:
+    """The engine itself, where the one given only adds options to another."""
+    while isinstance(proxied := getattr(engine, "_proxied", None), sa.Engine):
+        engine = proxied
+    return engine
+
+
+def _open_transport(broker: str | Transport) -> Transport:
+    if not isinstance(broker, str):
+        return broker
+    from qmq_client.transport.http import HttpTransport  # late: brings the HTTP library with it
+
+    return HttpTransport(broker)
+
+
+def _after_fork_in_child() -> None:
+    for producer in list(_producers):
+        producer.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,131 @@
+"""The thread around a publisher: sleeps, steps, stops within a deadline. No decision is made here.
+
+Started by the first send, so a process that never sends has no thread, and a forked child gets its
+own with its first send. Without a thread (`background=False`) the caller of `flush` and `close` does
+the work.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from qmq_client.clock import Clock
+from qmq_client.publisher import Publisher
+
+_log = logging.getLogger("qmq.publisher")
+
+#: After an error that nobody foresaw (a callback of the application), before going on.
+_PAUSE_S = 1.0
+#: How long a thread may take to notice that its connections are gone.
+_ABORT_S = 1.0
+
+
+class PublisherThread:
+    """Life cycle of one publisher; all methods from any thread."""
+
+    def __init__(self, publisher: Publisher, clock: Clock, *, is_background: bool) -> None:
+        self._publisher = publisher
+        self._clock = clock
+        self._is_background = is_background
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._hurries = 0
+        self._is_idle = True
+        self._close_at_s: float | None = None
+
+    def ensure_running(self) -> None:
+        """Start the thread unless it runs, is not wanted or was closed."""
+        if self._thread is None and self._is_background:
+            self._start()
+
+    def _start(self) -> None:
+        with self._changed:
+            if self._thread is None and self._close_at_s is None:
+                self._thread = threading.Thread(target=self._run, name="qmq-publisher", daemon=True)
+                self._thread.start()
+
+    def flush(self, deadline_s: float) -> bool:
+        """Wait until nothing is left to do, hurrying; whether that was so before the deadline."""
+        end_s = self._clock.monotonic_s() + deadline_s
+        if self._thread is None:
+            return self._work_here(end_s)
+        with self._changed:
+            self._hurries += 1
+        self._publisher.queue.wake()
+        try:
+            with self._changed:
+                return self._changed.wait_for(self._is_done, max(0.0, deadline_s))
+        finally:
+            with self._changed:
+                self._hurries -= 1
+
+    def close(self, deadline_s: float) -> bool:
+        """Send what can be sent until the deadline, leave the rest; whether the thread is gone."""
+        end_s = self._clock.monotonic_s() + deadline_s
+        with self._changed:
+            if self._close_at_s is None:
+                self._close_at_s = end_s
+            thread = self._thread
+        if thread is None:
+            self._work_here(end_s)
+            self._publisher.leave_all()
+            return True
+        self._publisher.queue.wake()
+        if thread is threading.current_thread():
+            return False  # from a callback: the loop sees it and ends
+        thread.join(max(0.0, deadline_s))
+        return not thread.is_alive()
+
+    def join_aborted(self) -> bool:
+        """Wait for a thread whose transport was closed under it; whether it is gone."""
+        if self._thread is not None:
+            self._thread.join(_ABORT_S)
+        return self._thread is None or not self._thread.is_alive()
+
+    def _is_done(self) -> bool:
+        # The thread declares itself busy before it takes anything from the queue, so nothing is
+        # ever in neither place. A dead thread does no more.
+        thread = self._thread
+        return (self._is_idle and not len(self._publisher.queue)) or (
+            thread is not None and not thread.is_alive()
+        )
+
+    def _work_here(self, end_s: float) -> bool:
+        while not self._publisher.is_idle:
+            now_s = self._clock.monotonic_s()
+            if now_s >= end_s:
+                return False
+            done = self._publisher.step(now_s, is_hurried=True)
+            if done.wait_s:
+                self._clock.sleep(min(done.wait_s, end_s - now_s))
+        return True
+
+    def _run(self) -> None:
+        publisher = self._publisher
+        while not self._is_over():
+            with self._changed:
+                self._is_idle = False
+                is_hurried = self._hurries > 0 or self._close_at_s is not None
+            try:
+                done = publisher.step(self._clock.monotonic_s(), is_hurried=is_hurried)
+            except Exception:  # the top of the loop: whatever a callback raises must not end it
+                _log.exception("publisher step failed")
+                publisher.queue.wait(_PAUSE_S)
+                continue
+            with self._changed:
+                self._is_idle = publisher.is_idle
+                if self._is_idle:
+                    self._changed.notify_all()
+                is_hurried = self._hurries > 0
+            if is_hurried:
+                publisher.queue.wait(done.wait_s)
+            else:
+                publisher.queue.wait(done.wait_s, messages=done.wake_at_messages)
+        publisher.leave_all()
+
+    def _is_over(self) -> bool:
+        end_s = self._close_at_s
+        if end_s is None:
+            return False
+        return self._publisher.is_idle or self._clock.monotonic_s() >= end_s
