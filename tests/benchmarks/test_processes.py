@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.machine import MEMORY_FILE_SYSTEMS, NoDiskError, file_system, find_directory
-from benchmarks.processes import ProcessError, Processes
+from benchmarks.processes import ProcessError, Processes, Worker
 
 WORKERS = "tests.benchmarks.workers"
 
@@ -28,13 +28,19 @@ def test_a_worker_that_fails_is_seen_with_the_end_of_its_log(tmp_path: Path) -> 
             worker.hear()
 
 
-def test_an_error_in_the_benchmark_ends_its_processes(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), Processes(tmp_path) as processes:
-        worker = processes.start_worker(f"{WORKERS}:wait_for_ever")
-        assert worker.hear() == "hello"
+def run_until_interrupted(directory: Path, started: list[Worker]) -> None:
+    with Processes(directory) as processes:
+        started.append(processes.start_worker(f"{WORKERS}:wait_for_ever"))
+        assert started[0].hear() == "hello"
         raise KeyboardInterrupt
-    assert worker.process.poll() is not None
-    worker.stop()  # again, without harm
+
+
+def test_an_interrupted_benchmark_ends_its_processes(tmp_path: Path) -> None:
+    started: list[Worker] = []
+    with pytest.raises(KeyboardInterrupt):
+        run_until_interrupted(tmp_path, started)
+    assert started[0].process.poll() is not None
+    started[0].stop()  # again, without harm
 
 
 def test_a_directory_in_memory_is_refused() -> None:
