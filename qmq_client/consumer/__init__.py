@@ -3,6 +3,7 @@
 from qmq_client.consumer.delivery import Delivery
 from qmq_client.consumer.handler import Handler, StaleDelivery, consumer
 from qmq_client.consumer.options import ConsumerOptions
+from qmq_client.consumer.pulling import pull
 from qmq_client.consumer.runner import Consumers, StopReport
 
 __all__ = [
@@ -13,4 +14,5 @@ __all__ = [
     "StaleDelivery",
     "StopReport",
     "consumer",
+    "pull",
 ]

@@ -20,7 +20,7 @@ NAMES: Final = (
     "lost_leases",
     "pull_failures",
     "settle_failures",
-    "unexpected_errors",
+    "settle_refused",
 )
 
 

@@ -12,6 +12,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Final
 
+from qmq_client.consumer.options import DELAY_MS_MAX, LEASE_MS_MAX, LEASE_MS_MIN
 from qmq_client.errors import ConfigurationError
 from qmq_client.message import Message
 from qmq_client.retry import Retry
@@ -69,6 +70,8 @@ ACKED: Final = Outcome(verdict=Verdict.ACK)
 
 def given_back(error: str, delay_ms: int | None = None) -> Outcome:
     """A NACK with this reason."""
+    if delay_ms is not None:
+        delay_ms = min(delay_ms, DELAY_MS_MAX)
     return Outcome(verdict=Verdict.NACK, delay_ms=delay_ms, text=error[:ERROR_CHARACTERS_MAX])
 
 
@@ -131,9 +134,11 @@ class Delivery:
 
     def extend(self, lease_ms: int) -> None:
         """Ask for the lease to end `lease_ms` from now."""
-        if lease_ms <= 0:
+        if not LEASE_MS_MIN <= lease_ms <= LEASE_MS_MAX:
             raise ConfigurationError(
-                setting="lease_ms", value=str(lease_ms), remedy="Give milliseconds above 0."
+                setting="lease_ms",
+                value=str(lease_ms),
+                remedy=f"Give milliseconds from {LEASE_MS_MIN} to {LEASE_MS_MAX}.",
             )
         self._grip.extend(self._received, lease_ms)
 

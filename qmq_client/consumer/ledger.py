@@ -99,16 +99,16 @@ class Ledger:
                 self._has_entries.clear()
         # A lease need not be prolonged when its outcome is known by now.
         taken = [entry for entry in taken if entry.outcome or not entry.received.is_settled]
-        return Outgoing(entries=tuple(taken), settlements=_settlements(taken))
+        return as_outgoing(taken)
 
-    def put_back(self, outgoing: Outgoing, *, is_uncertain: bool) -> None:
+    def put_back(self, unsent: Outgoing, *, is_uncertain: bool) -> None:
         """Keep what could not be sent for the next request."""
-        if not outgoing.entries:
+        if not unsent.entries:
             return
-        for entry in outgoing.entries:
+        for entry in unsent.entries:
             entry.is_uncertain = entry.is_uncertain or is_uncertain
         with self._lock:
-            self._entries[:0] = outgoing.entries
+            self._entries[:0] = unsent.entries
             self._tell()
 
     def _tell(self) -> None:
@@ -116,8 +116,13 @@ class Ledger:
             self._has_entries.set()
 
 
+def as_outgoing(entries: Sequence[Entry]) -> Outgoing:
+    """These entries as one request carries them."""
+    return Outgoing(entries=tuple(entries), settlements=_settlements(entries))
+
+
 def stale_entries(
-    outgoing: Outgoing, stale: Sequence[tuple[int, int, int]]
+    sent: Outgoing, stale: Sequence[tuple[int, int, int]]
 ) -> tuple[list[Entry], list[Entry]]:
     """Of what was sent, the outcomes and the extensions that were refused because too late.
 
@@ -130,7 +135,7 @@ def stale_entries(
     }
     outcomes: list[Entry] = []
     extensions: list[Entry] = []
-    for entry in outgoing.entries if refused else ():
+    for entry in sent.entries if refused else ():
         received = entry.received
         if entry.is_uncertain or (received.token, received.pull_sequence) not in refused:
             continue

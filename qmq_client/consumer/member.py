@@ -18,7 +18,7 @@ from qmq_client.consumer.async_calls import AsyncCalls
 from qmq_client.consumer.counters import Counters
 from qmq_client.consumer.delivery import Grip, Outcome, Received, given_back
 from qmq_client.consumer.handler import Handler, StaleDelivery
-from qmq_client.consumer.ledger import Entry, Ledger, Outgoing, stale_entries
+from qmq_client.consumer.ledger import Entry, Ledger, Outgoing, as_outgoing, stale_entries
 from qmq_client.consumer.prefetch import Prefetch
 from qmq_client.consumer.work import Work
 from qmq_client.errors import (
@@ -40,6 +40,8 @@ _LOG: Final = logging.getLogger("qmq.consumer")
 _BACKOFF: Final = Backoff(first_ms=100, factor=2.0, max_ms=10_000, jitter=0.2)
 #: An answer is taken to have been under way for at most this share of the lease.
 _ANSWER_SHARE: Final = 0.25
+#: Statuses that are about the settlements themselves, not about who sends them where.
+_NEVER_TAKEN: Final = frozenset({400, 413, 422})
 _STOPPED: Final = "consumer stopped before the handler began"
 
 
@@ -146,6 +148,22 @@ class Member:
         outgoing = self.ledger.drain()
         if not outgoing.entries:
             return Pass(count=0)
+        try:
+            return Pass(count=self._settle(outgoing))
+        except TransportError as error:
+            self._put_back(outgoing, error)
+            self._settle_failures += 1
+            self.counters.add("settle_failures")
+            return Pass(count=0, pause_s=self._pause_s("settle", self._settle_failures, error))
+
+    def stop(self) -> int:
+        """Hand out nothing any more and give back what no handler has begun; how many."""
+        left = self.prefetch.stop()
+        return self._work.note(left, given_back(_STOPPED, 0))
+
+    def _settle(self, outgoing: Outgoing) -> int:
+        """Send settlements. Those that the broker will never take are found by halving and given
+        up: their leases end, and the messages come again."""
         request = SettleRequest(
             subject=self.options.subject,
             group=self.options.group,
@@ -154,23 +172,25 @@ class Member:
         )
         try:
             answer = self._lines.settling.settle(request)
-        except TransportError as error:
-            self._settle_failures += 1
-            self.counters.add("settle_failures")
-            pause_s = self._pause_s("settle", self._settle_failures, error)
-            if isinstance(error, BrokerRefusedError):
-                # It would be refused for ever. The leases end, and the messages come again.
-                return Pass(count=0)
-            self._put_back(outgoing, error)
-            return Pass(count=0, pause_s=pause_s)
+        except BrokerRefusedError as error:
+            if error.status not in _NEVER_TAKEN:
+                raise
+            count = len(outgoing.entries)
+            if count > 1:
+                halves = outgoing.entries[: count // 2], outgoing.entries[count // 2 :]
+                return sum(self._settle(as_outgoing(half)) for half in halves)
+            self.counters.add("settle_refused")
+            first = outgoing.entries[0].received
+            _LOG.error(
+                "settle_refused consumer=%s message_id=%s error=%s",
+                self.options.name,
+                first.message_id,
+                error,
+            )
+            return 0
         self._settle_failures = 0
         self._report_stale(outgoing, answer.stale)
-        return Pass(count=len(outgoing.entries))
-
-    def stop(self) -> int:
-        """Hand out nothing any more and give back what no handler has begun; how many."""
-        left = self.prefetch.stop()
-        return self._work.note(left, given_back(_STOPPED, 0))
+        return len(outgoing.entries)
 
     def _pull_request(self, room: int, outgoing: Outgoing, is_blocking: bool) -> PullRequest:
         options = self.options

@@ -10,15 +10,19 @@ from qmq_client.wire.names import check_name
 
 CONCURRENCY_MAX: Final = 256
 BATCH_SIZE_MAX: Final = 1_000
-#: A batch larger than this is not pulled ahead: it bounds memory and what a crash gives back.
+#: More than this is never pulled ahead: it bounds memory and what a crash gives back.
 PREFETCH_MAX: Final = 1_000
+#: The broker's bounds.
+ATTEMPTS_MAX: Final = 1_000
 LEASE_MS_MIN: Final = 100
 LEASE_MS_MAX: Final = 12 * 3_600_000
-WAIT_MS_MAX: Final = 60_000
+#: A wish to wait longer than 30 days before the next delivery is cut to this.
+DELAY_MS_MAX: Final = 30 * 24 * 3_600_000
+WAIT_MS_MAX: Final = 50_000
 
 _RANGES: Final = {
     "concurrency": (1, CONCURRENCY_MAX),
-    "max_attempts": (1, 10_000),
+    "max_attempts": (1, ATTEMPTS_MAX),
     "lease_ms": (LEASE_MS_MIN, LEASE_MS_MAX),
     "lease_ms_max": (LEASE_MS_MIN, LEASE_MS_MAX),
     "batch_size": (1, BATCH_SIZE_MAX),

@@ -9,11 +9,7 @@ message until the lease ends.
 from __future__ import annotations
 
 import logging
-import os
-import re
-import secrets
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -25,6 +21,7 @@ from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.consumer.async_calls import AsyncCalls
 from qmq_client.consumer.delivery import error_text
 from qmq_client.consumer.handler import Handler, collect_handlers
+from qmq_client.consumer.identity import make_consumer_id
 from qmq_client.consumer.member import Lines, Member, Pass
 from qmq_client.errors import ConfigurationError
 from qmq_client.transport.http import HttpTransport
@@ -41,7 +38,6 @@ _LAST_SHARE: Final = 0.2
 #: How often threads look for a stop or for leases to prolong.
 _LOOK_S: Final = 1.0
 _JOIN_S: Final = 0.1
-_HOST_CHARACTERS_MAX: Final = 60
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -256,12 +252,6 @@ class _Threads:
 
     def alive(self, *kinds: str) -> list[threading.Thread]:
         return [one for kind in kinds for one in self._threads[kind] if one.is_alive()]
-
-
-def make_consumer_id() -> str:
-    """Host, process id and a random part: never the same for two consumers."""
-    host = re.sub(r"[^A-Za-z0-9_]", "_", socket.gethostname())[:_HOST_CHARACTERS_MAX]
-    return f"{host or 'host'}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def _guarded(step: Callable[[], Pass]) -> float:

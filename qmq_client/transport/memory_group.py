@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
+from qmq_client.retry import Backoff
 from qmq_client.wire.deliveries import DeliveryRun
 from qmq_client.wire.requests import Extend, Nack, PullRequest, Range, Reject, Settlement
 
-_BACKOFF_FIRST_MS: Final = 1_000
-_BACKOFF_MS_MAX: Final = 600_000
+_BACKOFF: Final = Backoff(jitter=0.0)
+REJECTED: Final = "rejected"
+ATTEMPTS_USED_UP: Final = "attempts used up"
 
 StaleRange = tuple[int, int, int]
 #: None is an ack.
@@ -30,9 +32,9 @@ class MemoryDeadLetter:
     sequence: int
     #: Deliveries it had.
     attempts: int
-    #: "max_attempts", or what the consumer gave for its reject.
+    #: "rejected" or "attempts used up".
     reason: str
-    #: Error of the last delivery, as the consumer reported it.
+    #: What the consumer reported last.
     error: str
 
 
@@ -73,6 +75,8 @@ class _Lease:
 class _Consumer:
     next_pull_sequence: int = 0
     leases: dict[int, _Lease] = field(default_factory=dict)
+    #: Token and pull sequence of what was acked: an ack repeated after a lost answer is not stale.
+    acked: set[tuple[int, int]] = field(default_factory=set)
 
 
 class MemoryGroup:
@@ -94,7 +98,7 @@ class MemoryGroup:
             ended = [p for p, lease in consumer.leases.items() if lease.until_ms <= now_ms]
             for pull_sequence in ended:
                 lease = consumer.leases.pop(pull_sequence)
-                self._give_back(lease, now_ms, "lease ended")
+                self._give_back(lease, now_ms + _backoff_ms(lease.attempt), "lease ended")
             count += len(ended)
         return count
 
@@ -140,12 +144,18 @@ class MemoryGroup:
             for pulls, outcome in _outcomes(settlement):
                 for pull_sequence in range(*pulls):
                     lease = consumer.leases.get(pull_sequence)
+                    name = (settlement.token, pull_sequence)
+                    if outcome is None and name in consumer.acked:
+                        settled += 1
+                        continue
                     if lease is None or lease.token != settlement.token:
                         _add_stale(stale, settlement.token, pull_sequence)
                         continue
                     settled += 1
                     if not isinstance(outcome, Extend):
                         del consumer.leases[pull_sequence]
+                    if outcome is None:
+                        consumer.acked.add(name)
                     self._apply(lease, outcome, now_ms)
         return settled, stale
 
@@ -167,7 +177,7 @@ class MemoryGroup:
             case Nack(delay_ms=int(delay_ms), error=error):
                 self._give_back(lease, now_ms + delay_ms, error)
             case Reject(reason=reason):
-                self._bury(lease, reason, "")
+                self._bury(lease, REJECTED, reason)
             case Extend(lease_ms=lease_ms):
                 lease.until_ms = now_ms + lease_ms
             case _:
@@ -176,7 +186,7 @@ class MemoryGroup:
 
     def _give_back(self, lease: _Lease, due_ms: int, error: str) -> None:
         if lease.attempt >= self.max_attempts:
-            self._bury(lease, "max_attempts", error)
+            self._bury(lease, ATTEMPTS_USED_UP, error)
         else:
             heapq.heappush(self._waiting, (due_ms, lease.sequence))
 
@@ -211,7 +221,7 @@ def _outcomes(settlement: Settlement) -> Iterator[tuple[Range, _Outcome]]:
 
 
 def _backoff_ms(attempt: int) -> int:
-    return min(_BACKOFF_FIRST_MS << min(attempt - 1, 20), _BACKOFF_MS_MAX)
+    return _BACKOFF.delay_ms(attempt, 0.0)
 
 
 def _add_stale(stale: list[StaleRange], token: int, pull_sequence: int) -> None:

@@ -1,0 +1,74 @@
+"""`qmq consume module:attribute`: run handlers until SIGTERM or SIGINT.
+
+The name after the colon is a handler, a list of handlers or a `Consumers`; without it, all handlers
+of the module run. The working directory is on the import path, as with `python -m`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+from qmq_client.commands.exit_codes import ATTENTION
+from qmq_client.commands.settings import config_option, loaded
+from qmq_client.consumer import Consumers
+from qmq_client.consumer.runner import STOP_DEADLINE_S
+from qmq_client.errors import ConfigurationError
+from qmq_client.wire.names import shorten
+
+_LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+
+@click.command()
+@click.argument("targets", nargs=-1, required=True, metavar="MODULE[:ATTRIBUTE]...")
+@click.option("--broker", metavar="URL", help="Broker; QMQ_BROKER_URL or the configuration else.")
+@click.option(
+    "--stop-deadline",
+    "stop_deadline_s",
+    type=click.FloatRange(0, 3600),
+    default=STOP_DEADLINE_S,
+    show_default=True,
+    help="Seconds that running handlers have to finish after a signal.",
+)
+@config_option
+def consume(
+    targets: tuple[str, ...], broker: str | None, stop_deadline_s: float, config_file: Path | None
+) -> None:
+    """Run the handlers of MODULE (or one ATTRIBUTE of it) until a signal.
+
+    The first SIGTERM or SIGINT lets running handlers finish, the second does not. Exit code 1 when
+    some did not finish or an outcome could not be sent; their messages come again.
+    """
+    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, stream=sys.stderr)
+    sources = [load_target(target) for target in targets]
+    if len(sources) == 1 and isinstance(sources[0], Consumers):
+        consumers = sources[0]
+    else:
+        flags = {} if broker is None else {"broker.url": broker}
+        consumers = Consumers(sources, loaded(config_file, flags=flags).config.broker.url)
+    report = consumers.run(stop_deadline_s=stop_deadline_s)
+    if not report.is_clean:
+        raise SystemExit(ATTENTION)
+
+
+def load_target(target: str) -> object:
+    """What `module` or `module:attribute` names; raises `ConfigurationError`."""
+    module_name, _, attribute = target.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: object = importlib.import_module(module_name)
+        for name in attribute.split(".") if attribute else ():
+            found = getattr(found, name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(
+            setting="handlers",
+            value=f"{shorten(target)} ({type(error).__name__}: {shorten(str(error))})",
+            remedy="Give module or module:attribute, importable from here.",
+        ) from error
+    return found

@@ -1,0 +1,151 @@
+"""`pull`: one batch of messages for those who want the loop themselves.
+
+::
+
+    with pull("http://127.0.0.1:9470", subject="orders", group="audit") as deliveries:
+        for delivery in deliveries:
+            store(delivery.message.body)
+            delivery.ack()
+
+What was neither acked, nacked nor rejected at the end of the block is given back at once; all
+outcomes go to the broker in one request. Nothing prolongs the leases but `delivery.extend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Final
+
+from qmq_client.clock import SYSTEM_CLOCK, Clock
+from qmq_client.consumer.delivery import Delivery, Grip, Outcome, Received, given_back
+from qmq_client.consumer.identity import make_consumer_id
+from qmq_client.consumer.ledger import Ledger
+from qmq_client.consumer.options import ConsumerOptions
+from qmq_client.errors import ProtocolError
+from qmq_client.message import record_to_message
+from qmq_client.transport.http import HttpTransport
+from qmq_client.transport.port import Transport
+from qmq_client.wire.deliveries import Deliveries
+from qmq_client.wire.record import decode_record
+from qmq_client.wire.requests import PullRequest, SettleRequest
+
+_UNSETTLED: Final = "left without an outcome"
+_LEASE_MS: Final = 30_000
+_MAX_ATTEMPTS: Final = 16
+
+
+@contextmanager
+def pull(
+    broker: str | Transport,
+    *,
+    subject: str,
+    group: str,
+    max_messages: int = 100,
+    wait_s: float = 0.0,
+    lease_ms: int = _LEASE_MS,
+    max_attempts: int = _MAX_ATTEMPTS,
+) -> Iterator[list[Delivery]]:
+    """Up to `max_messages` deliveries, perhaps none after `wait_s`; settled when the block ends.
+
+    Malformed messages are given back with that reason and not shown. Raises `TransportError` when
+    the broker does not answer, also at the end of the block: then the leases end by themselves.
+    """
+    options = ConsumerOptions(
+        subject=subject,
+        group=group,
+        lease_ms=lease_ms,
+        max_attempts=max_attempts,
+        wait_ms=round(wait_s * 1000),
+        prefetch_max=max_messages,
+    )
+    transport = _transport(broker) if isinstance(broker, str) else broker
+    batch = _Batch(options, transport, SYSTEM_CLOCK)
+    deliveries = batch.open(transport.pull(batch.request(max_messages)))
+    try:
+        yield deliveries
+    finally:
+        batch.close()
+
+
+class _Batch:
+    """One pull's messages until their settlement."""
+
+    def __init__(self, options: ConsumerOptions, transport: Transport, clock: Clock) -> None:
+        self._options = options
+        self._transport = transport
+        self._clock = clock
+        self._ledger = Ledger()
+        self._received: list[Received] = []
+
+    def request(self, max_messages: int) -> PullRequest:
+        options = self._options
+        return PullRequest(
+            subject=options.subject,
+            group=options.group,
+            consumer=_consumer_id(),
+            max_messages=max_messages,
+            wait_ms=options.wait_ms,
+            lease_ms=options.lease_ms,
+            max_attempts=options.max_attempts,
+            start=options.start,
+        )
+
+    def open(self, deliveries: Deliveries) -> list[Delivery]:
+        head = deliveries.head
+        ends_at_s = self._clock.monotonic_s() + head.lease_ms / 1000
+        grip = Grip(settle=self._settle, extend=self._extend, auto_ack=False)
+        opened: list[Delivery] = []
+        for one in deliveries.messages:
+            received = Received(
+                subject=head.subject,
+                token=head.token,
+                sequence=one.sequence,
+                pull_sequence=one.pull_sequence,
+                attempt=one.attempt,
+                record=one.record,
+                lease_ends_at_s=ends_at_s,
+            )
+            self._received.append(received)
+            try:
+                message = record_to_message(decode_record(head.subject, one.record))
+            except ProtocolError as error:
+                self._settle(received, given_back(f"malformed: {error}"))
+            else:
+                opened.append(Delivery(received, message, grip))
+        return opened
+
+    def close(self) -> None:
+        self._ledger.add(self._received, given_back(_UNSETTLED, 0))
+        while len(self._ledger):
+            self._send()
+
+    def _settle(self, received: Received, outcome: Outcome) -> bool:
+        return self._ledger.add([received], outcome) == 1
+
+    def _extend(self, received: Received, lease_ms: int) -> None:
+        self._ledger.extend([received], lease_ms)
+        self._send()
+
+    def _send(self) -> None:
+        outgoing = self._ledger.drain()
+        if outgoing.entries:
+            self._transport.settle(
+                SettleRequest(
+                    subject=self._options.subject,
+                    group=self._options.group,
+                    consumer=_consumer_id(),
+                    settlements=outgoing.settlements,
+                )
+            )
+
+
+@lru_cache(maxsize=16)
+def _transport(broker_url: str) -> HttpTransport:
+    return HttpTransport(broker_url)
+
+
+@lru_cache(maxsize=1)
+def _consumer_id() -> str:
+    return make_consumer_id()

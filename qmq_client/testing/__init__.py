@@ -1,0 +1,14 @@
+"""For users' own tests: a broker in memory, a clock to turn, handlers run to the end in one call."""
+
+from qmq_client.testing.draining import DrainReport, drain
+from qmq_client.testing.fake_clock import FakeClock
+from qmq_client.transport.memory import MemoryBroker, MemoryFaults, MemoryTransport
+
+__all__ = [
+    "DrainReport",
+    "FakeClock",
+    "MemoryBroker",
+    "MemoryFaults",
+    "MemoryTransport",
+    "drain",
+]

@@ -1,0 +1,39 @@
+"""A clock that moves when it is told to."""
+
+from __future__ import annotations
+
+import threading
+
+
+class FakeClock:
+    """`Clock` for tests. Thread safe; `sleep` moves it instead of waiting."""
+
+    def __init__(self, *, now_ms: int = 1_700_000_000_000) -> None:
+        self._lock = threading.Lock()
+        self._now_ms = now_ms
+        self._monotonic_ms = 0
+
+    def now_ms(self) -> int:
+        """Wall clock; moved by `advance` and set by `jump`."""
+        return self._now_ms
+
+    def monotonic_s(self) -> float:
+        """Moved by `advance` only."""
+        return self._monotonic_ms / 1000
+
+    def sleep(self, seconds: float) -> None:
+        """Advance at once."""
+        self.advance(round(seconds * 1000))
+
+    def advance(self, milliseconds: int) -> None:
+        """Let time pass."""
+        if milliseconds < 0:
+            raise ValueError("time passes forwards; use jump for a wall clock that is set back")
+        with self._lock:
+            self._now_ms += milliseconds
+            self._monotonic_ms += milliseconds
+
+    def jump(self, milliseconds: int) -> None:
+        """Set the wall clock forwards or back, as people and NTP do."""
+        with self._lock:
+            self._now_ms += milliseconds
