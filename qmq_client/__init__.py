@@ -13,33 +13,83 @@ from typing import Any as _Any
 
 if _TYPE_CHECKING:
     from qmq_client.consumer import Consumers, Delivery, consumer, pull
-    from qmq_client.errors import QmqError
+    from qmq_client.current import current_session
+    from qmq_client.errors import (
+        AutocommitError,
+        ConfigurationError,
+        InvalidMessageError,
+        NoTransactionError,
+        OutboxError,
+        OutboxMissingError,
+        OutboxRowLostError,
+        QmqError,
+        TransportError,
+        WrongDatabaseError,
+    )
     from qmq_client.inbox import Inbox
     from qmq_client.message import Message
+    from qmq_client.options import ProducerOptions
+    from qmq_client.outbox.table import create_tables, make_tables, metadata
+    from qmq_client.producer import Producer
     from qmq_client.retry import Reject, Retry
+    from qmq_client.transactional import transaction, transactional
 
 _MODULES = {
+    "AutocommitError": "qmq_client.errors",
+    "ConfigurationError": "qmq_client.errors",
     "Consumers": "qmq_client.consumer",
     "Delivery": "qmq_client.consumer",
     "Inbox": "qmq_client.inbox",
+    "InvalidMessageError": "qmq_client.errors",
     "Message": "qmq_client.message",
+    "NoTransactionError": "qmq_client.errors",
+    "OutboxError": "qmq_client.errors",
+    "OutboxMissingError": "qmq_client.errors",
+    "OutboxRowLostError": "qmq_client.errors",
+    "Producer": "qmq_client.producer",
+    "ProducerOptions": "qmq_client.options",
     "QmqError": "qmq_client.errors",
     "Reject": "qmq_client.retry",
     "Retry": "qmq_client.retry",
+    "TransportError": "qmq_client.errors",
+    "WrongDatabaseError": "qmq_client.errors",
     "consumer": "qmq_client.consumer",
+    "create_tables": "qmq_client.outbox.table",
+    "current_session": "qmq_client.current",
+    "make_tables": "qmq_client.outbox.table",
+    "metadata": "qmq_client.outbox.table",
     "pull": "qmq_client.consumer",
+    "transaction": "qmq_client.transactional",
+    "transactional": "qmq_client.transactional",
 }
 
 __all__ = [
+    "AutocommitError",
+    "ConfigurationError",
     "Consumers",
     "Delivery",
     "Inbox",
+    "InvalidMessageError",
     "Message",
+    "NoTransactionError",
+    "OutboxError",
+    "OutboxMissingError",
+    "OutboxRowLostError",
+    "Producer",
+    "ProducerOptions",
     "QmqError",
     "Reject",
     "Retry",
+    "TransportError",
+    "WrongDatabaseError",
     "consumer",
+    "create_tables",
+    "current_session",
+    "make_tables",
+    "metadata",
     "pull",
+    "transaction",
+    "transactional",
 ]
 
 
