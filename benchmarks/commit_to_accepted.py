@@ -19,9 +19,7 @@ from benchmarks.measure import percentile
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.shop import DURABILITY, Order, make_order, open_database
 from benchmarks.suite import Bench
-from qmq_client.message import Message
-from qmq_client.options import ProducerOptions
-from qmq_client.producer import Producer
+from qmq_client import Message, Producer, ProducerOptions
 
 #: Longer than the publisher's linger, so that each send finds it idle.
 PAUSE_S: Final = 0.03

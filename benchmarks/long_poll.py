@@ -17,8 +17,7 @@ from benchmarks.processes import Worker
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
 from benchmarks.worker import Control
-from qmq_client.consumer import Consumers, consumer
-from qmq_client.message import Message
+from qmq_client import Consumers, Message, consumer
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import build_message_frame
 

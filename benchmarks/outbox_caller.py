@@ -21,8 +21,8 @@ from benchmarks.measure import interleave, paired_ratios, percentile
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.shop import DURABILITY, make_order, make_posting, open_database
 from benchmarks.suite import Bench
+from qmq_client import Producer
 from qmq_client.outbox.table import DEFAULT_TABLES
-from qmq_client.producer import Producer
 
 #: Turns of each kind in one round of the benchmark.
 TURNS: Final = 2

@@ -23,8 +23,8 @@ from benchmarks.measure import elapsed_s, interleave, percentile
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.shop import open_database
 from benchmarks.suite import Bench
+from qmq_client import Producer
 from qmq_client.ids import MESSAGE_IDS
-from qmq_client.producer import Producer
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 
 PROGRAMS: Final = {

@@ -12,7 +12,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from qmq_client.outbox.table import create_tables
+from qmq_client import create_tables
 
 DURABILITY: Final = "SQLite WAL, synchronous=FULL; broker fdatasync"
 
