@@ -1,0 +1,68 @@
+"""A real broker as a process of its own, for tests that speak to one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+READY_S_MAX = 20.0
+LOOK_S = 0.05
+
+
+class BrokerProcess:
+    """`python -m qmq_broker serve` on a free port; may be killed and started again."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = data.with_suffix(".log")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "qmq_broker", "serve", "--data", str(self.data)]
+        command += ["--listen", f"127.0.0.1:{self.port}"]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ)
+        self._wait_until_ready()
+
+    def kill(self) -> None:
+        """SIGKILL, as a power cut for the process."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(10)
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def _wait_until_ready(self) -> None:
+        assert self._process is not None
+        ends_at = time.monotonic() + READY_S_MAX
+        while time.monotonic() < ends_at:
+            if self._process.poll() is not None:
+                raise AssertionError(f"the broker ended at once:\n{self.log.read_text()}")
+            try:
+                with urllib.request.urlopen(f"{self.url}/readyz", timeout=1):
+                    return
+            except (urllib.error.URLError, OSError):
+                time.sleep(LOOK_S)
+        raise AssertionError(f"the broker is not ready after {READY_S_MAX} s")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
