@@ -1,0 +1,91 @@
+"""The demo: a month of real flights through the whole product, with crashes on the way.
+
+`python3 dev.py demo` runs it. Exit code 0 when every count is right, 1 when anything differs or a
+process fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from examples.flights import consumers, departures
+from examples.flights.data import count_flights, data_file
+from examples.flights.expected import count_by_hand
+from examples.flights.judge import Judgement, judge
+from examples.flights.plan import COUNTER, TALLIES, Plan, plan_from_argument
+from examples.flights.process import ProcessError
+from examples.flights.result import collect, print_result
+from examples.flights.run import DEPARTURES, Run, free_port
+from examples.flights.screen import Screen
+
+
+def main(arguments: list[str]) -> int:
+    """Run the demo, or, when named first, one of its services."""
+    if arguments and arguments[0] in (DEPARTURES, TALLIES, COUNTER):
+        _service(*arguments)
+        return 0
+    options = _parse(arguments)
+    months = tuple(range(1, 13)) if options.all else (options.month,)
+    if options.keep is not None:
+        directory = Path(options.keep)
+        if directory.exists() and any(directory.iterdir()):
+            print(f"--keep: {directory} is not empty; name a new folder", file=sys.stderr)
+            return 2
+        directory.mkdir(parents=True, exist_ok=True)
+        return _demo(directory.resolve(), months, options.json)
+    with tempfile.TemporaryDirectory(prefix="qmq-flights-") as folder:
+        return _demo(Path(folder), months, options.json)
+
+
+def _demo(directory: Path, months: tuple[int, ...], json_file: str | None) -> int:
+    chosen = frozenset(months)
+    data_file()
+    flights = count_flights(chosen)
+    plan = Plan(directory=str(directory), port=free_port(), months=months)
+    expected = count_by_hand(data_file(), chosen)
+    try:
+        with Screen(flights, expected.messages.total()) as screen:
+            with Run(plan, flights, screen.show) as run:
+                run.go()
+                run.stop()
+            judgement = judge(plan, expected)
+    except ProcessError as error:
+        print(f"\nThe demo failed: {error}", file=sys.stderr)
+        return 1
+    result = collect(run, expected, judgement)
+    print_result(result)
+    if json_file is not None:
+        Path(json_file).write_text(json.dumps(result, indent=2) + "\n")
+    return 0 if judgement.ok else 1
+
+
+def _service(name: str, plan_argument: str) -> None:
+    plan = plan_from_argument(plan_argument)
+    if name == DEPARTURES:
+        departures.main(plan)
+    else:
+        consumers.main(plan, name)
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="dev.py demo", description=__doc__)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--month", type=int, choices=range(1, 13), default=1, help="which month of 2013 (1)"
+    )
+    which.add_argument("--all", action="store_true", help="the whole year: 336,776 flights")
+    parser.add_argument("--json", metavar="FILE", help="write the figures for programs")
+    parser.add_argument("--keep", metavar="DIR", help="leave databases, logs and history there")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
