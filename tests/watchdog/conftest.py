@@ -1,0 +1,24 @@
+"""A database with an outbox and a broker in memory, for one test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qmq_client.transport.memory import MemoryBroker
+from qmq_watchdog.databases import Database
+from tests.watchdog.rows import make_database
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    made = make_database(tmp_path / "shop.db")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    return MemoryBroker()
