@@ -84,7 +84,7 @@ def damage(database: Database, message_id: bytes) -> None:
         )
 
 
-def rows_of(database: Database) -> Sequence[sa.Row[tuple[bytes, int, int, bytes | None, str]]]:
+def rows_of(database: Database) -> Sequence[Any]:
     """Message id, state, attempts, token and error of every row."""
     columns = OUTBOX.c
     query = sa.select(
