@@ -18,6 +18,13 @@ GIB: Final = 1024 * MIB
 SEGMENT_MULTIPLE_BYTES: Final = 512
 
 
+# Stands first because the defaults below are made, and validated, when this module is loaded.
+def _check_range(options: object, field: str, lowest: int, highest: int) -> None:
+    value = getattr(options, field)
+    if not lowest <= value <= highest:
+        raise ValueError(f"{field}: {value}; allowed: {lowest} to {highest}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
     """How a data directory is laid out and how much of it is kept ready."""
@@ -91,9 +98,3 @@ class ServeOptions:
                 f"segment_bytes: {self.store.segment_bytes}; a frame of "
                 f"{self.limits.frame_bytes} bytes needs segments of at least {room_bytes}"
             )
-
-
-def _check_range(options: object, field: str, lowest: int, highest: int) -> None:
-    value = getattr(options, field)
-    if not lowest <= value <= highest:
-        raise ValueError(f"{field}: {value}; allowed: {lowest} to {highest}")

@@ -1,0 +1,172 @@
+"""All consume queues of a store, and how far they are in their files.
+
+::
+
+    state/queues    MessagePack of QueueTable and a checksum line
+
+Up to `indexed_offset` of the commit log the queues are in their files, with the checksums that the
+table says; from there on they are made from the log at each start. A table or a file that is
+missing or does not fit means that all queues are made again from the log's beginning: derived
+files may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from qmq_broker.errors import CorruptionError
+from qmq_broker.options import StoreOptions
+from qmq_broker.storage import layout
+from qmq_broker.storage.consume_queue import ConsumeQueue
+from qmq_broker.storage.disk import Disk
+from qmq_broker.storage.queue_files import ENTRY_BYTES, QueueFiles
+from qmq_broker.storage.small_file import read_file, replace_file, unseal
+
+
+class QueueState(msgspec.Struct, frozen=True, array_like=True):
+    """How one queue is in its files."""
+
+    subject: str
+    next_sequence: int
+    #: Checksum of each file's entries, in order.
+    crcs: tuple[int, ...]
+
+
+class QueueTable(msgspec.Struct, frozen=True, array_like=True):
+    """How all queues are in their files."""
+
+    store_id: bytes
+    #: Commit log offset below which all entries are in the files.
+    indexed_offset: int
+    queues: tuple[QueueState, ...]
+
+
+class ConsumeQueues:
+    """The queues by subject. Changed by the writer thread only, read by any."""
+
+    def __init__(self, disk: Disk, options: StoreOptions, store_id: bytes) -> None:
+        self._disk = disk
+        self._store_id = store_id
+        self._files = QueueFiles(
+            disk,
+            entries_per_file=options.queue_entries_per_file,
+            open_files=options.open_files,
+        )
+        self._queues: dict[str, ConsumeQueue] = {}
+        self._staged: dict[str, ConsumeQueue] = {}
+        self._unflushed: dict[str, ConsumeQueue] = {}
+        #: Commit log offset below which all entries are in the files.
+        self.indexed_offset = 0
+        #: Packed bytes that are not in the files.
+        self.unflushed_bytes = 0
+
+    def load(self, log_next_offset: int) -> bool:
+        """Take over what the files hold; returns whether anything could be taken.
+
+        Changes no file. `log_next_offset` is where the commit log ends.
+        """
+        table = self._read_table()
+        if table is None or table.indexed_offset > log_next_offset:
+            return False
+        for state in table.queues:
+            if not self._files.is_as_flushed(state.subject, state.next_sequence, list(state.crcs)):
+                return False
+        for state in table.queues:
+            self._queues[state.subject] = ConsumeQueue(
+                state.subject, self._files, flushed_sequence=state.next_sequence, crcs=state.crcs
+            )
+        self.indexed_offset = table.indexed_offset
+        return True
+
+    def subjects(self) -> list[str]:
+        """Subjects with visible messages, sorted."""
+        return sorted(
+            subject for subject, queue in list(self._queues.items()) if queue.next_sequence
+        )
+
+    def visible(self, subject: str) -> ConsumeQueue | None:
+        """A subject's queue; None while it has no visible message."""
+        queue = self._queues.get(subject)
+        return queue if queue is not None and queue.next_sequence else None
+
+    def staged_sequence(self, subject: str) -> int:
+        """The sequence that the subject's next message gets."""
+        queue = self._queues.get(subject)
+        return 0 if queue is None else queue.staged_sequence
+
+    def stage(self, subject: str, first_sequence: int, entries: bytes, *, offset: int) -> None:
+        """Add the entries of one run of the frame at `offset`.
+
+        Raises `CorruptionError` when the run does not begin where the queue ends: sequences are
+        dense by construction, so the log itself would be wrong.
+        """
+        queue = self._queues.get(subject)
+        if queue is None:
+            queue = self._queues[subject] = ConsumeQueue(subject, self._files)
+        if queue.staged_sequence != first_sequence:
+            raise CorruptionError(
+                segment=layout.COMMIT_LOG,
+                offset=offset,
+                reason=f"first sequence {first_sequence} of subject {subject}, "
+                f"whose next is {queue.staged_sequence}",
+            )
+        queue.stage(entries)
+        self._staged[subject] = queue
+        self.unflushed_bytes += len(entries)
+
+    def publish(self) -> None:
+        """Let everything staged be seen. Requires: the commit log was synced."""
+        for queue in self._staged.values():
+            queue.publish()
+        self._unflushed.update(self._staged)
+        self._staged.clear()
+
+    def flush(self, indexed_offset: int) -> None:
+        """Bring all visible entries into the files; durable on return.
+
+        Requires: nothing is staged, and all frames below `indexed_offset` were.
+        """
+        self.flush_entries()
+        table = QueueTable(
+            store_id=self._store_id,
+            indexed_offset=indexed_offset,
+            queues=tuple(self._states()),
+        )
+        replace_file(self._disk, layout.QUEUE_TABLE, msgspec.msgpack.encode(table))
+        self.indexed_offset = indexed_offset
+
+    def flush_entries(self) -> None:
+        """Bring all visible entries into the files without saying so in the table."""
+        while self._unflushed:
+            subject, queue = self._unflushed.popitem()
+            first_sequence, entries = queue.unflushed()
+            try:
+                crcs = self._files.add(subject, first_sequence, entries, queue.crcs)
+            except BaseException:
+                self._unflushed[subject] = queue
+                raise
+            queue.crcs = crcs
+            queue.set_flushed(first_sequence + len(entries) // ENTRY_BYTES)
+            self.unflushed_bytes -= len(entries)
+
+    def close(self) -> None:
+        """Give all files back. Safe to call twice."""
+        self._files.close()
+
+    def _states(self) -> Iterator[QueueState]:
+        for subject, queue in self._queues.items():
+            if queue.flushed_sequence:
+                yield QueueState(subject, queue.flushed_sequence, tuple(queue.crcs))
+
+    def _read_table(self) -> QueueTable | None:
+        data = read_file(self._disk, layout.QUEUE_TABLE)
+        content = None if data is None else unseal(data)
+        if content is None:
+            return None
+        try:
+            table = msgspec.msgpack.decode(content, type=QueueTable)
+        except msgspec.MsgspecError:
+            return None
+        return table if table.store_id == self._store_id else None

@@ -1,0 +1,199 @@
+"""Which message ids were stored lately, and in which frame.
+
+Ids are a producer instance and a dense counter, so the ids of a frame are a few runs of counters,
+and a million ids are a few thousand runs: 24 bytes each. A window keeps at least the last `ids_max`
+ids or the last `age_ms`, whichever is less, in generations of an eighth; the oldest generation
+leaves as a whole. Time is the log's own (`stored_at_ms` of frames), so that a replay of the log
+gives the same window.
+
+Not for: deciding whether a repeat has the same content, which needs the stored record
+(`repeats.py`). An id that is added here may be answered as stored only after the next sync.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from qmq_client.wire.frame import MessageFrame
+
+GENERATIONS: Final = 8
+
+
+class IdRun(NamedTuple):
+    """Ids of one producer instance with consecutive counters; half open."""
+
+    instance: int
+    first_counter: int
+    next_counter: int
+
+
+class IdRunPlace(NamedTuple):
+    """Ids that were stored before, and the place they were stored under."""
+
+    run: IdRun
+    #: Offset of the frame, or whatever number the window was given for it.
+    place: int
+
+
+def id_runs(frame: MessageFrame) -> list[IdRun]:
+    """The ids of a frame as runs. An id that the frame holds twice makes two runs that overlap."""
+    count = frame.header.record_count
+    numbers = struct.unpack(f">{2 * count}Q", b"".join(frame.message_ids()))
+    instances, counters = numbers[::2], numbers[1::2]
+    instance = instances[0]
+    if instances.count(instance) == count:
+        first, last = min(counters), max(counters)
+        if last - first == count - 1 and len(set(counters)) == count:
+            return [IdRun(instance, first, last + 1)]
+    return list(_join(sorted(zip(instances, counters, strict=True))))
+
+
+def _join(ids: Iterable[tuple[int, int]]) -> Iterator[IdRun]:
+    run: IdRun | None = None
+    for instance, counter in ids:
+        if run is not None and run.instance == instance and run.next_counter == counter:
+            run = run._replace(next_counter=counter + 1)
+            continue
+        if run is not None:
+            yield run
+        run = IdRun(instance, counter, counter + 1)
+    if run is not None:
+        yield run
+
+
+class RunTable:
+    """Runs of ids that do not overlap, each with a place."""
+
+    __slots__ = ("_runs",)
+
+    def __init__(self) -> None:
+        #: One run as a tuple (first, next, place), several as sorted columns: most instances that
+        #: come from hashed ids have one run, most real producers have many.
+        self._runs: dict[int, tuple[int, int, int] | _Columns] = {}
+
+    def find(self, run: IdRun) -> list[IdRunPlace]:
+        """The parts of `run` that are here."""
+        known = self._runs.get(run.instance)
+        if known is None:
+            return []
+        if isinstance(known, _Columns):
+            return known.find(run)
+        first, after, place = known
+        first, after = max(first, run.first_counter), min(after, run.next_counter)
+        return [IdRunPlace(IdRun(run.instance, first, after), place)] if first < after else []
+
+    def add(self, run: IdRun, place: int) -> None:
+        """Requires: nothing of `run` is here yet."""
+        known = self._runs.get(run.instance)
+        if known is None:
+            self._runs[run.instance] = (run.first_counter, run.next_counter, place)
+            return
+        if not isinstance(known, _Columns):
+            columns = _Columns()
+            columns.add(*known)
+            known = self._runs[run.instance] = columns
+        known.add(run.first_counter, run.next_counter, place)
+
+
+class _Columns:
+    """Many runs of one instance, sorted; 24 bytes each."""
+
+    __slots__ = ("_firsts", "_nexts", "_places")
+
+    def __init__(self) -> None:
+        self._firsts = array("Q")
+        self._nexts = array("Q")
+        self._places = array("Q")
+
+    def find(self, run: IdRun) -> list[IdRunPlace]:
+        if run.first_counter >= self._nexts[-1]:
+            return []
+        found = []
+        index = max(0, bisect_right(self._firsts, run.first_counter) - 1)
+        while index < len(self._firsts) and self._firsts[index] < run.next_counter:
+            first = max(self._firsts[index], run.first_counter)
+            after = min(self._nexts[index], run.next_counter)
+            if first < after:
+                found.append(IdRunPlace(IdRun(run.instance, first, after), self._places[index]))
+            index += 1
+        return found
+
+    def add(self, first: int, after: int, place: int) -> None:
+        index = bisect_right(self._firsts, first)
+        self._firsts.insert(index, first)
+        self._nexts.insert(index, after)
+        self._places.insert(index, place)
+
+
+class _Generation:
+    __slots__ = ("first_offset", "first_stored_at_ms", "ids", "last_stored_at_ms", "table")
+
+    def __init__(self, offset: int, stored_at_ms: int) -> None:
+        self.table = RunTable()
+        self.ids = 0
+        self.first_offset = offset
+        self.first_stored_at_ms = stored_at_ms
+        self.last_stored_at_ms = stored_at_ms
+
+
+class DedupeWindow:
+    """The ids of the newest frames. Belongs to the writer thread.
+
+    Requires of the caller: frames are added in the order of their offsets.
+    """
+
+    def __init__(self, *, ids_max: int, age_ms: int) -> None:
+        self._ids_max = ids_max
+        self._age_ms = age_ms
+        #: Newest first, because repeats are of what was sent lately.
+        self._generations: list[_Generation] = []
+        self.ids = 0
+
+    @property
+    def first_offset(self) -> int | None:
+        """Offset of the oldest frame that is remembered; None when none is."""
+        return self._generations[-1].first_offset if self._generations else None
+
+    def find(self, runs: Iterable[IdRun]) -> list[IdRunPlace]:
+        """The parts of `runs` that are remembered, with the offsets of their frames."""
+        found: list[IdRunPlace] = []
+        for run in runs:
+            for generation in self._generations:
+                found += generation.table.find(run)
+        return found
+
+    def add(self, runs: Iterable[IdRun], *, offset: int, stored_at_ms: int) -> None:
+        """Remember the ids of a frame. Requires: none of them is remembered."""
+        if not self._ids_max or not self._age_ms:
+            return
+        generation = self._newest(offset, stored_at_ms)
+        generation.last_stored_at_ms = stored_at_ms
+        for run in runs:
+            count = run.next_counter - run.first_counter
+            generation.table.add(run, offset)
+            generation.ids += count
+            self.ids += count
+        self._forget(stored_at_ms)
+
+    def _newest(self, offset: int, stored_at_ms: int) -> _Generation:
+        if self._generations:
+            newest = self._generations[0]
+            is_full = newest.ids * GENERATIONS >= self._ids_max
+            age_ms = stored_at_ms - newest.first_stored_at_ms
+            if not is_full and age_ms * GENERATIONS < self._age_ms:
+                return newest
+        self._generations.insert(0, _Generation(offset, stored_at_ms))
+        return self._generations[0]
+
+    def _forget(self, now_ms: int) -> None:
+        while len(self._generations) > 1:
+            oldest = self._generations[-1]
+            is_old = oldest.last_stored_at_ms + self._age_ms < now_ms
+            if not is_old and self.ids - oldest.ids < self._ids_max:
+                return
+            self._generations.pop()
+            self.ids -= oldest.ids

@@ -1,0 +1,254 @@
+"""Opening a data directory after whatever happened to it.
+
+::
+
+    lock ─▶ FORMAT ─▶ checkpoint, CLEAN ─▶ examine both logs ─▶ derive queues and window
+                       nothing is changed up to here; whatever is wrong is refused
+         ─▶ remove CLEAN ─▶ mend both logs ─▶ new epoch, durable ─▶ open for writing
+
+A crash anywhere in between is a crash like any other: the same end is found again, at worst an
+epoch number is wasted. Derived are the consume queues and the dedupe window: from what their files
+and the checkpoint say on, or from the log's beginning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from qmq_broker.clock import Clock
+from qmq_broker.errors import CorruptionError
+from qmq_broker.options import StoreOptions
+from qmq_broker.storage import layout
+from qmq_broker.storage.action_log import ACTION_KINDS
+from qmq_broker.storage.checkpoint import START, Checkpoint, CheckpointFiles, LogPoint
+from qmq_broker.storage.commit_log import COMMIT_KINDS, stage_frame, stored_frame
+from qmq_broker.storage.consume_queues import ConsumeQueues
+from qmq_broker.storage.dedupe_window import DedupeWindow
+from qmq_broker.storage.disk import Disk
+from qmq_broker.storage.format_file import Format
+from qmq_broker.storage.frame_scan import FrameScan
+from qmq_broker.storage.log_recovery import LogFinding, examine, mend
+from qmq_broker.storage.repeats import StoredFrame
+from qmq_broker.storage.segments import Segments
+from qmq_broker.storage.small_file import read_file, replace_file, unseal
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.frame import FrameKind
+
+_log = logging.getLogger(__name__)
+#: Entries made again are brought to their files in portions of this, so that memory stays bounded.
+UNFLUSHED_BYTES_MAX: Final = 32 * 1024 * 1024
+_DIRECTORIES: Final = (
+    layout.COMMIT_LOG,
+    layout.ACTION_LOG,
+    layout.CONSUME_QUEUES,
+    layout.STATE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryReport:
+    """What opening the store found and did."""
+
+    #: The last stop was a clean one.
+    clean: bool
+    #: Of the commit log: frames and records that were read to find its end.
+    frames: int
+    records: int
+    scanned_bytes: int
+    #: Bytes behind the accepted ones that were cut, of both logs.
+    torn_bytes: int
+    #: Accepted bytes that were written once more, of both logs.
+    rewritten_bytes: int
+    #: The consume queues were made again from the log's beginning.
+    is_rebuilt: bool
+    duration_ms: int
+
+
+class CleanStop(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of CLEAN: the checkpoint that was written last."""
+
+    generation: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """A data directory that is ready to be written."""
+
+    #: Its epoch is that of this opening.
+    checkpoint: Checkpoint
+    commit_segments: Segments
+    commit_finding: LogFinding
+    action_segments: Segments
+    action_finding: LogFinding
+    queues: ConsumeQueues
+    window: DedupeWindow
+    report: RecoveryReport
+
+
+class Recovery:
+    """One opening. Requires: the lock is held and the format is right."""
+
+    def __init__(self, disk: Disk, clock: Clock, options: StoreOptions, format_: Format) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._store_id = format_.store_id
+        self._commit = Segments(disk, layout.COMMIT_LOG, format_.segment_bytes)
+        self._actions = Segments(disk, layout.ACTION_LOG, format_.action_segment_bytes)
+        self._queues = ConsumeQueues(disk, options, format_.store_id)
+        self._window = DedupeWindow(ids_max=options.dedupe_ids, age_ms=options.dedupe_ms)
+
+    def run(self, checkpoints: CheckpointFiles) -> Recovered:
+        """Examine, derive, mend, raise the epoch.
+
+        Raises `CorruptionError` with nothing changed but, perhaps, derived files.
+        """
+        began_s = self._clock.monotonic_s()
+        last = checkpoints.read()
+        clean = _is_clean(self._disk, last)
+        commit, actions = self._examine(last)
+        is_loaded = self._queues.load(commit.next_offset)
+        for directory in _DIRECTORIES:
+            self._disk.make_directory(directory)
+        self._derive(last.window_offset if last else 0, commit)
+        self._mend(commit, actions)
+        checkpoint = self._next_checkpoint(last, commit, actions)
+        checkpoints.prepare()
+        checkpoints.write(checkpoint)
+        return Recovered(
+            checkpoint=checkpoint,
+            commit_segments=self._commit,
+            commit_finding=commit,
+            action_segments=self._actions,
+            action_finding=actions,
+            queues=self._queues,
+            window=self._window,
+            report=RecoveryReport(
+                clean=clean,
+                frames=commit.frames,
+                records=commit.records,
+                scanned_bytes=commit.scanned_bytes,
+                torn_bytes=commit.torn_bytes + actions.torn_bytes,
+                rewritten_bytes=_unsynced_bytes(commit) + _unsynced_bytes(actions),
+                is_rebuilt=not is_loaded,
+                duration_ms=round((self._clock.monotonic_s() - began_s) * 1000),
+            ),
+        )
+
+    def close(self) -> None:
+        """Give all files back after a failure."""
+        self._commit.close()
+        self._actions.close()
+        self._queues.close()
+
+    def _examine(self, last: Checkpoint | None) -> tuple[LogFinding, LogFinding]:
+        commit = examine(
+            self._commit,
+            COMMIT_KINDS,
+            store_id=self._store_id,
+            point=last.commit_log if last else START,
+        )
+        actions = examine(
+            self._actions,
+            ACTION_KINDS,
+            store_id=self._store_id,
+            point=last.action_log if last else START,
+        )
+        return commit, actions
+
+    def _derive(self, window_offset: int, commit: LogFinding) -> None:
+        """Fill queues and window from the frames that they do not know."""
+        queues = self._queues
+        indexed_offset = queues.indexed_offset
+        first_offset = min(window_offset, indexed_offset, commit.next_offset)
+        scan = FrameScan(
+            self._commit, COMMIT_KINDS, store_id=self._store_id, first_offset=first_offset
+        )
+        for stored in self._message_frames(scan, commit.next_offset):
+            if stored.physical_offset >= indexed_offset:
+                stage_frame(queues, stored)
+                queues.publish()
+                if queues.unflushed_bytes > UNFLUSHED_BYTES_MAX:
+                    queues.flush_entries()
+            if stored.physical_offset >= window_offset:
+                self._window.add(
+                    stored.runs, offset=stored.physical_offset, stored_at_ms=stored.stored_at_ms
+                )
+
+    def _message_frames(self, scan: FrameScan, next_offset: int) -> Iterator[StoredFrame]:
+        if scan.next_offset == next_offset:
+            return
+        for frame in scan:
+            if frame.header.kind is FrameKind.MESSAGES:
+                try:
+                    yield stored_frame(frame.offset, frame.data)
+                except ProtocolError as error:
+                    raise self._corruption(frame.offset, str(error)) from error
+        if scan.next_offset < next_offset:
+            raise self._corruption(scan.next_offset, scan.reason)
+
+    def _mend(self, commit: LogFinding, actions: LogFinding) -> None:
+        if layout.CLEAN in self._disk.names(layout.ROOT):
+            self._disk.unlink(layout.CLEAN)
+        # Names may be known to this kernel and not to the disk when the last process was killed.
+        self._disk.sync_directory(layout.ROOT)
+        for segments, finding in ((self._commit, commit), (self._actions, actions)):
+            if finding.torn_bytes:
+                _log.warning(
+                    "torn tail cut: log=%s offset=%d bytes=%d reason=%s",
+                    segments.directory,
+                    finding.next_offset,
+                    finding.torn_bytes,
+                    finding.torn_reason,
+                )
+            mend(segments, finding)
+
+    def _next_checkpoint(
+        self, last: Checkpoint | None, commit: LogFinding, actions: LogFinding
+    ) -> Checkpoint:
+        window_offset = self._window.first_offset
+        return Checkpoint(
+            generation=last.generation + 1 if last else 1,
+            epoch=max(last.epoch if last else 0, commit.epoch, actions.epoch) + 1,
+            commit_log=_point(commit),
+            action_log=_point(actions),
+            window_offset=commit.next_offset if window_offset is None else window_offset,
+        )
+
+    def _corruption(self, offset: int, reason: str) -> CorruptionError:
+        return CorruptionError(segment=self._commit.path(offset), offset=offset, reason=reason)
+
+
+def write_clean_stop(disk: Disk, checkpoint: Checkpoint) -> None:
+    """Say that everything is in its place. Requires: nothing is written afterwards."""
+    stop = CleanStop(generation=checkpoint.generation, epoch=checkpoint.epoch)
+    replace_file(disk, layout.CLEAN, msgspec.json.encode(stop))
+
+
+def _is_clean(disk: Disk, last: Checkpoint | None) -> bool:
+    data = read_file(disk, layout.CLEAN)
+    content = None if data is None else unseal(data)
+    if content is None or last is None:
+        return False
+    try:
+        stop = msgspec.json.decode(content, type=CleanStop)
+    except msgspec.MsgspecError:
+        return False
+    return (stop.generation, stop.epoch) == (last.generation, last.epoch)
+
+
+def _point(finding: LogFinding) -> LogPoint:
+    return LogPoint(
+        durable_offset=finding.next_offset,
+        last_frame_offset=finding.last_frame_offset,
+        last_stored_at_ms=finding.last_stored_at_ms,
+    )
+
+
+def _unsynced_bytes(finding: LogFinding) -> int:
+    return finding.next_offset - finding.durable_offset

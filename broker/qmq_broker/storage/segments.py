@@ -1,0 +1,123 @@
+"""The files of one append-only log: segments of equal length, named by the offset they begin at.
+
+::
+
+    <log>/00000000000000000000    SEGMENT_HEAD frame, frames …, PADDING frame to the end
+    <log>/00000000001073741824    SEGMENT_HEAD frame, frames …, zeros that were taken ahead
+
+Body of a SEGMENT_HEAD frame, 32 bytes big-endian: store id 16, base offset 8, made at 8 (ms since
+1970 UTC): a segment of another store, or one under a wrong name, is recognised. A frame never
+crosses a segment. It is written only where it either ends with the segment or leaves room for the
+header of a PADDING frame, so a sealed segment has frames from its first to its last byte.
+
+Not for: what is in the frames. Files beside the segments are left alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right, insort
+from typing import Final
+
+from qmq_broker.errors import CorruptionError
+from qmq_broker.storage.disk import Disk, DiskFile
+from qmq_broker.storage.layout import parse_number, segment_path
+from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, build_frame
+
+_HEAD_BODY: Final = struct.Struct(">16sQQ")
+SEGMENT_HEAD_BYTES: Final = FRAME_HEADER_BYTES + _HEAD_BODY.size
+
+
+class Segments:
+    """Open files of one log. Reads may come from any thread, all else from its writer."""
+
+    def __init__(self, disk: Disk, directory: str, segment_bytes: int) -> None:
+        """Opens what is there; changes nothing."""
+        self.disk = disk
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self._files: dict[int, DiskFile] = {}
+        #: Base offsets in order.
+        self.bases: list[int] = []
+        for name in disk.names(directory):
+            base = parse_number(name)
+            if base is not None and base % segment_bytes == 0:
+                self._add(base, disk.open(segment_path(directory, base)))
+
+    def path(self, offset: int) -> str:
+        """The segment that holds `offset`, for reports."""
+        return segment_path(self.directory, self.base_of(offset))
+
+    def base_of(self, offset: int) -> int:
+        """Where the segment begins that holds `offset`."""
+        return offset - offset % self.segment_bytes
+
+    def has(self, base: int) -> bool:
+        """Whether there is a segment that begins at `base`."""
+        return base in self._files
+
+    def file(self, base: int) -> DiskFile:
+        """The segment that begins at `base`."""
+        return self._files[base]
+
+    def bases_from(self, offset: int) -> list[int]:
+        """Segments that hold `offset` or anything behind it."""
+        return self.bases[max(0, bisect_right(self.bases, offset - self.segment_bytes)) :]
+
+    def read(self, offset: int, count: int) -> bytes:
+        """`count` bytes of one segment; fewer at its end, none where there is no segment."""
+        base = self.base_of(offset)
+        file = self._files.get(base)
+        if file is None:
+            return b""
+        return file.read(offset - base, min(count, base + self.segment_bytes - offset))
+
+    def make(self, base: int, length: int, head: bytes) -> None:
+        """A new segment of `length` bytes that begins with `head`; durable on return."""
+        file = self.disk.open(segment_path(self.directory, base), is_new=True)
+        try:
+            file.allocate(length)
+            file.write(0, [head])
+            file.sync()
+            self.disk.sync_directory(self.directory)
+        except BaseException:
+            file.close()
+            raise
+        self._add(base, file)
+
+    def remove(self, base: int) -> None:
+        """Take a segment away; durable after the next sync of the directory."""
+        self.bases.remove(base)
+        self._files.pop(base).close()
+        self.disk.unlink(segment_path(self.directory, base))
+
+    def close(self) -> None:
+        """Give all files back. Safe to call twice."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+        self.bases.clear()
+
+    def _add(self, base: int, file: DiskFile) -> None:
+        self._files[base] = file
+        insort(self.bases, base)
+
+
+def build_segment_head(store_id: bytes, base: int, made_at_ms: int) -> bytes:
+    """The first frame of a segment, not yet stamped."""
+    return build_frame(FrameKind.SEGMENT_HEAD, _HEAD_BODY.pack(store_id, base, made_at_ms))
+
+
+def check_segment_head(frame: bytes, *, store_id: bytes, segment: str, base: int) -> None:
+    """Raise `CorruptionError` when a verified head belongs to another store or another place."""
+    body = frame[FRAME_HEADER_BYTES:]
+    if len(body) != _HEAD_BODY.size:
+        raise CorruptionError(segment=segment, offset=base, reason="segment head of another length")
+    found_id, found_base, _ = _HEAD_BODY.unpack(body)
+    if found_id != store_id:
+        reason = f"segment of store {found_id.hex()}; this is store {store_id.hex()}"
+        raise CorruptionError(segment=segment, offset=base, reason=reason)
+    if found_base != base:
+        raise CorruptionError(
+            segment=segment, offset=base, reason=f"segment that belongs at offset {found_base}"
+        )

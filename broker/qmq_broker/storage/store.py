@@ -1,0 +1,254 @@
+"""Everything one broker owns on disk, behind one face.
+
+A data directory belongs to one `Store` of one process. `append` and `sync` make messages durable and
+then visible; queues and records are read while that goes on; actions of consumers have a log of
+their own. What the files are is written in `layout.py` and `docs/format/`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+
+from qmq_broker.clock import Clock
+from qmq_broker.errors import ClosedError, DiskError, DiskFullError, PoisonedError
+from qmq_broker.options import StoreOptions
+from qmq_broker.storage import layout
+from qmq_broker.storage.action_log import ActionLog
+from qmq_broker.storage.checkpoint import Checkpoint, CheckpointFiles
+from qmq_broker.storage.commit_log import CommitLog, Placed
+from qmq_broker.storage.consume_queue import ConsumeQueue, Entry
+from qmq_broker.storage.disk import Disk, DiskLock
+from qmq_broker.storage.format_file import Format, open_format
+from qmq_broker.storage.recovery import Recovered, Recovery, RecoveryReport, write_clean_stop
+from qmq_broker.storage.segmented_log import LogSettings, SegmentedLog
+from qmq_client.wire.frame import MessageFrame
+
+__all__ = ["Placed", "RecoveryReport", "Store"]
+
+_log = logging.getLogger(__name__)
+
+
+class Store:
+    """One data directory, open.
+
+    `append`, `sync`, `step` and `close` belong to the writer thread; `queue`, `subjects`,
+    `read_records` may be called in any, and `actions` in one thread of its own. After a
+    `PoisonedError` only `close` is left, and a restart.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        options: StoreOptions,
+        *,
+        lock: DiskLock,
+        format_: Format,
+        checkpoints: CheckpointFiles,
+        recovered: Recovered,
+    ) -> None:
+        """For `open` only."""
+        self._disk = disk
+        self._clock = clock
+        self._options = options
+        self._lock = lock
+        self._checkpoints = checkpoints
+        self._checkpoint = recovered.checkpoint
+        self._checkpoint_s = clock.monotonic_s()
+        self._queues = recovered.queues
+        self._window = recovered.window
+        self._poison: str | None = None
+        self._is_closed = False
+        #: One more at each opening; stamped on every frame and part of every hand-out's name.
+        self.epoch = recovered.checkpoint.epoch
+        self.recovery = recovered.report
+        settings = LogSettings(
+            store_id=format_.store_id,
+            epoch=self.epoch,
+            growth_bytes=options.growth_bytes,
+            reserve_bytes=options.reserve_bytes,
+        )
+        log = SegmentedLog(recovered.commit_segments, clock, settings, recovered.commit_finding)
+        self._commit_log = CommitLog(log, recovered.queues, recovered.window)
+        # Pulls and acknowledgements go on below the reserve: they are what makes room.
+        action_settings = LogSettings(
+            store_id=format_.store_id,
+            epoch=self.epoch,
+            growth_bytes=min(options.growth_bytes, options.action_segment_bytes),
+            reserve_bytes=0,
+        )
+        action_log = SegmentedLog(
+            recovered.action_segments, clock, action_settings, recovered.action_finding
+        )
+        #: What consumers did.
+        self.actions = ActionLog(action_log, recovered.action_segments, format_.store_id)
+
+    @classmethod
+    def open(cls, disk: Disk, clock: Clock, options: StoreOptions) -> Store:
+        """Take the data directory: lock, format, recovery, new epoch.
+
+        Raises `LockedError` and `UnknownFormatError` with nothing touched, `CorruptionError` with
+        nothing changed but derived files.
+        """
+        lock = disk.lock(layout.LOCK, f"pid {os.getpid()}")
+        checkpoints = CheckpointFiles(disk)
+        recovery: Recovery | None = None
+        try:
+            format_ = open_format(disk, options)
+            recovery = Recovery(disk, clock, options, format_)
+            recovered = recovery.run(checkpoints)
+        except BaseException:
+            if recovery is not None:
+                recovery.close()
+            checkpoints.close()
+            lock.release()
+            raise
+        return cls(
+            disk,
+            clock,
+            options,
+            lock=lock,
+            format_=format_,
+            checkpoints=checkpoints,
+            recovered=recovered,
+        )
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """Longest frame that this data directory can hold."""
+        return self._commit_log.log.frame_bytes_max
+
+    @property
+    def durable_offset(self) -> int:
+        """Everything below, of the commit log, survives a power cut."""
+        return self._commit_log.log.durable_offset
+
+    @property
+    def written_offset(self) -> int:
+        """Everything below, of the commit log, is with the operating system."""
+        return self._commit_log.log.written_offset
+
+    def append(self, frames: Sequence[MessageFrame]) -> list[Placed]:
+        """Write the new messages of these frames: one gathering write.
+
+        Neither durable nor visible on return: nobody may be answered before `sync`. A frame with a
+        message id that was stored before with other content has `Placed.conflict` and is not
+        stored; the others are. Raises `DiskFullError` with nothing written, or `PoisonedError`.
+        """
+        self._check()
+        return self._commit_log.append(frames)
+
+    def sync(self) -> None:
+        """Make everything appended durable, then visible: one sync; raises `PoisonedError`."""
+        self._check()
+        self._commit_log.log.sync()
+        self._queues.publish()
+        self.step()
+
+    def step(self) -> bool:
+        """Write a checkpoint when one is due; returns whether it was. Call it also when idle.
+
+        Requires: nothing is appended that was not synced.
+        """
+        self._check()
+        log = self._commit_log.log
+        behind_bytes = log.durable_offset - self._checkpoint.commit_log.durable_offset
+        actions_behind = (
+            self.actions.log.durable_offset - self._checkpoint.action_log.durable_offset
+        )
+        if not behind_bytes and not actions_behind:
+            return False
+        age_ms = (self._clock.monotonic_s() - self._checkpoint_s) * 1000
+        if behind_bytes < self._options.checkpoint_bytes and age_ms < self._options.checkpoint_ms:
+            return False
+        unindexed_bytes = log.durable_offset - self._queues.indexed_offset
+        if unindexed_bytes >= self._options.queue_flush_bytes:
+            self._flush_queues()
+        self._write_checkpoint()
+        return True
+
+    def subjects(self) -> list[str]:
+        """Subjects with visible messages, sorted."""
+        return self._queues.subjects()
+
+    def queue(self, subject: str) -> ConsumeQueue | None:
+        """A subject's consume queue; None while it has no visible message."""
+        return self._queues.visible(subject)
+
+    def read_records(self, entries: Sequence[Entry], *, subject: str) -> list[bytes]:
+        """The records of these entries of one subject, each verified.
+
+        The subject is part of a record's checksum. Raises `CorruptionError`.
+        """
+        return self._commit_log.read_records(entries, subject)
+
+    def free_bytes(self) -> int:
+        """Space on the disk that may still be taken."""
+        return self._disk.free_bytes()
+
+    def close(self) -> None:
+        """Stop cleanly: sync, flush, mark, unlock. Safe to call twice.
+
+        A poisoned store is only unlocked: what it holds is for the next opening to find out.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            if not self._is_poisoned():
+                self._stop_clean()
+        finally:
+            for part in (self.actions.log, self._commit_log.log, self._queues, self._checkpoints):
+                part.close()
+            self._lock.release()
+
+    def _stop_clean(self) -> None:
+        self._commit_log.log.sync()
+        self._queues.publish()
+        self.actions.sync()
+        if self._queues.indexed_offset != self._commit_log.log.durable_offset:
+            self._flush_queues()
+        self._write_checkpoint()
+        write_clean_stop(self._disk, self._checkpoint)
+
+    def _flush_queues(self) -> None:
+        try:
+            self._queues.flush(self._commit_log.log.durable_offset)
+        except DiskFullError as error:
+            # The entries stay in memory and are derived: try again at a later checkpoint.
+            _log.warning("consume queues not flushed: reason=%s", error)
+        except DiskError as error:
+            raise self._poisoned(error) from error
+
+    def _write_checkpoint(self) -> None:
+        commit_point = self._commit_log.log.durable_point
+        window_offset = self._window.first_offset
+        checkpoint = Checkpoint(
+            generation=self._checkpoint.generation + 1,
+            epoch=self.epoch,
+            commit_log=commit_point,
+            action_log=self.actions.log.durable_point,
+            window_offset=commit_point.durable_offset if window_offset is None else window_offset,
+        )
+        try:
+            self._checkpoints.write(checkpoint)
+        except (DiskError, DiskFullError) as error:
+            raise self._poisoned(error) from error
+        self._checkpoint = checkpoint
+        self._checkpoint_s = self._clock.monotonic_s()
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the store is closed")
+        if self._poison is not None:
+            raise PoisonedError(self._poison)
+
+    def _is_poisoned(self) -> bool:
+        logs = (self._commit_log.log, self.actions.log)
+        return self._poison is not None or any(log.poison is not None for log in logs)
+
+    def _poisoned(self, error: Exception) -> PoisonedError:
+        self._poison = f"nothing is written since a failed checkpoint: {error}. Restart the broker."
+        return PoisonedError(self._poison)
