@@ -6,7 +6,7 @@ when they differ later (see `storage/format_file.py`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from qmq_client.wire.limits import DEFAULT_LIMITS, FRAME_OVERHEAD_BYTES_MAX, Limits
@@ -85,7 +85,7 @@ class ServeOptions:
     #: How long a stop waits for requests that are under way.
     drain_ms: int = 10_000
     limits: Limits = DEFAULT_LIMITS
-    store: StoreOptions = StoreOptions()
+    store: StoreOptions = field(default_factory=StoreOptions)
 
     def __post_init__(self) -> None:
         if not self.directory:
