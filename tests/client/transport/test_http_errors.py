@@ -1,0 +1,127 @@
+"""The map from httpx's errors to ours is complete, and settings are checked at construction."""
+
+from __future__ import annotations
+
+import inspect
+
+import httpx
+import pytest
+
+from qmq_client.errors import (
+    BrokerAnswerError,
+    BrokerUnreachableError,
+    ConfigurationError,
+    TransportError,
+)
+from qmq_client.transport.http import HttpTransport, as_transport_error
+
+REQUEST = httpx.Request("POST", "http://broker/v1/send")
+
+#: Each error of httpx, with what it means here. A new one in a later httpx fails the test below.
+MEANING: dict[str, type[TransportError]] = {
+    "CloseError": BrokerUnreachableError,
+    "ConnectError": BrokerUnreachableError,
+    "ConnectTimeout": BrokerUnreachableError,
+    "CookieConflict": BrokerUnreachableError,
+    "DecodingError": BrokerAnswerError,
+    "HTTPError": BrokerUnreachableError,
+    "HTTPStatusError": BrokerAnswerError,
+    "InvalidURL": BrokerUnreachableError,
+    "LocalProtocolError": BrokerUnreachableError,
+    "NetworkError": BrokerUnreachableError,
+    "PoolTimeout": BrokerUnreachableError,
+    "ProtocolError": BrokerUnreachableError,
+    "ProxyError": BrokerUnreachableError,
+    "ReadError": BrokerUnreachableError,
+    "ReadTimeout": BrokerUnreachableError,
+    "RemoteProtocolError": BrokerAnswerError,
+    "RequestError": BrokerUnreachableError,
+    "RequestNotRead": BrokerUnreachableError,
+    "ResponseNotRead": BrokerUnreachableError,
+    "StreamClosed": BrokerUnreachableError,
+    "StreamConsumed": BrokerUnreachableError,
+    "StreamError": BrokerUnreachableError,
+    "TimeoutException": BrokerUnreachableError,
+    "TooManyRedirects": BrokerAnswerError,
+    "TransportError": BrokerUnreachableError,
+    "UnsupportedProtocol": BrokerUnreachableError,
+    "WriteError": BrokerUnreachableError,
+    "WriteTimeout": BrokerUnreachableError,
+}
+
+
+def httpx_errors() -> dict[str, type[Exception]]:
+    return {
+        name: value
+        for name, value in vars(httpx).items()
+        if inspect.isclass(value) and issubclass(value, Exception)
+    }
+
+
+def made(kind: type[Exception]) -> Exception:
+    if kind is httpx.HTTPStatusError:
+        return httpx.HTTPStatusError("x", request=REQUEST, response=httpx.Response(500))
+    parameters = inspect.signature(kind).parameters
+    needed = [one for one in parameters.values() if one.default is one.empty]
+    return kind(*(["x"] if any(one.name == "message" for one in needed) else []))
+
+
+def test_every_error_of_httpx_has_a_meaning() -> None:
+    assert set(httpx_errors()) == set(MEANING)
+
+
+@pytest.mark.parametrize("name", MEANING)
+def test_an_error_of_httpx_becomes_what_it_means(name: str) -> None:
+    error = as_transport_error(made(httpx_errors()[name]), url="http://broker")
+    assert type(error) is MEANING[name]
+    assert "http://broker" in str(error)
+
+
+@pytest.mark.parametrize("name", MEANING)
+def test_every_error_of_httpx_is_caught_where_it_can_arise(name: str) -> None:
+    def fail(request: httpx.Request) -> httpx.Response:
+        raise made(httpx_errors()[name])
+
+    caught = (httpx.HTTPError, httpx.InvalidURL, RuntimeError, OSError, UnicodeError)
+    if name == "CookieConflict":  # only for cookies that a caller looks up; we look up none
+        return
+    with pytest.raises(caught), httpx.Client(transport=httpx.MockTransport(fail)) as client:
+        client.post("http://broker")
+
+
+def test_a_protocol_error_of_a_peer_that_hung_up_is_a_lost_connection() -> None:
+    error = as_transport_error(
+        httpx.RemoteProtocolError("x"), url="http://broker", was_closed_by_peer=True
+    )
+    assert type(error) is BrokerUnreachableError
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "broker:9470",
+        "ftp://broker",
+        "http://",
+        "http://broker:0",
+        "http://broker:99999",
+        "http://broker:abc",
+        "http://[::1",
+        "http://broker/?a=b",
+        "http://broker/#x",
+        "http://user:secret@broker",
+    ],
+)
+def test_an_address_that_cannot_work_is_refused_and_no_password_is_shown(url: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        HttpTransport(url)
+    assert caught.value.setting == "broker_url"
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_timeout_that_cannot_work_is_refused(seconds: float) -> None:
+    with pytest.raises(ConfigurationError):
+        HttpTransport(answer_timeout_s=seconds)
+    with pytest.raises(ConfigurationError):
+        HttpTransport(connect_timeout_s=seconds)
