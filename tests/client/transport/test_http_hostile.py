@@ -7,6 +7,7 @@ import time
 import tracemalloc
 from contextlib import closing
 
+import msgspec
 import pytest
 
 from qmq_client.errors import (
