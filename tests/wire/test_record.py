@@ -234,6 +234,8 @@ NEVER_RECORDS: dict[str, tuple[bytes, str]] = {
     "headers over the end": (altered(setting(24, 0, 5)), "ends before its body"),
     "header bytes without a header": (altered(setting(24, 0, 4)), "bytes behind its headers"),
     "a header without bytes": (altered(setting(26, 0, 1)), "inside a header"),
+    "a header where the record ends": (altered(setting(26, 0, 1), body=b""), "inside a header"),
+    "one header over the end": (altered(setting(38, 9), headers=(("a", "1"),)), "inside a header"),
     "65,535 headers": (altered(setting(26, 0xFF, 0xFF), headers=HEADERS), "inside a header"),
     "header value over the end": (altered(setting(38, 9), headers=HEADERS), "inside a header"),
     "key that is not UTF-8": (altered(setting(36, 0xFF), key="k"), "not UTF-8"),
