@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from qmq_broker.face.answers import RequestRefusedError, refuse, retry_after
 from qmq_broker.face.limits import FaceLimits
@@ -142,8 +142,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse_raw(refusal)
 
     def end_slow(self) -> None:
-        """Answer 408 if no answer has begun, and close."""
-        if self.cycle is not None and self.cycle.response_started:
+        """Answer 408 unless an answer has begun, and close."""
+        cycle: RequestResponseCycle | None = self.cycle
+        # In a head, the cycle is that of the request before.
+        if cycle is not None and (
+            not cycle.response_complete if self.is_in_head else cycle.response_started
+        ):
             self.transport.close()
             return
         self._refuse_raw(

@@ -74,8 +74,9 @@ def _check_settlements(settlements: Iterable[Settlement], limits: ServiceLimits)
 
 def _ranges(settlement: Settlement) -> Iterator[tuple[int, int]]:
     yield from settlement.acks
-    for outcome in (*settlement.nacks, *settlement.rejects, *settlement.extends):
-        yield outcome.range
+    yield from (nack.range for nack in settlement.nacks)
+    yield from (reject.range for reject in settlement.rejects)
+    yield from (extend.range for extend in settlement.extends)
 
 
 def _check_number(field: str, value: int, lowest: int, highest: int) -> None:

@@ -154,7 +154,7 @@ class Delivery:
             self._reschedule(group, now_ms)
             return None
         state = group.state
-        records = self._store.read_records(selection.entries)
+        records = self._store.read_records(selection.entries, subject=state.subject)
         first_pull_sequence = state.next_pull_sequence(request.consumer)
         self._write(
             [

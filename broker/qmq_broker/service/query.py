@@ -9,6 +9,7 @@ import msgspec
 from qmq_broker.errors import NotFoundError
 from qmq_broker.service.delivery import Delivery
 from qmq_broker.service.groups import GroupState
+from qmq_broker.storage.consume_queue import Entry
 from qmq_broker.storage.store import Store
 
 #: Rows of one listing; more are asked for by giving the next sequence.
@@ -111,13 +112,14 @@ class Query:
             raise NotFoundError(f"there is no subject {subject}")
         first_sequence = max(first_sequence, queue.first_sequence)
         room_bytes = LISTED_BYTES_MAX
-        entries = []
+        entries: list[Entry] = []
         for entry in queue.entries(first_sequence, min(count, LISTED_MAX)):
             room_bytes -= entry.record_bytes
             if room_bytes < 0 and entries:
                 break
             entries.append(entry)
-        return list(enumerate(self._store.read_records(entries), start=first_sequence))
+        records = self._store.read_records(entries, subject=subject)
+        return list(enumerate(records, start=first_sequence))
 
     def _status(self, state: GroupState) -> GroupStatus:
         queue = self._store.queue(state.subject)

@@ -26,6 +26,8 @@ from qmq_client.wire.message_id import format_message_id
 
 #: Requests of one commit; bounds how long the first of them waits for the last.
 REQUESTS_PER_COMMIT_MAX: Final = 1024
+#: How long the writer waits for a request before the store gets a turn.
+IDLE_S: Final = 0.5
 _STOP: Final = None
 
 #: Told the outcome of one request, in the loop thread.
@@ -92,9 +94,14 @@ class CommitWriter:
         self._submissions.put(_Submission(frame=frame, on_done=on_done))
 
     def step(self, *, wait_s: float = 0.0) -> CommitCounts:
-        """One commit of everything that waits; waits up to `wait_s` for the first request."""
+        """One commit of everything that waits; waits up to `wait_s` for the first request.
+
+        Without requests the store gets its turn for what it does by time.
+        """
         submissions, is_stopped = self._gather(wait_s)
-        if submissions:
+        if not submissions:
+            self._guarded(self._store.step)
+        else:
             outcomes = self._commit([submission.frame for submission in submissions])
             self._post(lambda: self._publish(submissions, outcomes))
         return CommitCounts(
@@ -105,7 +112,7 @@ class CommitWriter:
 
     def run(self) -> None:
         """Commit until `stop`; what waits then is committed first."""
-        while not self.step(wait_s=60.0).is_stopped:
+        while not self.step(wait_s=IDLE_S).is_stopped:
             pass
 
     def stop(self) -> None:
@@ -145,21 +152,31 @@ class CommitWriter:
         return gathered, True
 
     def _commit(self, frames: Sequence[MessageFrame]) -> Sequence[Placed | Exception]:
-        if self._poison is not None:
-            return [self._poison] * len(frames)
-        try:
-            placed = self._store.append(frames)
+        placed: list[Placed] = []
+
+        def append_and_sync() -> None:
+            placed.extend(self._store.append(frames))
             self._store.sync()
-        except DiskFullError as error:
+
+        error = self._guarded(append_and_sync)
+        if error is not None:
             return [error] * len(frames)
-        except (
-            Exception
-        ) as error:  # the top of the writer's loop: whatever failed, nobody is told "stored"
+        return [_outcome(place) for place in placed]
+
+    def _guarded(self, work: Callable[[], object]) -> Exception | None:
+        """Do work on the store; the first failure but a full disk is the last thing done."""
+        if self._poison is not None:
+            return self._poison
+        try:
+            work()
+        except DiskFullError as error:
+            return error
+        except Exception as error:  # the top of the writer's loop: nobody is told "stored"
             reason = f"{type(error).__name__}: {error}"
             self._poison = PoisonedError(f"a write or sync failed: {reason}")
             self._post(lambda: self._on_poisoned(reason))
-            return [self._poison] * len(frames)
-        return [_outcome(place) for place in placed]
+            return self._poison
+        return None
 
     def _publish(
         self, submissions: Sequence[_Submission], outcomes: Sequence[Placed | Exception]

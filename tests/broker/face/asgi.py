@@ -1,0 +1,128 @@
+"""The face without sockets: one request straight into the ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from qmq_broker.face.app import App
+from qmq_broker.face.limits import FaceLimits
+from qmq_broker.face.requests import Message, Scope
+from qmq_client.wire.requests import FRAME_CONTENT_TYPE, JSON_CONTENT_TYPE
+from tests.broker.service.rig import Rig
+
+FRAME = FRAME_CONTENT_TYPE.encode()
+JSON = JSON_CONTENT_TYPE.encode()
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """An answer as it would go to the socket."""
+
+    status: int
+    headers: dict[bytes, bytes]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The body as JSON."""
+        assert self.headers[b"content-type"] == JSON
+        return json.loads(self.body)
+
+
+class Client:
+    """Calls the application; the writer runs between its steps."""
+
+    def __init__(self, rig: Rig, limits: FaceLimits | None = None) -> None:
+        self.rig = rig
+        self.app = App(rig.broker, limits or FaceLimits(), instance=0xABCD)
+
+    def post(self, path: str, body: object, content_type: bytes = JSON, **more: Any) -> Reply:
+        """POST bytes, or a value as JSON."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return asyncio.run(self.call("POST", path, data, content_type=content_type, **more))
+
+    def get(self, path: str) -> Reply:
+        """GET."""
+        return asyncio.run(self.call("GET", path, b"", content_type=None))
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        content_type: bytes | None = JSON,
+        headers: Headers = (),
+        has_length: bool = True,
+        parts: Sequence[bytes] | None = None,
+        is_gone: asyncio.Event | None = None,
+    ) -> Reply:
+        """One request; `parts` are the pieces in which its body arrives."""
+        scope = make_scope(method, path, headers)
+        if content_type is not None:
+            scope["headers"].append((b"content-type", content_type))
+        if has_length and method == "POST":
+            scope["headers"].append((b"content-length", str(len(body)).encode()))
+        wire = Wire(parts if parts is not None else [body], is_gone)
+        task = asyncio.ensure_future(self.app(scope, wire.receive, wire.send))
+        while not task.done():
+            await asyncio.sleep(0)
+            self.rig.broker.writer.step()
+            self.rig.run_posted()
+        await task
+        return wire.reply()
+
+
+def make_scope(method: str, path: str, headers: Headers = ()) -> Scope:
+    """The scope of a request."""
+    url = urlsplit(path)
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": url.path,
+        "raw_path": url.path.encode(),
+        "query_string": url.query.encode(),
+        "root_path": "",
+        "headers": list(headers),
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 9470),
+    }
+
+
+class Wire:
+    """Both directions of one request."""
+
+    def __init__(self, parts: Sequence[bytes], is_gone: asyncio.Event | None = None) -> None:
+        self._parts = list(parts)
+        self._is_gone = is_gone or asyncio.Event()
+        self.sent: list[Message] = []
+        self.received = 0
+
+    async def receive(self) -> Message:
+        if self._parts:
+            self.received += 1
+            body = self._parts.pop(0)
+            return {"type": "http.request", "body": body, "more_body": bool(self._parts)}
+        await self._is_gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    def reply(self) -> Reply:
+        """What was sent."""
+        start, *bodies = self.sent
+        return Reply(
+            status=start["status"],
+            headers=dict(start["headers"]),
+            body=b"".join(body["body"] for body in bodies),
+        )

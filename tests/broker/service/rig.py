@@ -1,0 +1,207 @@
+"""A broker's service on a real store, with a clock that the test moves and no threads."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from qmq_broker.options import StoreOptions
+from qmq_broker.service.broker import Broker, BrokerSettings
+from qmq_broker.service.delivery import HandOut
+from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.store import Placed, Store
+from qmq_client.wire.frame import build_message_frame
+from qmq_client.wire.message_id import MessageIds
+from qmq_client.wire.record import Record, decode_record, encode_record
+from qmq_client.wire.requests import (
+    Extend,
+    Nack,
+    PullRequest,
+    Reject,
+    SettleAnswer,
+    Settlement,
+    SettleRequest,
+)
+
+SUBJECT = "orders"
+GROUP = "billing"
+STORE = StoreOptions(segment_bytes=16 * 1024 * 1024, reserve_bytes=0)
+
+
+class FakeClock:
+    """Time that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.wall_ms = 1_700_000_000_000
+        self.steady_s = 1_000.0
+
+    def now_ms(self) -> int:
+        return self.wall_ms
+
+    def monotonic_s(self) -> float:
+        return self.steady_s
+
+    def sleep(self, seconds: float) -> None:
+        self.pass_ms(int(seconds * 1000))
+
+    def pass_ms(self, ms: int) -> None:
+        """Let time pass on both clocks."""
+        self.wall_ms += ms
+        self.steady_s += ms / 1000
+
+
+def make_frame(
+    bodies: list[bytes], *, subject: str = SUBJECT, ids: Iterator[bytes] | None = None
+) -> bytes:
+    """A message frame of one subject."""
+    ids = new_ids() if ids is None else ids
+    records = [
+        encode_record(Record(message_id=next(ids), subject=subject, body=body, born_at_ms=1))
+        for body in bodies
+    ]
+    return build_message_frame({subject: records})
+
+
+def new_ids(instance: int | None = None) -> Iterator[bytes]:
+    """Endless message ids of a producer of its own."""
+    source = MessageIds(next(_INSTANCES) if instance is None else instance)
+    while True:
+        yield source.next_id()
+
+
+#: Far from the small numbers that tests name.
+_INSTANCES = itertools.count(1_000_000)
+
+
+class Rig:
+    """One broker that can be stopped, killed and started again on its directory."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        limits: ServiceLimits | None = None,
+        store_options: StoreOptions = STORE,
+        draw: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        self.directory = directory
+        self.clock = FakeClock()
+        self.posted: list[Callable[[], None]] = []
+        self._limits = limits or ServiceLimits()
+        self._store_options = store_options
+        self._draw = draw
+        self.store: Store
+        self.broker: Broker
+        self.start()
+
+    def start(self) -> None:
+        """Open the store and rebuild the groups; no thread is started."""
+        self.store = Store.open(OsDisk(str(self.directory)), self.clock, self._store_options)
+        self.broker = Broker(
+            self.store,
+            self.clock,
+            BrokerSettings(limits=self._limits, reserve_bytes=self._store_options.reserve_bytes),
+            post=self.posted.append,
+            draw=self._draw,
+        )
+        self.broker.delivery.replay(self.store.actions.replay(), self.now_ms)
+
+    def restart(self) -> None:
+        """Stop in order and start again."""
+        self.store.close()
+        self.start()
+
+    @property
+    def now_ms(self) -> int:
+        """The time by which the broker delivers."""
+        return self.broker.time.now_ms()
+
+    def pass_ms(self, ms: int) -> None:
+        """Let time pass, and do what the broker does by time."""
+        self.clock.pass_ms(ms)
+        while self.broker.delivery.step(self.now_ms).is_unfinished:
+            pass
+
+    def run_posted(self) -> None:
+        """Run what was handed to the loop."""
+        posted, self.posted[:] = list(self.posted), []
+        for call in posted:
+            call()
+
+    def submit(self, frame: bytes) -> list[Placed | Exception]:
+        """Hand in one request; the list gets its outcome when it is committed."""
+        outcomes: list[Placed | Exception] = []
+        self.broker.send(frame, outcomes.append)
+        return outcomes
+
+    def send(self, *bodies: bytes, subject: str = SUBJECT) -> Placed:
+        """Send messages and wait until they are durable."""
+        outcomes = self.submit(make_frame(list(bodies), subject=subject))
+        self.broker.writer.step()
+        self.run_posted()
+        (outcome,) = outcomes
+        assert isinstance(outcome, Placed), outcome
+        return outcome
+
+    def pull(self, consumer: str = "one", **changes: object) -> Given:
+        """Pull once without waiting."""
+        given = {"subject": SUBJECT, "group": GROUP, "consumer": consumer, **changes}
+        request = PullRequest(**given)  # type: ignore[arg-type]
+        delivery = self.broker.delivery
+        stale = delivery.begin_pull(request, self.now_ms)
+        answer = delivery.pull(request, self.now_ms, stale)
+        return Given(delivery.nothing(request, stale) if answer is None else answer)
+
+    def settle(self, settlement: Settlement, consumer: str = "one") -> SettleAnswer:
+        """Report outcomes."""
+        request = SettleRequest(
+            subject=SUBJECT, group=GROUP, consumer=consumer, settlements=(settlement,)
+        )
+        return self.broker.delivery.settle(request, self.now_ms)
+
+
+class Given:
+    """What a pull gave, with shorthands for settlements of all of it or a part."""
+
+    def __init__(self, answer: HandOut) -> None:
+        self.head = answer.head
+        self.records = answer.records
+        self.token = answer.head.token
+        self.first = answer.head.first_pull_sequence
+        self.next = self.first + len(answer.records)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """Bodies in order; each record's checksum is verified."""
+        return [decode_record(self.head.subject, record).body for record in self.records]
+
+    @property
+    def attempts(self) -> list[int]:
+        """For each message, which delivery this is."""
+        return [run.attempt for run in self.head.runs for _ in range(run.count)]
+
+    @property
+    def sequences(self) -> list[int]:
+        """For each message, its sequence."""
+        return [run.first_sequence + index for run in self.head.runs for index in range(run.count)]
+
+    def part(self, index: int, count: int = 1) -> tuple[int, int]:
+        """The range of pull sequences of some of the messages."""
+        return self.first + index, self.first + index + count
+
+    def ack(self, *parts: tuple[int, int]) -> Settlement:
+        return Settlement(token=self.token, acks=parts or ((self.first, self.next),))
+
+    def nack(self, delay_ms: int | None = None, error: str = "") -> Settlement:
+        nack = Nack(range=(self.first, self.next), delay_ms=delay_ms, error=error)
+        return Settlement(token=self.token, nacks=(nack,))
+
+    def reject(self, reason: str = "") -> Settlement:
+        reject = Reject(range=(self.first, self.next), reason=reason)
+        return Settlement(token=self.token, rejects=(reject,))
+
+    def extend(self, lease_ms: int) -> Settlement:
+        extend = Extend(range=(self.first, self.next), lease_ms=lease_ms)
+        return Settlement(token=self.token, extends=(extend,))

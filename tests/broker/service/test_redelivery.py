@@ -1,0 +1,81 @@
+"""Runs that wait: found by sequence, given out by time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qmq_broker.service.redelivery import Backoff, Redelivery, RedeliveryHeap
+
+
+def run(first: int, count: int, retry_at_ms: int, attempts: int = 1) -> Redelivery:
+    return Redelivery(
+        first=first, next=first + count, attempts=attempts, retry_at_ms=retry_at_ms, error=""
+    )
+
+
+def test_runs_are_due_in_the_order_of_their_times_and_not_before() -> None:
+    heap = RedeliveryHeap()
+    heap.add(run(10, 2, 300))
+    heap.add(run(20, 2, 100))
+    heap.add(run(30, 2, 200))
+    assert heap.next_due_ms() == 100
+    assert heap.due(99, 10) == []
+    assert [found.first for found in heap.due(250, 10)] == [20, 30]
+    assert [found.first for found in heap.due(300, 10)] == [20, 30, 10]
+    assert heap.count == 6, "looking takes nothing away"
+
+
+def test_a_run_is_cut_to_the_messages_that_are_wanted() -> None:
+    heap = RedeliveryHeap()
+    heap.add(run(0, 10, 100))
+    assert [(found.first, found.next) for found in heap.due(100, 4)] == [(0, 4)]
+    heap.take(0, 4)
+    assert [(found.first, found.next) for found in heap.due(100, 100)] == [(4, 10)]
+
+
+def test_taking_from_the_middle_leaves_both_sides_to_come() -> None:
+    heap = RedeliveryHeap()
+    heap.add(run(0, 10, 100))
+    heap.take(3, 5)
+    assert sorted((found.first, found.next) for found in heap.due(100, 100)) == [(0, 3), (5, 10)]
+
+
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.integers(0, 30), st.integers(1, 5), st.integers(0, 50)),
+        max_size=200,
+    ),
+    st.integers(0, 60),
+)
+def test_what_is_due_is_what_a_list_of_messages_says(
+    steps: list[tuple[bool, int, int, int]], now_ms: int
+) -> None:
+    heap, model = RedeliveryHeap(), dict[int, int]()
+    for is_add, first, count, retry_at_ms in steps:
+        sequences = range(first, first + count)
+        if not is_add:
+            heap.take(first, first + count)
+            for sequence in sequences:
+                model.pop(sequence, None)
+        elif not any(sequence in model for sequence in sequences):
+            heap.add(run(first, count, retry_at_ms))
+            model.update(dict.fromkeys(sequences, retry_at_ms))
+    assert heap.count == len(model)
+    assert heap.next_due_ms() == min(model.values(), default=None)
+    due = heap.due(now_ms, 1000)
+    given_out = [sequence for found in due for sequence in range(found.first, found.next)]
+    assert sorted(given_out) == sorted(s for s, at_ms in model.items() if at_ms <= now_ms)
+    assert [found.retry_at_ms for found in due] == sorted(found.retry_at_ms for found in due)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "lot", "expected_ms"),
+    [(1, 1.0, 1_000), (2, 1.0, 2_000), (4, 1.0, 8_000), (1, 0.0, 800), (40, 1.0, 600_000),
+     (10**9, 1.0, 600_000)],
+)  # fmt: skip
+def test_the_wait_doubles_up_to_ten_minutes_with_a_share_by_lot(
+    attempts: int, lot: float, expected_ms: int
+) -> None:
+    assert Backoff().delay_ms(attempts, lot) == expected_ms

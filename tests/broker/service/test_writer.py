@@ -1,0 +1,275 @@
+"""One writer: what waits is one commit, and nothing is said before the sync."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qmq_broker.errors import (
+    BusyError,
+    ConflictError,
+    DiskFullError,
+    InvalidRecordError,
+    PoisonedError,
+    UnavailableError,
+)
+from qmq_broker.options import StoreOptions
+from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.service.serving import Serving
+from qmq_broker.storage.store import Placed
+from qmq_client.wire.errors import InvalidMessageError, ProtocolError
+from qmq_client.wire.frame import FrameKind, build_frame, build_message_frame, parse_message_frame
+from qmq_client.wire.record import Record, encode_record
+from tests.broker.service.rig import SUBJECT, Rig, make_frame, new_ids
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path / "data")
+    yield rig
+    rig.store.close()
+
+
+class CountingStore:
+    """Notes the order of the store's calls; everything else is the store's."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.calls: list[str] = []
+        self._store = rig.store
+        rig.broker.writer._store = self  # type: ignore[assignment]
+
+    def append(self, frames: list[object]) -> list[Placed]:
+        self.calls.append(f"append {len(frames)}")
+        return self._store.append(frames)  # type: ignore[arg-type]
+
+    def sync(self) -> None:
+        self.calls.append("sync")
+        self._store.sync()
+
+
+def test_everything_that_waits_is_one_append_and_one_sync(rig: Rig) -> None:
+    store = CountingStore(rig)
+    outcomes = [rig.submit(make_frame([b"a"], subject=f"s{number}")) for number in range(5)]
+    counts = rig.broker.writer.step()
+    assert (counts.requests, counts.messages) == (5, 5)
+    assert store.calls == ["append 5", "sync"]
+    rig.run_posted()
+    assert all(isinstance(outcome, Placed) for (outcome,) in outcomes)
+
+
+def test_B1_nobody_is_answered_before_the_sync(rig: Rig) -> None:
+    outcomes = rig.submit(make_frame([b"a"]))
+    assert outcomes == []
+    rig.broker.writer.step()
+    assert outcomes == [], "answered in the loop, behind the sync"
+    rig.run_posted()
+    assert len(outcomes) == 1
+
+
+def test_B2_a_message_is_given_to_nobody_before_it_is_durable(rig: Rig) -> None:
+    rig.send(b"before")
+    assert rig.pull().bodies == [b"before"]
+    frame = parse_message_frame(make_frame([b"written"]))
+    rig.store.append([frame])
+    assert rig.pull().bodies == []
+    rig.store.sync()
+    assert rig.pull().bodies == [b"written"]
+
+
+def test_B2_a_waiting_pull_is_woken_by_the_commit_once(rig: Rig) -> None:
+    woken: list[str] = []
+    waiting = rig.broker.delivery.waiting
+    waiting.add((SUBJECT, "one"), lambda: woken.append("one"))
+    waiting.add((SUBJECT, "two"), lambda: woken.append("two"))
+    waiting.add((SUBJECT, "one"), lambda: woken.append("one again"))
+    waiting.add(("other", "one"), lambda: woken.append("other"))
+    rig.submit(make_frame([b"a", b"b"]))
+    assert woken == []
+    rig.broker.writer.step()
+    rig.run_posted()
+    assert woken == ["one", "two"]
+    assert waiting.count == 2
+
+
+def test_a_pull_that_leaves_messages_wakes_the_next_one(rig: Rig) -> None:
+    rig.send(b"a", b"b")
+    woken: list[str] = []
+    rig.broker.delivery.waiting.add((SUBJECT, "billing"), lambda: woken.append("next"))
+    rig.pull(max_messages=2)
+    assert woken == []
+    rig.send(b"c", b"d")
+    assert woken == ["next"]
+    rig.broker.delivery.waiting.add((SUBJECT, "billing"), lambda: woken.append("again"))
+    rig.pull(max_messages=1)
+    assert woken == ["next", "again"]
+
+
+def test_a_redelivery_wakes_a_waiting_pull_when_it_is_due(rig: Rig) -> None:
+    rig.send(b"a")
+    rig.settle(rig.pull().nack(delay_ms=5_000))
+    assert rig.pull("two").bodies == []
+    woken: list[str] = []
+    rig.broker.delivery.waiting.add((SUBJECT, "billing"), lambda: woken.append("due"))
+    rig.pass_ms(4_999)
+    assert woken == []
+    rig.pass_ms(1)
+    assert woken == ["due"]
+
+
+def test_a_repeated_request_is_answered_with_its_first_place(rig: Rig) -> None:
+    frame = make_frame([b"a", b"b"])
+    first = rig.submit(frame)
+    rig.broker.writer.step()
+    second = rig.submit(frame)
+    rig.broker.writer.step()
+    rig.run_posted()
+    (placed,), (repeated,) = first, second
+    assert isinstance(placed, Placed)
+    assert isinstance(repeated, Placed)
+    assert (placed.duplicates, repeated.duplicates) == (0, 2)
+    assert rig.pull().bodies == [b"a", b"b"]
+
+
+def test_an_id_with_other_content_is_refused_and_its_neighbours_go_on(rig: Rig) -> None:
+    rig.submit(make_frame([b"first"], ids=new_ids(1)))
+    rig.broker.writer.step()
+    outcomes = [
+        rig.submit(make_frame([b"other"], ids=new_ids(1))),
+        rig.submit(make_frame([b"good"], ids=new_ids(2))),
+    ]
+    rig.broker.writer.step()
+    rig.run_posted()
+    (refused,), (placed,) = outcomes
+    assert isinstance(refused, ConflictError)
+    assert refused.message_id == next(new_ids(1)).hex()
+    assert isinstance(placed, Placed)
+    assert rig.pull().bodies == [b"first", b"good"]
+
+
+def test_B10_too_many_bytes_waiting_for_the_disk_are_refused(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "data", limits=ServiceLimits(commit_queue_bytes=1_000))
+    rig.submit(make_frame([b"x" * 800]))
+    with pytest.raises(BusyError, match="bytes wait for the disk"):
+        rig.submit(make_frame([b"y" * 800]))
+    rig.broker.writer.step()
+    rig.run_posted()
+    rig.submit(make_frame([b"y" * 800]))
+    rig.broker.writer.step()
+    rig.run_posted()
+    assert len(rig.pull().bodies) == 2
+    rig.store.close()
+
+
+def test_B10_a_disk_that_hangs_is_not_asked_for_more(rig: Rig) -> None:
+    waiting = rig.submit(make_frame([b"a"]))
+    rig.clock.pass_ms(1_001)
+    with pytest.raises(BusyError, match="has waited 1001 ms"):
+        rig.submit(make_frame([b"b"]))
+    rig.broker.writer.step()
+    rig.run_posted()
+    assert isinstance(waiting[0], Placed)
+    rig.submit(make_frame([b"b"]))
+
+
+class BrokenStore:
+    """Fails at one call."""
+
+    def __init__(self, rig: Rig, call: str, error: Exception) -> None:
+        self._rig, self._call, self._error = rig, call, error
+        rig.broker.writer._store = self  # type: ignore[assignment]
+
+    def append(self, frames: list[object]) -> list[Placed]:
+        if self._call == "append":
+            raise self._error
+        return self._rig.store.append(frames)  # type: ignore[arg-type]
+
+    def sync(self) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize("call", ["append", "sync"])
+@pytest.mark.parametrize("error", [PoisonedError("no more"), OSError("gone"), AssertionError()])
+def test_a_failed_write_or_sync_tells_everybody_and_ends_the_broker(
+    rig: Rig, call: str, error: Exception
+) -> None:
+    ended: list[str] = []
+    rig.broker.on_end = lambda: ended.append("end")
+    BrokenStore(rig, call, error)
+    outcomes = [rig.submit(make_frame([b"a"])), rig.submit(make_frame([b"b"]))]
+    rig.broker.writer.step()
+    rig.run_posted()
+    assert all(isinstance(outcome, PoisonedError) for (outcome,) in outcomes)
+    assert ended == ["end"]
+    assert rig.broker.serving.state is Serving.POISONED
+    with pytest.raises(UnavailableError, match="poisoned"):
+        rig.submit(make_frame([b"c"]))
+
+
+def test_B6_a_full_disk_refuses_the_request_and_ends_nothing(rig: Rig) -> None:
+    BrokenStore(rig, "append", DiskFullError("no room"))
+    (outcome,) = _step(rig, make_frame([b"a"]))
+    assert isinstance(outcome, DiskFullError)
+    rig.broker.writer._store = rig.store
+    (outcome,) = _step(rig, make_frame([b"b"]))
+    assert isinstance(outcome, Placed)
+
+
+def test_B6_below_the_reserve_nothing_is_taken_and_pulls_go_on(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "data")
+    rig.send(b"a")
+    rig.store.close()
+    rig = Rig(tmp_path / "data", store_options=StoreOptions(
+        segment_bytes=16 * 1024 * 1024, reserve_bytes=2**50
+    ))  # fmt: skip
+    with pytest.raises(DiskFullError, match="reserve"):
+        rig.submit(make_frame([b"b"]))
+    given = rig.pull()
+    assert given.bodies == [b"a"]
+    assert rig.settle(given.ack()).settled == 1
+    rig.store.close()
+
+
+@pytest.mark.parametrize("state", [Serving.DRAINING, Serving.POISONED])
+def test_a_broker_that_does_not_take_messages_says_in_which_state_it_is(
+    rig: Rig, state: Serving
+) -> None:
+    rig.broker.serving.become(state, "a reason")
+    with pytest.raises(UnavailableError, match=f"{state}: a reason") as refused:
+        rig.submit(make_frame([b"a"]))
+    assert refused.value.state == state
+
+
+def test_a_record_altered_on_its_way_is_refused_by_its_id(rig: Rig) -> None:
+    ids = new_ids(7)
+    good = [Record(message_id=next(ids), subject=SUBJECT, body=b"x", born_at_ms=1)] * 2
+    records = [encode_record(record) for record in good]
+    records[1] = records[1][:-1] + b"y"
+    with pytest.raises(InvalidRecordError, match="record 1") as refused:
+        rig.submit(build_message_frame({SUBJECT: records}))
+    assert refused.value.message_id == good[1].message_id.hex()
+
+
+def test_what_is_no_frame_of_messages_is_refused_before_anything_is_written(rig: Rig) -> None:
+    frame = make_frame([b"a"])
+    for damaged in (b"", frame[:-1], frame[:40], b"\0" * 100, frame[:-8] + b"\1" * 8):
+        with pytest.raises(ProtocolError):
+            rig.submit(damaged)
+    with pytest.raises(ProtocolError):
+        rig.submit(build_frame(FrameKind.CONTROL, b""))
+    records = [
+        encode_record(
+            Record(message_id=bytes(16), subject="a", body=b"", born_at_ms=1, due_at_ms=2)
+        )
+    ]
+    with pytest.raises(InvalidMessageError, match="DELAYED"):
+        rig.submit(build_message_frame({"a": records}, kind=FrameKind.DELAYED))
+    assert rig.broker.writer.step().requests == 0
+
+
+def _step(rig: Rig, frame: bytes) -> list[Placed | Exception]:
+    outcomes = rig.submit(frame)
+    rig.broker.writer.step()
+    rig.run_posted()
+    return outcomes
