@@ -59,7 +59,7 @@ class StoreOptions:
         _check_range(self, "queue_entries_per_file", 1, 100_000_000)
         _check_range(self, "dedupe_ids", 0, 1_000_000_000)
         _check_range(self, "dedupe_ms", 0, 366 * 24 * 3_600_000)
-        _check_range(self, "reserve_bytes", 0, 1024 * GIB)
+        _check_range(self, "reserve_bytes", 0, 2**60)
         _check_range(self, "checkpoint_bytes", 1, GIB)
         _check_range(self, "checkpoint_ms", 1, 60_000)
         _check_range(self, "queue_flush_bytes", 1, 16 * GIB)

@@ -437,7 +437,7 @@ def test_a_question_that_makes_no_sense_is_refused(client: Client, path: str, st
 def test_damage_found_at_delivery_is_loud_and_hands_out_nothing(rig: Rig, client: Client) -> None:
     rig.send(b"a")
 
-    def damaged(*_: object) -> list[bytes]:
+    def damaged(*_: object, **__: object) -> list[bytes]:
         raise CorruptionError(segment="commitlog/0", offset=104, reason="checksum")
 
     rig.store.read_records = damaged  # type: ignore[method-assign]
