@@ -23,19 +23,10 @@ from qmq_client.wire.requests import decode_control, encode_control
 from tests.golden.version_1 import (
     CONTROLS,
     DELIVERIES_HEAD,
-    FOLDER,
     FRAME_RUNS,
     RECORDS,
     STAMP,
     golden,
-)
-
-FRAMES = (
-    "frame_messages",
-    "frame_stamped",
-    "frame_delayed",
-    "frame_padding",
-    "frame_deliveries",
 )
 
 
@@ -47,11 +38,6 @@ def slow_crc32c(data: bytes) -> int:
         for _ in range(8):
             value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
     return value ^ 0xFFFFFFFF
-
-
-def test_every_golden_file_has_its_test() -> None:
-    names = {path.stem for path in FOLDER.glob("*.hex")}
-    assert names == {*RECORDS, *FRAMES, *CONTROLS}
 
 
 @pytest.mark.parametrize("name", RECORDS)

@@ -83,6 +83,14 @@ RECORDS: Final = {
     ),
 }
 
+#: Frames, each with a test of its own.
+FRAMES: Final = (
+    "frame_messages",
+    "frame_stamped",
+    "frame_delayed",
+    "frame_padding",
+    "frame_deliveries",
+)
 #: Subject → records of `frame_messages`, in order.
 FRAME_RUNS: Final = {
     "flight.departed": ("record_plain", "record_full", "record_json"),
