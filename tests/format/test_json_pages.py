@@ -8,10 +8,17 @@ import json
 import pytest
 
 from qmq_broker.face.json_messages import JsonSend, deliveries_to_json, json_to_frame
+from qmq_broker.face.strict_json import JSON_DEPTH_MAX
 from qmq_broker.service.delivery import HandOut
 from qmq_client.wire.limits import DEFAULT_LIMITS
-from qmq_client.wire.requests import decode_json, encode_json
-from tests.format.pages import marks
+from qmq_client.wire.requests import (
+    CONTROL_BYTES_MAX,
+    FRAME_CONTENT_TYPE,
+    JSON_CONTENT_TYPE,
+    decode_json,
+    encode_json,
+)
+from tests.format.pages import marks, read_page
 from tests.golden.version_1 import CONTROLS, DELIVERIES_HEAD, FRAME_RUNS, RECORDS, golden
 
 
@@ -47,3 +54,12 @@ def test_the_json_of_a_pulls_answer_says_what_the_golden_deliveries_say() -> Non
     encoded = [golden(name) for name in FRAME_RUNS["flight.departed"]]
     given = HandOut(head=DELIVERIES_HEAD, lengths=[len(each) for each in encoded], records=encoded)
     assert json.loads(deliveries_to_json(given)) == json.loads(json_of("deliveries"))
+
+
+def test_the_bounds_of_requests_on_the_page_are_those_of_the_code() -> None:
+    page = " ".join(read_page("requests.md").split())
+    assert f"nested at most {JSON_DEPTH_MAX} deep" in page
+    frame_mib, control_mib = DEFAULT_LIMITS.frame_bytes // 2**20, CONTROL_BYTES_MAX // 2**20
+    assert f"({frame_mib} MiB) in a send and {control_mib} MiB in a pull or settle" in page
+    for content_type in (FRAME_CONTENT_TYPE, JSON_CONTENT_TYPE):
+        assert f"| `{content_type}` |" in page
