@@ -40,6 +40,8 @@ class Client:
 
     def __init__(self, rig: Rig, limits: FaceLimits | None = None) -> None:
         self.rig = rig
+        #: Whether the writer gets its turns.
+        self.is_writing = True
         self.app = App(rig.broker, limits or FaceLimits(), instance=0xABCD)
 
     def post(self, path: str, body: object, content_type: bytes = JSON, **more: Any) -> Reply:
@@ -73,7 +75,8 @@ class Client:
         task = asyncio.ensure_future(self.app(scope, wire.receive, wire.send))
         while not task.done():
             await asyncio.sleep(0)
-            self.rig.broker.writer.step()
+            if self.is_writing:
+                self.rig.broker.writer.step()
             self.rig.run_posted()
         await task
         return wire.reply()

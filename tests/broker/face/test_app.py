@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from qmq_broker.errors import CorruptionError, PoisonedError
+from qmq_broker.errors import PoisonedError
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.service.serving import Serving
 from qmq_client.wire.deliveries import parse_deliveries
@@ -32,7 +32,7 @@ from qmq_client.wire.requests import (
 from tests.broker.face.asgi import FRAME, JSON, Client, Reply, Wire, make_scope
 from tests.broker.service.rig import GROUP, SUBJECT, Rig, make_frame, new_ids
 
-PULL = {"subject": SUBJECT, "group": GROUP, "consumer": "one"}
+PULL: dict[str, Any] = {"subject": SUBJECT, "group": GROUP, "consumer": "one"}
 
 
 @pytest.fixture
@@ -286,10 +286,12 @@ def test_B10_too_many_requests_at_once_are_asked_to_come_back(rig: Rig) -> None:
 
     async def two() -> tuple[Reply, Reply]:
         frame = make_frame([b"a"])
+        client.is_writing = False
         first = asyncio.ensure_future(client.call("POST", "/v1/send", frame, content_type=FRAME))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        while not rig.broker.writer.waiting_bytes:
+            await asyncio.sleep(0)
         second = await client.call("POST", "/v1/pull", json.dumps(PULL).encode())
+        client.is_writing = True
         return await first, second
 
     first, second = asyncio.run(two())
@@ -435,12 +437,11 @@ def test_a_question_that_makes_no_sense_is_refused(client: Client, path: str, st
 
 
 def test_damage_found_at_delivery_is_loud_and_hands_out_nothing(rig: Rig, client: Client) -> None:
-    rig.send(b"a")
-
-    def damaged(*_: object, **__: object) -> list[bytes]:
-        raise CorruptionError(segment="commitlog/0", offset=104, reason="checksum")
-
-    rig.store.read_records = damaged  # type: ignore[method-assign]
+    rig.send(b"a body to be damaged")
+    (segment,) = (rig.directory / "commitlog").iterdir()
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"damaged")] ^= 1
+    segment.write_bytes(data)
     reply = client.post("/v1/pull", PULL)
     assert (reply.status, error_of(reply).code) == (500, "corruption")
     (group,) = rig.broker.query.groups()
@@ -468,7 +469,7 @@ def test_an_action_log_that_fails_poisons_the_broker(rig: Rig, client: Client) -
         raise PoisonedError("the disk is gone")
 
     rig.send(b"a")
-    rig.store.actions.append = broken  # type: ignore[method-assign]
+    rig.store.actions.append = broken  # type: ignore[method-assign,assignment]
     reply = client.post("/v1/pull", PULL)
     assert (reply.status, error_of(reply).code) == (503, "poisoned")
     assert rig.broker.serving.state is Serving.POISONED

@@ -221,7 +221,7 @@ def test_B6_below_the_reserve_nothing_is_taken_and_pulls_go_on(tmp_path: Path) -
     rig.send(b"a")
     rig.store.close()
     rig = Rig(tmp_path / "data", store_options=StoreOptions(
-        segment_bytes=16 * 1024 * 1024, reserve_bytes=2**50
+        segment_bytes=16 * 1024 * 1024, reserve_bytes=2**40
     ))  # fmt: skip
     with pytest.raises(DiskFullError, match="reserve"):
         rig.submit(make_frame([b"b"]))
