@@ -58,6 +58,7 @@ class SqliteDialect:
     def prepare_application(self, engine: sa.Engine) -> None:
         if not event.contains(engine, "begin", begin_explicitly):
             event.listen(engine, "begin", begin_explicitly)
+            event.listen(engine, "reset", _end_for_certain)
 
     def is_transactional(self, connection: sa.Connection) -> bool:
         begin_explicitly(connection)  # a transaction older than the producer has not begun yet
@@ -185,6 +186,16 @@ def begin_explicitly(connection: sa.Connection) -> None:
         return
     is_to_write = connection.get_execution_options().get(BEGIN_OPTION) == BEGIN_TO_WRITE
     connection.exec_driver_sql("BEGIN IMMEDIATE" if is_to_write else "BEGIN")
+
+
+def _end_for_certain(driver: Any, _: Any, state: Any) -> None:
+    """When a connection goes back to its pool: end the transaction that a failed COMMIT left open.
+
+    SQLAlchemy takes a failed commit for the end and sends no ROLLBACK; on SQLite the next user of
+    the connection would commit what the failed transaction had written.
+    """
+    if not state.terminate_only and getattr(driver, "driver_connection", driver).in_transaction:
+        driver.rollback()
 
 
 def _relax(driver: Any, _: Any) -> None:

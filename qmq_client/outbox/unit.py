@@ -57,9 +57,11 @@ class Outlet(Protocol):
 
 @dataclass(slots=True)
 class _Mark:
-    """A savepoint: how many rows were there before it. Its object is known only afterwards."""
+    """A savepoint: what was there before it. Its object is known only afterwards."""
 
     row_count: int
+    #: Rows of before that are written inside it are unwritten again when it is rolled back.
+    written: int
     savepoint: sa.NestedTransaction | None = None
 
     @property
@@ -156,7 +158,7 @@ class Unit:
     def on_savepoint(self, connection: sa.Connection) -> None:
         """A savepoint is about to be made."""
         self._name_last_mark(connection)
-        self._marks.append(_Mark(len(self._rows)))
+        self._marks.append(_Mark(len(self._rows), self._written))
 
     def on_savepoint_end(self, connection: sa.Connection, name: str, *, is_undone: bool) -> None:
         """The savepoint `name` is about to be rolled back to, or released."""
@@ -165,9 +167,9 @@ class Unit:
         # One that is not known was made before the first send: everything was sent inside.
         index = names.index(name) if name in names else 0
         if is_undone:
-            row_count = self._marks[index].row_count if name in names else 0
-            del self._rows[row_count:]
-            self._written = min(self._written, row_count)
+            mark = self._marks[index] if name in names else _Mark(0, 0)
+            del self._rows[mark.row_count :]
+            self._written = mark.written
             self._unwritten_bytes = sum(len(row.record) for _, row in self._rows[self._written :])
         if is_undone or name in names:
             del self._marks[index:]

@@ -1,0 +1,40 @@
+"""Handlers on a broker in memory, with time that moves when told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from qmq_client.consumer import Consumers
+from qmq_client.message import Message
+from qmq_client.testing import DrainReport, FakeClock, MemoryBroker, MemoryTransport, drain
+
+SUBJECT = "orders"
+GROUP = "audit"
+#: A test that waits for another thread fails after this long.
+WAIT_S = 20.0
+
+
+@dataclass
+class Bench:
+    """One broker, one clock, and whatever consumers a test needs."""
+
+    clock: FakeClock = field(default_factory=FakeClock)
+
+    def __post_init__(self) -> None:
+        self.broker = MemoryBroker(clock=self.clock)
+        self.transport = MemoryTransport(self.broker)
+
+    def put(self, *values: Any) -> list[str]:
+        return self.broker.put(*[Message(SUBJECT, value) for value in values])
+
+    def consumers(self, *handlers: Callable[..., Any]) -> Consumers:
+        return Consumers(handlers, self.transport, clock=self.clock)
+
+    def drain(self, *handlers: Callable[..., Any]) -> DrainReport:
+        return drain(self.consumers(*handlers))
+
+    def counters(self, consumers: Consumers) -> dict[str, int]:
+        (counted,) = consumers.counters().values()
+        return {name: count for name, count in counted.items() if count}

@@ -1,0 +1,186 @@
+"""Leases: kept while a handler runs, given up in time, and never settled late without a word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qmq_client.consumer import StaleDelivery, consumer
+from qmq_client.testing import drain
+from tests.client.consumer.kit import GROUP, SUBJECT, Bench
+
+SECOND = 1_000
+LEASE_MS = 30 * SECOND
+
+
+def test_C3_a_lease_is_prolonged_while_its_handler_runs(bench: Bench) -> None:
+    @consumer(SUBJECT, group=GROUP, lease_ms=LEASE_MS)
+    def handler(body: Any) -> None:
+        for _ in range(10):
+            bench.clock.advance(LEASE_MS // 2 + 1)
+            member.settle_once()
+
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    member = consumers.members[0]
+    drain(consumers)
+    assert bench.broker.lag(SUBJECT, GROUP) == 0
+    assert bench.counters(consumers) == {"pulled": 1, "acked": 1}
+
+
+def test_C3_a_lease_is_not_prolonged_for_ever(bench: Bench) -> None:
+    @consumer(SUBJECT, group=GROUP, lease_ms=LEASE_MS, lease_ms_max=2 * LEASE_MS)
+    def handler(body: Any) -> None:
+        for _ in range(10):
+            bench.clock.advance(LEASE_MS // 2 + 1)
+            member.settle_once()
+        in_flight.append(bench.broker.in_flight(SUBJECT, GROUP))
+
+    in_flight: list[int] = []
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    member = consumers.members[0]
+    member.pull_once(is_blocking=False)
+    member.work_once(is_blocking=False)
+    assert in_flight == [0]
+
+
+def test_C3_an_ack_after_the_lease_is_refused_and_reported_to_the_handlers_owner(
+    bench: Bench,
+) -> None:
+    reported: list[StaleDelivery] = []
+
+    @consumer(SUBJECT, group=GROUP, lease_ms=LEASE_MS, on_stale=reported.extend)
+    def handler(body: Any) -> None:
+        if len(calls) == 0:
+            bench.clock.advance(LEASE_MS + 1)
+        calls.append(body)
+
+    calls: list[Any] = []
+    (message_id,) = bench.put("late")
+    consumers = bench.consumers(handler)
+    drain(consumers)
+    assert reported == [
+        StaleDelivery(
+            subject=SUBJECT,
+            group=GROUP,
+            message_id=message_id,
+            sequence=0,
+            attempt=1,
+            outcome="ack",
+        )
+    ]
+    assert bench.counters(consumers)["stale"] == 1
+    bench.clock.advance(SECOND)
+    drain(consumers)
+    assert calls == ["late", "late"]
+    assert bench.broker.lag(SUBJECT, GROUP) == 0
+
+
+def test_C9_an_owner_who_fails_on_the_report_stops_nothing(bench: Bench) -> None:
+    def fail(_: Any) -> None:
+        raise ValueError("owner")
+
+    @consumer(SUBJECT, group=GROUP, lease_ms=LEASE_MS, on_stale=fail)
+    def handler(body: Any) -> None:
+        calls.append(body)
+        if len(calls) == 1:
+            bench.clock.advance(LEASE_MS + 1)
+
+    calls: list[Any] = []
+    bench.put(1, 2)
+    consumers = bench.consumers(handler)
+    drain(consumers)
+    bench.clock.advance(SECOND)
+    drain(consumers)
+    assert sorted(calls) == [1, 1, 2]
+
+
+def test_an_ack_repeated_after_a_lost_answer_is_not_reported(bench: Bench) -> None:
+    reported: list[StaleDelivery] = []
+
+    @consumer(SUBJECT, group=GROUP, lease_ms=LEASE_MS, on_stale=reported.extend)
+    def handler(body: Any) -> None:
+        raise ValueError("so it is a nack, which cannot be repeated")
+
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    member = consumers.members[0]
+    member.pull_once(is_blocking=False)
+    member.work_once(is_blocking=False)
+    bench.broker.faults.lost_answers = 1
+    assert member.settle_once().pause_s > 0
+    assert member.settle_once().count == 1
+    assert reported == []
+
+
+def test_C3_what_waited_past_its_lease_is_not_handed_to_the_handler(bench: Bench) -> None:
+    calls: list[Any] = []
+
+    @consumer(SUBJECT, group=GROUP, lease_ms=LEASE_MS)
+    def handler(body: Any) -> None:
+        calls.append(body)
+
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    member = consumers.members[0]
+    member.pull_once(is_blocking=False)
+    bench.clock.advance(LEASE_MS)
+    member.work_once(is_blocking=False)
+    assert calls == []
+    assert bench.counters(consumers) == {"pulled": 1, "late": 1}
+    assert member.prefetch.in_hand == 0
+
+
+def test_what_waited_past_its_lease_is_let_go_while_a_handler_hangs(bench: Bench) -> None:
+    @consumer(SUBJECT, group=GROUP, lease_ms=LEASE_MS)
+    def handler(body: Any) -> None: ...
+
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    member = consumers.members[0]
+    member.pull_once(is_blocking=False)
+    assert member.prefetch.in_hand == 1
+    bench.clock.advance(LEASE_MS)
+    member.settle_once()
+    assert member.prefetch.in_hand == 0
+
+
+def test_a_slow_handler_holds_no_more_than_it_can_begin(bench: Bench) -> None:
+    in_flight: list[int] = []
+
+    @consumer(SUBJECT, group=GROUP)
+    def handler(body: Any) -> None:
+        in_flight.append(bench.broker.in_flight(SUBJECT, GROUP))
+        bench.clock.advance(10 * SECOND)
+
+    bench.put(*range(5))
+    bench.drain(handler)
+    assert in_flight == [1, 1, 1, 1, 1]
+
+
+def test_a_fast_handler_is_fed_ahead_up_to_the_bound(bench: Bench) -> None:
+    @consumer(SUBJECT, group=GROUP, prefetch_max=50)
+    def handler(body: Any) -> None:
+        in_flight.append(bench.broker.in_flight(SUBJECT, GROUP))
+
+    in_flight: list[int] = []
+    bench.put(*range(200))
+    bench.drain(handler)
+    assert len(in_flight) == 200
+    assert 45 <= max(in_flight) <= 2 * 50
+    assert bench.transport.calls["pull"] < 20
+
+
+def test_a_handler_that_hangs_gets_nothing_put_before_its_door(bench: Bench) -> None:
+    @consumer(SUBJECT, group=GROUP, concurrency=2)
+    def handler(body: Any) -> None:
+        if body == "hang":
+            bench.clock.advance(20 * SECOND)
+            rooms.append(member.prefetch.room(is_blocking=False))
+
+    rooms: list[int] = []
+    bench.put(1, 2, 3, "hang")
+    consumers = bench.consumers(handler)
+    member = consumers.members[0]
+    drain(consumers)
+    assert rooms == [1]

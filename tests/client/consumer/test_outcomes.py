@@ -1,0 +1,350 @@
+"""What a handler's return, exception or hand says, and what the broker hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from qmq_client.consumer import Consumers, Delivery, consumer
+from qmq_client.errors import ConfigurationError
+from qmq_client.message import Message
+from qmq_client.retry import Reject, Retry
+from qmq_client.testing import drain
+from tests.client.consumer.kit import GROUP, SUBJECT, Bench
+
+SECOND = 1_000
+
+
+class OddError(BaseException):
+    pass
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def failing(error: BaseException, **settings: Any) -> Any:
+    calls: list[int] = []
+
+    @consumer(SUBJECT, group=GROUP, **settings)
+    def handler(body: Any, delivery: Delivery) -> None:
+        calls.append(delivery.attempt)
+        raise error
+
+    handler.calls = calls  # type: ignore[attr-defined]
+    return handler
+
+
+def test_C2_a_message_is_acked_after_its_handler_returned_and_not_before(bench: Bench) -> None:
+    seen: list[int] = []
+
+    @consumer(SUBJECT, group=GROUP)
+    def handler(body: int) -> None:
+        seen.append(bench.broker.in_flight(SUBJECT, GROUP))
+        assert len(members[0].ledger) == 0
+
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    members = consumers.members
+    drain(consumers)
+    assert seen == [1]
+    assert bench.broker.lag(SUBJECT, GROUP) == 0
+
+
+ERRORS = [
+    ValueError("wrong"),
+    OddError("odd"),
+    GeneratorExit(),
+    StopIteration(),
+    MemoryError(),
+    UnprintableError(),
+    ValueError("lone surrogate \ud800"),
+    ValueError("x" * 100_000),
+    asyncio.CancelledError(),
+    concurrent.futures.CancelledError(),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda one: type(one).__name__)
+def test_C9_whatever_a_handler_raises_gives_the_message_back_with_a_bounded_reason(
+    bench: Bench, error: BaseException
+) -> None:
+    handler = failing(error, max_attempts=1)
+    bench.put("first", "second")
+    bench.drain(handler)
+    assert handler.calls == [1, 1]
+    for dead in bench.broker.dead_letters(SUBJECT, GROUP):
+        assert type(error).__name__ in dead.error
+        assert len(dead.error) <= 500
+
+
+def test_an_error_of_the_database_is_told_without_its_parameters(bench: Bench) -> None:
+    import sqlalchemy as sa
+
+    error = sa.exc.IntegrityError("INSERT", {"card": "secret"}, ValueError("UNIQUE failed"))
+    bench.put(1)
+    bench.drain(failing(error, max_attempts=1))
+    (dead,) = bench.broker.dead_letters(SUBJECT, GROUP)
+    assert "UNIQUE failed" in dead.error
+    assert "secret" not in dead.error
+
+
+def test_C4_a_failing_message_comes_again_with_growing_waits_until_it_is_dead(
+    bench: Bench,
+) -> None:
+    handler = failing(ValueError("no"), max_attempts=3)
+    bench.put(1)
+    bench.drain(handler)
+    assert handler.calls == [1]
+    bench.clock.advance(1 * SECOND)
+    bench.drain(handler)
+    bench.clock.advance(1 * SECOND)
+    bench.drain(handler)
+    assert handler.calls == [1, 2]
+    bench.clock.advance(1 * SECOND)
+    bench.drain(handler)
+    assert handler.calls == [1, 2, 3]
+    (dead,) = bench.broker.dead_letters(SUBJECT, GROUP)
+    assert (dead.attempts, dead.reason, dead.error) == (3, "attempts used up", "ValueError: no")
+
+
+@pytest.mark.parametrize("after", [90, timedelta(minutes=1.5)])
+def test_a_handler_may_say_when_to_try_again(bench: Bench, after: Any) -> None:
+    handler = failing(Retry(after=after))
+    bench.put(1)
+    bench.drain(handler)
+    bench.clock.advance(89 * SECOND)
+    bench.drain(handler)
+    assert handler.calls == [1]
+    bench.clock.advance(1 * SECOND)
+    bench.drain(handler)
+    assert handler.calls == [1, 2]
+
+
+def test_a_wish_beyond_what_the_broker_allows_is_cut_and_does_not_lose_the_outcome(
+    bench: Bench,
+) -> None:
+    handler = failing(Retry(after=timedelta(days=400)))
+    bench.put(1)
+    bench.drain(handler)
+    bench.clock.advance(30 * 24 * 3600 * SECOND)
+    bench.drain(handler)
+    assert handler.calls == [1, 2]
+
+
+def test_a_rejected_message_is_a_dead_letter_at_once(bench: Bench) -> None:
+    bench.put(1)
+    bench.drain(failing(Reject("unknown customer")))
+    (dead,) = bench.broker.dead_letters(SUBJECT, GROUP)
+    assert (dead.attempts, dead.reason, dead.error) == (1, "rejected", "unknown customer")
+
+
+def test_C6_a_failing_message_takes_nobody_of_its_batch_down_with_it(bench: Bench) -> None:
+    batches: list[list[int]] = []
+
+    @consumer(SUBJECT, group=GROUP, batch_size=10, max_attempts=2)
+    def handler(numbers: list[int]) -> None:
+        batches.append(numbers)
+        if 3 in numbers:
+            raise ValueError("three")
+
+    bench.put(*range(6))
+    bench.drain(handler)
+    bench.clock.advance(1 * SECOND)
+    bench.drain(handler)
+    assert batches == [[0, 1, 2, 3, 4, 5], [0], [1], [2], [3], [4], [5]]
+    assert [one.sequence for one in bench.broker.dead_letters(SUBJECT, GROUP)] == [3]
+    assert bench.broker.lag(SUBJECT, GROUP) == 0
+
+
+def test_a_reject_from_a_batch_rejects_only_the_message_that_is_meant(bench: Bench) -> None:
+    @consumer(SUBJECT, group=GROUP, batch_size=10)
+    def handler(numbers: list[int]) -> None:
+        if 1 in numbers:
+            raise Reject("one")
+
+    bench.put(0, 1, 2)
+    bench.drain(handler)
+    (dead,) = bench.broker.dead_letters(SUBJECT, GROUP)
+    assert (dead.sequence, dead.error) == (1, "one")
+    assert bench.broker.lag(SUBJECT, GROUP) == 0
+
+
+def test_C9_a_malformed_record_is_given_back_with_its_reason_and_holds_up_nobody(
+    bench: Bench,
+) -> None:
+    seen: list[Any] = []
+
+    @consumer(SUBJECT, group=GROUP, max_attempts=1, batch_size=10)
+    def handler(bodies: list[str]) -> None:
+        seen.extend(bodies)
+
+    ids = bench.put("good", "altered", "good too")
+    bench.broker.faults.altered_ids.add(ids[1])
+    consumers = bench.consumers(handler)
+    drain(consumers)
+    assert seen == ["good", "good too"]
+    (dead,) = bench.broker.dead_letters(SUBJECT, GROUP)
+    assert dead.sequence == 1
+    assert "checksum" in dead.error
+    assert bench.counters(consumers)["malformed"] == 1
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_C9_a_handler_that_ends_the_interpreter_gives_its_message_back_first(
+    bench: Bench, error: BaseException
+) -> None:
+    handler = failing(error)
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    drain(consumers)
+    assert bench.broker.in_flight(SUBJECT, GROUP) == 0
+    with pytest.raises(type(error)):
+        consumers.run()
+
+
+def by_hand(**settings: Any) -> tuple[Any, list[Delivery]]:
+    kept: list[Delivery] = []
+
+    @consumer(SUBJECT, group=GROUP, auto_ack=False, **settings)
+    def handler(delivery: Delivery) -> None:
+        kept.append(delivery)
+
+    return handler, kept
+
+
+def settle_all(consumers: Consumers) -> None:
+    for member in consumers.members:
+        member.settle_once()
+
+
+def test_settled_by_hand_a_message_is_done_when_its_owner_says_so(bench: Bench) -> None:
+    handler, kept = by_hand()
+    bench.put(1, 2, 3)
+    consumers = bench.consumers(handler)
+    drain(consumers)
+    assert [one.message.body for one in kept] == [1, 2, 3]
+    assert bench.broker.in_flight(SUBJECT, GROUP) == 3
+    assert kept[1].ack()
+    settle_all(consumers)
+    assert bench.broker.in_flight(SUBJECT, GROUP) == 2
+    assert kept[0].ack()
+    assert kept[2].ack()
+    settle_all(consumers)
+    assert bench.broker.lag(SUBJECT, GROUP) == 0
+    assert consumers.members[0].prefetch.in_hand == 0
+
+
+def test_the_first_outcome_by_hand_counts(bench: Bench) -> None:
+    handler, kept = by_hand()
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    drain(consumers)
+    assert kept[0].reject("no use")
+    assert not kept[0].ack()
+    assert not kept[0].nack()
+    settle_all(consumers)
+    assert [one.error for one in bench.broker.dead_letters(SUBJECT, GROUP)] == ["no use"]
+
+
+def test_given_back_by_hand_a_message_comes_again_when_asked(bench: Bench) -> None:
+    handler, kept = by_hand()
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    drain(consumers)
+    kept[0].nack(after=5, error="not now")
+    drain(consumers)
+    assert len(kept) == 1
+    bench.clock.advance(5 * SECOND)
+    drain(consumers)
+    assert [one.attempt for one in kept] == [1, 2]
+
+
+def test_extended_by_hand_a_lease_holds_after_the_handler_returned(bench: Bench) -> None:
+    handler, kept = by_hand(lease_ms=10 * SECOND)
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    drain(consumers)
+    kept[0].extend(60 * SECOND)
+    drain(consumers)
+    bench.clock.advance(59 * SECOND)
+    drain(consumers)
+    assert bench.broker.in_flight(SUBJECT, GROUP) == 1
+    assert kept[0].ack()
+    settle_all(consumers)
+    assert bench.broker.lag(SUBJECT, GROUP) == 0
+
+
+def test_C3_left_without_an_outcome_a_message_comes_again_after_its_lease(bench: Bench) -> None:
+    handler, kept = by_hand(lease_ms=10 * SECOND)
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    drain(consumers)
+    for _ in range(2):  # the lease, then the backoff
+        bench.clock.advance(10 * SECOND)
+        drain(consumers)
+    assert [one.attempt for one in kept] == [1, 2]
+    assert not kept[0].ack()
+
+
+def test_with_automatic_acks_a_hand_may_extend_but_not_settle(bench: Bench) -> None:
+    @consumer(SUBJECT, group=GROUP)
+    def handler(delivery: Delivery) -> None:
+        delivery.extend(60_000)
+        for settle in (delivery.ack, delivery.nack, delivery.reject):
+            with pytest.raises(ConfigurationError, match="auto_ack"):
+                settle()
+
+    bench.put(1)
+    bench.drain(handler)
+    assert bench.broker.lag(SUBJECT, GROUP) == 0
+
+
+@pytest.mark.parametrize("lease_ms", [0, -5, 10**12])
+def test_a_lease_nobody_grants_is_refused(bench: Bench, lease_ms: int) -> None:
+    handler, kept = by_hand()
+    bench.put(1)
+    bench.drain(handler)
+    with pytest.raises(ConfigurationError, match="lease_ms"):
+        kept[0].extend(lease_ms)
+
+
+def test_an_async_handler_has_the_same_outcomes(bench: Bench) -> None:
+    seen: list[Any] = []
+
+    @consumer(SUBJECT, group=GROUP, max_attempts=1)
+    async def handler(message: Message) -> None:
+        await asyncio.sleep(0)
+        seen.append(message.body)
+        if message.body == 2:
+            raise ValueError("two")
+        if message.body == 3:
+            raise Reject("three")
+
+    bench.put(1, 2, 3, 4)
+    bench.drain(handler)
+    assert seen == [1, 2, 3, 4]
+    errors = [one.error for one in bench.broker.dead_letters(SUBJECT, GROUP)]
+    assert errors == ["ValueError: two", "three"]
+
+
+def test_async_handlers_share_one_event_loop(bench: Bench) -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def remember(body: Any) -> None:
+        loops.append(asyncio.get_running_loop())
+
+    async def remember_too(body: Any) -> None:
+        loops.append(asyncio.get_running_loop())
+
+    bench.put(1, 2)
+    first = consumer(SUBJECT, group="one")(remember)
+    second = consumer(SUBJECT, group="two")(remember_too)
+    bench.drain(first, second)
+    assert len(loops) == 4
+    assert len(set(map(id, loops))) == 1

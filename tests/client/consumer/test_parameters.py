@@ -1,0 +1,281 @@
+"""What a handler is called with, and what is refused at decoration."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import msgspec
+import pytest
+from sqlalchemy.orm import Session
+
+from qmq_client.consumer import Delivery, consumer
+from qmq_client.consumer.parameters import Part, resolve_parameters
+from qmq_client.errors import ConfigurationError
+from qmq_client.message import Message
+from tests.client.consumer.kit import GROUP, SUBJECT, Bench
+
+
+@dataclass
+class Order:
+    number: int
+    lines: list[str]
+
+
+class OrderStruct(msgspec.Struct):
+    number: int
+
+
+class OrderDict(TypedDict):
+    number: int
+
+
+class ModelLikePydantic:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @classmethod
+    def model_validate_json(cls, data: bytes) -> ModelLikePydantic:
+        if not data.startswith(b"{"):
+            raise ValueError("not an object")
+        return cls(data.decode())
+
+
+def typed(annotation: Any) -> Callable[..., Any]:
+    """A handler with one parameter of this type, which remembers what it got."""
+
+    def handler(body: Any) -> None:
+        got.append(body)
+
+    got: list[Any] = []
+    handler.__annotations__["body"] = annotation
+    handler.got = got  # type: ignore[attr-defined]
+    return handler
+
+
+def received(bench: Bench, annotation: Any, body: Any) -> list[Any]:
+    handler = typed(annotation)
+    bench.put(body)
+    bench.drain(consumer(SUBJECT, group=GROUP)(handler))
+    got: list[Any] = handler.got  # type: ignore[attr-defined]
+    return got
+
+
+@pytest.mark.parametrize(
+    ("annotation", "sent", "got"),
+    [
+        (Any, b"\x00\xff", b"\x00\xff"),
+        (Any, "text", "text"),
+        (Any, {"a": [1, None]}, {"a": [1, None]}),
+        (object, 5, 5),
+        (bytes, b"\x00\xff", b"\x00\xff"),
+        (bytes, {"a": 1}, b'{"a":1}'),
+        (str, "text", "text"),
+        (dict, {"a": 1}, {"a": 1}),
+        (dict[str, int], {"a": 1}, {"a": 1}),
+        (list[int], [1, 2], [1, 2]),
+        (int, 7, 7),
+        (Order, {"number": 1, "lines": ["x"]}, Order(number=1, lines=["x"])),
+        (OrderStruct, {"number": 1}, OrderStruct(number=1)),
+        (OrderDict, {"number": 1}, {"number": 1}),
+        (Order | None, None, None),
+        (bytes | None, b"x", b"x"),
+    ],
+)
+def test_a_body_arrives_as_the_annotated_type(
+    bench: Bench, annotation: Any, sent: Any, got: Any
+) -> None:
+    assert received(bench, annotation, sent) == [got]
+
+
+def test_a_body_arrives_as_a_pydantic_model(bench: Bench) -> None:
+    (model,) = received(bench, ModelLikePydantic, {"a": 1})
+    assert model.text == '{"a":1}'
+
+
+@pytest.mark.parametrize(
+    ("annotation", "sent"),
+    [
+        (Order, {"number": "one", "lines": []}),
+        (Order, b"bytes"),
+        (Order, "text"),
+        (str, b"bytes"),
+        (dict, [1]),
+        (int, {"a": 1}),
+        (ModelLikePydantic, [1]),
+    ],
+)
+def test_C9_a_body_of_another_type_is_given_back_and_the_handler_is_not_called(
+    bench: Bench, annotation: Any, sent: Any
+) -> None:
+    handler = typed(annotation)
+    bench.put(sent)
+    bench.drain(consumer(SUBJECT, group=GROUP, max_attempts=1)(handler))
+    assert handler.got == []  # type: ignore[attr-defined]
+    (dead,) = bench.broker.dead_letters(SUBJECT, GROUP)
+    assert "malformed" in dead.error
+
+
+def test_a_handler_may_take_message_delivery_and_body_together(bench: Bench) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    @consumer(SUBJECT, group=GROUP)
+    def handler(order: OrderDict, note: Message, *, which: Delivery) -> None:
+        seen.append((order, note, which))
+
+    (message_id,) = bench.put({"number": 4})
+    bench.drain(handler)
+    ((order, note, which),) = seen
+    assert order == {"number": 4}
+    assert note.message_id == message_id
+    assert note.subject == SUBJECT
+    assert (which.sequence, which.attempt, which.message) == (0, 1, note)
+
+
+def test_names_without_annotation_are_understood() -> None:
+    def handler(message, delivery, body):  # type: ignore[no-untyped-def]
+        pass
+
+    parameters = resolve_parameters(handler, has_inbox=False, is_batch=False)
+    assert parameters.positional == (Part.MESSAGE, Part.DELIVERY, Part.BODY)
+
+
+def test_an_annotation_beats_a_name() -> None:
+    def handler(message: Order, body: Message) -> None:
+        pass
+
+    parameters = resolve_parameters(handler, has_inbox=False, is_batch=False)
+    assert parameters.positional == (Part.BODY, Part.MESSAGE)
+
+
+def test_a_parameter_with_a_default_behind_the_body_is_the_handlers_own(bench: Bench) -> None:
+    seen: list[Any] = []
+
+    @consumer(SUBJECT, group=GROUP)
+    def handler(body: int, factor: int = 3, delivery: Delivery | None = None) -> None:
+        seen.append(body * factor)
+
+    bench.put(2)
+    bench.drain(handler)
+    assert seen == [6]
+
+
+def test_a_parameter_behind_a_default_is_still_filled(bench: Bench) -> None:
+    seen: list[Any] = []
+
+    @consumer(SUBJECT, group=GROUP)
+    def handler(body: int, factor: int = 3, message: Message = None) -> None:  # type: ignore[assignment]
+        seen.append((body * factor, message.body))
+
+    bench.put(2)
+    bench.drain(handler)
+    assert seen == [(6, 2)]
+
+
+def test_the_decorated_function_can_be_called_like_any_other() -> None:
+    @consumer(SUBJECT, group=GROUP)
+    def handler(body: int) -> int:
+        return body + 1
+
+    assert handler(1) == 2
+
+
+def test_a_method_bound_to_an_object_is_no_handler_by_accident(bench: Bench) -> None:
+    with pytest.raises(ConfigurationError, match="no handler"):
+        bench.consumers(print)
+
+
+def one(body: int) -> None: ...
+def nothing() -> None: ...
+def any_number(*bodies: int) -> None: ...
+def any_names(**bodies: int) -> None: ...
+def two_bodies(body: int, other: int) -> None: ...
+def wants_session(body: int, session: Any) -> None: ...
+def wants_typed_session(body: int, db: Session) -> None: ...
+def wants_generator(body: typing.Callable[[], int]) -> None: ...
+def unknown_name(body: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (nothing, "no message"),
+        (any_number, "bodies"),
+        (any_names, "bodies"),
+        (two_bodies, "other"),
+        (wants_session, "session"),
+        (wants_typed_session, "db"),
+        (wants_generator, "body"),
+        (unknown_name, "Nowhere"),
+    ],
+)
+def test_a_parameter_nobody_can_fill_is_refused_at_decoration_by_name(
+    function: Callable[..., Any], named: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=named) as caught:
+        consumer(SUBJECT, group=GROUP)(function)
+    assert function.__name__ in str(caught.value)
+
+
+def test_a_batch_handler_takes_lists(bench: Bench) -> None:
+    seen: list[Any] = []
+
+    @consumer(SUBJECT, group=GROUP, batch_size=10)
+    def handler(numbers: list[int], messages: list[Message], deliveries: list[Delivery]) -> None:
+        seen.append((numbers, [one.body for one in messages], [d.sequence for d in deliveries]))
+
+    bench.put(*range(5))
+    bench.drain(handler)
+    assert seen == [([0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4])]
+
+
+def test_a_batch_handler_that_takes_one_message_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"list\[int\]"):
+        consumer(SUBJECT, group=GROUP, batch_size=2)(one)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"concurrency": 0},
+        {"concurrency": 10_000},
+        {"max_attempts": 0},
+        {"lease_ms": 1},
+        {"batch_size": 0},
+        {"batch_size": 5_000},
+        {"wait_ms": -1},
+        {"start": "middle"},
+        {"lease_ms": 1.5},
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_by_name(settings: Any) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        consumer(SUBJECT, group=GROUP, **settings)
+    assert caught.value.setting in settings
+
+
+def test_an_inbox_and_settling_by_hand_exclude_each_other() -> None:
+    with pytest.raises(ConfigurationError, match="auto_ack"):
+        consumer(SUBJECT, group=GROUP, inbox=Session, auto_ack=False)
+
+
+def test_two_handlers_of_one_group_and_subject_are_refused(bench: Bench) -> None:
+    first = consumer(SUBJECT, group=GROUP)(lambda body: None)
+    second = consumer(SUBJECT, group=GROUP)(lambda body: None)
+    with pytest.raises(ConfigurationError, match=f"{SUBJECT}/{GROUP}"):
+        bench.consumers(first, second)
+
+
+def test_one_function_may_handle_two_subjects(bench: Bench) -> None:
+    seen: list[str] = []
+
+    @consumer("left", group=GROUP)
+    @consumer("right", group=GROUP)
+    def handler(message: Message) -> None:
+        seen.append(message.subject)
+
+    bench.broker.put(Message("left"), Message("right"))
+    bench.drain(handler)
+    assert sorted(seen) == ["left", "right"]
