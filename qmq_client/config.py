@@ -77,7 +77,7 @@ class WatchdogSection(msgspec.Struct, frozen=True, kw_only=True):
     #: Wait between sweeps of a database that has nothing due.
     poll_s: _Seconds = 1.0
     #: Longest wait between tries while the broker or a database is away.
-    breaker_s_max: _Seconds = 30.0
+    outage_s_max: _Seconds = 30.0
     #: Time for a clean stop after SIGTERM.
     stop_s: _Seconds = 10.0
 

@@ -15,20 +15,21 @@ import logging
 import random as random_source
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, EVENT_JOB_MISSED, JobEvent
 from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.jobstores.base import JobLookupError
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.date import DateTrigger
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.config import WatchdogSection
 from qmq_client.retry import Backoff
-from qmq_watchdog.breaker import Breaker
-from qmq_watchdog.events import log_event
+from qmq_watchdog.events import LOGGER, log_event
+from qmq_watchdog.outage import Outage
 from qmq_watchdog.sweep import Sweep, SweepCounts
 
 #: Share by which a poll wait may be shorter, so that several watchdogs spread out.
@@ -44,12 +45,12 @@ class DaemonOptions:
     """Pace of the daemon; see `qmq_client.config.WatchdogSection`."""
 
     poll_s: float = WatchdogSection().poll_s
-    breaker_s_max: float = WatchdogSection().breaker_s_max
+    outage_s_max: float = WatchdogSection().outage_s_max
 
     @classmethod
     def from_config(cls, section: WatchdogSection) -> DaemonOptions:
         """The options that a configuration asks for."""
-        return cls(poll_s=section.poll_s, breaker_s_max=section.breaker_s_max)
+        return cls(poll_s=section.poll_s, outage_s_max=section.outage_s_max)
 
 
 class SweepJob:
@@ -60,8 +61,8 @@ class SweepJob:
         self._sweep = sweep
         self._options = options
         self._random = random
-        max_ms = max(_FIRST_RETRY_MS, round(options.breaker_s_max * 1000))
-        self._breaker = Breaker(Backoff(first_ms=_FIRST_RETRY_MS, max_ms=max_ms), random)
+        max_ms = max(_FIRST_RETRY_MS, round(options.outage_s_max * 1000))
+        self._outage = Outage(Backoff(first_ms=_FIRST_RETRY_MS, max_ms=max_ms), random)
         #: Wait before the next sweep.
         self.delay_s = 0.0
 
@@ -78,24 +79,24 @@ class SweepJob:
 
     def on_fault(self) -> None:
         """A sweep ended with an error that nobody foresaw; try again, but slowly."""
-        failure = self._breaker.on_failure("fault")
+        failure = self._outage.on_failure("fault")
         self.delay_s = failure.delay_s
 
     def _fail(self, counts: SweepCounts, kind: str) -> None:
-        failure = self._breaker.on_failure(kind, at_least_s=counts.retry_after_s)
+        failure = self._outage.on_failure(kind, at_least_s=counts.retry_after_s)
         self.delay_s = failure.delay_s
         log_event(
             "sweep.failed",
             level=logging.WARNING if failure.is_news else logging.DEBUG,
             database=self.name,
             kind=kind,
-            failures=self._breaker.failures,
+            failures=self._outage.failures,
             next_s=failure.delay_s,
             **_worth_saying(counts),
         )
 
     def _succeed(self, counts: SweepCounts) -> None:
-        if ended := self._breaker.on_success():
+        if ended := self._outage.on_success():
             log_event("sweep.recovered", database=self.name, failures=ended)
         jitter = 1.0 - _POLL_JITTER * self._random()
         self.delay_s = 0.0 if counts.is_cut_short else self._options.poll_s * jitter
@@ -126,10 +127,8 @@ class Daemon:
         clock: Clock = SYSTEM_CLOCK,
         random: Callable[[], float] = random_source.random,
     ) -> None:
-        """Requires: names of the databases are unique."""
         options = DaemonOptions() if options is None else options
-        self._jobs = {sweep.database.name: SweepJob(sweep, options, random) for sweep in sweeps}
-        assert len(self._jobs) == len(sweeps), "names of databases are unique"
+        self._jobs = [SweepJob(sweep, options, random) for sweep in sweeps]
         self._clock = clock
         self._jump_from_ms = self._clock_difference_ms()
         self._changed = threading.Condition()
@@ -143,12 +142,9 @@ class Daemon:
 
     def start(self) -> None:
         """Sweep every database now and from now on."""
-        self._scheduler.add_listener(
-            self._on_ended, EVENT_JOB_EXECUTED | EVENT_JOB_ERROR | EVENT_JOB_MISSED
-        )
-        for job in self._jobs.values():
-            self._schedule(job, _AT_ONCE)
         self._scheduler.start()
+        for job in self._jobs:
+            self._schedule(job, _AT_ONCE)
 
     def step(self) -> bool:
         """Look whether the wall clock was set; if so, start all waiting jobs anew."""
@@ -159,8 +155,14 @@ class Daemon:
             return False
         log_event("clock.jumped", level=logging.WARNING, moved_ms=moved_ms)
         for waiting in self._scheduler.get_jobs():
-            self._schedule(self._jobs[waiting.id], _AT_ONCE)
+            with suppress(JobLookupError):  # it has just been started
+                waiting.modify(next_run_time=_AT_ONCE)
         return True
+
+    def wait_idle(self, deadline_s: float) -> bool:
+        """Wait until no sweep is under way; whether that came about in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._running == 0, deadline_s)
 
     def stop(self, deadline_s: float) -> bool:
         """Let each sweep end after its batch; whether all did before the deadline.
@@ -168,39 +170,32 @@ class Daemon:
         Rows of one that did not are only claimed, and fall due again. Safe to call twice.
         """
         with self._changed:
-            first, self._is_stopped = not self._is_stopped, True
-        if first:
+            is_first, self._is_stopped = not self._is_stopped, True
+        if is_first:
             self._scheduler.shutdown(wait=False)
-        with self._changed:
-            return self._changed.wait_for(lambda: self._running == 0, deadline_s)
+        return self.wait_idle(deadline_s)
 
     def _run(self, job: SweepJob) -> None:
         with self._changed:
-            if self._is_stopped:
-                return
             self._running += 1
         try:
-            job.step(lambda: self._is_stopped)
+            if not self._is_stopped:
+                job.step(lambda: self._is_stopped)
+        except Exception:  # the top of a loop: a fault of ours must not end the sweeps for good
+            job.on_fault()
+            LOGGER.exception("sweep.fault database=%s", job.name)
         finally:
+            at_ms = self._clock.now_ms() + round(job.delay_s * 1000)
+            self._schedule(job, datetime.fromtimestamp(at_ms / 1000, UTC))
             with self._changed:
                 self._running -= 1
                 self._changed.notify_all()
 
-    def _on_ended(self, event: JobEvent) -> None:
-        """Schedule a job again, whatever became of it; called by the job's own thread."""
-        job = self._jobs[event.job_id]
-        if event.code == EVENT_JOB_ERROR:
-            job.on_fault()
-        at_ms = self._clock.now_ms() + round(job.delay_s * 1000)
-        self._schedule(job, datetime.fromtimestamp(at_ms / 1000, UTC))
-
     def _schedule(self, job: SweepJob, run_at: datetime) -> None:
-        with self._changed:
-            if self._is_stopped:
-                return
-        self._scheduler.add_job(
-            self._run, DateTrigger(run_at), args=(job,), id=job.name, replace_existing=True
-        )
+        # Each run is a scheduler's job with an id of its own: APScheduler may tell that a short job
+        # has ended before it has noted that it began, and would then remove its successor by id.
+        if not self._is_stopped:
+            self._scheduler.add_job(self._run, DateTrigger(run_at), args=(job,), name=job.name)
 
     def _clock_difference_ms(self) -> int:
         return self._clock.now_ms() - round(self._clock.monotonic_s() * 1000)

@@ -1,4 +1,4 @@
-"""The breaker: how often to try, and how often to say so, while a database or the broker is away.
+"""An outage: how often to try, and how often to say so, while a database or the broker is away.
 
 Both rates are bounded for an outage of any length: waits grow to a maximum, and a line is written
 when the trouble begins, changes its kind, doubles its count of failures, or ends.
@@ -22,7 +22,7 @@ class Failure:
     is_news: bool
 
 
-class Breaker:
+class Outage:
     """Counts failures in a row. One thread at a time."""
 
     def __init__(self, backoff: Backoff, random: Callable[[], float]) -> None:
