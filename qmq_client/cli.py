@@ -26,3 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from qmq_client.commands.root import root
 
     root(given, prog_name="qmq")
+
+
+if __name__ == "__main__":
+    main()
