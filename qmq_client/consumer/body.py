@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import msgspec.inspect
 
 from qmq_client.message import decode_body
 from qmq_client.wire.errors import ProtocolError
@@ -45,6 +46,8 @@ def body_decoder(body_type: Any) -> Decoder:
 def _json_decoder(body_type: Any) -> Callable[[bytes], Any]:
     if hasattr(body_type, "model_validate_json"):  # a pydantic model
         return lambda body: decode_body(BodyKind.JSON, body, body_type)
+    if isinstance(msgspec.inspect.type_info(body_type), msgspec.inspect.CustomType):
+        raise TypeError(f"JSON cannot say what a {getattr(body_type, '__name__', body_type)} is")
     decode = msgspec.json.Decoder(body_type).decode
 
     def decode_json(body: bytes) -> Any:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 from qmq_client.clock import Clock
 from qmq_client.consumer.async_calls import AsyncCalls
 from qmq_client.consumer.counters import Counters
-from qmq_client.consumer.delivery import Grip, Outcome, Received, given_back
-from qmq_client.consumer.handler import Handler, StaleDelivery
+from qmq_client.consumer.delivery import Grip, Outcome, Received, error_text, given_back
+from qmq_client.consumer.handler import Handler, OnStale, StaleDelivery
 from qmq_client.consumer.ledger import Entry, Ledger, Outgoing, as_outgoing, stale_entries
 from qmq_client.consumer.prefetch import Prefetch
 from qmq_client.consumer.work import Work
@@ -313,7 +313,15 @@ class Member:
                     first.attempt,
                 )
         if outcomes and self.handler.on_stale is not None:
-            self.handler.on_stale(tuple(map(self._stale_delivery, outcomes)))
+            self._tell_owner(self.handler.on_stale, tuple(map(self._stale_delivery, outcomes)))
+
+    def _tell_owner(self, on_stale: OnStale, stale: tuple[StaleDelivery, ...]) -> None:
+        try:
+            on_stale(stale)
+        except Exception as error:  # the owner's code, and the last thing this pass does
+            _LOG.warning(
+                "on_stale_failed consumer=%s error=%s", self.options.name, error_text(error)
+            )
 
     def _stale_delivery(self, entry: Entry) -> StaleDelivery:
         received = entry.received

@@ -232,7 +232,8 @@ def _check_status(response: httpx.Response, data: bytes) -> None:
     # it would give up good messages.
     if 400 <= status < 500 and answer is not None:
         raise BrokerRefusedError(status, answer)
-    raise BrokerAnswerError(f"status {status} of type {shorten(content_type)}")
+    said = "" if answer is None else f": {answer.code}: {shorten(answer.message)}"
+    raise BrokerAnswerError(f"status {status} of type {shorten(content_type)}{said}")
 
 
 def _error_answer(content_type: str, data: bytes) -> ErrorAnswer | None:

@@ -262,9 +262,9 @@ def test_C8_starting_and_stopping_many_times_leaves_nothing(broker: MemoryBroker
 
 
 class BrokenTransport(MemoryTransport):
-    """Fails in a way that no transport may, a few times."""
+    """Fails once in a way that no transport may."""
 
-    left = 2
+    left = 1
 
     def pull(self, request: PullRequest) -> Deliveries:
         if self.left:
@@ -273,10 +273,7 @@ class BrokenTransport(MemoryTransport):
         return super().pull(request)
 
 
-def test_C9_even_a_fault_of_ours_does_not_end_the_loop(
-    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("qmq_client.consumer.runner._UNEXPECTED_PAUSE_S", 0.01)
+def test_C9_even_a_fault_of_ours_does_not_end_the_loop(broker: MemoryBroker) -> None:
     handled = threading.Event()
 
     @consumer(SUBJECT, group=GROUP)
@@ -389,7 +386,7 @@ def test_C8_a_second_signal_does_not_wait_for_the_handler() -> None:
 def test_the_command_runs_the_handlers_of_a_module_until_a_signal(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(PROGRAM.partition("report =")[0] + COMMAND_TAIL)
     program = subprocess.Popen(
-        [sys.executable, "-m", "qmq_client.cli", "consume", "shop:consumers"],
+        [sys.executable, "-c", COMMAND, "shop:consumers"],
         stdout=subprocess.PIPE,
         cwd=tmp_path,
         text=True,
@@ -402,6 +399,7 @@ def test_the_command_runs_the_handlers_of_a_module_until_a_signal(tmp_path: Path
     assert (output, program.returncode) == ("finished\n", 0)
 
 
+COMMAND = "from qmq_client.commands.consume import consume; consume()"
 COMMAND_TAIL = """
 consumers = Consumers([handler], MemoryTransport(broker))
 """
