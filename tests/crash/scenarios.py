@@ -1,0 +1,160 @@
+"""What brokers do, as short lives on a recording disk; each operation of them is a place to crash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.crash.recording_disk import RecordingDisk
+from tests.crash.world import FakeClock, World
+
+Scenario = Callable[[RecordingDisk], World]
+
+
+def first_start(disk: RecordingDisk) -> World:
+    """An empty disk becomes a data directory and takes its first message."""
+    world = World(disk)
+    world.send(world.frame(orders=30))
+    return world
+
+
+def lone_messages(disk: RecordingDisk) -> World:
+    """One message, one commit, again and again."""
+    world = World(disk)
+    for count in range(8):
+        world.send(world.frame(orders=count * 20))
+    return world
+
+
+def group_commits(disk: RecordingDisk) -> World:
+    """Several requests in one commit, several subjects in one request."""
+    world = World(disk)
+    for _ in range(3):
+        world.send(
+            world.frame(orders=[10, 20, 30], Invoices=[40]),
+            world.frame(Invoices=[5] * 3),
+            world.frame(orders=[90]),
+        )
+    return world
+
+
+def appends_before_a_sync(disk: RecordingDisk) -> World:
+    """Several writes that wait for one sync."""
+    world = World(disk)
+    for _ in range(3):
+        world.append(world.frame(orders=100))
+        world.append(world.frame(orders=600), world.frame(payments=[1, 2, 3]))
+        world.append(world.frame(orders=30))
+        world.sync()
+    return world
+
+
+def rolls(disk: RecordingDisk) -> World:
+    """Frames of many lengths over several segments, also several in one append."""
+    world = World(disk)
+    for length in (700, 900, 500, 1500, 10):
+        world.send(world.frame(orders=length))
+    world.send(*(world.frame(orders=800) for _ in range(3)))
+    return world
+
+
+def exact_fits(disk: RecordingDisk) -> World:
+    """Frames that end exactly with their segment."""
+    world = World(disk)
+    for length in (400, 1, 900):
+        world.send(world.frame(orders=length))
+        # A lone record of `orders` costs 126 bytes beside its body, before the fill.
+        room_bytes = 2048 - world.store.written_offset % 2048
+        world.send(world.frame(orders=room_bytes - 126))
+        assert world.store.written_offset % 2048 == 0
+    return world
+
+
+def checkpoints_and_flushes(disk: RecordingDisk) -> World:
+    """Time passes between commits, so that slots, queue files and their table are written."""
+    world = World(disk)
+    for count in range(7):
+        world.send(world.frame(orders=[150] * 3, invoices=[60]))
+        world.clock.pass_ms(700)
+        if count % 3 == 2:
+            world.store.step()
+    return world
+
+
+def actions_among_messages(disk: RecordingDisk) -> World:
+    """Both logs in turn; the action log rolls too."""
+    world = World(disk)
+    for count in range(5):
+        world.send(world.frame(orders=40))
+        world.act(3)
+        if count % 2:
+            world.sync_actions()
+        world.act(2)
+        world.clock.pass_ms(600)
+    world.sync_actions()
+    return world
+
+
+def repeats(disk: RecordingDisk) -> World:
+    """Requests that are sent again, alone and mixed with new messages."""
+    world = World(disk)
+    first = world.frame(orders=[10, 20], invoices=[30])
+    world.send(first)
+    world.send(first, world.frame(orders=[40]))
+    second = world.frame(orders=[50])
+    world.append(second)
+    world.append(second, world.frame(invoices=[60]))
+    world.sync()
+    world.send(second)
+    return world
+
+
+def clean_stops(disk: RecordingDisk) -> World:
+    """Stopped in order and started again, twice, on one disk."""
+    world = World(disk)
+    for _ in range(2):
+        world.send(world.frame(orders=[200, 300]))
+        world.act()
+        world.store.close()
+        world = _next_life(world, disk)
+    world.send(world.frame(orders=[10]))
+    return world
+
+
+def kills(disk: RecordingDisk) -> World:
+    """Killed with requests under way, restarted, again and again; the power stays on."""
+    world = World(disk)
+    for length in (100, 700, 1200):
+        world.send(world.frame(orders=length))
+        world.append(world.frame(orders=length // 2), world.frame(invoices=20))
+        world.act(2)
+        disk.unlock()
+        # What was written is in the page cache: the next life takes it as accepted.
+        world = _next_life(world, disk)
+        world.acknowledge()
+        world.history.synced_actions.append((len(world.history.actions), len(disk.operations)))
+    world.send(world.frame(orders=5))
+    return world
+
+
+def _next_life(world: World, disk: RecordingDisk) -> World:
+    return World(disk, history=world.history, ids=world.ids, clock=_later(world.clock))
+
+
+def _later(clock: FakeClock) -> FakeClock:
+    clock.pass_ms(5_000)
+    return clock
+
+
+SCENARIOS: tuple[Scenario, ...] = (
+    first_start,
+    lone_messages,
+    group_commits,
+    appends_before_a_sync,
+    rolls,
+    exact_fits,
+    checkpoints_and_flushes,
+    actions_among_messages,
+    repeats,
+    clean_stops,
+    kills,
+)
