@@ -85,9 +85,9 @@ class Child:
         return self._process_now().poll()
 
     def check(self) -> None:
-        """Raise `ProcessError` with the end of its log when it ended in error."""
+        """Raise `ProcessError` with the end of its log when it ended, well or not."""
         code = self.exit_code()
-        if code:
+        if code is not None:
             tail = self._log.read_text(errors="replace")[-2000:]
             raise ProcessError(f"{self.name} ended with code {code}:\n{tail}")
 

@@ -90,7 +90,8 @@ class Run:
             if time.monotonic() > deadline:
                 raise ProcessError("the departures service does not come to an end")
             time.sleep(0.02)
-        departures.check()
+        if departures.exit_code():
+            departures.check()
         departures.hear_out()
         self.figures.departures_s = time.monotonic() - self.figures.started_s
         if self._faults:
@@ -259,5 +260,5 @@ def free_port() -> int:
 
 
 def _watchdog_arguments(plan: Plan) -> list[str]:
-    command = ["-m", "qmq_client.cli", "watchdog", "run"]
+    command = ["-m", "qmq_client", "watchdog", "run"]
     return [*command, "--database", plan.database("departures"), "--broker", plan.broker_url]

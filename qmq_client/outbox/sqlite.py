@@ -8,6 +8,8 @@ fails at once when another wrote in between, so whoever intends to write begins 
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -27,6 +29,13 @@ from qmq_client.outbox.table import LIVE
 NOW_MS: Final = "CAST((julianday('now') - 2440587.5) * 86400000.0 + 0.5 AS INTEGER)"
 #: The publisher tries again anyway; a longer wait would only delay its stop.
 BUSY_MS_MAX: Final = 2_000
+#: How long a transaction of the application lets the publisher go first. SQLite has no queue for its
+#: write lock: who tries again at once always wins against who waits, and a busy application would
+#: starve the publisher. Bounded, because the application may hold the lock that this waits for.
+TURN_S_MAX: Final = 0.05
+#: Per database file: held by the publisher while it wants or has the write lock.
+_TURNS: Final[dict[str, threading.Lock]] = {}
+os.register_at_fork(after_in_child=_TURNS.clear)
 #: Pools inherited through a fork. SQLite forbids even closing such a connection in the child.
 _LEFT_TO_THE_PARENT: Final[list[sa.Pool]] = []
 
@@ -85,7 +94,7 @@ class SqliteDialect:
 
     @contextmanager
     def write(self, sibling: sa.Engine) -> Iterator[sa.Connection]:
-        with self._connect(sibling) as connection, connection.begin():
+        with _turn_of(sibling), self._connect(sibling) as connection, connection.begin():
             if not self.is_in_transaction(connection):
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
             yield connection
@@ -185,7 +194,19 @@ def begin_explicitly(connection: sa.Connection) -> None:
     if driver.isolation_level is None or driver.in_transaction:
         return
     is_to_write = connection.get_execution_options().get(BEGIN_OPTION) == BEGIN_TO_WRITE
+    if is_to_write:
+        _let_the_publisher_go_first(connection.engine)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if is_to_write else "BEGIN")
+
+
+def _let_the_publisher_go_first(engine: sa.Engine) -> None:
+    turn = _turn_of(engine)
+    if turn.locked() and not engine.dialect.is_async and turn.acquire(timeout=TURN_S_MAX):
+        turn.release()
+
+
+def _turn_of(engine: sa.Engine) -> threading.Lock:
+    return _TURNS.setdefault(str(engine.url.database), threading.Lock())
 
 
 def _end_for_certain(driver: Any, _: Any, state: Any) -> None:
