@@ -6,6 +6,7 @@ which the publisher comes to rest, then the next one.
 
 from __future__ import annotations
 
+import os
 import queue
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from benchmarks.load import BODY_BYTES, make_messages
 from benchmarks.measure import percentile
+from benchmarks.processes import written_bytes
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.shop import DURABILITY, Order, make_order, open_database
 from benchmarks.suite import Bench
@@ -34,12 +36,14 @@ class NotAcceptedError(Exception):
 def run(bench: Bench) -> list[Row]:
     """Percentiles of each round, in milliseconds."""
     message_count = bench.effort.pick(tiny=3, quick=60, full=200)
-    rounds = [run_round(bench, message_count) for _ in range(bench.rounds)]
+    outcomes = [run_round(bench, message_count) for _ in range(bench.rounds)]
+    rounds = [times for times, _ in outcomes]
     conditions = Conditions(
         durability=DURABILITY,
         client="SQLAlchemy ORM, one caller thread, publisher thread; stock httpx",
         batch_messages=1,
         message_bytes=BODY_BYTES,
+        written_bytes=sorted(written for _, written in outcomes)[len(outcomes) // 2],
         note=f"{message_count} transactions per round, {1000 * PAUSE_S:.0f} ms apart",
     )
     figures = [
@@ -58,8 +62,8 @@ def run(bench: Bench) -> list[Row]:
     ]
 
 
-def run_round(bench: Bench, message_count: int) -> list[float]:
-    """Milliseconds from each commit's return to the answer; a new broker and a new database."""
+def run_round(bench: Bench, message_count: int) -> tuple[list[float], int]:
+    """Milliseconds from each commit to the answer, and bytes written; broker and database are new."""
     with bench.processes() as processes:
         broker = processes.start_broker()
         engine = open_database(processes.directory / "shop.sqlite")
@@ -70,12 +74,16 @@ def run_round(bench: Bench, message_count: int) -> list[float]:
             with Producer(engine, broker.url, options=options) as producer:
                 for i in range(WARM_UP_MESSAGES):
                     send_one(engine, producer, answers, make_order(i), next(messages))
-                return [
+                before_bytes = broker.written_bytes() + written_bytes(os.getpid())
+                times = [
                     send_one(engine, producer, answers, make_order(i), next(messages))
                     for i in range(message_count)
                 ]
+                producer.flush(ANSWER_DEADLINE_S)
+                after_bytes = broker.written_bytes() + written_bytes(os.getpid())
         finally:
             engine.dispose()
+    return times, after_bytes - before_bytes
 
 
 def note(answers: queue.SimpleQueue[tuple[str, int]], message_ids: Sequence[str]) -> None:

@@ -9,8 +9,11 @@ to do after the last transaction of a turn is waited for before the next turn be
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import sqlalchemy as sa
@@ -18,6 +21,7 @@ from sqlalchemy.orm import Session
 
 from benchmarks.load import BODY_BYTES, make_messages
 from benchmarks.measure import interleave, paired_ratios, percentile
+from benchmarks.processes import Broker, written_bytes
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.shop import DURABILITY, make_order, make_posting, open_database
 from benchmarks.suite import Bench
@@ -26,7 +30,7 @@ from qmq_client.outbox.table import DEFAULT_TABLES
 
 #: Turns of each kind in one round of the benchmark.
 TURNS: Final = 2
-FLUSH_DEADLINE_S: Final = 30.0
+KINDS: Final = ("plain", "two", "send")
 
 Fill = Callable[[Session, int], None]
 
@@ -35,17 +39,34 @@ class LeftBehindError(Exception):
     """Messages of a turn are still in the outbox."""
 
 
-class Caller:
-    """One kind of transaction on one database; a turn is some hundred of them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """Some hundred transactions of one kind, one after the other."""
 
-    def __init__(self, engine: sa.Engine, fill: Fill, *, after_turn: Callable[[], None]) -> None:
+    times_ms: list[float]
+    #: By this process and the broker, until the publisher came to rest.
+    written_bytes: int
+
+    def p(self, share: float) -> float:
+        """Milliseconds that this share of the transactions did not exceed."""
+        return percentile(self.times_ms, share)
+
+
+class Caller:
+    """One kind of transaction on one database."""
+
+    def __init__(
+        self, engine: sa.Engine, fill: Fill, *, broker: Broker, after_turn: Callable[[], object]
+    ) -> None:
         self.engine = engine
         self.fill = fill
+        self.broker = broker
         self.after_turn = after_turn
         self.count = 0
 
-    def turn(self, transaction_count: int) -> list[float]:
-        """Milliseconds of each transaction."""
+    def turn(self, transaction_count: int) -> Turn:
+        """Time some transactions."""
+        before_bytes = self.written_bytes()
         times_ms = []
         for i in range(self.count, self.count + transaction_count):
             started_ns = time.perf_counter_ns()
@@ -54,7 +75,11 @@ class Caller:
             times_ms.append((time.perf_counter_ns() - started_ns) / 1e6)
         self.count += transaction_count
         self.after_turn()
-        return times_ms
+        return Turn(times_ms=times_ms, written_bytes=self.written_bytes() - before_bytes)
+
+    def written_bytes(self) -> int:
+        """Bytes handed to the disk so far by this process and the broker."""
+        return written_bytes(os.getpid()) + self.broker.written_bytes()
 
 
 def run(bench: Bench) -> list[Row]:
@@ -63,62 +88,62 @@ def run(bench: Bench) -> list[Row]:
     turns = bench.rounds * bench.effort.pick(tiny=1, quick=TURNS, full=TURNS)
     with bench.processes() as processes:
         broker = processes.start_broker()
-        times = run_turns(bench, broker.url, turns, transaction_count)
-    plain, two, sent = ([percentile(turn, 0.5) for turn in times[name]] for name in times)
-    slowest = [percentile(turn, 0.99) for turn in times["send"]]
-    conditions = Conditions(
-        durability=DURABILITY,
-        client="SQLAlchemy ORM, one caller thread, publisher thread in the same process",
-        batch_messages=1,
-        message_bytes=BODY_BYTES,
-        note=f"turns of {transaction_count} transactions, a sample for each turn",
-    )
+        times = run_turns(bench, broker, turns, transaction_count)
+    plain, two, sent = ([turn.p(0.5) for turn in times[name]] for name in KINDS)
+    slowest = [turn.p(0.99) for turn in times["send"]]
     figures = [
-        ("one INSERT, p50", "ms", plain, None),
-        ("two INSERTs, p50", "ms", two, None),
-        ("INSERT and send, p50", "ms", sent, None),
-        ("INSERT and send, p99", "ms", slowest, None),
-        ("p50: send / two INSERTs", "ratio", paired_ratios(sent, two), 1.10),
-        ("p50: send / one INSERT", "ratio", paired_ratios(sent, plain), 1.25),
+        ("one INSERT, p50", "ms", plain, None, "plain"),
+        ("two INSERTs, p50", "ms", two, None, "two"),
+        ("INSERT and send, p50", "ms", sent, None, "send"),
+        ("INSERT and send, p99", "ms", slowest, None, "send"),
+        ("p50: send / two INSERTs", "ratio", paired_ratios(sent, two), 1.10, "send"),
+        ("p50: send / one INSERT", "ratio", paired_ratios(sent, plain), 1.25, "send"),
     ]
     return [
         Row(
             figure=figure,
             unit=unit,
             samples=tuple(samples),
-            conditions=conditions,
+            conditions=conditions_of(times[kind], transaction_count),
             goal=None if bound is None else Goal(bound=bound, is_floor=False),
         )
-        for figure, unit, samples, bound in figures
+        for figure, unit, samples, bound, kind in figures
     ]
 
 
+def conditions_of(turns: list[Turn], transaction_count: int) -> Conditions:
+    """What the turns of one kind were run with."""
+    return Conditions(
+        durability=DURABILITY,
+        client="SQLAlchemy ORM, one caller thread, publisher thread in the same process",
+        batch_messages=1,
+        message_bytes=BODY_BYTES,
+        written_bytes=sorted(turn.written_bytes for turn in turns)[len(turns) // 2],
+        note=f"a sample is a turn of {transaction_count} transactions",
+    )
+
+
 def run_turns(
-    bench: Bench, broker_url: str, turns: int, transaction_count: int
-) -> dict[str, list[list[float]]]:
-    """The times of each transaction by kind and turn."""
-    names = ("plain", "two", "send")
-    engines = {name: open_database(bench.directory / f"{name}.sqlite") for name in names}
+    bench: Bench, broker: Broker, turns: int, transaction_count: int
+) -> dict[str, list[Turn]]:
+    """All turns of each kind."""
+    engines = {kind: open_database(bench.directory / f"{kind}.sqlite") for kind in KINDS}
     messages = make_messages()
-    with Producer(engines["send"], broker_url) as producer:
+    with Producer(engines["send"], broker.url) as producer:
 
         def send(session: Session, i: int) -> None:
             session.add(make_order(i))
             producer.send(next(messages), session=session)
 
+        fills = {"plain": insert_one, "two": insert_two, "send": send}
         callers = {
-            "plain": Caller(engines["plain"], insert_one, after_turn=rest),
-            "two": Caller(engines["two"], insert_two, after_turn=rest),
-            "send": Caller(engines["send"], send, after_turn=lambda: drain(producer)),
+            kind: Caller(engines[kind], fills[kind], broker=broker, after_turn=producer.flush)
+            for kind in KINDS
         }
         for caller in callers.values():
             caller.turn(min(50, transaction_count))  # connections, imports, prepared statements
         times = interleave(
-            {
-                name: lambda caller=callers[name]: caller.turn(transaction_count)  # type: ignore[misc]
-                for name in names
-            },
-            rounds=turns,
+            {kind: partial(callers[kind].turn, transaction_count) for kind in KINDS}, rounds=turns
         )
     check_empty(engines["send"])
     for engine in engines.values():
@@ -135,15 +160,6 @@ def insert_two(session: Session, i: int) -> None:
     """The transaction that a send is measured against."""
     session.add(make_order(i))
     session.add(make_posting(i))
-
-
-def rest() -> None:
-    """Nothing goes on after a turn without sends."""
-
-
-def drain(producer: Producer) -> None:
-    """Wait until the broker has everything, so that the next turn runs alone."""
-    producer.flush(FLUSH_DEADLINE_S)
 
 
 def check_empty(engine: sa.Engine) -> None:

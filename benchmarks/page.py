@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.plot import draw
-from benchmarks.report import circumstances, decode_report, encode_report, size
+from benchmarks.report import BUSY, circumstances, decode_report, encode_report, size
 from benchmarks.result import Conditions, Report, Result, Row, number
 from benchmarks.suite import BENCHMARKS
 
@@ -63,16 +63,17 @@ def render(report: Report) -> str:
 
 def goals(report: Report) -> str:
     """Every row that has a goal, in one table."""
-    lines = ["| No. | Figure | Goal | Median | Verdict |", "|---|---|---|---|---|"]
+    lines = ["| No. | Figure | Goal | Median | Verdict | |", "|---|---|---|---|---|---|"]
     for result in report.results:
         if result.failure:
-            lines.append(f"| {result.number} | {result.summary} | {result.goal} | | **failed** |")
+            lines.append(f"| {result.number} | {result.summary} | {result.goal} | | **failed** | |")
         for row in result.rows:
             if row.goal is not None:
                 median = f"{number(row.spread.median)} {row.unit}"
                 verdict = f"**{row.verdict}**" if row.verdict == "not met" else row.verdict
                 figure = f"{row.figure}{' (burst)' if row.conditions.is_burst else ''}"
-                lines.append(f"| {result.number} | {figure} | {row.goal} | {median} | {verdict} |")
+                load = "busy machine" if result.is_busy else ""
+                lines.append(cells(result.number, figure, str(row.goal), median, verdict, load))
     return "\n".join(lines)
 
 
@@ -85,6 +86,8 @@ def section(result: Result) -> str:
     ]
     if result.effort != "full":
         parts.append(f"**Run with effort «{result.effort}»: a look, not a figure to rely on.**")
+    if result.is_busy:
+        parts.append(f"**{BUSY}**")
     if result.failure:
         first_line = result.failure.splitlines()[0]
         parts.append(f"**Failed:** `{first_line}`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from string import ascii_lowercase
 from typing import Final
 
 import msgspec
@@ -20,6 +21,8 @@ _COLOURS: Final[dict[Verdict, str]] = {
     "no goal": "dim",
 }
 
+BUSY: Final = "The machine was busy with other work: only ratios say anything."
+
 
 def show_list(console: Console, benchmarks: Iterable[Benchmark]) -> None:
     """What can be run."""
@@ -35,6 +38,8 @@ def show_result(console: Console, result: Result) -> None:
     """One benchmark's figures with everything needed to read them."""
     console.print(f"\n[bold]{result.number} {result.name}[/]: {result.summary}", highlight=False)
     console.print(f"[dim]{escape(circumstances(result))}[/]", highlight=False)
+    if result.is_busy:
+        console.print(f"[yellow]{BUSY}[/]")
     if result.failure:
         console.print(f"[red]failed:[/] {escape(result.failure)}", highlight=False)
         return
@@ -42,8 +47,9 @@ def show_result(console: Console, result: Result) -> None:
     table.add_column("figure")
     for heading in ("min", "median", "max"):
         table.add_column(heading, justify="right", style="bold" if heading == "median" else None)
-    for heading in ("unit", "goal", "", "rows' conditions"):
+    for heading in ("unit", "goal", "", ""):
         table.add_column(heading)
+    letters = letter_conditions(result.rows)
     for row in result.rows:
         spread = row.spread
         table.add_row(
@@ -52,9 +58,17 @@ def show_result(console: Console, result: Result) -> None:
             row.unit,
             str(row.goal or ""),
             f"[{_COLOURS[row.verdict]}]{'' if row.goal is None else row.verdict}[/]",
-            escape(in_words(row.conditions)),
+            letters[row.conditions],
         )
     console.print(table)
+    for conditions, letter in letters.items():
+        console.print(f"[dim]{letter}: {escape(in_words(conditions))}[/]", highlight=False)
+
+
+def letter_conditions(rows: Iterable[Row]) -> dict[Conditions, str]:
+    """A letter for each of the conditions that the rows were measured with."""
+    different = dict.fromkeys(row.conditions for row in rows)
+    return dict(zip(different, ascii_lowercase, strict=False))
 
 
 def circumstances(result: Result) -> str:

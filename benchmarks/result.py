@@ -16,6 +16,9 @@ from benchmarks.measure import Spread
 #: come several times faster for the first gigabytes (caches of the host, dirty pages).
 SUSTAINED_BYTES_MIN: Final = 8 * 1024**3
 
+#: Load average per processor before a run, above which absolute figures are those of the neighbours.
+QUIET_LOAD_SHARE: Final = 0.25
+
 Verdict = Literal["met", "met, not in every round", "not met", "no goal"]
 
 
@@ -116,6 +119,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...] = ()
     #: Why there are no rows.
     failure: str = ""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether others took so much of the machine that only ratios say anything."""
+        return self.load_before > self.machine.processor_count * QUIET_LOAD_SHARE
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
