@@ -171,8 +171,7 @@ class SqliteDialect:
             sa.update(outbox)
             .where(
                 outbox.c.message_id.in_(message_ids),
-                outbox.c.token == token,
-                outbox.c.state == LIVE,
+                outbox.c.token == token,  # and so live; see `OutboxStore._delete`
             )
             .values(due_at_ms=now_ms + lease_ms)
             .returning(outbox.c.message_id)

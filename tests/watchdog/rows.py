@@ -103,9 +103,12 @@ def left(database: Database) -> set[bytes]:
 class Executed:
     """One statement as it went to a driver."""
 
-    #: Its first word.
-    verb: str
+    text: str
     parameters: tuple[Any, ...]
+
+    @property
+    def verb(self) -> str:
+        return self.text.split(maxsplit=1)[0]
 
 
 @contextmanager
@@ -116,7 +119,7 @@ def executed() -> Iterator[list[Executed]]:
     def note(_c: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
         rows = parameters if isinstance(parameters, list) else [parameters]
         values = tuple(value for row in rows for value in row)
-        found.append(Executed(verb=statement.split(maxsplit=1)[0], parameters=values))
+        found.append(Executed(text=statement, parameters=values))
 
     event.listen(sa.Engine, "before_cursor_execute", note)
     try:

@@ -128,6 +128,30 @@ def test_W5_a_claim_is_one_statement_in_one_transaction(
     assert [each.verb for each in statements] == ["BEGIN", "UPDATE", "BEGIN", "DELETE"]
 
 
+def test_no_statement_walks_through_the_rows_that_wait(
+    database: Database, broker: MemoryBroker
+) -> None:
+    put_rows(database, 1_000)
+    with executed() as statements:
+        sweep = Sweep(database, MemoryTransport(broker))
+        assert sweep.step().sent == 1_000
+        database.store.reclaim(put_rows(database, 500), token=DEAD_SENDER, lease_ms=1)
+    plans: dict[str, set[str]] = {"UPDATE": set(), "DELETE": set()}
+    with database.engine.connect() as connection:
+        for each in statements:
+            if each.verb in plans:
+                explain = f"EXPLAIN QUERY PLAN {each.text}"
+                found = connection.exec_driver_sql(explain, each.parameters).all()
+                plans[each.verb] |= {step.detail for step in found if "qmq_outbox" in step.detail}
+    by_id = "SEARCH qmq_outbox USING INDEX sqlite_autoindex_qmq_outbox_1 (message_id=?)"
+    assert plans["DELETE"] == {by_id}
+    assert plans["UPDATE"] == {
+        by_id,
+        "SEARCH qmq_outbox USING INTEGER PRIMARY KEY (rowid=?)",
+        "SEARCH qmq_outbox USING COVERING INDEX qmq_outbox_state_due (state=? AND due_at_ms<?)",
+    }
+
+
 @pytest.mark.parametrize("off_ms", [-DAY_MS, DAY_MS])
 def test_W4_an_application_clock_that_is_a_day_off_changes_nothing(
     database: Database, broker: MemoryBroker, off_ms: int
