@@ -1,0 +1,100 @@
+"""`pull`: the loop in the user's own hands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from qmq_client import pull
+from qmq_client.errors import BrokerUnreachableError, ConfigurationError
+from qmq_client.message import Message
+from qmq_client.testing import MemoryBroker, MemoryTransport
+from tests.client.consumer.kit import GROUP, SUBJECT
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    made = MemoryBroker()
+    made.put(*[Message(SUBJECT, number) for number in range(5)])
+    return made
+
+
+def pulled(broker: MemoryBroker, **settings: Any) -> Any:
+    return pull(MemoryTransport(broker), subject=SUBJECT, group=GROUP, **settings)
+
+
+def test_outcomes_of_a_block_go_in_one_request_at_its_end(broker: MemoryBroker) -> None:
+    transport = MemoryTransport(broker)
+    with pull(transport, subject=SUBJECT, group=GROUP) as deliveries:
+        assert [one.message.body for one in deliveries] == [0, 1, 2, 3, 4]
+        for one in deliveries[:3]:
+            one.ack()
+        deliveries[3].reject("odd")
+        deliveries[4].nack(after=3600)
+        assert broker.in_flight(SUBJECT, GROUP) == 5
+    assert broker.in_flight(SUBJECT, GROUP) == 0
+    assert broker.lag(SUBJECT, GROUP) == 1
+    assert transport.calls["settle"] == 1
+
+
+def test_what_has_no_outcome_is_given_back_at_once_also_on_an_error(broker: MemoryBroker) -> None:
+    def fail_after_one() -> None:
+        with pulled(broker, max_messages=3) as deliveries:
+            deliveries[0].ack()
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        fail_after_one()
+    with pulled(broker) as deliveries:
+        assert [(one.message.body, one.attempt) for one in deliveries] == [
+            (1, 2),
+            (2, 2),
+            (3, 1),
+            (4, 1),
+        ]
+
+
+def test_a_malformed_message_is_given_back_and_not_shown(broker: MemoryBroker) -> None:
+    (altered,) = broker.put(Message(SUBJECT, "altered"))
+    broker.faults.altered_ids.add(altered)
+    with pulled(broker, max_attempts=1) as deliveries:
+        assert len(deliveries) == 5
+        for one in deliveries:
+            one.ack()
+    (dead,) = broker.dead_letters(SUBJECT, GROUP)
+    assert "checksum" in dead.error
+
+
+def test_an_empty_pull_asks_nothing_more_of_the_broker() -> None:
+    transport = MemoryTransport(MemoryBroker())
+    with pull(transport, subject=SUBJECT, group=GROUP, wait_s=0.01) as deliveries:
+        assert deliveries == []
+    assert transport.calls == {"send": 0, "pull": 1, "settle": 0}
+
+
+def test_a_lease_is_extended_at_once(broker: MemoryBroker) -> None:
+    with pulled(broker, lease_ms=100) as deliveries:
+        for one in deliveries:
+            one.extend(60_000)
+        due_ms = broker.next_due_ms(SUBJECT, GROUP)
+        assert due_ms is not None
+        assert due_ms - broker._clock.now_ms() > 30_000
+
+
+def test_an_unreachable_broker_is_told_to_the_caller(broker: MemoryBroker) -> None:
+    def lose_the_broker() -> None:
+        with pulled(broker) as deliveries:
+            deliveries[0].ack()
+            broker.faults.is_unreachable = True
+
+    with pytest.raises(BrokerUnreachableError):
+        lose_the_broker()
+    with pytest.raises(BrokerUnreachableError), pulled(broker):
+        raise AssertionError("nothing was pulled")
+
+
+@pytest.mark.parametrize("settings", [{"max_messages": 0}, {"wait_s": -1}, {"lease_ms": 1}])
+def test_a_setting_that_cannot_work_is_refused(broker: MemoryBroker, settings: Any) -> None:
+    with pytest.raises(ConfigurationError), pulled(broker, **settings):
+        raise AssertionError("nothing was pulled")
