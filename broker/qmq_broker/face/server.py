@@ -31,7 +31,7 @@ from qmq_broker.options import ServeOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.serving import Serving
-from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.disk import Disk, OsDisk
 from qmq_broker.storage.store import Store
 
 _LOG: Final = logging.getLogger("qmq_broker")
@@ -46,14 +46,18 @@ def serve(
     *,
     limits: ServiceLimits | None = None,
     face_limits: FaceLimits | None = None,
+    disk: Disk | None = None,
 ) -> ExitCode:
-    """Serve until stopped. Blocks; must run in the main thread."""
+    """Serve until stopped. Blocks; must run in the main thread.
+
+    `disk` takes the place of the machine's files below the data directory.
+    """
     listener = _bind(options)
     if listener is None:
         return ExitCode.ADDRESS
     with listener:
         try:
-            store = Store.open(OsDisk(options.directory), clock, options.store)
+            store = Store.open(disk or OsDisk(options.directory), clock, options.store)
         except StoreError as error:
             log_event(_LOG, logging.CRITICAL, "not_opened", code=error.code, reason=error)
             is_damage = isinstance(error, CorruptionError)

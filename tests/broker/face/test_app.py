@@ -39,7 +39,7 @@ PULL: dict[str, Any] = {"subject": SUBJECT, "group": GROUP, "consumer": "one"}
 def rig(tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(tmp_path / "data")
     yield rig
-    rig.store.close()
+    rig.close()
 
 
 @pytest.fixture

@@ -98,7 +98,8 @@ class Rig:
 
     def start(self) -> None:
         """Open the store and rebuild the groups; no thread is started."""
-        self.store = Store.open(OsDisk(str(self.directory)), self.clock, self._store_options)
+        self._disk = OsDisk(str(self.directory))
+        self.store = Store.open(self._disk, self.clock, self._store_options)
         self.broker = Broker(
             self.store,
             self.clock,
@@ -110,8 +111,13 @@ class Rig:
 
     def restart(self) -> None:
         """Stop in order and start again."""
-        self.store.close()
+        self.close()
         self.start()
+
+    def close(self) -> None:
+        """Stop in order."""
+        self.store.close()
+        self._disk.close()
 
     @property
     def now_ms(self) -> int:

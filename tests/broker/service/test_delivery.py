@@ -18,7 +18,7 @@ from tests.broker.service.rig import GROUP, SUBJECT, Rig
 def rig(tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(tmp_path / "data")
     yield rig
-    rig.store.close()
+    rig.close()
 
 
 def test_C1_a_message_is_leased_to_one_consumer_of_a_group_at_a_time(rig: Rig) -> None:
@@ -253,7 +253,7 @@ def test_setting_the_clock_of_the_machine_ends_no_lease(rig: Rig) -> None:
 def test_a_clock_set_back_before_a_restart_keeps_no_message_from_its_group(rig: Rig) -> None:
     rig.send(b"a")
     rig.pull(lease_ms=30_000)
-    rig.store.close()
+    rig.close()
     rig.clock.wall_ms -= 86_400_000
     rig.start()
     rig.pass_ms(30_000)
@@ -314,7 +314,7 @@ def test_B10_bounds_are_refusals_with_a_time_to_come_back(tmp_path: Path) -> Non
     rig.pull(group="second")
     with pytest.raises(BusyError, match="2 groups"):
         rig.pull(group="third")
-    rig.store.close()
+    rig.close()
 
 
 def test_B10_a_group_with_too_much_unsettled_gets_no_new_messages(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_B10_a_group_with_too_much_unsettled_gets_no_new_messages(tmp_path: Path
     assert rig.pull("two").bodies == []
     rig.settle(given.nack(delay_ms=0), "one")
     assert rig.pull("two").bodies == given.bodies
-    rig.store.close()
+    rig.close()
 
 
 def test_a_forgotten_consumer_never_gets_a_pull_sequence_twice(tmp_path: Path) -> None:
@@ -340,4 +340,4 @@ def test_a_forgotten_consumer_never_gets_a_pull_sequence_twice(tmp_path: Path) -
     rig.pass_ms(2 * 3_600_000)
     rig.send(b"d")
     assert rig.pull("one").first == 3
-    rig.store.close()
+    rig.close()

@@ -39,14 +39,16 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="qmq-model-", dir=MEMORY if MEMORY.is_dir() else None))
+        self.directory = Path(
+            tempfile.mkdtemp(prefix="qmq-model-", dir=MEMORY if MEMORY.is_dir() else None)
+        )
         self.rig = Rig(self.directory / "data")
         self.known: list[Known] = []
         self.given: list[tuple[str, Given]] = []
         self.acked: set[tuple[str, int, int]] = set()
 
     def teardown(self) -> None:
-        self.rig.store.close()
+        self.rig.close()
         shutil.rmtree(self.directory)
 
     @rule(count=st.integers(1, 6))

@@ -29,7 +29,7 @@ from tests.broker.service.rig import SUBJECT, Rig, make_frame, new_ids
 def rig(tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(tmp_path / "data")
     yield rig
-    rig.store.close()
+    rig.close()
 
 
 class CountingStore:
@@ -159,7 +159,7 @@ def test_B10_too_many_bytes_waiting_for_the_disk_are_refused(tmp_path: Path) -> 
     rig.broker.writer.step()
     rig.run_posted()
     assert len(rig.pull().bodies) == 2
-    rig.store.close()
+    rig.close()
 
 
 def test_B10_a_disk_that_hangs_is_not_asked_for_more(rig: Rig) -> None:
@@ -219,7 +219,7 @@ def test_B6_a_full_disk_refuses_the_request_and_ends_nothing(rig: Rig) -> None:
 def test_B6_below_the_reserve_nothing_is_taken_and_pulls_go_on(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "data")
     rig.send(b"a")
-    rig.store.close()
+    rig.close()
     rig = Rig(tmp_path / "data", store_options=StoreOptions(
         segment_bytes=16 * 1024 * 1024, reserve_bytes=2**40
     ))  # fmt: skip
@@ -228,7 +228,7 @@ def test_B6_below_the_reserve_nothing_is_taken_and_pulls_go_on(tmp_path: Path) -
     given = rig.pull()
     assert given.bodies == [b"a"]
     assert rig.settle(given.ack()).settled == 1
-    rig.store.close()
+    rig.close()
 
 
 @pytest.mark.parametrize("state", [Serving.DRAINING, Serving.POISONED])

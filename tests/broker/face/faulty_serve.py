@@ -1,0 +1,76 @@
+"""Serve with tight bounds, or on a disk that starts to fail after some syncs; for `process.py`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+from qmq_broker.clock import SYSTEM_CLOCK
+from qmq_broker.errors import DiskError
+from qmq_broker.face.limits import FaceLimits
+from qmq_broker.face.logs import start_logging
+from qmq_broker.face.server import serve
+from qmq_broker.options import ServeOptions, StoreOptions
+from qmq_broker.storage.disk import OsDisk, OsFile
+
+
+class FailingFile(OsFile):
+    """A file whose syncs fail once the disk says so."""
+
+    def __init__(self, file: OsFile, disk: FailingDisk) -> None:
+        super().__init__(file.path, file._descriptor)
+        self._disk = disk
+
+    def sync(self) -> None:
+        self._disk.count_sync()
+        super().sync()
+
+
+class FailingDisk(OsDisk):
+    """Every sync after the first `syncs` of the commit log fails."""
+
+    def __init__(self, root: str, syncs: int) -> None:
+        super().__init__(root)
+        self._syncs_left = syncs
+
+    def open(self, path: str, *, is_new: bool = False) -> OsFile:
+        file = super().open(path, is_new=is_new)
+        return FailingFile(file, self) if path.startswith("commitlog/") else file
+
+    def count_sync(self) -> None:
+        self._syncs_left -= 1
+        if self._syncs_left < 0:
+            raise DiskError(operation="sync", path="commitlog", reason="planted fault")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--listen", required=True)
+    parser.add_argument("--syncs", type=int, default=10**9)
+    parser.add_argument("--head-ms", type=int, default=300)
+    parser.add_argument("--request-ms", type=int, default=600)
+    parser.add_argument("--unread-ms", type=int, default=600)
+    parser.add_argument("--connections", type=int, default=5)
+    given = parser.parse_args()
+    host, _, port = given.listen.partition(":")
+    start_logging(logging.INFO)
+    return serve(
+        ServeOptions(
+            directory=given.data, host=host, port=int(port), store=StoreOptions(reserve_bytes=0)
+        ),
+        SYSTEM_CLOCK,
+        disk=FailingDisk(given.data, given.syncs),
+        face_limits=FaceLimits(
+            head_ms=given.head_ms,
+            request_ms=given.request_ms,
+            unread_ms=given.unread_ms,
+            connections=given.connections,
+            sweep_ms=50,
+        ),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""The broker as a process of its own: started, waited for by its log lines, stopped or killed.
+
+Run as a module it serves with bounds and faults that the command line does not offer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from time import monotonic
+from types import TracebackType
+from typing import Self
+
+START_S_MAX = 30.0
+END_S_MAX = 30.0
+ROOT = Path(__file__).resolve().parents[3]
+SERVE = ("-m", "qmq_broker", "serve")
+SERVE_WITH_FAULTS = ("-m", "tests.broker.face.faulty_serve")
+_URL = re.compile(r" listening url=http://([0-9.]+):([0-9]+)")
+
+
+class BrokerProcess:
+    """One broker process on a data directory; a free port unless one is given."""
+
+    def __init__(
+        self, data: Path, *more: str, command: Sequence[str] = SERVE, listen: str = "127.0.0.1:0"
+    ) -> None:
+        self._command = [sys.executable, *command, "--data", str(data), "--listen", listen, *more]
+        self.lines: list[str] = []
+        self._fresh: SimpleQueue[str] = SimpleQueue()
+        self.host, self.port = "127.0.0.1", 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._clean_up()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://{self.host}:{self.port}"
+
+    def start(self) -> None:
+        """Start it and wait until it listens."""
+        self.spawn()
+        found = _URL.search(self.wait_for(" listening "))
+        assert found is not None
+        self.host, self.port = found[1], int(found[2])
+
+    def spawn(self) -> None:
+        """Start it without waiting."""
+        self._process = subprocess.Popen(
+            self._command,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'broker'}"},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_for(self, text: str) -> str:
+        """The next log line that holds `text`; fails when it does not come in time."""
+        ends_at = monotonic() + START_S_MAX
+        while True:
+            try:
+                line = self._fresh.get(timeout=max(0.01, ends_at - monotonic()))
+            except Empty:
+                raise AssertionError(f"no {text!r} in {self.log}") from None
+            if text in line:
+                return line
+            if not line:
+                raise AssertionError(f"ended without {text!r}: {self.log}")
+
+    def run_to_end(self) -> int:
+        """Start it where it is expected to refuse; returns its exit code."""
+        self.spawn()
+        try:
+            return self.wait()
+        finally:
+            self._clean_up()
+
+    def send_signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is cleaned up."""
+        self._process.kill()
+        self.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        self._process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Its exit code when it has ended."""
+        code = self._process.wait(END_S_MAX)
+        self._reader.join(END_S_MAX)
+        return code
+
+    @property
+    def log(self) -> str:
+        """Everything it logged so far."""
+        return "".join(self.lines)
+
+    def _clean_up(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self.wait()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.lines.append(line)
+            self._fresh.put(line)
+        self._fresh.put("")
+
+    @contextmanager
+    def connection(self, timeout_s: float = 10.0) -> Iterator[socket.socket]:
+        """A bare TCP connection."""
+        with socket.create_connection((self.host, self.port), timeout=timeout_s) as connection:
+            yield connection
+
+    def talk(self, data: bytes, timeout_s: float = 10.0) -> bytes:
+        """Send bytes, say that there is no more, and return all that comes back."""
+        with self.connection(timeout_s) as connection:
+            try:
+                connection.sendall(data)
+                connection.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass  # it hung up while we were talking: what it said before is read below
+            return read_all(connection)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Everything until the other side closes or resets."""
+    parts: list[bytes] = []
+    try:
+        while part := connection.recv(65_536):
+            parts.append(part)
+    except ConnectionError:
+        pass
+    return b"".join(parts)

@@ -1,0 +1,194 @@
+"""Garbage on the port: an answer or a hang-up, never a 5xx, never a traceback, and it serves on."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.broker.face.process import SERVE_WITH_FAULTS, BrokerProcess, read_all
+
+BODY = b'{"subject":"a","group":"b","consumer":"c"}'
+LENGTH = b"Content-Length: %d\r\n" % len(BODY)
+HEAD = b"POST /v1/pull HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+
+#: What is sent, and the status of the first answer; None for none at all.
+CASES: dict[str, tuple[bytes, int | None]] = {
+    "a good request": (HEAD + LENGTH + b"\r\n" + BODY, 200),
+    "a good chunked request": (HEAD + CHUNKED + b"\r\n2a\r\n" + BODY + b"\r\n0\r\n\r\n", 200),
+    "nothing": (b"", None),
+    "binary": (bytes(range(256)) * 4, 400),
+    "a TLS hello": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 100, 400),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    "a frame without HTTP": (b"QMQF\x01\x01\x00\x00" + b"\0" * 100, 400),
+    "a folded line": (HEAD + b"X-A: b\r\n c\r\n" + LENGTH + b"\r\n" + BODY, 400),
+    "bare line feeds": ((HEAD + LENGTH + b"\r\n").replace(b"\r\n", b"\n") + BODY, 400),
+    "a NUL in a header": (HEAD + b"X: a\0b\r\n" + LENGTH + b"\r\n" + BODY, 400),
+    "a space in a header name": (HEAD + b"X y: z\r\n" + LENGTH + b"\r\n" + BODY, 400),
+    "two equal lengths": (HEAD + LENGTH * 2 + b"\r\n" + BODY, 400),
+    "two lengths": (HEAD + LENGTH + b"Content-Length: 3\r\n\r\n" + BODY, 400),
+    "a list of lengths": (HEAD + b"Content-Length: 42, 42\r\n\r\n" + BODY, 400),
+    "length and chunks": (HEAD + LENGTH + CHUNKED + b"\r\n" + BODY, 400),
+    "chunks and length": (HEAD + CHUNKED + LENGTH + b"\r\n" + BODY, 400),
+    "chunks twice": (HEAD + CHUNKED * 2 + b"\r\n", 400),
+    "another transfer encoding": (HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n", 400),
+    "an identity transfer encoding": (HEAD + b"Transfer-Encoding: identity\r\n\r\n", 400),
+    "a signed length": (HEAD + b"Content-Length: +42\r\n\r\n" + BODY, 400),
+    "a negative length": (HEAD + b"Content-Length: -1\r\n\r\n" + BODY, 400),
+    "a length beyond 64 bits": (HEAD + b"Content-Length: " + b"9" * 40 + b"\r\n\r\n", 400),
+    "a hexadecimal length": (HEAD + b"Content-Length: 0x2a\r\n\r\n" + BODY, 400),
+    "a bad chunk": (HEAD + CHUNKED + b"\r\nzz\r\n", 400),
+    "a chunk beyond 64 bits": (HEAD + CHUNKED + b"\r\n" + b"F" * 20 + b"\r\n", 400),
+    "two hosts": (HEAD + b"Host: b\r\n" + LENGTH + b"\r\n" + BODY, 400),
+    "10,000 headers": (HEAD + b"X: y\r\n" * 10_000 + b"\r\n", 431),
+    "a megabyte of header": (HEAD + b"X: " + b"y" * 1_000_000 + b"\r\n\r\n", 431),
+    "a header that never ends": (HEAD + b"X: " + b"y" * 20_000, 431),
+    "a long path": (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", 431),
+    "a path of bytes": (b"GET /\xff\xfe HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+    "a path with escapes": (b"GET /%zz%ff%00%2e%2e HTTP/1.1\r\nHost: a\r\n\r\n", 404),
+    "a path upwards": (b"GET /../../etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n", 404),
+    "another host's path": (b"GET http://other/x HTTP/1.1\r\nHost: a\r\n\r\n", 404),
+    "a tunnel": (b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+    "no method": (b" / HTTP/1.1\r\n\r\n", 400),
+    "an unknown method": (b"BREW /v1/send HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+    "the wrong method": (b"PUT /v1/send HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n", 405),
+    "a websocket": (
+        b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\n",
+        200,
+    ),
+    "half a body": (HEAD + LENGTH + b"\r\n" + BODY[:10], None),
+    "half a head": (HEAD[:40], None),
+    "a body of gzip": (HEAD + b"Content-Encoding: gzip\r\n" + LENGTH + b"\r\n" + BODY, 415),
+    "too long a body": (HEAD + b"Content-Length: 9999999999\r\n\r\n", 413),
+    "no length": (HEAD + b"\r\n", 411),
+}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("garbage") / "data") as broker:
+        yield broker
+        assert broker.stop() == 0
+        assert "Traceback" not in broker.log
+        assert " request_failed " not in broker.log
+
+
+@pytest.fixture(scope="module")
+def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    data = tmp_path_factory.mktemp("tight") / "data"
+    with BrokerProcess(data, command=SERVE_WITH_FAULTS) as broker:
+        yield broker
+        assert broker.stop() == 0
+        assert "Traceback" not in broker.log
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_hostile_bytes_get_an_answer_that_blames_the_sender(
+    broker: BrokerProcess, name: str
+) -> None:
+    data, status = CASES[name]
+    answer = broker.talk(data)
+    statuses = [int(found) for found in re.findall(rb"HTTP/1.1 (\d{3})", answer)]
+    assert statuses[:1] == ([] if status is None else [status])
+    assert not [found for found in statuses if found >= 500]
+    assert b"Traceback" not in answer
+    assert httpx.get(f"{broker.url}/healthz").status_code == 200
+
+
+def test_random_bytes_end_nothing(broker: BrokerProcess) -> None:
+    chance = random.Random(20_131)
+    good = HEAD + LENGTH + b"\r\n" + BODY
+    for _ in range(150):
+        data = bytearray(good * chance.randint(1, 3))
+        for _ in range(chance.randint(1, 8)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        answer = broker.talk(bytes(data[: chance.randint(0, len(data))]))
+        assert not re.search(rb"HTTP/1.1 5", answer), (data, answer)
+    assert httpx.get(f"{broker.url}/healthz").status_code == 200
+
+
+def test_requests_one_behind_the_other_are_answered_in_order(broker: BrokerProcess) -> None:
+    both = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n" + HEAD + LENGTH + b"\r\n" + BODY
+    with broker.connection() as connection:
+        connection.sendall(both * 3 + b"GET /x HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        answer = read_all(connection)
+    assert re.findall(rb"HTTP/1.1 (\d{3})", answer) == [b"200"] * 6 + [b"404"]
+
+
+def test_a_refused_body_is_swallowed_and_the_connection_serves_on(broker: BrokerProcess) -> None:
+    with httpx.Client(base_url=broker.url) as client:
+        reply = client.post(
+            "/v1/pull", content=b"x" * 3_000_000, headers={"content-type": "application/json"}
+        )
+        assert (reply.status_code, reply.json()["code"]) == (413, "body_too_large")
+        assert client.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"", b"408"),
+        (b"POST /v1/pull HTTP/1.1\r\nHost:", b"408"),
+        (HEAD + LENGTH + b"\r\n" + BODY[:-1], b"408"),
+        (HEAD + CHUNKED + b"\r\n2a\r\n" + BODY, b"408"),
+        (b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\nGET /healthz HT", b"408"),
+    ],
+)
+def test_B10_a_request_that_does_not_come_in_time_is_ended(
+    tight: BrokerProcess, sent: bytes, status: bytes
+) -> None:
+    with tight.connection() as connection:
+        connection.sendall(sent)
+        answer = read_all(connection)
+    assert re.findall(rb"HTTP/1.1 (\d{3})", answer)[-1] == status
+    assert b'"too_slow"' in answer
+
+
+def test_B10_a_trickle_is_ended_however_often_it_drips(tight: BrokerProcess) -> None:
+    answer = b""
+    with tight.connection(timeout_s=0.02) as connection:
+        try:
+            for drop in range(1_000):
+                connection.sendall(b"P" if not drop else b"a")
+                try:
+                    answer = connection.recv(10_000)
+                    break
+                except TimeoutError:
+                    continue
+        except ConnectionError:
+            return
+    assert re.match(rb"HTTP/1.1 4(00|08)|\Z", answer)
+
+
+def test_B10_a_client_that_does_not_read_is_left(tight: BrokerProcess) -> None:
+    text = "x" * 1_000_000
+    with httpx.Client(base_url=tight.url) as client:
+        messages = [{"subject": "big", "body": text} for _ in range(4)]
+        for _ in range(4):
+            assert client.post("/v1/send", json={"messages": messages}).status_code == 200
+    ask = b"GET /v1/messages?subject=big&count=4 HTTP/1.1\r\nHost: a\r\n\r\n"
+    with tight.connection() as connection:
+        connection.sendall(ask * 20)
+        tight.wait_for("unread=1")
+
+
+def test_B10_one_connection_too_many_is_asked_to_come_back(tight: BrokerProcess) -> None:
+    with (
+        tight.connection() as one,
+        tight.connection() as two,
+        tight.connection() as three,
+        tight.connection() as four,
+        tight.connection() as five,
+        tight.connection() as surplus,
+    ):
+        answer = read_all(surplus)
+        assert b"HTTP/1.1 503" in answer
+        assert b"retry-after: 1" in answer
+        for connection in (one, two, three, four, five):
+            assert b"HTTP/1.1 408" in read_all(connection)
+    assert httpx.get(f"{tight.url}/healthz").status_code == 200
