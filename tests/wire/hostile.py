@@ -12,6 +12,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 
 import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
 
 from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, SEQUENCE_BYTES
@@ -31,6 +32,16 @@ NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,20}\Z", fullmatch=True)
 #: Any text that UTF-8 can say.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 TIMES_MS = st.integers(0, TIME_MAX_MS)
+
+
+def examples(count: int) -> settings:
+    """So many examples, however slow the machine is just now; a failure prints how to repeat it."""
+    return settings(
+        max_examples=count,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 
 
 def records(*, subject: st.SearchStrategy[str] = NAMES) -> st.SearchStrategy[Record]:

@@ -7,11 +7,12 @@ import sys
 from types import ModuleType
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq_client.wire import checksum
 from qmq_client.wire.checksum import crc32c, crc32c_in_python
+from tests.wire.hostile import examples
 
 #: RFC 3720, appendix B.4, and the check value of the CRC catalogues.
 VECTORS = [
@@ -40,13 +41,13 @@ def test_known_vectors_come_out_right_with_and_without_the_extension(
     assert crc32c_in_python(0, data) == expected
 
 
-@settings(max_examples=200, deadline=None, print_blob=True)
+@examples(100)
 @given(data=st.binary(max_size=600), seed=st.integers(0, 2**32 - 1))
 def test_the_fallback_equals_the_extension(data: bytes, seed: int) -> None:
     assert crc32c_in_python(seed, data) == crc32c(data, seed)
 
 
-@settings(max_examples=100, deadline=None, print_blob=True)
+@examples(100)
 @given(first=st.binary(max_size=300), second=st.binary(max_size=300))
 def test_a_checksum_continues_from_what_came_before(first: bytes, second: bytes) -> None:
     assert crc32c(second, crc32c(first)) == crc32c(first + second)

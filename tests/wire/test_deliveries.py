@@ -6,7 +6,7 @@ import struct
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq_client.wire.deliveries import (
@@ -19,7 +19,7 @@ from qmq_client.wire.errors import ChecksumError, ProtocolError
 from qmq_client.wire.frame import FrameKind, build_frame
 from qmq_client.wire.record import Record, encode_record
 from tests.golden.version_1 import golden
-from tests.wire.hostile import records
+from tests.wire.hostile import examples, records
 
 BYTES_MAX = 8 * 2**20
 RECORD = encode_record(Record(message_id=bytes(16), subject="a", body=b"", born_at_ms=0))
@@ -53,7 +53,7 @@ def answer_of(
 RUNS = st.lists(st.tuples(st.integers(0, 2**62), st.integers(0, 4), st.integers(1, 20)), max_size=5)
 
 
-@settings(max_examples=60, deadline=None, print_blob=True)
+@examples(40)
 @given(runs=RUNS, first=st.integers(0, 2**62), source=st.data())
 def test_every_answer_gives_its_messages_with_sequences_and_attempts(
     runs: list[tuple[int, int, int]], first: int, source: st.DataObject

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq_client.wire.errors import (
@@ -30,7 +30,7 @@ from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX, Limits
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record, encode_record, record_tag_hash
 from tests.golden.version_1 import golden
-from tests.wire.hostile import NAMES, records, reseal_frame, with_field
+from tests.wire.hostile import NAMES, examples, records, reseal_frame, with_field
 
 
 def encoded(body: bytes = b"", subject: str = "flight", counter: int = 0) -> bytes:
@@ -44,7 +44,7 @@ TWO = golden("frame_messages")
 RUNS = st.dictionaries(NAMES, st.lists(records(), min_size=1, max_size=4), min_size=1, max_size=4)
 
 
-@settings(max_examples=50, deadline=None, print_blob=True)
+@examples(40)
 @given(RUNS)
 def test_every_frame_parses_to_what_it_was_built_from(runs: dict[str, list[Record]]) -> None:
     by_subject = {subject: [encode_record(each) for each in run] for subject, run in runs.items()}
@@ -63,7 +63,7 @@ def test_every_frame_parses_to_what_it_was_built_from(runs: dict[str, list[Recor
     assert data[20 : frame.header.head_bytes] == bytes(frame.header.head_bytes - 20)
 
 
-@settings(max_examples=100, deadline=None, print_blob=True)
+@examples(100)
 @given(
     kind=st.sampled_from(FrameKind), body=st.binary(max_size=100), count=st.integers(0, 2**32 - 1)
 )

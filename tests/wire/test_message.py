@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq_client.message import (
@@ -32,7 +32,7 @@ from qmq_client.wire.record import (
     decode_record,
     encode_record,
 )
-from tests.wire.hostile import records
+from tests.wire.hostile import examples, records
 
 NEW_ID = bytes(range(16))
 
@@ -54,7 +54,7 @@ def through(body: Any, body_type: Any = Any) -> Any:
     return record_to_message(decode_record("flight", data), body_type).body
 
 
-@settings(max_examples=200, deadline=None, print_blob=True)
+@examples(120)
 @given(st.binary() | JSON_VALUES)
 def test_S9_bytes_text_and_json_values_come_back_equal(body: Any) -> None:
     back = through(body)
@@ -268,7 +268,7 @@ def test_a_message_has_the_new_id_unless_it_brings_one() -> None:
     assert message_to_record(own, new_id=NEW_ID, now_ms=1).message_id == b"\xff" * 16
 
 
-@settings(max_examples=100, deadline=None, print_blob=True)
+@examples(100)
 @given(records())
 def test_every_record_makes_a_message_or_a_protocol_error(record: Record) -> None:
     try:
@@ -327,7 +327,7 @@ def test_a_body_that_is_not_what_it_says_is_a_protocol_error(
         decode_body(kind, body, body_type)
 
 
-@settings(max_examples=100, deadline=None, print_blob=True)
+@examples(100)
 @given(
     kind=st.sampled_from(BodyKind),
     body=st.binary(max_size=60),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq_client.wire.errors import InvalidMessageError
@@ -15,6 +15,7 @@ from qmq_client.wire.message_id import (
     parse_message_id,
     split_message_id,
 )
+from tests.wire.hostile import examples
 
 
 def test_ids_of_one_instance_are_dense_from_zero() -> None:
@@ -36,7 +37,7 @@ def test_an_instance_that_is_no_unsigned_64_bit_number_is_refused(instance: int)
         MessageIds(instance)
 
 
-@settings(max_examples=100, deadline=None, print_blob=True)
+@examples(100)
 @given(st.binary(min_size=16, max_size=16))
 def test_an_id_reads_back_from_its_text(message_id: bytes) -> None:
     text = format_message_id(message_id)

@@ -6,12 +6,12 @@ import unicodedata
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from qmq_client.wire.errors import InvalidMessageError, InvalidNameError
 from qmq_client.wire.limits import NAME_BYTES_MAX
 from qmq_client.wire.names import check_name, is_name, shorten
-from tests.wire.hostile import NAME_ALPHABET
+from tests.wire.hostile import NAME_ALPHABET, examples
 
 GOOD = [
     "a", "A", "0", "_", "flight.departed", "a-b_c.D9", "a..b", "a.", "a-", "_.", "CON", "nul", "com1",
@@ -60,7 +60,7 @@ def test_a_name_is_refused_again_after_its_first_refusal(text: str) -> None:
     assert [is_name(text) for _ in range(3)] == [False] * 3
 
 
-@settings(max_examples=200, deadline=None, print_blob=True)
+@examples(200)
 @given(st.text(max_size=140) | st.text(NAME_ALPHABET, min_size=1, max_size=140))
 def test_a_name_has_a_good_first_letter_good_letters_and_at_most_127(text: str) -> None:
     expected = (
@@ -111,7 +111,7 @@ def test_an_error_shows_any_value_printable_and_short(value: object, shown: str)
     assert shorten(value) == shown
 
 
-@settings(max_examples=100, deadline=None, print_blob=True)
+@examples(100)
 @given(st.text() | st.binary() | st.integers() | st.lists(st.text(), max_size=50))
 def test_what_is_shown_is_one_bounded_line(value: object) -> None:
     shown = shorten(value)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq_client.wire.errors import (
@@ -31,7 +31,7 @@ from qmq_client.wire.record import (
     record_message_id,
     verify_record,
 )
-from tests.wire.hostile import mutate, records, reseal_record
+from tests.wire.hostile import examples, mutate, records, reseal_record
 
 PLAIN = Record(message_id=bytes(range(16)), subject="flight", body=b"body", born_at_ms=1)
 GENEROUS = Limits(tags=64, headers=65_535, headers_bytes=65_535)
@@ -42,7 +42,7 @@ def plain(**values: Any) -> Record:
     return msgspec.structs.replace(PLAIN, **values)
 
 
-@settings(max_examples=300, deadline=None, print_blob=True)
+@examples(150)
 @given(records())
 def test_S9_every_record_decodes_to_what_was_encoded(record: Record) -> None:
     data = encode_record(record)
@@ -54,7 +54,7 @@ def test_S9_every_record_decodes_to_what_was_encoded(record: Record) -> None:
     assert data.endswith(record.body)
 
 
-@settings(max_examples=100, deadline=None, print_blob=True)
+@examples(100)
 @given(record=records(), source=st.randoms(use_true_random=False))
 def test_S9_every_altered_bit_is_found(record: Record, source: Any) -> None:
     data = bytearray(encode_record(record))
@@ -63,7 +63,7 @@ def test_S9_every_altered_bit_is_found(record: Record, source: Any) -> None:
         decode_record(record.subject, bytes(data))
 
 
-@settings(max_examples=200, deadline=None, print_blob=True)
+@examples(150)
 @given(record=records(), source=st.randoms(use_true_random=False))
 def test_bytes_that_decode_are_the_only_bytes_of_their_record(record: Record, source: Any) -> None:
     data = reseal_record(record.subject, mutate(encode_record(record), source))

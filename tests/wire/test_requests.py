@@ -6,7 +6,7 @@ import struct
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq_client.wire.errors import EncodingError, ProtocolError
@@ -30,6 +30,7 @@ from qmq_client.wire.requests import (
     sized_part,
 )
 from tests.golden.version_1 import CONTROLS
+from tests.wire.hostile import examples
 
 NUMBERS = st.integers(0, 2**63 - 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -59,7 +60,7 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None, print_blob=True)
+@examples(100)
 @given(VALUES)
 def test_every_request_and_answer_reads_back_in_both_encodings(value: msgspec.Struct) -> None:
     assert decode_control(encode_control(value), type(value)) == value
@@ -108,6 +109,14 @@ def test_an_answer_may_have_fields_that_an_older_client_does_not_know(
     newer = msgspec.to_builtins(value) | {"new": [1, {"deep": None}]}
     assert decode_json(msgspec.json.encode(newer), kind) == value
     assert decode_msgpack(msgspec.msgpack.encode(newer), kind) == value
+
+
+def test_a_bottomless_answer_is_refused_in_both_encodings() -> None:
+    depth = 100_000
+    with pytest.raises(ProtocolError, match="JSON"):
+        decode_json(b'{"new":' + b"[" * depth + b"]" * depth + b"}", SettleAnswer)
+    with pytest.raises(ProtocolError, match="MessagePack"):
+        decode_msgpack(b"\x81\xa3new" + b"\x91" * depth + b"\x90", SettleAnswer)
 
 
 def test_a_text_with_a_lone_surrogate_is_refused_by_type_in_both_encodings() -> None:

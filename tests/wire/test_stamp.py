@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq_client.wire.errors import ChecksumError, ProtocolError
@@ -21,7 +21,7 @@ from qmq_client.wire.frame import (
     verify_stamp,
 )
 from tests.golden.version_1 import golden
-from tests.wire.hostile import with_field
+from tests.wire.hostile import examples, with_field
 
 TWO = golden("frame_messages")
 STAMP: dict[str, Any] = {
@@ -108,7 +108,7 @@ def test_a_frame_that_no_log_has_stamped_has_no_good_stamp() -> None:
         check_stamp(TWO)
 
 
-@settings(max_examples=50, deadline=None, print_blob=True)
+@examples(50)
 @given(
     offset=st.integers(0, 2**63 - 1),
     stored_at_ms=st.integers(0, 2**63 - 1),

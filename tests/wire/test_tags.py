@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.record import Record, encode_record, record_tag_hash
 from qmq_client.wire.tags import joined_tags_hash, tag_hash
-from tests.wire.hostile import NAMES, records
+from tests.wire.hostile import NAMES, examples, records
 
 
 def test_no_tags_have_hash_zero() -> None:
@@ -16,7 +16,7 @@ def test_no_tags_have_hash_zero() -> None:
     assert record_tag_hash(encode_record(record_with_tags(()))) == 0
 
 
-@settings(max_examples=200, deadline=None, print_blob=True)
+@examples(80)
 @given(NAMES)
 def test_one_tag_sets_one_or_two_bits_of_64(tag: str) -> None:
     value = tag_hash([tag.encode()])
@@ -26,7 +26,7 @@ def test_one_tag_sets_one_or_two_bits_of_64(tag: str) -> None:
     assert value == 1 << crc % 64 | 1 << crc // 64 % 64
 
 
-@settings(max_examples=200, deadline=None, print_blob=True)
+@examples(80)
 @given(st.lists(NAMES, max_size=16))
 def test_the_hash_of_several_tags_holds_that_of_each(tags: list[str]) -> None:
     whole = tag_hash(tag.encode() for tag in tags)
@@ -36,7 +36,7 @@ def test_the_hash_of_several_tags_holds_that_of_each(tags: list[str]) -> None:
     assert whole == tag_hash(tag.encode() for tag in reversed(tags))
 
 
-@settings(max_examples=200, deadline=None, print_blob=True)
+@examples(80)
 @given(records())
 def test_the_hash_read_from_a_record_is_that_of_its_tags(record: Record) -> None:
     expected = tag_hash(tag.encode() for tag in record.tags)
