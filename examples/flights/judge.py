@@ -77,7 +77,7 @@ def read_stored(plan: Plan) -> Iterator[Stored]:
             assert queue is not None
             for first in range(queue.first_sequence, queue.next_sequence, READ_MESSAGES):
                 entries = queue.entries(first, READ_MESSAGES)
-                for index, data in enumerate(store.read_records(entries)):
+                for index, data in enumerate(store.read_records(entries, subject=subject)):
                     message = record_to_message(decode_record(subject, data))
                     yield Stored(
                         message_id=message.message_id or "",

@@ -33,12 +33,17 @@ class Child:
         self._log = directory / f"{name}.log"
         self._process: subprocess.Popen[str] | None = None
         self._listener: threading.Thread | None = None
-        #: What the process last said about itself, over all its lives.
+        #: What the process last said about itself in this life.
         self.status: dict[str, Any] = {}
+        #: The same of its earlier lives.
+        self.earlier: list[dict[str, Any]] = []
         self.lives = 0
 
     def start(self) -> None:
         """Start it; returns at once."""
+        if self.lives:
+            self.earlier.append(self.status)
+            self.status = {}
         self.lives += 1
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
@@ -69,6 +74,10 @@ class Child:
         except subprocess.TimeoutExpired:
             process.kill()
             raise ProcessError(f"{self.name} did not stop within {deadline_s} s") from None
+
+    def total(self, name: str) -> int:
+        """A count that each life begins anew, over all of them."""
+        return sum(int(status.get(name, 0)) for status in [*self.earlier, self.status])
 
     def hear_out(self) -> None:
         """Read the last words of a process that has ended."""

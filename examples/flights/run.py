@@ -192,8 +192,9 @@ class Run:
                 child.check()
 
     def _report(self) -> None:
-        for name in (DEPARTURES, TALLIES, COUNTER):
-            self._on_progress(name, int(self.children[name].status.get("done", 0)))
+        self._on_progress(DEPARTURES, int(self.children[DEPARTURES].status.get("done", 0)))
+        for name in (TALLIES, COUNTER):
+            self._on_progress(name, self.children[name].total("done"))
 
     def _wait_until_drained(self) -> None:
         deadline = time.monotonic() + 120.0
