@@ -113,6 +113,9 @@ class Recovery:
         clean = _is_clean(self._disk, last)
         commit, actions = self._examine(last)
         is_loaded = self._queues.load(commit.next_offset)
+        # Names, of FORMAT above all, may be known to this kernel and not to the disk when the last
+        # process was killed: nothing is built on them before they are durable.
+        self._disk.sync_directory(layout.ROOT)
         for directory in _DIRECTORIES:
             self._disk.make_directory(directory)
         self._derive(last.window_offset if last else 0, commit)
@@ -195,7 +198,6 @@ class Recovery:
     def _mend(self, commit: LogFinding, actions: LogFinding) -> None:
         if layout.CLEAN in self._disk.names(layout.ROOT):
             self._disk.unlink(layout.CLEAN)
-        # Names may be known to this kernel and not to the disk when the last process was killed.
         self._disk.sync_directory(layout.ROOT)
         for segments, finding in ((self._commit, commit), (self._actions, actions)):
             if finding.torn_bytes:
