@@ -7,15 +7,14 @@ this time; a quick one shows them only, because three short rounds are no figure
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 from rich.console import Console
 
+from benchmarks import interruption
 from benchmarks.machine import ROOT, NoDiskError, find_directory
 from benchmarks.measure import Effort
 from benchmarks.page import write_pages
@@ -43,11 +42,12 @@ def main(arguments: Sequence[str]) -> int:
     except (UnknownBenchmarkError, NoDiskError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, end)
+    interruption.listen()
     effort = Effort.QUICK if options.quick else Effort(options.effort)
     results = []
     try:
         for benchmark in benchmarks:
+            interruption.check()
             with console.status(f"{benchmark.number} {benchmark.name}: {benchmark.summary}"):
                 result = run_benchmark(benchmark, effort=effort, directory=directory)
             show_result(console, result)
@@ -79,11 +79,6 @@ def parser() -> argparse.ArgumentParser:
         "--directory", type=Path, metavar="DIR", help="measure here; must be on a disk"
     )
     return parser
-
-
-def end(_signal: int, _frame: FrameType | None) -> None:
-    """End on SIGTERM as on Ctrl-C, so that no process is left behind."""
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -21,12 +21,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from benchmarks import interruption
 from benchmarks.machine import ROOT
 
 START_DEADLINE_S: Final = 20.0
 #: Longer than any round: reached only when something hangs.
 ANSWER_DEADLINE_S: Final = 120.0
 STOP_DEADLINE_S: Final = 10.0
+#: How often a wait looks for an interruption.
+LOOK_S: Final = 0.5
 LOG_LINES_SHOWN: Final = 12
 #: Fields of /proc/PID/stat behind the command's closing parenthesis.
 _USER_TICKS: Final = 11
@@ -111,8 +114,11 @@ class Worker(Child):
         """The next value from the worker; raises `ProcessError` when none comes."""
         assert self.process.stdout is not None
         # The stream is unbuffered: what `select` does not announce is not in any buffer either.
-        if not select.select([self.process.stdout], [], [], ANSWER_DEADLINE_S)[0]:
-            raise self.error(f"said nothing for {ANSWER_DEADLINE_S:.0f} s")
+        ends_at_s = time.monotonic() + ANSWER_DEADLINE_S
+        while not select.select([self.process.stdout], [], [], LOOK_S)[0]:
+            interruption.check()
+            if time.monotonic() > ends_at_s:
+                raise self.error(f"said nothing for {ANSWER_DEADLINE_S:.0f} s")
         line = self.process.stdout.readline()
         if not line.endswith(b"\n"):
             self.process.wait(STOP_DEADLINE_S)
@@ -164,6 +170,7 @@ class Processes:
     def _start(
         self, name: str, line: list[str], *, is_worker: bool
     ) -> tuple[subprocess.Popen[bytes], Path]:
+        interruption.check()
         log = self.directory / f"{name}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(

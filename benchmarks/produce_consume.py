@@ -130,6 +130,7 @@ def produce(control: Control, *, broker_url: str, duration_s: float) -> None:
 def consume(control: Control, *, broker_url: str) -> None:
     """The consumer process."""
     consumer = Consumer(broker_url)
+    consumer.step()  # connects, imports, makes the group
     control.tell("ready")
     control.hear()
     cpu_s = time.process_time()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.machine import MEMORY_FILE_SYSTEMS, NoDiskError, file_system, find_directory
+from benchmarks.machine import MEMORY_FILE_SYSTEMS, ROOT, NoDiskError, file_system, find_directory
 from benchmarks.processes import ProcessError, Processes, Worker
 
 WORKERS = "tests.benchmarks.workers"
@@ -49,3 +51,34 @@ def test_a_directory_in_memory_is_refused() -> None:
         pytest.skip("no directory in memory here")
     with pytest.raises(NoDiskError, match="--directory"):
         find_directory(memory)
+
+
+LOST_SIGNAL = """
+import os, signal, weakref
+from benchmarks import interruption
+
+class Thing: pass
+
+interruption.listen()
+thing = Thing()
+reference = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+try:
+    del thing  # Python drops what the signal's handler raises inside the callback
+    print("lost")
+    interruption.check()
+except KeyboardInterrupt:
+    print("seen")
+os.kill(os.getpid(), signal.SIGINT)
+print("a second signal leaves the clean-up alone")
+"""
+
+
+def test_a_signal_is_seen_even_when_python_drops_its_exception() -> None:
+    line = [sys.executable, "-c", LOST_SIGNAL]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=30, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "lost",
+        "seen",
+        "a second signal leaves the clean-up alone",
+    ]
