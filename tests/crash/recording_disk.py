@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from qmq_broker.errors import DiskError, DiskFullError, LockedError
 
 SECTOR_BYTES = 512
+UNLIMITED = 2**40
 #: One operation, replayed onto an image.
 Operation = Callable[["Image"], None]
 
@@ -236,7 +237,7 @@ def _mixed(shape: bytes, state: Callable[[int], bytes]) -> bytes:
 class RecordingDisk:
     """A disk for one life of a process; its operations can be replayed one by one."""
 
-    def __init__(self, image: Image | None = None, *, capacity_bytes: int = 2**40) -> None:
+    def __init__(self, image: Image | None = None, *, capacity_bytes: int = UNLIMITED) -> None:
         #: The state before the first operation.
         self.first_image = Image() if image is None else image.copy()
         self.image = self.first_image.copy()
@@ -300,6 +301,8 @@ class RecordingDisk:
         self.perform("unlink", path, lambda image: image.name(path, -1))
 
     def free_bytes(self) -> int:
+        if self.capacity_bytes == UNLIMITED:
+            return UNLIMITED
         used = sum(
             len(self.image.inodes[number].seen)
             for number in self.image.names.values()

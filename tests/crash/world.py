@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from qmq_broker.errors import QmqError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.actions import Acked, Action
 from qmq_broker.storage.store import Placed, Store
+from qmq_client.wire.errors import QmqError
 from qmq_client.wire.frame import MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record, encode_record
+from qmq_client.wire.requests import SubjectPlace
 from tests.crash.recording_disk import Image, RecordingDisk
 
 #: Small, so that a handful of messages rolls segments, fills queue files and writes checkpoints.
@@ -52,7 +53,7 @@ class FakeClock:
         self.steady_s += ms / 1000
 
 
-class Violation(AssertionError):
+class BrokenPromiseError(AssertionError):
     """A promise was broken."""
 
 
@@ -136,7 +137,7 @@ class World:
         visible = self.visible()
         placed = self.store.append(frames)
         if self.visible() != visible:
-            raise Violation("B2: appended messages are visible before their sync")
+            raise BrokenPromiseError("B2: appended messages are visible before their sync")
         for frame, place in zip(frames, placed, strict=True):
             if place.conflict is None and place.duplicates < frame.header.record_count:
                 self.history.sent.append(Sent(frame=frame, submitted_at=submitted_at, placed=place))
@@ -162,7 +163,9 @@ class World:
     def act(self, count: int = 1) -> None:
         """Write actions."""
         first = len(self.history.actions)
-        actions = [Acked(1, "orders", "billing", "one", n, n + 1) for n in range(first, first + count)]
+        actions = [
+            Acked(1, "orders", "billing", "one", n, n + 1) for n in range(first, first + count)
+        ]
         written_at = self._now
         self.store.actions.append(actions)
         self.history.actions += [(action, written_at) for action in actions]
@@ -202,24 +205,26 @@ def visible(store: Store) -> dict[str, int]:
 
 def check(image: Image, history: History, count: int, options: StoreOptions = OPTIONS) -> None:
     """Open a crash state of `count` operations into the history and hold it to every promise."""
-    disk = RecordingDisk(image)
-    known = history.up_to(count)
     try:
-        store = Store.open(disk, FakeClock(), options)
+        _check_all(RecordingDisk(image), history.up_to(count), options)
     except QmqError as error:
-        raise Violation(f"B3: the store does not open: {error!r}") from error
+        raise BrokenPromiseError(f"B3: the store does not open or read: {error!r}") from error
+
+
+def _check_all(disk: RecordingDisk, known: History, options: StoreOptions) -> None:
+    store = Store.open(disk, FakeClock(), options)
     _check_epoch(store, known)
-    survivors = _check_messages(store, known.sent)
+    survivors = check_messages(store, known.sent)
     _check_actions(store, known)
     _check_goes_on(store, known.sent, survivors)
 
 
 def _check_epoch(store: Store, known: History) -> None:
     if any(store.epoch <= epoch for epoch, _ in known.epochs):
-        raise Violation(f"C3: epoch {store.epoch} was used before: {known.epochs}")
+        raise BrokenPromiseError(f"C3: epoch {store.epoch} was used before: {known.epochs}")
 
 
-def _check_messages(store: Store, sent: Sequence[Sent]) -> int:
+def check_messages(store: Store, sent: Sequence[Sent]) -> int:
     """Returns how many of the frames survived: the first ones, each whole."""
     acknowledged = sum(one.acknowledged_at is not None for one in sent)
     found = {subject: records_of(store, subject) for subject in store.subjects()}
@@ -229,7 +234,7 @@ def _check_messages(store: Store, sent: Sequence[Sent]) -> int:
         if found == expected and survivors >= acknowledged:
             break
         if survivors == len(sent):
-            raise Violation(_difference(found, expected, acknowledged, len(sent)))
+            raise BrokenPromiseError(_difference(found, expected, acknowledged, len(sent)))
         for subject, record in sent[survivors].frame.records():
             expected.setdefault(subject, []).append(record)
         survivors += 1
@@ -244,11 +249,11 @@ def _check_places(store: Store, one: Sent) -> None:
     for place in one.placed.places:
         queue = store.queue(place.subject)
         if queue is None:
-            raise Violation(f"B8: queue of {place.subject} is gone")
+            raise BrokenPromiseError(f"B8: queue of {place.subject} is gone")
         entries = queue.entries(place.first_sequence, place.count)
         found += [entry.physical_offset for entry in entries]
     if found != offsets:
-        raise Violation(f"B8: places moved from {offsets} to {found}")
+        raise BrokenPromiseError(f"B8: places moved from {offsets} to {found}")
 
 
 def _check_actions(store: Store, known: History) -> None:
@@ -256,14 +261,16 @@ def _check_actions(store: Store, known: History) -> None:
     written = [action for action, _ in known.actions]
     synced = max((n for n, _ in known.synced_actions), default=0)
     if replayed != written[: len(replayed)] or len(replayed) < synced:
-        raise Violation(f"actions: {len(replayed)} replayed, {synced} synced, {len(written)} written")
+        raise BrokenPromiseError(
+            f"actions: {len(replayed)} replayed, {synced} synced, {len(written)} written"
+        )
 
 
 def _check_goes_on(store: Store, sent: Sequence[Sent], survivors: int) -> None:
     """New messages are taken, what survived is known as stored, what did not is stored once."""
     before = sum(visible(store).values())
     new = make_frame(MessageIds(99), {"orders": 10, "after": 20})
-    repeats = [one for one in sent[max(0, survivors - 1) : survivors + 1]]
+    repeats = list(sent[max(0, survivors - 1) : survivors + 1])
     placed = store.append([new, *(one.frame for one in repeats)])
     store.sync()
     expected = before + 2
@@ -271,14 +278,16 @@ def _check_goes_on(store: Store, sent: Sequence[Sent], survivors: int) -> None:
         records = one.frame.header.record_count
         has_survived = one in sent[:survivors]
         if place.duplicates != (records if has_survived else 0):
-            raise Violation(f"B7: {place.duplicates} of {records} repeats were known")
+            raise BrokenPromiseError(f"B7: {place.duplicates} of {records} repeats were known")
         if has_survived and place.places != one.placed.places:
-            raise Violation(f"B7: a repeat is answered with {place.places}")
+            raise BrokenPromiseError(f"B7: a repeat is answered with {place.places}")
         expected += 0 if has_survived else records
     if sum(visible(store).values()) != expected:
-        raise Violation(f"B3: {expected} messages expected, {visible(store)}")
-    for subject in store.subjects():
-        records_of(store, subject)
+        raise BrokenPromiseError(f"B3: {expected} messages expected, {visible(store)}")
+    for frame, place in zip([new, *(one.frame for one in repeats)], placed, strict=True):
+        found = [record for part in place.places for record in records_at(store, part)]
+        if found != [record for _, record in frame.records()]:
+            raise BrokenPromiseError("B3: what was sent after the crash is not read back")
 
 
 def records_of(store: Store, subject: str) -> list[bytes]:
@@ -288,8 +297,17 @@ def records_of(store: Store, subject: str) -> list[bytes]:
         return []
     entries = queue.entries(0, queue.next_sequence)
     if len(entries) != queue.next_sequence:
-        raise Violation(f"B8: {len(entries)} entries of {queue.next_sequence} in {subject}")
+        raise BrokenPromiseError(
+            f"B8: {len(entries)} entries of {queue.next_sequence} in {subject}"
+        )
     return store.read_records(entries, subject=subject)
+
+
+def records_at(store: Store, place: SubjectPlace) -> list[bytes]:
+    """The records of one place."""
+    queue = store.queue(place.subject)
+    entries = [] if queue is None else queue.entries(place.first_sequence, place.count)
+    return store.read_records(entries, subject=place.subject)
 
 
 def _difference(
