@@ -1,4 +1,4 @@
-"""A database with an outbox and a broker in memory, for one test."""
+"""A database with an outbox, a broker in memory, and a real broker as a process of its own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from qmq_client.transport.memory import MemoryBroker
 from qmq_watchdog.databases import Database
+from tests.contract.broker_process import BrokerProcess
 from tests.watchdog.rows import make_database
 
 
@@ -22,3 +23,11 @@ def database(tmp_path: Path) -> Iterator[Database]:
 @pytest.fixture
 def broker() -> MemoryBroker:
     return MemoryBroker()
+
+
+@pytest.fixture(scope="module")
+def broker_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    process = BrokerProcess(tmp_path_factory.mktemp("broker") / "data")
+    process.start()
+    yield process
+    process.stop()

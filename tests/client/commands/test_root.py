@@ -1,0 +1,102 @@
+"""The root command: quick, lazy, one line for a foreseen error."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.metadata import entry_points, version
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from qmq_client.commands import exit_codes
+from qmq_client.commands.exit_codes import exit_code_of
+from qmq_client.commands.listing import COMMANDS_GROUP, SUMMARIES, found_commands, help_text
+from qmq_client.commands.root import root
+from qmq_client.errors import (
+    BrokerRefusedError,
+    BrokerUnreachableError,
+    ConfigurationError,
+    DatabaseUnavailableError,
+    InvalidNameError,
+    OutboxMissingError,
+    ProtocolError,
+    QmqError,
+)
+from qmq_client.wire.requests import ErrorAnswer
+
+
+def qmq(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "qmq_client.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_help_lists_every_command_and_imports_none_of_them() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "qmq_client.cli", "--help"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0
+    for name in found_commands():
+        assert re.search(rf"^  {name} +\S", result.stdout, re.MULTILINE), name
+    imported = set(re.findall(r"\| +([\w.]+)$", result.stderr, re.MULTILINE))
+    assert "qmq_client.commands.listing" in imported
+    heavy = {"click", "sqlalchemy", "alembic", "msgspec", "httpx", "qmq_broker", "qmq_watchdog"}
+    assert not imported & heavy
+
+
+def test_version_is_that_of_the_distribution() -> None:
+    result = qmq("--version")
+    assert (result.returncode, result.stdout) == (0, f"qmq {version('qmq')}\n")
+
+
+def test_no_command_at_all_is_a_wrong_call_that_is_answered_with_help() -> None:
+    result = qmq()
+    assert result.returncode == 2
+    assert "Commands:" in result.stdout
+
+
+def test_a_misspelt_command_is_answered_with_a_suggestion() -> None:
+    result = qmq("watchdgo", "run")
+    assert result.returncode == 2
+    assert "No command 'watchdgo'. Did you mean 'watchdog'?" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_foreseen_error_is_one_line_on_standard_error() -> None:
+    result = qmq("db", "check", "--database", "nonsense://x")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Error: database.x.url: nonsense://x")
+
+
+@pytest.mark.parametrize("point", entry_points(group=COMMANDS_GROUP), ids=lambda point: point.name)
+def test_every_command_of_ours_has_a_summary_and_can_be_loaded(point: object) -> None:
+    name = getattr(point, "name", "")
+    assert name in SUMMARIES
+    command = root.get_command(click.Context(root), name)
+    assert command is not None
+    assert command.help
+    result = CliRunner().invoke(root, [name, "--help"])
+    assert result.exit_code == 0, result.output
+
+
+def test_help_inside_the_group_is_the_same_text() -> None:
+    assert CliRunner().invoke(root, ["--help"]).output.strip() == help_text(found_commands())
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (ConfigurationError(setting="a", value="b", remedy="c"), exit_codes.WRONG_CALL),
+        (InvalidNameError(field="a", limit="b", value="c", remedy="d"), exit_codes.WRONG_CALL),
+        (OutboxMissingError("no table"), exit_codes.WRONG_CALL),
+        (DatabaseUnavailableError("away"), exit_codes.UNREACHABLE),
+        (BrokerUnreachableError("away"), exit_codes.UNREACHABLE),
+        (BrokerRefusedError(422, ErrorAnswer(code="a", message="b")), exit_codes.ATTENTION),
+        (ProtocolError("odd"), exit_codes.ATTENTION),
+    ],
+)
+def test_every_kind_of_error_has_its_exit_code(error: QmqError, exit_code: int) -> None:
+    assert exit_code_of(error) == exit_code

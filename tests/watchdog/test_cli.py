@@ -1,0 +1,192 @@
+"""`qmq watchdog`: options, exit codes, JSON, signals, and that no secret is ever shown."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from click.testing import CliRunner, Result
+
+from qmq_client.commands.root import root
+from qmq_watchdog.databases import Database
+from tests.contract.broker_process import BrokerProcess
+from tests.watchdog.processes import DEADLINE_S
+from tests.watchdog.rows import damage, left, make_database, put_rows
+
+#: A port that nobody listens on: it was free a moment ago and is never bound.
+with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    ABSENT_BROKER = f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def sweep(*arguments: str, environment: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(root, ["watchdog", "sweep", *arguments], env=environment)
+
+
+def url(database: Database) -> str:
+    return str(database.engine.url)
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(result.stdout)
+    return parsed
+
+
+def test_exit_0_when_everything_due_was_sent(
+    database: Database, broker_process: BrokerProcess
+) -> None:
+    put_rows(database, 3)
+    put_rows(database, 1, due_in_ms=60_000)
+    result = sweep("--database", url(database), "--broker", broker_process.url)
+    assert (result.exit_code, result.output) == (
+        0,
+        "sweep database=shop claimed=3 sent=3 failed=0 parked=0 lost=0 unreachable=false "
+        "retry_after_s=0 is_cut_short=false\n",
+    )
+    assert len(left(database)) == 1
+
+
+def test_exit_0_when_nothing_was_due_even_without_a_broker(database: Database) -> None:
+    result = sweep("--database", url(database), "--broker", ABSENT_BROKER)
+    assert result.exit_code == 0
+
+
+def test_exit_1_when_a_row_was_parked(database: Database, broker_process: BrokerProcess) -> None:
+    ids = put_rows(database, 3)
+    damage(database, ids[1])
+    result = sweep("--database", url(database), "--broker", broker_process.url, "--json")
+    assert result.exit_code == 1
+    found = as_json(result)
+    assert (found["exit_code"], found["sent"], found["parked"]) == (1, 2, 1)
+
+
+def test_exit_1_when_rows_are_left_at_the_bound_of_a_sweep(
+    database: Database, broker_process: BrokerProcess
+) -> None:
+    put_rows(database, 5)
+    result = sweep(
+        "--database", url(database), "--broker", broker_process.url, "--batch-rows", "2",
+        environment={"QMQ_WATCHDOG_SWEEP_ROWS_MAX": "4"},
+    )  # fmt: skip
+    assert result.exit_code == 1
+    assert "is_cut_short=true" in result.output
+    assert len(left(database)) == 1
+
+
+def test_exit_2_for_a_wrong_call() -> None:
+    assert sweep("--databse", "x").exit_code == 2
+
+
+def test_exit_2_without_a_database() -> None:
+    result = sweep()
+    assert result.exit_code == 2
+    assert "database: none is configured" in result.output
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--batch-rows", "0"), ("--max-attempts", "-1"), ("--lease-ms", "0")]
+)
+def test_exit_2_for_a_value_that_cannot_work(database: Database, option: str, value: str) -> None:
+    result = sweep("--database", url(database), option, value)
+    assert result.exit_code == 2
+    assert f"watchdog.{option[2:].replace('-', '_')}: '{value}' from command line" in result.output
+
+
+def test_exit_2_for_a_database_without_the_tables(
+    tmp_path: Path, broker_process: BrokerProcess
+) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'bare.db'}")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE orders (id INTEGER)")
+    engine.dispose()
+    result = sweep(
+        "--database", f"sqlite:///{tmp_path / 'bare.db'}", "--broker", broker_process.url
+    )
+    assert result.exit_code == 2
+    assert "qmq db migrate" in result.output
+
+
+def test_exit_3_when_the_broker_is_not_there(database: Database) -> None:
+    ids = put_rows(database, 3)
+    result = sweep("--database", url(database), "--broker", ABSENT_BROKER, "--json")
+    assert result.exit_code == 3
+    found = as_json(result)["databases"][0]
+    assert (found["claimed"], found["failed"], found["unreachable"]) == (3, 3, True)
+    assert left(database) == set(ids)
+
+
+def test_exit_3_when_a_database_is_not_there_and_the_others_are_swept(
+    database: Database, tmp_path: Path, broker_process: BrokerProcess
+) -> None:
+    put_rows(database, 3)
+    missing = tmp_path / "missing.db"
+    result = sweep(
+        "--database", f"sqlite:///{missing}", "--database", url(database),
+        "--broker", broker_process.url, "--json",
+    )  # fmt: skip
+    assert result.exit_code == 3
+    found = {each["database"]: each for each in as_json(result)["databases"]}
+    assert found["shop"]["sent"] == 3
+    assert "there is no file" in found["missing"]["error"]
+    assert not missing.exists(), "a slip in the name creates no database"
+
+
+def test_databases_come_from_the_configuration_and_may_be_chosen_by_name(
+    tmp_path: Path, broker_process: BrokerProcess
+) -> None:
+    databases = {name: make_database(tmp_path / f"{name}.db") for name in ("orders", "stock")}
+    for database in databases.values():
+        put_rows(database, 1)
+    lines = [f'[broker]\nurl = "{broker_process.url}"']
+    lines += [
+        f'[[database]]\nname = "{name}"\nurl = "{url(database)}"'
+        for name, database in databases.items()
+    ]
+    config = tmp_path / "qmq.toml"
+    config.write_text("\n".join(lines))
+    result = sweep("--config", str(config), "--database", "stock")
+    assert result.exit_code == 0, result.output
+    assert [len(left(database)) for database in databases.values()] == [1, 0]
+    assert sweep("--config", str(config)).exit_code == 0
+    assert [len(left(database)) for database in databases.values()] == [0, 0]
+    for database in databases.values():
+        database.close()
+
+
+@pytest.mark.parametrize(
+    "shown",
+    ["postgresql+psycopg://app:hunter2@db/shop", "mysql+pymysql://app:hun@ter2@db/shop?x=1"],
+)
+def test_no_password_is_ever_shown(shown: str) -> None:
+    result = sweep("--database", shown)
+    assert result.exit_code == 2
+    assert "ter2" not in result.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_daemon_stops_cleanly_on_a_signal(
+    database: Database, broker_process: BrokerProcess, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "qmq_client.cli", "watchdog", "run"]
+    command += ["--database", url(database), "--broker", broker_process.url]
+    daemon = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert daemon.stderr is not None
+    started = daemon.stderr.readline()
+    daemon.send_signal(number)
+    _, log = daemon.communicate(timeout=DEADLINE_S)
+    assert "watchdog.started databases=shop" in started
+    assert log.rstrip().endswith("watchdog.stopped")
+    assert daemon.returncode == 0
+
+
+def test_the_daemon_refuses_a_wrong_configuration_at_once() -> None:
+    result = CliRunner().invoke(root, ["watchdog", "run", "--database", "orders"])
+    assert result.exit_code == 2
+    assert "orders: not known (in --database)" in result.output
