@@ -40,7 +40,14 @@ def broker() -> None:
     help="Length of a commit log segment; fixed when the directory is made.",
 )
 @click.option("--reserve-bytes", type=int, help="Free disk space below which messages are refused.")
-@click.option("--drain-ms", type=int, help="How long a stop waits for requests that are under way.")
+@click.option(
+    "--drain-ms",
+    type=int,
+    default=10_000,
+    show_default=True,
+    help="How long a stop waits for requests that are under way.",
+)
+@click.option("--read-only", is_flag=True, help="Serve pulls and settlements, take no messages.")
 @click.option(
     "--log-level",
     default="info",
@@ -48,12 +55,14 @@ def broker() -> None:
     type=click.Choice(["debug", "info", "warning", "error"]),
 )
 def serve(
+    *,
     directory: str,
     listen: str,
     insecure: bool,
     segment_bytes: int | None,
     reserve_bytes: int | None,
-    drain_ms: int | None,
+    drain_ms: int,
+    read_only: bool,
     log_level: str,
 ) -> None:
     """Serve until SIGTERM or SIGINT.
@@ -67,14 +76,16 @@ def serve(
             f"--listen {listen}: {host} can be reached from other machines and this broker has no "
             "authentication. Listen on 127.0.0.1, or add --insecure when the network is trusted."
         )
-    given = {"segment_bytes": segment_bytes, "reserve_bytes": reserve_bytes}
+    of_store = _given(segment_bytes=segment_bytes, reserve_bytes=reserve_bytes)
     try:
-        store = StoreOptions(**{name: value for name, value in given.items() if value is not None})
-        options = ServeOptions(directory=directory, host=host, port=port, store=store)
-        if drain_ms is not None:
-            options = ServeOptions(
-                directory=directory, host=host, port=port, store=store, drain_ms=drain_ms
-            )
+        options = ServeOptions(
+            directory=directory,
+            host=host,
+            port=port,
+            is_read_only=read_only,
+            store=StoreOptions(**of_store),
+            drain_ms=drain_ms,
+        )
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     # Late: `qmq --help` lists this command without the web server behind it.
@@ -83,6 +94,11 @@ def serve(
 
     start_logging(logging.getLevelNamesMapping()[log_level.upper()])
     sys.exit(serve_until_stopped(options, SYSTEM_CLOCK))
+
+
+def _given(**options: int | None) -> dict[str, int]:
+    """The options that were given; the rest has its default."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _parse_listen(listen: str) -> tuple[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from qmq_broker.face.answers import error_answer, error_status, refuse, retry_after
 from qmq_broker.face.json_messages import JsonSend, deliveries_to_json, json_to_frame
@@ -41,6 +41,7 @@ from qmq_client.wire.requests import CONTROL_BYTES_MAX, PullRequest, SettleReque
 
 _ALLOW_POST: Final = ((b"allow", b"POST"),)
 
+T = TypeVar("T")
 Route = Callable[[Head, Receive, Send], Awaitable[None]]
 
 
@@ -51,6 +52,7 @@ class HotRoutes:
         """Requires: `instance` from a source of randomness; ids of JSON messages begin with it."""
         self._broker = broker
         self._room = BodyRoom(limits)
+        self._json_bytes_max = limits.json_bytes
         self._ids = MessageIds(instance)
         self._routes: dict[str, Route] = {
             "/v1/send": self._send,
@@ -74,11 +76,14 @@ class HotRoutes:
             await answer_error(send, head.answer_encoding(), error)
 
     async def _send(self, head: Head, receive: Receive, send: Send) -> None:
-        frame_bytes_max = self._broker.settings.wire.frame_bytes
-        encoding = check_head(head, frame_bytes_max)
+        encoding, body_bytes_max = check_head(
+            head,
+            frame_bytes_max=self._broker.settings.wire.frame_bytes,
+            json_bytes_max=self._json_bytes_max,
+        )
         self._broker.serving.check_takes_messages()
-        with self._room.body(head.content_bytes or frame_bytes_max):
-            data = await read_body(receive, frame_bytes_max)
+        with self._room.body(head.content_bytes or body_bytes_max):
+            data = await read_body(receive, body_bytes_max)
             message_ids: tuple[str, ...] = ()
             if encoding is Encoding.JSON:
                 data, message_ids = self._frame_of(data)
@@ -89,8 +94,7 @@ class HotRoutes:
         await answer(send, 200, reply, encode(reply, send_answer(frame, placed, message_ids)))
 
     async def _pull(self, head: Head, receive: Receive, send: Send) -> None:
-        encoding = check_head(head, CONTROL_BYTES_MAX)
-        request = decode(encoding, await read_body(receive, CONTROL_BYTES_MAX), PullRequest)
+        request = await self._read(head, receive, PullRequest)
         self._broker.serving.check_delivers()
         delivery = self._broker.delivery
         stale = delivery.begin_pull(request, self._broker.time.now_ms())
@@ -108,12 +112,17 @@ class HotRoutes:
         await answer(send, 200, reply, body)
 
     async def _settle(self, head: Head, receive: Receive, send: Send) -> None:
-        encoding = check_head(head, CONTROL_BYTES_MAX)
-        request = decode(encoding, await read_body(receive, CONTROL_BYTES_MAX), SettleRequest)
+        request = await self._read(head, receive, SettleRequest)
         self._broker.serving.check_delivers()
         settled = self._broker.delivery.settle(request, self._broker.time.now_ms())
         reply = head.answer_encoding()
         await answer(send, 200, reply, encode(reply, settled))
+
+    async def _read(self, head: Head, receive: Receive, kind: type[T]) -> T:
+        encoding, body_bytes_max = check_head(
+            head, frame_bytes_max=CONTROL_BYTES_MAX, json_bytes_max=CONTROL_BYTES_MAX
+        )
+        return decode(encoding, await read_body(receive, body_bytes_max), kind)
 
     async def _wait(
         self, request: PullRequest, stale: tuple[Stale, ...], receive: Receive

@@ -15,6 +15,8 @@ class FaceLimits:
     requests: int = 1_000
     #: Bytes of all request bodies under way.
     bodies_bytes: int = 256 * 1024 * 1024
+    #: A request in JSON: its parsing holds up everybody else, frames are there for more.
+    json_bytes: int = 2 * 1024 * 1024
     #: Request line and headers of one request.
     head_bytes: int = 16 * 1024
     #: Headers of one request; ordinary clients send about ten.

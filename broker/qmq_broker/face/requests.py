@@ -85,8 +85,11 @@ def read_head(scope: Scope) -> Head:
     )
 
 
-def check_head(head: Head, body_bytes_max: int) -> Encoding:
-    """The request's encoding; raises `RequestRefusedError` before anything of the body is read."""
+def check_head(head: Head, *, frame_bytes_max: int, json_bytes_max: int) -> tuple[Encoding, int]:
+    """The request's encoding and how long its body may be.
+
+    Raises `RequestRefusedError` before anything of the body is read.
+    """
     if head.content_encoding not in (None, b"identity"):
         raise refuse(
             415,
@@ -108,9 +111,10 @@ def check_head(head: Head, body_bytes_max: int) -> Encoding:
         raise refuse(
             411, "length_required", "the request has no length", remedy="Send Content-Length."
         )
+    body_bytes_max = frame_bytes_max if encoding is Encoding.FRAME else json_bytes_max
     if head.content_bytes is not None and head.content_bytes > body_bytes_max:
         raise _too_long(body_bytes_max, f"{head.content_bytes} bytes")
-    return encoding
+    return encoding, body_bytes_max
 
 
 class BodyRoom:

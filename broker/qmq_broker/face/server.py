@@ -59,13 +59,12 @@ def serve(
         try:
             store = Store.open(disk or OsDisk(options.directory), clock, options.store)
         except StoreError as error:
-            log_event(_LOG, logging.CRITICAL, "not_opened", code=error.code, reason=error)
-            is_damage = isinstance(error, CorruptionError)
-            return ExitCode.CORRUPTION if is_damage else ExitCode.DIRECTORY
+            return _not_opened(error)
         settings = BrokerSettings(
             wire=options.limits,
             limits=limits or ServiceLimits(),
             reserve_bytes=options.store.reserve_bytes,
+            is_read_only=options.is_read_only,
         )
         process = _Process(options, store, clock, settings, face_limits or FaceLimits())
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -98,7 +97,11 @@ class _Process:
         broker.on_end = lambda: self._on_poisoned(broker, server)
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number, broker, server)
-        replayed = broker.start()
+        try:
+            replayed = broker.start()
+        except StoreError as error:
+            # Not closed: what could not be read must not get a clean mark.
+            return _not_opened(error)
         log_event(
             _LOG,
             logging.INFO,
@@ -215,6 +218,11 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_listening(sockets or [])
+
+
+def _not_opened(error: StoreError) -> ExitCode:
+    log_event(_LOG, logging.CRITICAL, "not_opened", code=error.code, reason=error)
+    return ExitCode.CORRUPTION if isinstance(error, CorruptionError) else ExitCode.DIRECTORY
 
 
 def _bind(options: ServeOptions) -> socket.socket | None:

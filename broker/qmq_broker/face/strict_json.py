@@ -21,10 +21,9 @@ from qmq_client.wire.requests import decode_json
 #: Arrays and objects inside one another; far below every parser's own bound.
 JSON_DEPTH_MAX: Final = 64
 
-_STRUCTURE: Final = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
+_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE: Final = re.compile(rb"\\u[dD][89abAB]")
-_OPENING: Final = (0x5B, 0x7B)
-_CLOSING: Final = (0x5D, 0x7D)
 
 T = TypeVar("T")
 
@@ -64,25 +63,28 @@ def check_json(data: bytes) -> None:
 
 
 def _check_depth(data: bytes) -> None:
-    depth = 0
-    for token in _STRUCTURE.finditer(data):
-        first = data[token.start()]
-        if first in _OPENING:
-            depth += 1
-            if depth > JSON_DEPTH_MAX:
-                raise ProtocolError(
-                    f"JSON: nested deeper than {JSON_DEPTH_MAX}", offset=token.start()
-                )
-        elif first in _CLOSING:
-            depth -= 1
+    """Take away innermost pairs of brackets, level by level, until too many levels were there."""
+    if data.count(b"[") + data.count(b"{") <= JSON_DEPTH_MAX:
+        return
+    brackets = _STRING.sub(b"", data).translate(None, _NO_BRACKETS)
+    for _ in range(JSON_DEPTH_MAX):
+        inner = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        if len(inner) == len(brackets):
+            break
+        brackets = inner
+    # What is left is deeper, or never closed: neither is worth a parser's stack.
+    if brackets.count(b"[") + brackets.count(b"{") > 0:
+        raise ProtocolError(f"JSON: nested deeper than {JSON_DEPTH_MAX}, or never closed")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"name {shorten(twice)} given twice")
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"name {shorten(name)} given twice")
+            seen.add(name)
     return value
 
 

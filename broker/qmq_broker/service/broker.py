@@ -41,6 +41,8 @@ class BrokerSettings:
     backoff: Backoff = field(default_factory=Backoff)
     #: Free disk space below which messages are refused.
     reserve_bytes: int = 256 * 1024 * 1024
+    #: Whether only pulls and settlements are served.
+    is_read_only: bool = False
 
 
 class Broker:
@@ -56,7 +58,10 @@ class Broker:
         draw: Callable[[], float] = random.random,
     ) -> None:
         self.settings = settings
-        self.serving = ServingState()
+        self.serving = ServingState(
+            Serving.READ_ONLY if settings.is_read_only else Serving.SERVING,
+            "asked for at start" if settings.is_read_only else "",
+        )
         self.time = SteadyTime(clock)
         self.delivery = Delivery(
             store,
@@ -66,7 +71,13 @@ class Broker:
             backoff=settings.backoff,
         )
         self.query = Query(store, self.delivery)
-        self.intake = Intake(store, self.serving, settings.wire, settings.reserve_bytes)
+        self.intake = Intake(
+            store,
+            self.serving,
+            wire=settings.wire,
+            limits=settings.limits,
+            reserve_bytes=settings.reserve_bytes,
+        )
         self.writer = CommitWriter(
             store,
             clock,

@@ -11,7 +11,8 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from qmq_broker.errors import DiskFullError, InvalidRecordError
+from qmq_broker.errors import BusyError, DiskFullError, InvalidRecordError
+from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.serving import ServingState
 from qmq_broker.storage.store import Store
 from qmq_client.wire.checksum import crc32c
@@ -29,18 +30,28 @@ FREE_SPACE_CHECK_BYTES: Final = 16 * 1024 * 1024
 class Intake:
     """What every send passes. Belongs to the loop thread."""
 
-    def __init__(self, store: Store, serving: ServingState, limits: Limits, reserve_bytes: int):
+    def __init__(
+        self,
+        store: Store,
+        serving: ServingState,
+        *,
+        wire: Limits,
+        limits: ServiceLimits,
+        reserve_bytes: int,
+    ) -> None:
         self._store = store
         self._serving = serving
-        self._limits = limits
+        self._wire = wire
+        self._subjects_max = limits.subjects
         self._reserve_bytes = reserve_bytes
+        self._subjects = set(store.subjects())
         self._known_room_bytes = 0
 
     def check(self, data: bytes) -> MessageFrame:
         """The request's frame, fit to be stored; raises without having changed anything."""
         self._serving.check_takes_messages()
         self._check_room(len(data))
-        frame = parse_message_frame(data, self._limits)
+        frame = parse_message_frame(data, self._wire)
         if frame.header.kind is not FrameKind.MESSAGES:
             raise InvalidMessageError(
                 field="frame kind",
@@ -49,11 +60,21 @@ class Intake:
                 remedy="Send without a delay: this broker has none yet.",
             )
         check_records(frame)
+        self._check_subjects(frame)
         return frame
 
     def has_room(self) -> bool:
         """Whether the disk has room above its reserve."""
         return self._store.free_bytes() >= self._reserve_bytes
+
+    def _check_subjects(self, frame: MessageFrame) -> None:
+        new = [run.subject for run in frame.runs if run.subject not in self._subjects]
+        if len(self._subjects) + len(new) > self._subjects_max:
+            raise BusyError(
+                f"there are {len(self._subjects)} subjects; allowed: {self._subjects_max}",
+                retry_after_s=60.0,
+            )
+        self._subjects.update(new)
 
     def _check_room(self, request_bytes: int) -> None:
         self._known_room_bytes -= request_bytes

@@ -39,9 +39,10 @@ _RETRY_AFTER_S: Final = 2.0
 class ServingState:
     """The broker's state; changed by the loop thread only."""
 
-    def __init__(self, state: Serving = Serving.SERVING) -> None:
+    def __init__(self, state: Serving = Serving.SERVING, reason: str = "") -> None:
         self.state = state
-        self.reason = ""
+        #: Why the broker is in this state; empty while it simply serves.
+        self.reason = reason
 
     def become(self, state: Serving, reason: str) -> bool:
         """Go to `state` if the table allows it; returns whether it changed."""

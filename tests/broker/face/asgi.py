@@ -12,7 +12,12 @@ from urllib.parse import urlsplit
 from qmq_broker.face.app import App
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.requests import Message, Scope
-from qmq_client.wire.requests import FRAME_CONTENT_TYPE, JSON_CONTENT_TYPE
+from qmq_client.wire.requests import (
+    FRAME_CONTENT_TYPE,
+    JSON_CONTENT_TYPE,
+    ErrorAnswer,
+    decode_control,
+)
 from tests.broker.service.rig import Rig
 
 FRAME = FRAME_CONTENT_TYPE.encode()
@@ -129,3 +134,9 @@ class Wire:
             headers=dict(start["headers"]),
             body=b"".join(body["body"] for body in bodies),
         )
+
+
+def error_of(reply: Reply) -> ErrorAnswer:
+    if reply.headers[b"content-type"] == FRAME:
+        return decode_control(reply.body, ErrorAnswer)
+    return ErrorAnswer(**reply.json)

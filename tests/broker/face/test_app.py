@@ -29,7 +29,7 @@ from qmq_client.wire.requests import (
     decode_control,
     encode_control,
 )
-from tests.broker.face.asgi import FRAME, JSON, Client, Reply, Wire, make_scope
+from tests.broker.face.asgi import FRAME, JSON, Client, Reply, Wire, error_of, make_scope
 from tests.broker.service.rig import GROUP, SUBJECT, Rig, make_frame, new_ids
 
 PULL: dict[str, Any] = {"subject": SUBJECT, "group": GROUP, "consumer": "one"}
@@ -45,12 +45,6 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 @pytest.fixture
 def client(rig: Rig) -> Client:
     return Client(rig)
-
-
-def error_of(reply: Reply) -> ErrorAnswer:
-    if reply.headers[b"content-type"] == FRAME:
-        return decode_control(reply.body, ErrorAnswer)
-    return ErrorAnswer(**reply.json)
 
 
 def test_a_frame_goes_in_and_its_records_come_out_as_frames(client: Client) -> None:
@@ -139,109 +133,6 @@ def test_a_record_that_cannot_be_decoded_is_shown_and_not_hidden(rig: Rig, clien
     client.post("/v1/send", frame, FRAME)
     out = client.post("/v1/pull", PULL).json["messages"]
     assert [message["body_base64"] for message in out] == ["ew==", "ew=="]
-
-
-REFUSED: list[tuple[str, str, dict[str, Any], int, str]] = [
-    ("nothing", "/v1/send", {"body": b""}, 400, "protocol_error"),
-    ("no list", "/v1/send", {"body": {}}, 422, "invalid_message"),
-    ("no messages", "/v1/send", {"body": {"messages": []}}, 422, "invalid_message"),
-    ("bad subject", "/v1/send", {"body": {"messages": [{"subject": "../x"}]}}, 422, "invalid_name"),
-    ("newline", "/v1/send", {"body": {"messages": [{"subject": "a\n"}]}}, 422, "invalid_name"),
-    (
-        "unknown field",
-        "/v1/send",
-        {"body": {"messages": [{"subject": "a", "delay": 5}]}},
-        422,
-        "invalid_message",
-    ),
-    (
-        "both bodies",
-        "/v1/send",
-        {"body": {"messages": [{"subject": "a", "body": 1, "body_base64": ""}]}},
-        422,
-        "invalid_message",
-    ),
-    (
-        "bad base64",
-        "/v1/send",
-        {"body": {"messages": [{"subject": "a", "body_base64": "%"}]}},
-        422,
-        "not_encodable",
-    ),
-    (
-        "bad id",
-        "/v1/send",
-        {"body": {"messages": [{"subject": "a", "message_id": "1"}]}},
-        422,
-        "invalid_message",
-    ),
-    (
-        "lone surrogate",
-        "/v1/send",
-        {"body": b'{"messages":[{"subject":"a","body":"\\ud800"}]}'},
-        400,
-        "protocol_error",
-    ),
-    (
-        "half a key",
-        "/v1/send",
-        {"body": b'{"messages":[{"subject":"a","body":{"\\udfff":1}}]}'},
-        400,
-        "protocol_error",
-    ),
-    ("NaN", "/v1/send", {"body": b'{"messages":[{"subject":"a","body":NaN}]}'}, 400, "protocol_error"),
-    ("1e999", "/v1/send", {"body": b'{"messages":[{"subject":"a","body":1e999}]}'}, 400, "protocol_error"),
-    (
-        "a name twice",
-        "/v1/send",
-        {"body": b'{"messages":[{"subject":"a","body":{"b":1,"b":2}}]}'},
-        400,
-        "protocol_error",
-    ),
-    ("UTF-16", "/v1/send", {"body": '{"messages":[]}'.encode("utf-16")}, 400, "protocol_error"),
-    ("byte order mark", "/v1/send", {"body": b"\xef\xbb\xbf{}"}, 400, "protocol_error"),
-    ("not UTF-8", "/v1/send", {"body": b'{"messages":[{"subject":"a","body":"\xff"}]}'}, 400, "protocol_error"),
-    ("deep", "/v1/send", {"body": b"[" * 100_000}, 400, "protocol_error"),
-    ("long number", "/v1/send", {"body": b"9" * 50_000}, 400, "protocol_error"),
-    ("compressed", "/v1/send", {"body": b"", "headers": [(b"content-encoding", b"gzip")]}, 415, "content_encoding"),
-    ("a form", "/v1/send", {"body": b"", "content_type": b"text/plain"}, 415, "content_type"),
-    ("no type", "/v1/send", {"body": b"", "content_type": b""}, 415, "content_type"),
-    ("no length", "/v1/send", {"body": b"", "has_length": False}, 411, "length_required"),
-    ("a frame of nothing", "/v1/send", {"body": b"QMQF", "content_type": FRAME}, 400, "protocol_error"),
-    ("a control frame", "/v1/send", {"body": encode_control(PullRequest(**PULL)), "content_type": FRAME}, 400, "protocol_error"),
-    ("bad group", "/v1/pull", {"body": {**PULL, "group": ""}}, 422, "invalid_name"),
-    ("no consumer", "/v1/pull", {"body": {"subject": "a", "group": "b"}}, 422, "invalid_message"),
-    ("a negative count", "/v1/pull", {"body": {**PULL, "max_messages": -1}}, 422, "invalid_message"),
-    ("a huge count", "/v1/pull", {"body": {**PULL, "max_messages": 2**70}}, 422, "invalid_message"),
-    ("too long a lease", "/v1/pull", {"body": {**PULL, "lease_ms": 10**12}}, 422, "invalid_message"),
-    ("a number as text", "/v1/pull", {"body": {**PULL, "lease_ms": "1"}}, 422, "invalid_message"),
-    ("a send to pull", "/v1/pull", {"body": make_frame([b"a"]), "content_type": FRAME}, 400, "protocol_error"),
-    ("no settlements", "/v1/settle", {"body": PULL}, 422, "invalid_message"),
-    (
-        "an empty range",
-        "/v1/settle",
-        {"body": {**PULL, "settlements": [{"token": 1, "acks": [[1, 1]]}]}},
-        422,
-        "invalid_message",
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("path", "request_", "status", "code"),
-    [case[1:] for case in REFUSED],
-    ids=[case[0] for case in REFUSED],
-)
-def test_bad_input_is_a_refusal_that_says_why(
-    rig: Rig, client: Client, path: str, request_: dict[str, Any], status: int, code: str
-) -> None:
-    given = dict(request_)
-    reply = client.post(path, given.pop("body"), **given)
-    answer = error_of(reply)
-    assert (reply.status, answer.code) == (status, code)
-    assert answer.message
-    assert rig.store.subjects() == []
-    assert rig.broker.delivery.groups() == []
 
 
 def test_B10_a_body_over_the_limit_is_refused_before_it_is_read(rig: Rig, client: Client) -> None:
@@ -369,21 +260,6 @@ def test_B10_too_many_waiting_pulls_are_asked_to_come_back(rig: Rig, client: Cli
     assert int(reply.headers[b"retry-after"]) >= 1
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "HEAD", "BREW"])
-def test_a_hot_route_takes_only_posts(client: Client, method: str) -> None:
-    reply = asyncio.run(client.call(method, "/v1/send"))
-    assert (reply.status, reply.headers[b"allow"]) == (405, b"POST")
-
-
-@pytest.mark.parametrize(
-    "path", ["/", "/v1/sent", "/v1/send/", "/v2/send", "/v1/%2e%2e/etc", "/docs", "/metrics"]
-)
-def test_an_unknown_path_is_not_found_and_says_so_in_json(client: Client, path: str) -> None:
-    reply = client.post(path, b"{}")
-    assert reply.status in (404, 405)
-    assert error_of(reply).code in ("not_found", "method_not_allowed")
-
-
 def test_health_says_alive_and_ready_says_why_not(rig: Rig, client: Client) -> None:
     assert client.get("/healthz").json == {"status": "alive"}
     ready = client.get("/readyz")
@@ -413,27 +289,6 @@ def test_people_see_subjects_groups_dead_letters_and_messages(rig: Rig, client: 
     assert (letter["sequence"], letter["reason"], letter["error"]) == (0, "rejected", "no")
     messages = client.get(f"/v1/messages?subject={SUBJECT}&first=1&count=1").json["messages"]
     assert [(m["sequence"], base64.b64decode(m["body_base64"])) for m in messages] == [(1, b"b")]
-
-
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
-        ("/v1/dead?subject=a&group=b", 404),
-        ("/v1/dead?subject=a", 422),
-        ("/v1/dead", 422),
-        ("/v1/messages?subject=nothing", 404),
-        ("/v1/messages?subject=a&first=-1", 422),
-        ("/v1/messages?subject=a&count=99999", 422),
-        ("/v1/messages?subject=a&first=" + "9" * 50_000, 422),
-        ("/v1/messages?subject=a&first=%D9%A1", 422),
-        ("/v1/groups?subject=%00", 422),
-        ("/v1/groups?subject=%ff", 422),
-    ],
-)
-def test_a_question_that_makes_no_sense_is_refused(client: Client, path: str, status: int) -> None:
-    reply = client.get(path)
-    assert reply.status == status
-    assert error_of(reply).code
 
 
 def test_damage_found_at_delivery_is_loud_and_hands_out_nothing(rig: Rig, client: Client) -> None:

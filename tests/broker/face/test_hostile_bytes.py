@@ -168,8 +168,8 @@ def test_B10_a_trickle_is_ended_however_often_it_drips(tight: BrokerProcess) -> 
 def test_B10_a_client_that_does_not_read_is_left(tight: BrokerProcess) -> None:
     text = "x" * 1_000_000
     with httpx.Client(base_url=tight.url) as client:
-        messages = [{"subject": "big", "body": text} for _ in range(4)]
         for _ in range(4):
+            messages = [{"subject": "big", "body": text}]
             assert client.post("/v1/send", json={"messages": messages}).status_code == 200
     ask = b"GET /v1/messages?subject=big&count=4 HTTP/1.1\r\nHost: a\r\n\r\n"
     with tight.connection() as connection:

@@ -170,6 +170,38 @@ def wait_until_group(url: str) -> None:
     raise AssertionError("no pull arrived")
 
 
+def test_a_read_only_broker_delivers_and_takes_nothing(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with BrokerProcess(data) as broker, httpx.Client(base_url=broker.url) as client:
+        send(client, make_frame([b"a"]))
+        broker.stop()
+    with (
+        BrokerProcess(data, "--read-only") as broker,
+        httpx.Client(base_url=broker.url) as client,
+    ):
+        assert send(client, make_frame([b"b"])).status_code == 503
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["takes_messages"]) == (200, False)
+        assert len(pull_all(client)) == 1
+
+
+def test_damage_in_the_action_log_is_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with BrokerProcess(data) as broker, httpx.Client(base_url=broker.url) as client:
+        send(client, make_frame([b"a"]))
+        assert len(pull_all(client)) == 1
+        assert broker.stop() == ExitCode.OK
+    (segment,) = (data / "actionlog").iterdir()
+    content = bytearray(segment.read_bytes())
+    content[content.index(GROUP.encode())] ^= 1
+    segment.write_bytes(content)
+    broker = BrokerProcess(data)
+    assert broker.run_to_end() == ExitCode.CORRUPTION
+    assert "code=corruption" in broker.log
+    assert "actionlog/" in broker.log
+    assert "Traceback" not in broker.log
+
+
 def test_a_second_signal_ends_a_stop_that_takes_long(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker, broker.connection() as slow:
         slow.sendall(b"POST /v1/send HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n")

@@ -231,6 +231,18 @@ def test_B6_below_the_reserve_nothing_is_taken_and_pulls_go_on(tmp_path: Path) -
     rig.close()
 
 
+def test_B10_subjects_are_bounded_and_known_ones_go_on(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "data", limits=ServiceLimits(subjects=2))
+    rig.send(b"a", subject="one")
+    rig.restart()
+    rig.send(b"a", subject="two")
+    with pytest.raises(BusyError, match="2 subjects"):
+        rig.submit(make_frame([b"a"], subject="three"))
+    rig.send(b"b", subject="one")
+    assert rig.store.subjects() == ["one", "two"]
+    rig.close()
+
+
 @pytest.mark.parametrize("state", [Serving.DRAINING, Serving.POISONED])
 def test_a_broker_that_does_not_take_messages_says_in_which_state_it_is(
     rig: Rig, state: Serving

@@ -1,0 +1,64 @@
+"""JSON that every parser reads alike, and the rest refused without breaking a parser."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qmq_broker.face.strict_json import JSON_DEPTH_MAX, check_json
+from qmq_client.wire.errors import ProtocolError
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
+)  # fmt: skip
+
+
+@given(VALUES, st.booleans())
+def test_ordinary_json_passes(value: object, is_ascii: bool) -> None:
+    check_json(json.dumps(value, ensure_ascii=is_ascii).encode())
+
+
+@given(st.binary() | st.text().map(lambda text: text.encode(errors="surrogatepass")))
+def test_any_bytes_pass_or_are_a_protocol_error(data: bytes) -> None:
+    try:
+        check_json(data)
+    except ProtocolError:
+        return
+    json.loads(data)
+
+
+@pytest.mark.parametrize("pair", [b"[]", b'{"a":}'])
+def test_nesting_is_refused_just_above_the_bound(pair: bytes) -> None:
+    opening, closing = pair[:-1], pair[-1:]
+    check_json(opening * JSON_DEPTH_MAX + b"1" + closing * JSON_DEPTH_MAX)
+    deep = JSON_DEPTH_MAX + 1
+    with pytest.raises(ProtocolError, match="nested deeper"):
+        check_json(opening * deep + b"1" + closing * deep)
+
+
+def test_brackets_in_texts_are_no_nesting() -> None:
+    check_json(json.dumps(["[" * 1000, '\\"{' * 1000, "]"]).encode())
+    check_json(b"[" + b"[],{}," * 1000 + b"0]")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[" * 2_000_000,
+        b'{"a":' * 400_000,
+        b"[]" * 1_000_000,
+        b'"' + b"\\" * 1_999_999,
+        b'"\\' * 1_000_000,
+        b"[[]," * 500_000,
+        b"{" + b"".join(b'"%d":1,' % number for number in range(150_000)) + b'"149999":1}',
+    ],
+    ids=["lists", "objects", "pairs", "one long text", "texts", "a wide list", "names"],
+)
+def test_two_megabytes_of_malice_cost_little(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        check_json(data)
