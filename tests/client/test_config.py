@@ -1,0 +1,236 @@
+"""Settings: which layer wins, what is refused, and that no secret is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qmq_client.config import (
+    DATABASES_MAX,
+    BrokerSection,
+    Config,
+    LoadedConfig,
+    WatchdogSection,
+    load_config,
+    mask_secrets,
+)
+from qmq_client.database import database_url, open_engine
+from qmq_client.errors import ConfigurationError
+from qmq_client.transport.http import DEFAULT_BROKER_URL
+
+FILE = """
+[broker]
+url = "http://file:1"
+[watchdog]
+batch_rows = 10
+lease_ms = 20
+[[database]]
+name = "orders"
+url = "sqlite:///orders.db"
+[[database]]
+name = "stock-eu"
+url = "sqlite:///stock.db"
+table_prefix = "outbox_"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def load(text: str | None = None, **arguments: Any) -> LoadedConfig:
+    if text is not None:
+        Path("qmq.toml").write_text(text)
+    return load_config(**{"environment": {}, **arguments})
+
+
+def origins(loaded: LoadedConfig) -> dict[str, str]:
+    return {setting.path: setting.origin for setting in loaded.settings}
+
+
+def problem(text: str | None = None, **arguments: Any) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load(text, **arguments)
+    return str(caught.value)
+
+
+def test_without_anything_the_built_in_values_hold() -> None:
+    loaded = load()
+    assert loaded.config == Config()
+    assert set(origins(loaded).values()) == {"built-in"}
+
+
+def test_the_built_in_broker_is_where_the_transport_looks_by_itself() -> None:
+    assert BrokerSection().url == DEFAULT_BROKER_URL
+
+
+def test_the_file_then_the_environment_then_the_command_line() -> None:
+    environment = {"QMQ_WATCHDOG_LEASE_MS": "30", "QMQ_WATCHDOG_POLL_S": "0.5", "HOME": "/x"}
+    loaded = load(FILE, environment=environment, flags={"watchdog.poll_s": 7.0})
+    watchdog = loaded.config.watchdog
+    assert (watchdog.batch_rows, watchdog.lease_ms, watchdog.poll_s) == (10, 30, 7.0)
+    assert watchdog.max_attempts == WatchdogSection().max_attempts
+    found = origins(loaded)
+    assert found["watchdog.batch_rows"] == "qmq.toml"
+    assert found["watchdog.lease_ms"] == "QMQ_WATCHDOG_LEASE_MS"
+    assert found["watchdog.poll_s"] == "command line"
+    assert found["watchdog.max_attempts"] == "built-in"
+
+
+def test_a_flag_that_was_not_given_changes_nothing() -> None:
+    assert load(FILE, flags={"watchdog.batch_rows": None}).config.watchdog.batch_rows == 10
+
+
+def test_databases_are_used_in_the_order_of_the_file() -> None:
+    first, second = load(FILE).config.databases
+    assert (first.name, first.table_prefix) == ("orders", "qmq_")
+    assert (second.name, second.table_prefix) == ("stock-eu", "outbox_")
+
+
+def test_the_environment_changes_the_url_of_a_database_or_adds_one() -> None:
+    environment = {
+        "QMQ_DATABASE_STOCK_EU_URL": "sqlite:///moved.db",
+        "QMQ_DATABASE_BILLS_URL": "sqlite:///bills.db",
+    }
+    loaded = load(FILE, environment=environment)
+    urls = {database.name: database.url for database in loaded.config.databases}
+    assert urls == {
+        "orders": "sqlite:///orders.db",
+        "stock-eu": "sqlite:///moved.db",
+        "bills": "sqlite:///bills.db",
+    }
+    assert origins(loaded)["database.stock-eu.url"] == "QMQ_DATABASE_STOCK_EU_URL"
+
+
+def test_one_database_needs_no_name() -> None:
+    (database,) = load(environment={"QMQ_DATABASE_URL": "sqlite:////var/shop.db"}).config.databases
+    assert (database.name, database.url) == ("shop", "sqlite:////var/shop.db")
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("sqlite:////var/lib/shop.v2.db", "shop-v2"),
+        ("mysql+pymysql://app:pw@db:3306/orders?charset=utf8mb4", "orders"),
+        ("postgresql://app:pw@db", "db"),
+        ("sqlite://", "database"),
+    ],
+)
+def test_a_url_gives_a_name_without_secrets(url: str, name: str) -> None:
+    assert load(databases=[url]).config.databases[0].name == name
+
+
+def test_databases_of_the_command_line_are_the_only_ones() -> None:
+    loaded = load(FILE, databases=["stock-eu", "sqlite:///new.db", "sqlite:///new.db"])
+    assert [database.name for database in loaded.config.databases] == ["stock-eu", "new"]
+
+
+def test_two_urls_that_end_alike_get_names_of_their_own() -> None:
+    loaded = load(FILE, databases=["sqlite:///a/orders.db", "sqlite:///b/orders.db"])
+    assert [each.name for each in loaded.config.databases] == ["orders-2", "orders-3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[watchdog]\nbatch_row = 1", "Did you mean 'watchdog.batch_rows'?"),
+        ("[watchdgo]\nbatch_rows = 1", "Did you mean 'watchdog'?"),
+        ("[colours]\nred = 1", "Known: broker, watchdog, database."),
+        ("broker = 1", "broker: not known"),
+        ('[[database]]\nname = "a"\nurl = "b"\nshema = "c"', "Did you mean 'database.a.schema'?"),
+        ('[[database]]\nurl = "b"', "database 1: has no name"),
+        ('[database]\nname = "a"', "Write [[database]] in qmq.toml."),
+        ('[[database]]\nname = "a"', "missing required field `url`"),
+        ('[[database]]\nname = "a b"\nurl = "c"', "database.a b.name: 'a b' from qmq.toml"),
+        ('[[database]]\nname = "a"\nurl = "b"\ntable_prefix = "x; DROP"', "table_prefix"),
+        ("[watchdog]\nbatch_rows = 0", "watchdog.batch_rows: '0' from qmq.toml"),
+        ("[watchdog]\nbatch_rows = 'many'", "watchdog.batch_rows: 'many' from qmq.toml"),
+        ("[watchdog]\npoll_s = nan", "watchdog.poll_s"),
+        ("[watchdog", "qmq.toml: not TOML"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_named(text: str, expected: str) -> None:
+    assert expected in problem(text)
+
+
+def test_a_name_given_twice_is_refused() -> None:
+    one = '[[database]]\nname = "a"\nurl = "b"\n'
+    assert "a name of its own" in problem(one + one)
+
+
+def test_what_is_wrong_in_the_environment_is_named() -> None:
+    assert problem(environment={"QMQ_WATCHDOG_BATCH_ROWS": "x"}) == (
+        "watchdog.batch_rows: 'x' from QMQ_WATCHDOG_BATCH_ROWS. Expected `int`, got `str`."
+    )
+    assert "Did you mean 'QMQ_WATCHDOG_BATCH_ROWS'?" in problem(
+        environment={"QMQ_WATCHDOG_BATCHROWS": "1"}
+    )
+
+
+def test_names_of_others_in_the_environment_are_left_alone() -> None:
+    assert load(environment={"QMQ_SOMETHING_ELSE": "1"}).config == Config()
+
+
+def test_a_file_that_was_asked_for_must_be_there() -> None:
+    assert "nowhere.toml: No such file" in problem(file=Path("nowhere.toml"))
+
+
+def test_a_name_that_is_no_database_is_answered_with_the_nearest() -> None:
+    assert "Did you mean 'orders'?" in problem(FILE, databases=["order"])
+
+
+def test_too_many_databases_are_refused() -> None:
+    urls = [f"sqlite:///{number}.db" for number in range(DATABASES_MAX + 1)]
+    assert f"allowed: {DATABASES_MAX}" in problem(databases=urls)
+
+
+def test_a_password_from_the_environment_never_shows() -> None:
+    text = '[[database]]\nname = "a"\nurl = "postgresql://app@db/shop"\npassword_env = "SECRET"'
+    loaded = load(text)
+    (section,) = loaded.config.databases
+    assert database_url(section, {"SECRET": "p@ss/word"}).password == "p@ss/word"
+    assert "p@ss" not in repr(loaded)
+    with pytest.raises(ConfigurationError, match="SECRET is not in the environment"):
+        database_url(section, {})
+
+
+def test_settings_show_urls_without_passwords() -> None:
+    loaded = load(environment={"QMQ_DATABASE_URL": "mysql://app:hunter2@db/shop"})
+    shown = {setting.path: setting.value for setting in loaded.settings}
+    assert shown["database.shop.url"] == "mysql://app:***@db/shop"
+    assert loaded.config.databases[0].url == "mysql://app:hunter2@db/shop"
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("mysql://u:p@h/d", "mysql://u:***@h/d"),
+        ("http://u:p:q@h:1/x", "http://u:***@h:1/x"),
+        ("postgresql://u:p@ss@h/d", "postgresql://u:***@h/d"),
+        ("postgresql://u:p/s@h/d", "postgresql://u:***@h/d"),
+        ("postgresql://h/d?user=u&password=p&x=1", "postgresql://h/d?user=u&password=***&x=1"),
+        ("x://h/d?sslPassword=p", "x://h/d?sslPassword=***"),
+        ("no address: a:b@c", "no address: a:b@c"),
+        ("sqlite:////var/lib/shop.db", "sqlite:////var/lib/shop.db"),
+    ],
+)
+def test_passwords_in_urls_are_masked(text: str, masked: str) -> None:
+    assert mask_secrets(text) == masked
+
+
+@given(st.text(st.characters(blacklist_categories=["Z", "C"]), min_size=3))
+def test_no_part_of_a_password_survives_the_mask(password: str) -> None:
+    shown = mask_secrets(f"mysql://app:{password}@database/shop")
+    assert shown == "mysql://app:***@database/shop"
+
+
+def test_a_url_that_is_none_is_refused_without_its_password() -> None:
+    (section,) = load(databases=["://app:hunter2@x"]).config.databases
+    with pytest.raises(ConfigurationError) as caught:
+        open_engine(section, {})
+    assert "hunter2" not in str(caught.value)
