@@ -1,16 +1,11 @@
-"""`Consumers` on threads: start, stop within a deadline, signals, and loops that nothing ends."""
+"""`Consumers` on threads: start, stop within a deadline, and loops that nothing ends."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -334,72 +329,3 @@ def test_run_ends_when_a_handler_asks_for_it(broker: MemoryBroker) -> None:
     consumers = Consumers([handler], MemoryTransport(broker))
     assert consumers.run().is_clean
     assert broker.lag(SUBJECT, GROUP) == 0
-
-
-PROGRAM = """
-import sys, threading
-from qmq_client import Consumers, Message, consumer
-from qmq_client.testing import MemoryBroker, MemoryTransport
-
-broker = MemoryBroker()
-broker.put(Message("orders", 1))
-hangs = sys.argv[-1] == "hang"
-
-@consumer("orders", group="audit")
-def handler(body: int) -> None:
-    print("begun", flush=True)
-    threading.Event().wait(60 if hangs else 0.3)
-    print("finished", flush=True)
-
-report = Consumers([handler], MemoryTransport(broker)).run(stop_deadline_s=50)
-print(report.is_clean, broker.lag("orders", "audit"), flush=True)
-"""
-
-
-def started(kind: str) -> subprocess.Popen[str]:
-    program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, kind], stdout=subprocess.PIPE, text=True
-    )
-    assert program.stdout is not None
-    assert program.stdout.readline() == "begun\n"
-    return program
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_C8_a_signal_lets_the_handler_finish_and_ends_the_process_well(number: int) -> None:
-    program = started("short")
-    os.kill(program.pid, number)
-    output, _ = program.communicate(timeout=WAIT_S)
-    assert (output, program.returncode) == ("finished\nTrue 0\n", 0)
-
-
-def test_C8_a_second_signal_does_not_wait_for_the_handler() -> None:
-    program = started("hang")
-    began_at_s = time.monotonic()
-    while program.poll() is None and time.monotonic() - began_at_s < WAIT_S:
-        os.kill(program.pid, signal.SIGTERM)
-        time.sleep(0.2)
-    output, _ = program.communicate(timeout=WAIT_S)
-    assert (output, program.returncode) == ("False 1\n", 0)
-
-
-def test_the_command_runs_the_handlers_of_a_module_until_a_signal(tmp_path: Path) -> None:
-    (tmp_path / "shop.py").write_text(PROGRAM.partition("report =")[0] + COMMAND_TAIL)
-    program = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "shop:consumers"],
-        stdout=subprocess.PIPE,
-        cwd=tmp_path,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert program.stdout is not None
-    assert program.stdout.readline() == "begun\n"
-    os.kill(program.pid, signal.SIGTERM)
-    output, _ = program.communicate(timeout=WAIT_S)
-    assert (output, program.returncode) == ("finished\n", 0)
-
-
-COMMAND = "from qmq_client.commands.consume import consume; consume()"
-COMMAND_TAIL = """
-consumers = Consumers([handler], MemoryTransport(broker))
-"""

@@ -1,0 +1,106 @@
+"""Consumers as a process: signals, and the command that runs handlers of a module."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.client.consumer.kit import WAIT_S
+
+PROGRAM = """
+import sys, threading
+from qmq_client import Consumers, Message, consumer
+from qmq_client.testing import MemoryBroker, MemoryTransport
+
+broker = MemoryBroker()
+broker.put(Message("orders", 1))
+hangs = sys.argv[-1] == "hang"
+
+@consumer("orders", group="audit")
+def handler(body: int) -> None:
+    print("begun", flush=True)
+    threading.Event().wait(60 if hangs else 0.3)
+    print("finished", flush=True)
+
+report = Consumers([handler], MemoryTransport(broker)).run(stop_deadline_s=50)
+print(report.is_clean, broker.lag("orders", "audit"), flush=True)
+"""
+
+
+def started(kind: str) -> subprocess.Popen[str]:
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, kind], stdout=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "begun\n"
+    return program
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_C8_a_signal_lets_the_handler_finish_and_ends_the_process_well(number: int) -> None:
+    program = started("short")
+    os.kill(program.pid, number)
+    output, _ = program.communicate(timeout=WAIT_S)
+    assert (output, program.returncode) == ("finished\nTrue 0\n", 0)
+
+
+def test_C8_a_second_signal_does_not_wait_for_the_handler() -> None:
+    program = started("hang")
+    began_at_s = time.monotonic()
+    while program.poll() is None and time.monotonic() - began_at_s < WAIT_S:
+        os.kill(program.pid, signal.SIGTERM)
+        time.sleep(0.2)
+    output, _ = program.communicate(timeout=WAIT_S)
+    assert (output, program.returncode) == ("False 1\n", 0)
+
+
+def test_the_command_runs_the_handlers_of_a_module_until_a_signal(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(PROGRAM.partition("report =")[0] + COMMAND_TAIL)
+    program = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "shop:consumers"],
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "begun\n"
+    os.kill(program.pid, signal.SIGTERM)
+    output, _ = program.communicate(timeout=WAIT_S)
+    assert (output, program.returncode) == ("finished\n", 0)
+
+
+COMMAND = "from qmq_client.commands.consume import consume; consume()"
+COMMAND_TAIL = """
+consumers = Consumers([handler], MemoryTransport(broker))
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "named"),
+    [
+        ("no_such_module", "no_such_module"),
+        ("json:nothing", "nothing"),
+        ("json", "no handler"),
+        (":x", ":x"),
+    ],
+)
+def test_a_target_without_handlers_is_refused_by_name(target: str, named: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", COMMAND, target],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert named in ended.stderr
+    assert "ConfigurationError" in ended.stderr
+
+
+
