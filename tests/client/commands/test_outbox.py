@@ -1,0 +1,162 @@
+"""`qmq outbox`: look at rows, arm them again, delete them for good."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from click.testing import CliRunner, Result
+
+from qmq_client.commands.root import root
+from qmq_client.ids import MESSAGE_IDS
+from qmq_client.outbox.sqlite import NOW_MS
+from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, PARKED, create_tables
+
+OUTBOX = DEFAULT_TABLES.outbox
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[sa.Engine]:
+    made = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    create_tables(made)
+    yield made
+    made.dispose()
+
+
+def put(engine: sa.Engine, *, state: int = LIVE, due_in_ms: int = 0, age_ms: int = 0) -> str:
+    """Store one row; its message id as people see it."""
+    message_id = MESSAGE_IDS.next_id()
+    now_ms = sa.literal_column(NOW_MS, sa.BigInteger())
+    row = sa.insert(OUTBOX).values(
+        message_id=message_id,
+        subject="orders.created",
+        record=b"record",
+        state=state,
+        due_at_ms=now_ms + due_in_ms,
+        attempts=7 if state == PARKED else 0,
+        last_error="BrokerRefusedError: too odd" if state == PARKED else None,
+        created_at_ms=now_ms - age_ms,
+    )
+    with engine.begin() as connection:
+        connection.execute(row)
+    return message_id.hex()
+
+
+def outbox(engine: sa.Engine, *arguments: str, answer: str | None = None) -> Result:
+    command, *rest = arguments
+    call = ["outbox", command, "--database", str(engine.url), *rest]
+    return CliRunner().invoke(root, call, input=answer)
+
+
+def listed(engine: sa.Engine, *arguments: str) -> dict[str, Any]:
+    result = outbox(engine, "list", "--json", *arguments)
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.output)
+    return found
+
+
+def ids(found: dict[str, Any]) -> list[str]:
+    return [row["message_id"] for row in found["rows"]]
+
+
+def test_list_tells_live_due_and_parked_apart(engine: sa.Engine) -> None:
+    due = put(engine, due_in_ms=-1)
+    waiting = put(engine, due_in_ms=HOUR_MS)
+    parked = put(engine, state=PARKED)
+    found = listed(engine)
+    assert ids(found) == [due, waiting, parked]
+    assert found["counts"] == {"live": 2, "due": 1, "parked": 1}
+    assert ids(listed(engine, "--state", "live")) == [due, waiting]
+    assert ids(listed(engine, "--state", "due")) == [due]
+    assert ids(listed(engine, "--state", "parked")) == [parked]
+    assert ids(listed(engine, "--limit", "1")) == [due]
+
+
+def test_list_for_people_is_a_line_for_each_row_and_the_counts(engine: sa.Engine) -> None:
+    parked = put(engine, state=PARKED)
+    row, counts = outbox(engine, "list").output.splitlines()
+    assert row.startswith(f"{parked}  parked  orders.created  7  ")
+    assert row.endswith("BrokerRefusedError: too odd")
+    assert counts == "live 0, of them due 0; parked 1"
+
+
+def test_show_tells_all_of_one_row(engine: sa.Engine) -> None:
+    parked = put(engine, state=PARKED)
+    found = json.loads(outbox(engine, "show", parked, "--json").output)
+    assert found["message_id"] == parked
+    assert (found["state"], found["attempts"], found["is_owned"]) == ("parked", 7, False)
+    assert found["record_bytes"] == len(b"record")
+    text = outbox(engine, "show", parked).output
+    assert "last_error    BrokerRefusedError: too odd" in text
+
+
+def test_show_of_a_row_that_is_not_there_exits_with_1(engine: sa.Engine) -> None:
+    result = outbox(engine, "show", "0" * 32)
+    assert result.exit_code == 1
+    assert "is not in the outbox" in result.output
+
+
+def test_an_id_that_is_none_is_a_wrong_call(engine: sa.Engine) -> None:
+    result = outbox(engine, "show", "xyz")
+    assert result.exit_code == 2
+    assert "32 lower-case hex digits" in result.output
+
+
+def test_O7_retry_arms_parked_rows_again(engine: sa.Engine) -> None:
+    first, second = put(engine, state=PARKED), put(engine, state=PARKED)
+    live = put(engine, due_in_ms=HOUR_MS)
+    assert outbox(engine, "retry", first, live).output == "retried 1\n"
+    assert ids(listed(engine, "--state", "due")) == [first]
+    assert ids(listed(engine, "--state", "parked")) == [second]
+    assert json.loads(outbox(engine, "retry", "--all", "--json").output) == {"retried": 1}
+    found = listed(engine)
+    assert {row["state"] for row in found["rows"]} == {"live"}
+    assert {row["attempts"] for row in found["rows"]} == {0}
+
+
+@pytest.mark.parametrize("command", ["retry", "purge"])
+def test_which_rows_are_meant_must_be_said(engine: sa.Engine, command: str) -> None:
+    parked = put(engine, state=PARKED)
+    for arguments in ([], [parked, "--all"]):
+        result = outbox(engine, command, *arguments)
+        assert result.exit_code == 2
+        assert "Give message ids, or --all." in result.output
+    assert ids(listed(engine)) == [parked]
+
+
+def test_purge_asks_first(engine: sa.Engine) -> None:
+    parked = put(engine, state=PARKED)
+    refused = outbox(engine, "purge", "--all", answer="n\n")
+    assert refused.exit_code == 1
+    assert "Delete all parked rows unsent?" in refused.output
+    assert ids(listed(engine)) == [parked]
+    assert outbox(engine, "purge", "--all", answer="y\n").exit_code == 0
+    assert ids(listed(engine)) == []
+
+
+def test_purge_deletes_only_what_was_meant(engine: sa.Engine) -> None:
+    live = put(engine)
+    old = put(engine, state=PARKED, age_ms=2 * HOUR_MS)
+    young = put(engine, state=PARKED)
+    result = outbox(engine, "purge", "--all", "--yes", "--older-than-s", "3600")
+    assert result.output == "purged 1\n"
+    assert set(ids(listed(engine))) == {live, young}
+    assert outbox(engine, "purge", live, "--yes").output == "purged 0\n", "it is not parked"
+    assert outbox(engine, "purge", live, "--yes", "--state", "live").output == "purged 1\n"
+    assert ids(listed(engine)) == [young]
+    assert old not in ids(listed(engine))
+
+
+def test_a_database_without_the_tables_says_what_to_run(tmp_path: Path) -> None:
+    path = tmp_path / "bare.db"
+    path.touch()
+    engine = sa.create_engine(f"sqlite:///{path}")
+    for command in (["list"], ["show", "0" * 32], ["retry", "--all"]):
+        result = outbox(engine, *command)
+        assert result.exit_code == 2
+        assert "qmq db migrate" in result.output
