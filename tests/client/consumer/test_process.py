@@ -101,6 +101,3 @@ def test_a_target_without_handlers_is_refused_by_name(target: str, named: str) -
     )
     assert named in ended.stderr
     assert "ConfigurationError" in ended.stderr
-
-
-

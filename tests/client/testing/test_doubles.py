@@ -1,0 +1,121 @@
+"""The doubles for users' tests: honest, deterministic, and quick to write."""
+
+from __future__ import annotations
+
+import pytest
+
+from qmq_client import Consumers, Message, Reject, consumer
+from qmq_client.errors import BrokerAnswerError, BrokerBusyError, BrokerRefusedError
+from qmq_client.errors import BrokerUnreachableError as Unreachable
+from qmq_client.ids import MESSAGE_IDS
+from qmq_client.message import message_to_record
+from qmq_client.testing import FakeClock, MemoryBroker, MemoryTransport, drain
+from qmq_client.wire.frame import FrameKind, build_message_frame
+from qmq_client.wire.record import Record, encode_record
+
+
+def frame_of(*messages: Message) -> bytes:
+    records = [
+        encode_record(message_to_record(one, new_id=MESSAGE_IDS.next_id(), now_ms=1))
+        for one in messages
+    ]
+    return build_message_frame({messages[0].subject: records})
+
+
+def test_a_users_test_needs_a_broker_a_handler_and_drain() -> None:
+    clock = FakeClock()
+    broker = MemoryBroker(clock=clock)
+    seen: list[str] = []
+
+    @consumer("orders", group="mail")
+    def handler(body: str) -> None:
+        seen.append(body)
+        if body == "bad":
+            raise Reject("not an order")
+        if len(seen) == 1:
+            raise ConnectionError("mail server")
+
+    broker.put(Message("orders", "one"), Message("orders", "bad"))
+    consumers = Consumers([handler], MemoryTransport(broker), clock=clock)
+    report = drain(consumers)
+    assert (report.handled, report.settled, report.failures) == (2, 2, 0)
+    assert seen == ["one", "bad"]
+    clock.advance(1_000)
+    assert drain(consumers).handled == 1
+    assert seen == ["one", "bad", "one"]
+    assert [one.error for one in broker.dead_letters("orders", "mail")] == ["not an order"]
+    assert broker.lag("orders", "mail") == 0
+
+
+def test_drain_counts_calls_that_fail_and_does_not_repeat_them_for_ever() -> None:
+    broker = MemoryBroker()
+    broker.faults.is_unreachable = True
+    handler = consumer("orders", group="mail")(lambda body: None)
+    assert drain(Consumers([handler], MemoryTransport(broker))).failures == 1
+
+
+def test_a_broker_shows_what_it_stored() -> None:
+    broker = MemoryBroker()
+    ids = broker.put(Message("orders", {"n": 1}, key="k"), Message("orders", "two"))
+    stored = broker.messages("orders")
+    assert [one.message_id for one in stored] == ids
+    assert [one.body for one in stored] == [{"n": 1}, "two"]
+    assert broker.messages("nothing") == []
+
+
+def test_a_lost_answer_leaves_the_messages_stored() -> None:
+    broker = MemoryBroker()
+    broker.faults.lost_answers = 1
+    transport, frame = MemoryTransport(broker), frame_of(Message("orders", 1))
+    with pytest.raises(Unreachable):
+        transport.send(frame)
+    assert len(broker.messages("orders")) == 1
+    assert transport.send(frame).duplicates == 1
+    assert len(broker.messages("orders")) == 1
+
+
+def test_every_fault_is_the_error_that_it_stands_for() -> None:
+    broker = MemoryBroker()
+    transport, frame = MemoryTransport(broker), frame_of(Message("orders", 1))
+    broker.faults.is_unreachable = True
+    with pytest.raises(Unreachable):
+        transport.send(frame)
+    broker.faults.is_unreachable = False
+    broker.faults.busy_retry_after_s = 3.0
+    with pytest.raises(BrokerBusyError) as caught:
+        transport.send(frame)
+    assert caught.value.retry_after_s == 3.0
+    broker.faults.busy_retry_after_s = None
+    assert broker.messages("orders") == []
+    broker.faults.garbage_answers = 1
+    with pytest.raises(BrokerAnswerError):
+        transport.send(frame)
+    assert transport.send(frame).duplicates == 1
+
+
+def test_a_message_may_be_refused_by_name() -> None:
+    broker = MemoryBroker()
+    broker.faults.refused_ids.add("ab" * 16)
+    with pytest.raises(BrokerRefusedError) as caught:
+        broker.put(Message("orders", 1, message_id="ab" * 16))
+    assert caught.value.answer.message_id == "ab" * 16
+    assert broker.messages("orders") == []
+
+
+def test_what_the_double_cannot_do_it_refuses() -> None:
+    record = encode_record(
+        Record(message_id=bytes(16), subject="s", body=b"", born_at_ms=1, due_at_ms=2)
+    )
+    with pytest.raises(BrokerRefusedError, match="not_supported"):
+        MemoryBroker().send(build_message_frame({"s": [record]}, kind=FrameKind.DELAYED))
+
+
+def test_time_passes_when_told_to() -> None:
+    clock = FakeClock(now_ms=5)
+    clock.advance(1_500)
+    clock.sleep(0.5)
+    assert (clock.now_ms(), clock.monotonic_s()) == (2_005, 2.0)
+    clock.jump(-10_000)
+    assert (clock.now_ms(), clock.monotonic_s()) == (-7_995, 2.0)
+    with pytest.raises(ValueError, match="forwards"):
+        clock.advance(-1)
