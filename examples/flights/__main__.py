@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import tempfile
-import time
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from examples.flights import consumers, departures
 from examples.flights.data import count_flights, data_file
 from examples.flights.expected import count_by_hand
-from examples.flights.judge import Judgement, judge
+from examples.flights.judge import judge
 from examples.flights.plan import COUNTER, TALLIES, Plan, plan_from_argument
 from examples.flights.process import ProcessError
 from examples.flights.result import collect, print_result
@@ -33,24 +29,26 @@ def main(arguments: list[str]) -> int:
         _service(*arguments)
         return 0
     options = _parse(arguments)
-    months = tuple(range(1, 13)) if options.all else (options.month,)
     if options.keep is not None:
         directory = Path(options.keep)
         if directory.exists() and any(directory.iterdir()):
             print(f"--keep: {directory} is not empty; name a new folder", file=sys.stderr)
             return 2
         directory.mkdir(parents=True, exist_ok=True)
-        return _demo(directory.resolve(), months, options.json)
+        return _demo(_plan(directory.resolve(), options), options.json)
     with tempfile.TemporaryDirectory(prefix="qmq-flights-") as folder:
-        return _demo(Path(folder), months, options.json)
+        return _demo(_plan(Path(folder), options), options.json)
 
 
-def _demo(directory: Path, months: tuple[int, ...], json_file: str | None) -> int:
-    chosen = frozenset(months)
-    data_file()
-    flights = count_flights(chosen)
-    plan = Plan(directory=str(directory), port=free_port(), months=months)
-    expected = count_by_hand(data_file(), chosen)
+def _plan(directory: Path, options: argparse.Namespace) -> Plan:
+    months = tuple(range(1, 13)) if options.all else (options.month,)
+    return Plan(directory=str(directory), port=free_port(), months=months, days=options.days)
+
+
+def _demo(plan: Plan, json_file: str | None) -> int:
+    months = frozenset(plan.months)
+    flights = count_flights(months, plan.days)
+    expected = count_by_hand(data_file(), months, plan.days)
     try:
         with Screen(flights, expected.messages.total()) as screen:
             with Run(plan, flights, screen.show) as run:
@@ -82,6 +80,14 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "--month", type=int, choices=range(1, 13), default=1, help="which month of 2013 (1)"
     )
     which.add_argument("--all", action="store_true", help="the whole year: 336,776 flights")
+    parser.add_argument(
+        "--days",
+        type=int,
+        choices=range(3, 32),
+        default=31,
+        metavar="N",
+        help="only the first N days of a month, 3 to 31 (31)",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures for programs")
     parser.add_argument("--keep", metavar="DIR", help="leave databases, logs and history there")
     return parser.parse_args(arguments)

@@ -37,8 +37,10 @@ from tests.kit.history import History
 
 STATUS_EVERY_S = 0.2
 #: Messages of one transaction of the tallies service.
-TALLIES_BATCH = 20
+TALLIES_BATCH = 100
 COUNTER_BATCH = 200
+#: How long messages may wait for company; keeps requests and transactions few.
+BATCH_WAIT_MS = 100
 
 
 class Figures:
@@ -108,9 +110,7 @@ def book_tallies(session: Session, deliveries: list[Delivery]) -> None:
     ids = [{"message_id": delivery.message.message_id} for delivery in deliveries]
     connection.execute(sa.insert(Effect), ids)
     names = ("event", "airport", "carrier", "day")
-    rows = [
-        dict(zip(names, place, strict=True), count=count) for place, count in counts.items()
-    ]
+    rows = [dict(zip(names, place, strict=True), count=count) for place, count in counts.items()]
     query = insert(Tally)
     connection.execute(
         query.on_conflict_do_update(
@@ -135,7 +135,12 @@ def make_tallies(plan: Plan, history: History, figures: Figures) -> Callable[...
     sessions = sessionmaker(engine)
     for subject in SUBJECTS:
         mark = consumer(
-            subject, group=TALLIES, inbox=sessions, batch_size=TALLIES_BATCH, lease_ms=LEASE_MS
+            subject,
+            group=TALLIES,
+            inbox=sessions,
+            batch_size=TALLIES_BATCH,
+            max_wait_ms=BATCH_WAIT_MS,
+            lease_ms=LEASE_MS,
         )
         mark(tally)
     return tally
@@ -149,7 +154,14 @@ def make_counter(history: History, figures: Figures) -> Callable[..., None]:
         figures.note(deliveries)
 
     for subject in SUBJECTS:
-        consumer(subject, group=COUNTER, batch_size=COUNTER_BATCH, lease_ms=LEASE_MS)(count)
+        mark = consumer(
+            subject,
+            group=COUNTER,
+            batch_size=COUNTER_BATCH,
+            max_wait_ms=BATCH_WAIT_MS,
+            lease_ms=LEASE_MS,
+        )
+        mark(count)
     return count
 
 

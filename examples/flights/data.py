@@ -46,16 +46,16 @@ class Flight:
     air_time: int | None
 
 
-def read_flights(months: frozenset[int]) -> list[Flight]:
-    """The flights of these months in order of scheduled departure."""
-    rows = list(_rows(months))
+def read_flights(months: frozenset[int], days: int) -> list[Flight]:
+    """The flights of the first `days` days of these months in order of scheduled departure."""
+    rows = list(_rows(months, days))
     rows.sort(key=lambda row: (int(row["month"]), int(row["day"]), int(row["sched_dep_time"])))
     return [_flight(index, row) for index, row in enumerate(rows)]
 
 
-def count_flights(months: frozenset[int]) -> int:
-    """How many flights these months have."""
-    return sum(1 for _ in _rows(months))
+def count_flights(months: frozenset[int], days: int) -> int:
+    """How many flights the first `days` days of these months have."""
+    return sum(1 for _ in _rows(months, days))
 
 
 def data_file() -> Path:
@@ -78,14 +78,14 @@ def severity(delay_minutes: int) -> str:
     return "major" if delay_minutes <= 180 else "severe"
 
 
-def _rows(months: frozenset[int]) -> Iterator[dict[str, str]]:
+def _rows(months: frozenset[int], days: int) -> Iterator[dict[str, str]]:
     chosen = {str(month) for month in months}
     with zipfile.ZipFile(data_file()) as archive, archive.open("flights.csv") as raw:
         reader = csv.reader(io.TextIOWrapper(raw, "utf-8"))
         names = next(reader)
-        month = names.index("month")
+        month, day = names.index("month"), names.index("day")
         for values in reader:
-            if values[month] in chosen:
+            if values[month] in chosen and int(values[day]) <= days:
                 yield dict(zip(names, values, strict=True))
 
 

@@ -111,9 +111,7 @@ class Departures:
         entry.arrival_delay = flight.arrival_delay
         self._send(ARRIVED, flight, transaction_id)
         if flight.air_time is None:
-            self._history.write(
-                _attempt(self._sent[-1]), Rollback(transaction_id=transaction_id)
-            )
+            self._history.write(_attempt(self._sent[-1]), Rollback(transaction_id=transaction_id))
             raise NoAirTimeError(entry.flight)
 
     def _send(
@@ -169,7 +167,7 @@ def next_index(sessions: sessionmaker[Session]) -> int:
 
 
 def main(plan: Plan) -> None:
-    flights = read_flights(frozenset(plan.months))
+    flights = read_flights(frozenset(plan.months), plan.days)
     engine = open_database(plan.database("departures"), BoardBase, synchronous="FULL")
     create_tables(engine)
     sessions = sessionmaker(engine)
@@ -193,7 +191,6 @@ def main(plan: Plan) -> None:
             publisher=asdict(producer.stats),
             send_to_accepted=latency_ms(acceptance.values_ms),
         )
-
 
 
 def _attempt(sent: Sent) -> Attempt:

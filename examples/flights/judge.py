@@ -70,7 +70,7 @@ def judge(plan: Plan, expected: Expected) -> Judgement:
 
 def read_stored(plan: Plan) -> Iterator[Stored]:
     """Every message in the files of the broker, which has stopped."""
-    store = Store.open(OsDisk(plan.path("broker")), SYSTEM_CLOCK, StoreOptions())
+    store = Store.open(OsDisk(str(plan.path("broker"))), SYSTEM_CLOCK, StoreOptions())
     try:
         for subject in store.subjects():
             queue = store.queue(subject)

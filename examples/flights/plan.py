@@ -29,6 +29,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
     port: int
     months: tuple[int, ...]
+    #: Only the first days of each month.
+    days: int
 
     @property
     def broker_url(self) -> str:

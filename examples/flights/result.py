@@ -37,7 +37,9 @@ def collect(run: Run, expected: Expected, judgement: Judgement) -> dict[str, Any
         "board": {"by_hand": judgement.board[0], "counted": judgement.board[1]},
         "sent": messages,
         "stored": judgement.stored,
-        "redelivered": {name: run.children[name].total("redelivered") for name in (TALLIES, COUNTER)},
+        "redelivered": {
+            name: run.children[name].total("redelivered") for name in (TALLIES, COUNTER)
+        },
         "recovered_by_watchdog": _recovered(run),
         "latency": {
             "send_to_accepted": status[DEPARTURES].get("send_to_accepted", {}),

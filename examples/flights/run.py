@@ -94,8 +94,8 @@ class Run:
             departures.check()
         departures.hear_out()
         self.figures.departures_s = time.monotonic() - self.figures.started_s
-        if self._faults:
-            raise ProcessError(f"too few flights for all faults; left: {self._faults}")
+        while self._faults:  # a fast machine, or few flights: the last ones hit what is left to do
+            self._inject_what_is_due()
         self._history.write(Heal())
         self._wait_until_drained()
         self.figures.total_s = time.monotonic() - self.figures.started_s

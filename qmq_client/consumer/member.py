@@ -127,7 +127,17 @@ class Member:
         self._pull_failures = 0
         self._receive(deliveries, asked_at_s)
         self._report_stale(outgoing, deliveries.head.stale)
-        return Pass(count=len(deliveries.messages))
+        count = len(deliveries.messages)
+        return Pass(count=count, pause_s=self._filling_s(count))
+
+    def _filling_s(self, count: int) -> float:
+        """How long to let messages gather at the broker before the next pull.
+
+        While a batch may wait to fill, pulls for a few messages each would only be requests more.
+        """
+        if 0 < count < self.options.batch_size:
+            return self.options.max_wait_ms / 2_000
+        return 0.0
 
     def work_once(self, *, is_blocking: bool = True) -> Pass:
         """One handler call; may wait for messages."""
