@@ -125,12 +125,10 @@ class Producer:
 
         What is left stays in the outbox for the watchdog, as do messages sent after the close.
         """
-        is_gone = self._thread.close(deadline_s)
-        if self._is_own_transport or not is_gone:
-            self._transport.close()
-        if is_gone or self._thread.join_aborted():
-            self._store.close()
         _producers.discard(self)
+        if not self._thread.close(deadline_s):
+            self._transport.close()
+            self._thread.join_aborted()
 
     @property
     def stats(self) -> PublisherStats:
@@ -151,10 +149,10 @@ class Producer:
     def after_fork(self) -> None:
         """In a forked child: a fresh publisher, nothing shared with the parent. Called by itself."""
         self._store.after_fork()
+        self._dialect.after_fork(_root_engine(self.engine))
         self._open()
 
     def _open(self) -> None:
-        self._is_own_transport = isinstance(self._broker, str)
         self._transport = _open_transport(self._broker)
         self.publisher = Publisher(
             store=self._store,
@@ -163,7 +161,10 @@ class Producer:
             options=self.options,
         )
         self._thread = PublisherThread(
-            self.publisher, self._clock, is_background=self.options.background
+            self.publisher,
+            self._clock,
+            is_background=self.options.background,
+            on_end=self._release,
         )
         self._outlet = _Outlet(
             self.publisher,
@@ -173,6 +174,11 @@ class Producer:
             texts=self._texts,
             options=self.options,
         )
+
+    def _release(self) -> None:
+        if isinstance(self._broker, str):
+            self._transport.close()
+        self._store.close()
 
     def _make_row(self, message: Message, now_ms: int) -> OutboxRow:
         record = message_to_record(message, new_id=MESSAGE_IDS.next_id(), now_ms=now_ms)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from qmq_client.clock import Clock
-from qmq_client.publisher import Publisher
+from qmq_client.publisher import Pass, Publisher
 
 _log = logging.getLogger("qmq.publisher")
 
@@ -24,8 +25,17 @@ _ABORT_S = 1.0
 class PublisherThread:
     """Life cycle of one publisher; all methods from any thread."""
 
-    def __init__(self, publisher: Publisher, clock: Clock, *, is_background: bool) -> None:
+    def __init__(
+        self,
+        publisher: Publisher,
+        clock: Clock,
+        *,
+        is_background: bool,
+        on_end: Callable[[], None],
+    ) -> None:
+        """`on_end` gives up what the publisher used; called once the publisher is done."""
         self._publisher = publisher
+        self._on_end = on_end
         self._clock = clock
         self._is_background = is_background
         self._changed = threading.Condition()
@@ -61,7 +71,10 @@ class PublisherThread:
                 self._hurries -= 1
 
     def close(self, deadline_s: float) -> bool:
-        """Send what can be sent until the deadline, leave the rest; whether the thread is gone."""
+        """Send what can be sent until the deadline and leave the rest; safe to repeat.
+
+        False when the thread is still in a call that does not return.
+        """
         end_s = self._clock.monotonic_s() + deadline_s
         with self._changed:
             if self._close_at_s is None:
@@ -70,18 +83,18 @@ class PublisherThread:
         if thread is None:
             self._work_here(end_s)
             self._publisher.leave_all()
+            self._on_end()
             return True
         self._publisher.queue.wake()
         if thread is threading.current_thread():
-            return False  # from a callback: the loop sees it and ends
+            return True  # from a callback: the loop ends after this step
         thread.join(max(0.0, deadline_s))
         return not thread.is_alive()
 
-    def join_aborted(self) -> bool:
-        """Wait for a thread whose transport was closed under it; whether it is gone."""
+    def join_aborted(self) -> None:
+        """Wait for a thread whose transport was closed under it."""
         if self._thread is not None:
             self._thread.join(_ABORT_S)
-        return self._thread is None or not self._thread.is_alive()
 
     def _is_done(self) -> bool:
         # The thread declares itself busy before it takes anything from the queue, so nothing is
@@ -117,12 +130,20 @@ class PublisherThread:
                 self._is_idle = publisher.is_idle
                 if self._is_idle:
                     self._changed.notify_all()
-                is_hurried = self._hurries > 0
-            if is_hurried:
-                publisher.queue.wait(done.wait_s)
-            else:
-                publisher.queue.wait(done.wait_s, messages=done.wake_at_messages)
+            self._sleep(done)
         publisher.leave_all()
+        self._on_end()
+
+    def _sleep(self, done: Pass) -> None:
+        with self._changed:
+            is_hurried, close_at_s = self._hurries > 0, self._close_at_s
+        if close_at_s is not None:
+            left_s = close_at_s - self._clock.monotonic_s()
+            self._publisher.queue.wait(max(0.0, min(done.wait_s or 0.0, left_s)))
+        elif is_hurried:
+            self._publisher.queue.wait(done.wait_s)
+        else:
+            self._publisher.queue.wait(done.wait_s, messages=done.wake_at_messages)
 
     def _is_over(self) -> bool:
         end_s = self._close_at_s

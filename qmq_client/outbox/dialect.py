@@ -95,8 +95,11 @@ class OutboxDialect(Protocol):
         """Prolong those of these live rows that `token` still owns; which they are."""
         ...
 
-    def after_fork(self, sibling: sa.Engine) -> None:
-        """In a forked child: let go of the parent's connections without touching them."""
+    def after_fork(self, engine: sa.Engine) -> None:
+        """In a forked child: let go of the parent's connections without touching them.
+
+        For the sibling, and for the application's engine, whose pool is just as shared.
+        """
         ...
 
 

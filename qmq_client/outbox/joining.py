@@ -48,13 +48,17 @@ def _connection(scope: Any, engine: sa.Engine) -> sa.Connection:
     if isinstance(scope, scoped_session):
         scope = scope()
     if isinstance(scope, Session):
-        return enlisted_connection(scope, engine.pool) or _begin_on(scope, engine)
+        connection = enlisted_connection(scope, engine.pool)
+        if connection is None or not connection.in_transaction():
+            connection = _begin_on(scope, engine)
+        return connection
     if isinstance(scope, sa.Connection):
         return _checked(scope, engine)
     if isinstance(found := getattr(scope, "sync_connection", None), sa.Connection):
         return _checked(found, engine)
     if isinstance(found := getattr(scope, "sync_session", None), Session):
-        if connection := enlisted_connection(found, engine.pool):
+        connection = enlisted_connection(found, engine.pool)
+        if connection is not None and connection.in_transaction():
             return connection
         raise NoTransactionError(
             "this AsyncSession has not begun a transaction (or savepoint) on the outbox's database "
@@ -80,7 +84,11 @@ def _begin_on(session: Session, engine: sa.Engine) -> sa.Connection:
             f"the session's transaction takes no more work: {error}"
         ) from error
     transaction = session.get_nested_transaction() or session.get_transaction()
-    assert transaction is not None, "session.connection() begins one"
+    if transaction is None or not connection.in_transaction():
+        raise NoTransactionError(
+            "the session's connection was committed or rolled back directly; close the session, or "
+            "commit and roll back through it"
+        )
     enlist(session, transaction, connection)
     return connection
 

@@ -137,9 +137,9 @@ class SqliteDialect:
             .returning(
                 outbox.c.id,
                 outbox.c.message_id,
-                outbox.c.subject,
-                outbox.c.ordering_key,
-                outbox.c.record,
+                _as_bytes(outbox.c.subject),
+                _as_bytes(outbox.c.ordering_key),
+                _as_bytes(outbox.c.record),
                 outbox.c.attempts,
                 outbox.c.created_at_ms,
             )
@@ -148,8 +148,8 @@ class SqliteDialect:
         return [
             OutboxRow(
                 message_id=row.message_id,
-                subject=row.subject,
-                ordering_key=row.ordering_key,
+                subject=row.subject.decode(errors="replace"),
+                ordering_key=row.ordering_key and row.ordering_key.decode(errors="replace"),
                 record=row.record,
                 attempts=row.attempts,
                 created_at_ms=row.created_at_ms,
@@ -178,10 +178,16 @@ class SqliteDialect:
         )
         return set(owned.scalars())
 
-    def after_fork(self, sibling: sa.Engine) -> None:
+    def after_fork(self, engine: sa.Engine) -> None:
         if not self._is_shared:
-            _LEFT_TO_THE_PARENT.append(sibling.pool)
-            sibling.dispose(close=False)
+            _LEFT_TO_THE_PARENT.append(engine.pool)
+            engine.dispose(close=False)
+
+
+def _as_bytes(column: sa.Column[Any]) -> sa.Label[bytes]:
+    # The driver refuses a whole result when one text in it is damaged; as bytes the row can be
+    # read, found out by its checksum, and parked alone.
+    return sa.cast(column, sa.LargeBinary()).label(column.name)
 
 
 def begin_explicitly(connection: sa.Connection) -> None:

@@ -115,6 +115,12 @@ class World:
         with closing(sqlite3.connect(self.path)) as connection, connection:
             return connection.execute(query, values).rowcount
 
+    def checked_out(self) -> int:
+        """Connections of the application's pool that are in somebody's hands."""
+        pool = self.engine.pool
+        assert isinstance(pool, sa.QueuePool)
+        return pool.checkedout()
+
     def make_due(self) -> None:
         """Let the takeover time of all rows pass."""
         self.change(f"UPDATE {OUTBOX} SET due_at_ms = 0")

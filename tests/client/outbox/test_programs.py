@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.client.outbox.programs import Program
-from tests.client.world import World, a_world, open_engine
+from tests.client.world import World, a_world
 
 PROGRAMS = 300
 CHUNKS = 10
@@ -33,4 +33,4 @@ def test_S1_S2_S3_S4_sent_is_exactly_what_committed(chunk: int, tmp_path: Path) 
             assert world.producer.flush(), story
             assert world.sent_ids() == committed, story
             assert world.stored_ids() == set(), story
-            assert world.engine.pool.checkedout() == 0, story
+            assert world.checked_out() == 0, story

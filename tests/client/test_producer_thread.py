@@ -1,0 +1,248 @@
+"""The producer with its thread: hands over while the application works, stops, survives a fork."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from qmq_client.clock import SYSTEM_CLOCK
+from qmq_client.errors import BrokerUnreachableError
+from qmq_client.message import Message
+from qmq_client.options import ProducerOptions
+from qmq_client.producer import Producer
+from qmq_client.testing import MemoryBroker, MemoryTransport
+from qmq_client.wire.requests import SendAnswer
+from tests.client.world import SUBJECT, World, a_world
+
+DEADLINE_S = 10.0
+
+
+class SlowTransport(MemoryTransport):
+    """Holds each send until it is let go, or closed."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.arrived = threading.Event()
+        self.go_on = threading.Event()
+
+    def send(self, frame: bytes) -> SendAnswer:
+        self.arrived.set()
+        assert self.go_on.wait(DEADLINE_S)
+        return super().send(frame)
+
+    def close(self) -> None:
+        super().close()
+        self.go_on.set()
+
+
+@contextmanager
+def running(world: World, transport: Any = None, **options: Any) -> Iterator[Producer]:
+    """A producer with a thread on the world's engine."""
+    producer = Producer(
+        world.engine,
+        world.transport if transport is None else transport,
+        options=ProducerOptions(**options),
+    )
+    try:
+        yield producer
+    finally:
+        producer.close()
+        assert publisher_threads() == []
+
+
+def publisher_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "qmq-publisher"]
+
+
+def send(producer: Producer, body: str) -> str:
+    with Session(producer.engine) as session, session.begin():
+        return producer.send(Message(SUBJECT, body), session=session)
+
+
+def test_messages_go_out_by_themselves(world: World) -> None:
+    accepted = threading.Event()
+    with running(world, on_sent=lambda _: accepted.set()) as producer:
+        assert publisher_threads() == []  # a process that never sends has no thread
+        send(producer, "a")
+        assert accepted.wait(DEADLINE_S)
+        assert world.sent() == ["a"]
+
+
+def test_flush_waits_until_everything_is_accepted_and_deleted(world: World) -> None:
+    with running(world, linger_ms=1_000, delete_delay_ms=60_000) as producer:
+        for i in range(50):
+            send(producer, f"{i}")
+            if i % 10 == 0:
+                assert producer.flush(DEADLINE_S)
+                assert world.stored_ids() == set()
+        assert producer.flush(DEADLINE_S)
+        assert world.sent() == [f"{i}" for i in range(50)]
+        assert producer.flush(0.0)
+
+
+def test_flush_says_when_its_deadline_passes(world: World) -> None:
+    transport = SlowTransport(world.broker)
+    with running(world, transport) as producer:
+        send(producer, "a")
+        assert not producer.flush(0.05)
+        transport.go_on.set()
+        assert producer.flush(DEADLINE_S)
+
+
+def test_S5_a_commit_does_not_wait_for_a_broker_that_hangs(world: World) -> None:
+    transport = SlowTransport(world.broker)
+    with running(world, transport) as producer:
+        send(producer, "a")
+        assert transport.arrived.wait(DEADLINE_S)
+        for i in range(20):
+            send(producer, f"{i}")
+        assert len(world.stored_ids()) == 21
+        transport.go_on.set()
+
+
+def test_S10_many_threads_may_send_at_once(world: World) -> None:
+    def work(name: int) -> None:
+        for i in range(20):
+            send(producer, f"{name}.{i}")
+
+    with running(world, sqlite_begin="IMMEDIATE") as producer:
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert producer.flush(DEADLINE_S)
+    assert set(world.sent()) == {f"{name}.{i}" for name in range(4) for i in range(20)}
+    assert world.stored_ids() == set()
+
+
+def test_S12_close_sends_what_it_can(world: World) -> None:
+    with running(world, linger_ms=1_000, delete_delay_ms=60_000) as producer:
+        for i in range(30):
+            send(producer, f"{i}")
+        producer.close()
+        producer.close()
+        assert len(world.sent()) == 30
+        assert world.stored_ids() == set()
+        send(producer, "after the close")
+        assert len(world.stored_ids()) == 1  # waits for the watchdog
+
+
+def test_S12_close_ends_at_its_deadline_and_loses_nothing(world: World) -> None:
+    transport = SlowTransport(world.broker)
+    with running(world, transport) as producer:
+        ids = {send(producer, "a")}
+        assert transport.arrived.wait(DEADLINE_S)
+        ids |= {send(producer, f"{i}") for i in range(3)}
+        began_s = SYSTEM_CLOCK.monotonic_s()
+        producer.close(0.1)
+        assert SYSTEM_CLOCK.monotonic_s() - began_s < 5
+        assert publisher_threads() == []
+    assert world.sent() == []
+    assert world.stored_ids() == ids
+
+
+def test_S12_close_with_the_broker_away_loses_nothing(world: World) -> None:
+    world.broker.faults.is_unreachable = True
+    with running(world) as producer:
+        ids = {send(producer, f"{i}") for i in range(5)}
+        producer.close(5.0)
+        assert world.stored_ids() == ids
+
+
+def test_an_error_in_a_callback_does_not_end_the_thread(world: World) -> None:
+    told: list[str] = []
+    again = threading.Event()
+
+    def fail(ids: Any) -> None:
+        told.extend(ids)
+        again.set() if len(told) > 1 else None
+        raise ZeroDivisionError
+
+    with running(world, on_sent=fail) as producer:
+        send(producer, "a")
+        assert not again.wait(0.0)
+        send(producer, "b")
+        assert again.wait(DEADLINE_S)
+    assert sorted(world.sent()) == ["a", "b"]
+
+
+def test_a_producer_may_be_closed_from_its_own_callback(world: World) -> None:
+    closed = threading.Event()
+    box: list[Producer] = []
+
+    def close(_: Any) -> None:
+        box[0].close()
+        closed.set()
+
+    with running(world, on_sent=close) as producer:
+        box.append(producer)
+        send(producer, "a")
+        assert closed.wait(DEADLINE_S)
+
+
+def test_S10_a_forked_child_has_a_publisher_of_its_own(tmp_path: Path) -> None:
+    with a_world(tmp_path) as world, running(world) as producer:
+        send(producer, "parent before")
+        assert producer.flush(DEADLINE_S)
+        token = producer.publisher.token
+        pool = world.engine.pool
+        child = os.fork()
+        if child == 0:
+            os._exit(_in_child(world, producer, token, pool))
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        send(producer, "parent after")
+        assert producer.flush(DEADLINE_S)
+        assert world.sent() == ["parent before", "parent after"]
+        assert (producer.publisher.token, world.engine.pool) == (token, pool)
+        assert world.stored_ids() == set()
+
+
+def _in_child(world: World, producer: Producer, parents_token: bytes, parents_pool: sa.Pool) -> int:
+    """The child's part; the broker in its memory is a copy."""
+    try:
+        assert producer.publisher.token != parents_token
+        assert producer.stats.sent == 0
+        assert world.engine.pool is not parents_pool
+        send(producer, "child")
+        assert producer.flush(DEADLINE_S)
+        assert world.sent() == ["parent before", "child"]
+        assert world.stored_ids() == set()
+        producer.close()
+    except BaseException as error:
+        os.write(2, repr(error).encode())
+        return 1
+    return 0
+
+
+def test_a_broker_that_vanishes_under_the_thread_is_left_alone(world: World) -> None:
+    class Gone(MemoryTransport):
+        def send(self, frame: bytes) -> SendAnswer:
+            self.calls["send"] += 1
+            raise BrokerUnreachableError("gone")
+
+    transport = Gone(world.broker)
+    with running(world, transport, breaker_first_ms=60_000, breaker_max_ms=60_000) as producer:
+        for i in range(30):
+            send(producer, f"{i}")
+            assert producer.flush(DEADLINE_S)
+        assert transport.calls["send"] == 3
+        assert producer.stats.left == 27
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_producer_is_a_context_manager(world: World, background: bool) -> None:
+    options = ProducerOptions(background=background)
+    with Producer(world.engine, world.transport, options=options) as producer:
+        send(producer, "a")
+    assert world.sent() == ["a"]
+    assert publisher_threads() == []
