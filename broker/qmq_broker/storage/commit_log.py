@@ -67,6 +67,9 @@ class CommitLog:
 
         Raises `DiskFullError` with nothing written, or `PoisonedError`.
         """
+        for frame in frames:
+            if frame.header.kind not in COMMIT_KINDS:
+                raise ValueError(f"a frame of kind {frame.header.kind.name} is not for this log")
         finder = RepeatFinder(self._window, self._read_frame)
         verdicts = [finder.judge(frame) for frame in frames]
         stored = [verdict.stored for verdict in verdicts if verdict.stored is not None]

@@ -12,15 +12,17 @@ Not for: deciding whether a repeat has the same content, which needs the stored 
 
 from __future__ import annotations
 
-import struct
+import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from qmq_client.wire.frame import MessageFrame
 
 GENERATIONS: Final = 8
+_COUNTER_MAX: Final = 2**64 - 1
 
 
 class IdRun(NamedTuple):
@@ -42,27 +44,32 @@ class IdRunPlace(NamedTuple):
 def id_runs(frame: MessageFrame) -> list[IdRun]:
     """The ids of a frame as runs. An id that the frame holds twice makes two runs that overlap."""
     count = frame.header.record_count
-    numbers = struct.unpack(f">{2 * count}Q", b"".join(frame.message_ids()))
+    ids = frame.message_ids()
+    numbers = array("Q", b"".join(ids))
+    if sys.byteorder == "little":
+        numbers.byteswap()
     instances, counters = numbers[::2], numbers[1::2]
-    instance = instances[0]
-    if instances.count(instance) == count:
-        first, last = min(counters), max(counters)
-        if last - first == count - 1 and len(set(counters)) == count:
-            return [IdRun(instance, first, last + 1)]
-    return list(_join(sorted(zip(instances, counters, strict=True))))
+    # Most frames are one run, in order or, with several subjects, nearly so. Comparing columns
+    # costs a tenth of walking them.
+    if instances.tobytes() == instances[:1].tobytes() * count:
+        first = min(counters) if counters[0] > counters[-1] else counters[0]
+        dense = range(first, first + count)
+        if counters.tolist() == list(dense) or sorted(counters) == list(dense):
+            return [IdRun(instances[0], first, first + count)]
+    return _joined(sorted(map(int.from_bytes, ids)))
 
 
-def _join(ids: Iterable[tuple[int, int]]) -> Iterator[IdRun]:
-    run: IdRun | None = None
-    for instance, counter in ids:
-        if run is not None and run.instance == instance and run.next_counter == counter:
-            run = run._replace(next_counter=counter + 1)
-            continue
-        if run is not None:
-            yield run
-        run = IdRun(instance, counter, counter + 1)
-    if run is not None:
-        yield run
+def _joined(keys: Sequence[int]) -> list[IdRun]:
+    """Runs of sorted ids, each id one number of 128 bits."""
+    breaks = [
+        index
+        for index, (key, following) in enumerate(pairwise(keys), start=1)
+        if following != key + 1 or not following & _COUNTER_MAX
+    ]
+    return [
+        IdRun(keys[first] >> 64, keys[first] & _COUNTER_MAX, (keys[after - 1] & _COUNTER_MAX) + 1)
+        for first, after in pairwise([0, *breaks, len(keys)])
+    ]
 
 
 class RunTable:
