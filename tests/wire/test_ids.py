@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import warnings
 from collections.abc import Callable
@@ -19,6 +20,8 @@ def in_a_child(make: Callable[[], bytes]) -> bytes:
         child = os.fork()
     if child == 0:
         status = 1
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)  # a child that hangs ends itself
         try:
             os.write(writing, make())
             status = 0
