@@ -142,11 +142,22 @@ class HotRoutes:
                         raise ClientGone
                     if not is_woken or serving.is_stopping:
                         return None
-                    given = delivery.pull(request, self._broker.time.now_ms(), stale)
+                    given = self._pull_woken(request, stale, waiting)
                     if given is not None:
                         return given
         finally:
             gone.cancel()
+
+    def _pull_woken(
+        self, request: PullRequest, stale: tuple[Stale, ...], waiting: WaitingPull
+    ) -> HandOut | None:
+        """Pull after a wake; one that is refused passes its wake on."""
+        delivery = self._broker.delivery
+        try:
+            return delivery.pull(request, self._broker.time.now_ms(), stale)
+        except QmqError:
+            delivery.waiting.wake_group(waiting.key)
+            raise
 
     async def _sleep(
         self, request: PullRequest, gone: asyncio.Future[None], until_s: float

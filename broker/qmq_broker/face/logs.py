@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Final, TextIO
 
 #: Characters of one value that are shown.
@@ -20,20 +22,28 @@ def log_event(
     event: str,
     *,
     error: BaseException | None = None,
-    **fields: object,
+    details: Mapping[str, object] | None = None,
+    **named: object,
 ) -> None:
-    """Write one line; `error` adds its type, text and place."""
+    """Write one line; `error` adds its type, text and place, `details` more fields."""
     if not logger.isEnabledFor(level):
         return
+    named |= details or {}
     if error is not None:
-        fields["error"] = type(error).__name__
-        fields["reason"] = str(error)
-        fields["trace"] = " | ".join(
+        named["error"] = type(error).__name__
+        named["reason"] = str(error)
+        named["trace"] = " | ".join(
             f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} {frame.name}"
             for frame in traceback.extract_tb(error.__traceback__)[-8:]
         )
-    parts = [event, *(f"{name}={show(value)}" for name, value in fields.items())]
+    parts = [event, *(f"{name}={show(value)}" for name, value in named.items())]
     logger.log(level, "%s", " ".join(parts))
+
+
+def values(prefix: str, settings: object) -> dict[str, object]:
+    """The fields of a dataclass for a log line, each as `prefix.name`."""
+    assert is_dataclass(settings)
+    return {f"{prefix}.{field.name}": getattr(settings, field.name) for field in fields(settings)}
 
 
 def show(value: object) -> str:

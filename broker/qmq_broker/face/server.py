@@ -25,7 +25,7 @@ from qmq_broker.errors import CorruptionError, StoreError
 from qmq_broker.face.app import App
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.limits import FaceLimits
-from qmq_broker.face.logs import log_event
+from qmq_broker.face.logs import log_event, values
 from qmq_broker.face.protocol import bounded_protocol, end_slow_connections
 from qmq_broker.options import ServeOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
@@ -37,6 +37,8 @@ from qmq_broker.storage.store import Store
 _LOG: Final = logging.getLogger("qmq_broker")
 #: How often leases and redeliveries are looked at; also the precision of their times.
 _TICK_S: Final = 0.025
+#: The same after a pass that failed (a full disk, for one): the log is not to be flooded.
+_TICK_AFTER_FAILURE_S: Final = 1.0
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -109,7 +111,7 @@ class _Process:
             directory=self._options.directory,
             epoch=self._store.epoch,
             actions=replayed,
-            recovery=self._store.recovery,
+            details=values("recovery", self._store.recovery),
         )
         ticking = asyncio.ensure_future(self._tick(broker, server))
         await server.serve(sockets=[listener])
@@ -140,11 +142,13 @@ class _Process:
             _LOG,
             logging.INFO,
             "listening",
-            url=f"http://{host}:{port}",
+            url=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
             pid=os.getpid(),
-            frame_limits=self._settings.wire,
-            service_limits=self._settings.limits,
-            face_limits=self._face_limits,
+            details={
+                **values("wire", self._settings.wire),
+                **values("service", self._settings.limits),
+                **values("face", self._face_limits),
+            },
         )
 
     async def _tick(self, broker: Broker, server: _Server) -> None:
@@ -152,26 +156,27 @@ class _Process:
         loop = asyncio.get_running_loop()
         next_sweep_s = loop.time()
         while True:
+            pause_s = _TICK_S
             try:
                 broker.delivery.step(broker.time.now_ms())
-            except StoreError as error:
-                # The action log failed: the broker is poisoned and about to stop, or the disk is
-                # full and leases end later.
-                log_event(_LOG, logging.ERROR, "step_failed", error=error)
-            if loop.time() >= next_sweep_s:
-                next_sweep_s = loop.time() + self._face_limits.sweep_ms / 1000
-                counts = end_slow_connections(
-                    server.server_state.connections, loop.time(), self._face_limits
-                )
-                if counts.slow or counts.unread:
-                    log_event(
-                        _LOG,
-                        logging.INFO,
-                        "slow_connections_closed",
-                        slow=counts.slow,
-                        unread=counts.unread,
-                    )
-            await asyncio.sleep(_TICK_S)
+                if loop.time() >= next_sweep_s:
+                    next_sweep_s = loop.time() + self._face_limits.sweep_ms / 1000
+                    self._sweep(server, loop.time())
+            except Exception as error:  # the top of this loop
+                log_event(_LOG, logging.ERROR, "tick_failed", error=error)
+                pause_s = _TICK_AFTER_FAILURE_S
+            await asyncio.sleep(pause_s)
+
+    def _sweep(self, server: _Server, now_s: float) -> None:
+        counts = end_slow_connections(server.server_state.connections, now_s, self._face_limits)
+        if counts.slow or counts.unread:
+            log_event(
+                _LOG,
+                logging.INFO,
+                "slow_connections_closed",
+                slow=counts.slow,
+                unread=counts.unread,
+            )
 
     def _on_signal(self, number: int, broker: Broker, server: _Server) -> None:
         self._signals += 1

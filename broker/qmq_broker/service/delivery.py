@@ -328,8 +328,13 @@ class Delivery:
             self._on_poisoned(reason)
             raise PoisonedError(reason) from error
         self.is_unsynced = True
-        for action in actions:
-            group.state.apply(action)
+        try:
+            for action in actions:
+                group.state.apply(action)
+        except Exception as error:
+            # Log and state disagree now: only a replay of the log can mend that.
+            self._on_poisoned(f"state of group {group.key}: {type(error).__name__}: {error}")
+            raise
 
     def _is_due(self, now_ms: int) -> bool:
         return bool(self._schedule) and self._schedule[0][0] <= now_ms

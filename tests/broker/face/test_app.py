@@ -14,6 +14,7 @@ import pytest
 
 from qmq_broker.errors import PoisonedError
 from qmq_broker.face.limits import FaceLimits
+from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.serving import Serving
 from qmq_client.wire.deliveries import parse_deliveries
 from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame
@@ -232,6 +233,30 @@ def test_C8_a_stopping_broker_answers_waiting_pulls_at_once(rig: Rig, client: Cl
     reply = client.post("/v1/send", make_frame([b"a"]), FRAME)
     assert (reply.status, error_of(reply).code) == (503, "unavailable")
     assert int(reply.headers[b"retry-after"]) >= 1
+
+
+def test_a_wake_that_its_pull_cannot_use_is_passed_on(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "data", limits=ServiceLimits(in_flight_per_consumer=1))
+    client = Client(rig)
+
+    async def pull(consumer: str) -> asyncio.Future[Reply]:
+        count = rig.broker.delivery.waiting.count
+        body = json.dumps({**PULL, "consumer": consumer, "wait_ms": 40_000}).encode()
+        waiting = asyncio.ensure_future(client.call("POST", "/v1/pull", body))
+        while rig.broker.delivery.waiting.count == count:
+            await asyncio.sleep(0)
+        return waiting
+
+    async def wait_and_send() -> list[Reply]:
+        waiting = [await pull("full"), await pull("full"), await pull("free")]
+        for body in (b"a", b"b"):
+            await client.call("POST", "/v1/send", make_frame([body]), content_type=FRAME)
+        return list(await asyncio.gather(*waiting))
+
+    first, refused, given = asyncio.run(asyncio.wait_for(wait_and_send(), 20))
+    assert (first.status, refused.status, given.status) == (200, 429, 200)
+    assert len(given.json["messages"]) == 1
+    rig.close()
 
 
 def test_a_client_that_went_away_while_waiting_is_given_nothing(rig: Rig, client: Client) -> None:

@@ -201,6 +201,27 @@ def test_C4_a_dead_letter_keeps_reason_and_last_error_over_a_restart(rig: Rig) -
     assert rig.pull().bodies == []
 
 
+def test_C4_a_group_may_change_its_number_of_attempts(rig: Rig) -> None:
+    rig.send(b"a", b"b")
+    rig.settle(rig.pull(max_messages=1, max_attempts=5).nack(delay_ms=0))
+    rig.restart()
+    rig.settle(rig.pull(max_messages=1, max_attempts=2).nack(delay_ms=0))
+    rig.restart()
+    (status,) = rig.broker.query.groups()
+    assert (status.max_attempts, status.dead, status.cursor) == (2, 1, 1)
+
+
+def test_B8_sequences_are_dense_for_each_subject_and_never_change(rig: Rig) -> None:
+    for number in range(6):
+        rig.send(b"%d" % number, b"%d" % number, subject="even" if number % 2 else "odd")
+    before = [rig.pull(subject=subject, group="one") for subject in ("even", "odd")]
+    rig.restart()
+    after = [rig.pull(subject=subject, group="two") for subject in ("even", "odd")]
+    for one, two in zip(before, after, strict=True):
+        assert one.sequences == two.sequences == list(range(6))
+        assert one.bodies == two.bodies
+
+
 def test_a_nack_comes_back_after_its_delay_or_after_the_backoff(rig: Rig) -> None:
     rig.send(b"a")
     rig.settle(rig.pull().nack(delay_ms=7_000))
@@ -272,6 +293,27 @@ def test_C12_a_group_never_stands_behind_the_durable_end(rig: Rig) -> None:
     assert state.clamp(0) == 1
     assert (state.cursor, state.in_flight, state.waiting) == (0, 0, 0)
     assert rig.pull().bodies == [b"a", b"b"]
+
+
+def test_B10_long_leases_that_were_acked_leave_nothing_behind(rig: Rig) -> None:
+    for _ in range(30):
+        rig.send(*[b"x"] * 100)
+        for _ in range(100):
+            rig.settle(rig.pull(max_messages=1, lease_ms=3_600_000).ack())
+    state = rig.broker.delivery.group(SUBJECT, GROUP)
+    assert state is not None
+    assert len(state._deadlines) <= 1_100
+    assert (state.in_flight, state.acked_count) == (0, 3_000)
+
+
+def test_B10_messages_given_back_over_and_over_leave_nothing_behind(rig: Rig) -> None:
+    rig.send(b"a")
+    for _ in range(900):
+        rig.settle(rig.pull(max_attempts=1_000).nack(delay_ms=0))
+    state = rig.broker.delivery.group(SUBJECT, GROUP)
+    assert state is not None
+    assert len(state.redeliveries._by_time) <= 100
+    assert rig.pull(max_attempts=1_000).attempts == [901]
 
 
 @pytest.mark.parametrize(
