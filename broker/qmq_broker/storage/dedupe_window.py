@@ -109,21 +109,22 @@ class RunTable:
 class _Columns:
     """Many runs of one instance, sorted; 24 bytes each."""
 
-    __slots__ = ("_firsts", "_nexts", "_places")
+    __slots__ = ("_firsts", "_lasts", "_places")
 
     def __init__(self) -> None:
         self._firsts = array("Q")
-        self._nexts = array("Q")
+        #: The last counter of each run and not the one behind it, which may not fit 64 bits.
+        self._lasts = array("Q")
         self._places = array("Q")
 
     def find(self, run: IdRun) -> list[IdRunPlace]:
-        if run.first_counter >= self._nexts[-1]:
+        if run.first_counter > self._lasts[-1]:
             return []
         found = []
         index = max(0, bisect_right(self._firsts, run.first_counter) - 1)
         while index < len(self._firsts) and self._firsts[index] < run.next_counter:
             first = max(self._firsts[index], run.first_counter)
-            after = min(self._nexts[index], run.next_counter)
+            after = min(self._lasts[index] + 1, run.next_counter)
             if first < after:
                 found.append(IdRunPlace(IdRun(run.instance, first, after), self._places[index]))
             index += 1
@@ -132,7 +133,7 @@ class _Columns:
     def add(self, first: int, after: int, place: int) -> None:
         index = bisect_right(self._firsts, first)
         self._firsts.insert(index, first)
-        self._nexts.insert(index, after)
+        self._lasts.insert(index, after - 1)
         self._places.insert(index, place)
 
 

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qmq_broker.storage.dedupe_window import DedupeWindow, IdRun, id_runs
+from qmq_client.wire.frame import build_message_frame, parse_message_frame
+from qmq_client.wire.message_id import split_message_id
+from qmq_client.wire.record import Record, encode_record
+
+
+def runs_of(ids: list[tuple[int, int]]) -> list[IdRun]:
+    """The runs of a frame with these ids, spread over two subjects."""
+    records: dict[str, list[bytes]] = {}
+    for number, (instance, counter) in enumerate(ids):
+        message_id = instance.to_bytes(8, "big") + counter.to_bytes(8, "big")
+        subject = "ab"[number % 2]
+        record = Record(message_id=message_id, subject=subject, body=b"", born_at_ms=1)
+        records.setdefault(subject, []).append(encode_record(record))
+    frame = parse_message_frame(build_message_frame(records))
+    assert sorted(map(split_message_id, frame.message_ids())) == sorted(ids)
+    return id_runs(frame)
+
+
+def expanded(runs: list[IdRun]) -> list[tuple[int, int]]:
+    return [
+        (run.instance, counter)
+        for run in runs
+        for counter in range(run.first_counter, run.next_counter)
+    ]
+
+
+COUNTERS = st.integers(0, 12) | st.integers(2**64 - 6, 2**64 - 1)
+IDS = st.lists(st.tuples(st.sampled_from([0, 1, 2, 2**64 - 1]), COUNTERS), min_size=1, max_size=40)
+
+
+@given(IDS)
+def test_the_runs_of_a_frame_are_its_ids(ids: list[tuple[int, int]]) -> None:
+    assert sorted(expanded(runs_of(ids))) == sorted(ids)
+
+
+def test_a_dense_frame_is_one_run_in_any_order() -> None:
+    ids = [(5, counter) for counter in range(100, 164)]
+    assert runs_of(ids) == [IdRun(5, 100, 164)]
+    random.Random(3).shuffle(ids)
+    assert runs_of(ids) == [IdRun(5, 100, 164)]
+
+
+def test_a_run_ends_with_the_last_counter() -> None:
+    assert runs_of([(7, 2**64 - 2), (7, 2**64 - 1), (8, 0)]) == [
+        IdRun(7, 2**64 - 2, 2**64),
+        IdRun(8, 0, 1),
+    ]
+
+
+HIGH_OR_LOW = st.integers(0, 20) | st.integers(2**64 - 10, 2**64 - 1)
+
+
+@given(st.lists(st.sets(st.tuples(st.integers(0, 3), HIGH_OR_LOW), min_size=1), max_size=20))
+def test_the_window_knows_what_a_dictionary_would(frames: list[set[tuple[int, int]]]) -> None:
+    window = DedupeWindow(ids_max=10**6, age_ms=10**6)
+    model: dict[tuple[int, int], int] = {}
+    for offset, ids in enumerate(frames, start=1):
+        found = {
+            one: place
+            for run, place in window.find(runs_of(sorted(ids)))
+            for one in expanded([run])
+        }
+        assert found == {one: model[one] for one in ids if one in model}
+        new = sorted(ids - model.keys())
+        if new:
+            window.add(runs_of(new), offset=offset, stored_at_ms=offset)
+            model.update(dict.fromkeys(new, offset))
+    assert window.ids == len(model)
+
+
+def test_at_least_the_newest_ids_are_known_and_the_oldest_leave() -> None:
+    window = DedupeWindow(ids_max=800, age_ms=10**9)
+    for number in range(1_000):
+        window.add([IdRun(1, number * 10, number * 10 + 10)], offset=number, stored_at_ms=1)
+    assert 800 <= window.ids <= 1_000
+    assert window.find([IdRun(1, 9_200, 10_000)])[0].run.first_counter == 9_990
+    assert (
+        sum(r.next_counter - r.first_counter for r, _ in window.find([IdRun(1, 9_200, 10_000)]))
+        == 800
+    )
+    assert window.find([IdRun(1, 0, 8_900)]) == []
+    assert window.first_offset is not None
+    assert 890 <= window.first_offset <= 920
+
+
+def test_ids_are_known_for_their_time_and_leave_after_it() -> None:
+    window = DedupeWindow(ids_max=10**9, age_ms=8_000)
+    for second in range(100):
+        window.add([IdRun(1, second, second + 1)], offset=second, stored_at_ms=second * 1000)
+    assert len(window.find([IdRun(1, 91, 100)])) == 9
+    assert window.find([IdRun(1, 0, 88)]) == []
+
+
+def test_a_window_of_nothing_knows_nothing() -> None:
+    window = DedupeWindow(ids_max=0, age_ms=1)
+    window.add([IdRun(1, 0, 9)], offset=1, stored_at_ms=1)
+    assert window.find([IdRun(1, 0, 9)]) == []
+    assert window.first_offset is None

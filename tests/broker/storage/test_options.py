@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from qmq_broker.options import MIB, ServeOptions, StoreOptions
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("segment_bytes", 0),
+        ("segment_bytes", 1000),
+        ("segment_bytes", 2**60),
+        ("growth_bytes", 100),
+        ("growth_bytes", 513),
+        ("queue_entries_per_file", 0),
+        ("dedupe_ids", -1),
+        ("dedupe_ms", -1),
+        ("reserve_bytes", -1),
+        ("checkpoint_ms", 0),
+        ("open_files", 0),
+    ],
+)
+def test_a_setting_outside_its_bounds_is_named(field: str, value: int) -> None:
+    with pytest.raises(ValueError, match=field):
+        StoreOptions(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("directory", ""), ("port", 65_536), ("port", -1), ("drain_ms", -1)]
+)
+def test_a_wrong_place_to_serve_is_named(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=field):
+        ServeOptions(**{"directory": "d", field: value})  # type: ignore[arg-type]
+
+
+def test_a_segment_must_hold_the_longest_frame() -> None:
+    with pytest.raises(ValueError, match="segment_bytes"):
+        ServeOptions(directory="d", store=StoreOptions(segment_bytes=8 * MIB))
+    ServeOptions(directory="d", store=StoreOptions(segment_bytes=9 * MIB))
