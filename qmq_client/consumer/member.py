@@ -51,8 +51,10 @@ class Pass:
 
     #: Messages pulled, handled or settled.
     count: int
-    #: How long to wait before the next pass, because this one failed.
+    #: How long to wait before the next pass.
     pause_s: float = 0.0
+    #: Whether the broker did not do what it was asked.
+    has_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +125,8 @@ class Member:
             self._put_back(outgoing, error)
             self._pull_failures += 1
             self.counters.add("pull_failures")
-            return Pass(count=0, pause_s=self._pause_s("pull", self._pull_failures, error))
+            pause_s = self._pause_s("pull", self._pull_failures, error)
+            return Pass(count=0, pause_s=pause_s, has_failed=True)
         self._pull_failures = 0
         self._receive(deliveries, asked_at_s)
         self._report_stale(outgoing, deliveries.head.stale)
@@ -164,7 +167,8 @@ class Member:
             self._put_back(outgoing, error)
             self._settle_failures += 1
             self.counters.add("settle_failures")
-            return Pass(count=0, pause_s=self._pause_s("settle", self._settle_failures, error))
+            pause_s = self._pause_s("settle", self._settle_failures, error)
+            return Pass(count=0, pause_s=pause_s, has_failed=True)
 
     def stop(self) -> int:
         """Hand out nothing any more and give back what no handler has begun; how many."""

@@ -37,7 +37,7 @@ def drain(consumers: Consumers) -> DrainReport:
                 handled += work
                 count += work
             sent = member.settle_once()
-            failures += (pulled.pause_s > 0) + (sent.pause_s > 0)
+            failures += pulled.has_failed + sent.has_failed
             settled += sent.count
             count += pulled.count + sent.count
         if not count:

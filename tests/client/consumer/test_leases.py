@@ -184,3 +184,26 @@ def test_a_handler_that_hangs_gets_nothing_put_before_its_door(bench: Bench) -> 
     member = consumers.members[0]
     drain(consumers)
     assert rooms == [1]
+
+
+def test_while_a_batch_may_wait_to_fill_messages_gather_at_the_broker(bench: Bench) -> None:
+    batches: list[list[Any]] = []
+
+    @consumer(SUBJECT, group=GROUP, batch_size=3, max_wait_ms=200)
+    def handler(bodies: list[Any]) -> None:
+        batches.append(bodies)
+
+    consumers = bench.consumers(handler)
+    member = consumers.members[0]
+    bench.put(1)
+    assert member.pull_once(is_blocking=False).pause_s == 0.1
+    assert member.work_once(is_blocking=False).count == 0
+    bench.put(2, 3)
+    assert member.pull_once(is_blocking=False).count == 2
+    assert member.work_once(is_blocking=False).count == 3
+    bench.put(4)
+    member.pull_once(is_blocking=False)
+    assert member.work_once(is_blocking=False).count == 0
+    bench.clock.advance(200)
+    assert member.work_once(is_blocking=False).count == 1
+    assert batches == [[1, 2, 3], [4]]
