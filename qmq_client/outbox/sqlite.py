@@ -9,6 +9,7 @@ fails at once when another wrote in between, so whoever intends to write begins 
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,8 +71,10 @@ class SqliteDialect:
             event.listen(engine, "reset", _end_for_certain)
 
     def is_transactional(self, connection: sa.Connection) -> bool:
-        begin_explicitly(connection)  # a transaction older than the producer has not begun yet
-        return self.is_in_transaction(connection)
+        driver = _driver(connection)
+        if not driver.in_transaction:
+            begin_explicitly(connection)  # a transaction older than the producer has not begun yet
+        return bool(driver.in_transaction)
 
     def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
         text = str(error.orig)
@@ -201,7 +204,15 @@ def begin_explicitly(connection: sa.Connection) -> None:
     is_to_write = connection.get_execution_options().get(BEGIN_OPTION) == BEGIN_TO_WRITE
     if is_to_write:
         _let_the_publisher_go_first(connection.engine)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if is_to_write else "BEGIN")
+    statement = "BEGIN IMMEDIATE" if is_to_write else "BEGIN"
+    if connection.dialect.is_async:
+        connection.exec_driver_sql(statement)
+        return
+    # Straight to the driver: each transaction pays for this, and on SQLAlchemy's way ten times more.
+    try:
+        driver.execute(statement)
+    except sqlite3.OperationalError as error:
+        raise sa.exc.OperationalError(statement, None, error) from error
 
 
 def _let_the_publisher_go_first(engine: sa.Engine) -> None:

@@ -133,8 +133,8 @@ class Unit:
 
     def finish(self, connection: sa.Connection) -> None:
         """Everything that must be before the COMMIT; raises to stop it."""
-        if not self._rows:
-            return
+        if not self._rows or (self.awaits_confirmation and self._written == len(self._rows)):
+            return  # nothing was sent since the owner of the transaction had this done
         outlet = self._rows[0][0]
         if self.is_lost or not outlet.dialect.is_in_transaction(connection):
             raise OutboxRowLostError(
@@ -177,11 +177,13 @@ class Unit:
     def hand_over(self, *, is_confirmed: bool) -> None:
         """Give the rows to their publishers; nothing here may raise."""
         is_certain = is_confirmed and not (self._was_written_early or self.is_suspect)
-        written = self._rows[: self._written]
-        for outlet in {id(outlet): outlet for outlet, _ in written}.values():
+        by_outlet: dict[int, tuple[Outlet, list[OutboxRow]]] = {}
+        for outlet, row in self._rows[: self._written]:
+            by_outlet.setdefault(id(outlet), (outlet, []))[1].append(row)
+        for outlet, rows in by_outlet.values():
             outlet.hand_over(
                 HandOver(
-                    rows=tuple(row for other, row in written if other is outlet),
+                    rows=tuple(rows),
                     token=outlet.token,
                     written_at_s=self._written_at_s,
                     is_certain=is_certain,

@@ -354,25 +354,30 @@ def test_immediate_begins_are_used_where_asked_for(tmp_path: Path) -> None:
     engine = open_engine(tmp_path / "shop.sqlite")
     create_tables(engine)
     Base.metadata.create_all(engine)
+    engine.dispose()
     begins: list[str] = []
 
-    @sa.event.listens_for(engine, "before_cursor_execute")
-    def _note(*given: Any) -> None:
-        if given[2].startswith("BEGIN"):
-            begins.append(given[2])
+    @sa.event.listens_for(engine, "connect")
+    def _trace(driver: Any, _: Any) -> None:
+        driver.set_trace_callback(
+            lambda text: begins.append(text) if text.startswith("BEGIN") else None
+        )
 
     transport = MemoryTransport(MemoryBroker())
     with Producer(engine, transport, options=ProducerOptions(background=False)) as producer:
+        begins.clear()
         with Session(engine) as session:
             session.execute(sa.select(Order))
         transactional(producer)(lambda: None)()
         producer.send_now(Message(SUBJECT, "a"))
         with transaction(engine):
             pass
+        assert begins == ["BEGIN"] + ["BEGIN IMMEDIATE"] * 3
     options = ProducerOptions(background=False, sqlite_begin="IMMEDIATE")
     with Producer(engine, transport, options=options), Session(engine) as session:
+        begins.clear()
         session.execute(sa.select(Order))
-    assert begins == ["BEGIN"] + ["BEGIN IMMEDIATE"] * 4
+        assert begins == ["BEGIN IMMEDIATE"]
     engine.dispose()
 
 
