@@ -2,9 +2,10 @@
 
 The frames are built beforehand. Over HTTP they go through raw sockets on two connections, so that the
 client takes next to nothing and the broker can write one frame while it receives another; a second
-row shows the same through stock httpx, one request at a time. Every round has new files on new blocks
-for both sides: segments are not recycled, so the goal, stated for recycled blocks, is judged on new
-ones.
+row shows the same through stock httpx, one request at a time. Within a round the ways take turns every
+few dozen frames, so that a slow moment of the machine meets all of them. Every round has new files on
+new blocks for all: segments are not recycled, so the goal, stated for recycled blocks, is judged on
+new ones.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import os
 import socket
 import threading
 import time
-from pathlib import Path
+from itertools import islice
 from typing import Final
 
 from benchmarks.load import BATCH_MESSAGES, BODY_BYTES, make_frame, make_messages
 from benchmarks.measure import interleave, paired_ratios
+from benchmarks.processes import Processes, Worker
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
 from benchmarks.worker import Control
@@ -25,6 +27,9 @@ from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import read_header
 from qmq_client.wire.requests import FRAME_CONTENT_TYPE, SendAnswer, decode_control
 
+WAYS: Final = ("bare", "raw", "httpx")
+#: How often each way has its turn within a round.
+TURNS: Final = 12
 CONNECTIONS: Final = 2
 ANSWER_TIMEOUT_S: Final = 30.0
 HEAD_BYTES_MAX: Final = 16 * 1024
@@ -36,37 +41,20 @@ class AnswerError(Exception):
 
 def run(bench: Bench) -> list[Row]:
     """Messages per second of each way, and the ratios to the bare loop."""
-    frame_count = bench.effort.pick(tiny=4, quick=400, full=600)
+    frame_count = bench.effort.pick(tiny=4, quick=240, full=480)
     frames = make_frames(frame_count)
-    rates = interleave(
-        {
-            "bare": lambda: bare_rate(bench, frames),
-            "raw": lambda: http_rate(bench, f"{__name__}:send_raw", frame_count),
-            "httpx": lambda: http_rate(bench, f"{__name__}:send_httpx", frame_count),
-        },
-        rounds=bench.rounds,
-    )
+    rounds = [run_round(bench, frames) for _ in range(bench.rounds)]
+    rates = {way: [rates[way] for rates in rounds] for way in WAYS}
     raw_client = f"raw sockets, {CONNECTIONS} connections of one process"
     httpx_client = "stock httpx through HttpTransport, one connection"
+    ratios = {way: paired_ratios(rates[way], rates["bare"]) for way in WAYS}
     goal = Goal(bound=0.6, is_floor=True)
     figures: list[tuple[str, str, list[float], str, Goal | None]] = [
         ("bare loop", "messages/s", rates["bare"], "pwrite + fdatasync, one thread", None),
         ("over HTTP", "messages/s", rates["raw"], raw_client, None),
         ("over HTTP, httpx", "messages/s", rates["httpx"], httpx_client, None),
-        (
-            "over HTTP / bare loop",
-            "ratio",
-            paired_ratios(rates["raw"], rates["bare"]),
-            raw_client,
-            goal,
-        ),
-        (
-            "over HTTP, httpx / bare loop",
-            "ratio",
-            paired_ratios(rates["httpx"], rates["bare"]),
-            httpx_client,
-            None,
-        ),
+        ("over HTTP / bare loop", "ratio", ratios["raw"], raw_client, goal),
+        ("over HTTP, httpx / bare loop", "ratio", ratios["httpx"], httpx_client, None),
     ]
     written_bytes = sum(len(frame) for frame in frames)
     return [
@@ -81,11 +69,56 @@ def run(bench: Bench) -> list[Row]:
                 batch_messages=BATCH_MESSAGES,
                 message_bytes=BODY_BYTES,
                 written_bytes=written_bytes,
-                note="frames built beforehand; both sides on new blocks: segments are not recycled",
+                note="frames built beforehand; all on new blocks: segments are not recycled",
             ),
         )
         for figure, unit, samples, client, bound in figures
     ]
+
+
+def run_round(bench: Bench, frames: list[bytes]) -> dict[str, float]:
+    """Messages per second of each way; a broker for each client, so that neither finds repeats."""
+    turns = min(TURNS, len(frames))
+    step = len(frames) // turns
+    with bench.processes() as processes:
+        raw = start_client(processes, f"{__name__}:send_raw", len(frames))
+        httpx = start_client(processes, f"{__name__}:send_httpx", len(frames))
+        shares = iter([frames[i * step : (i + 1) * step] for i in range(turns)])
+        with (processes.directory / "bare").open("xb") as file:
+            seconds = interleave(
+                {
+                    "bare": lambda: write_bare(file.fileno(), next(shares)),
+                    "raw": lambda: order(raw, step),
+                    "httpx": lambda: order(httpx, step),
+                },
+                rounds=turns,
+            )
+    return {way: turns * step * BATCH_MESSAGES / sum(seconds[way]) for way in WAYS}
+
+
+def start_client(processes: Processes, function: str, frame_count: int) -> Worker:
+    """A client process with its frames and a broker of its own."""
+    host, port = processes.start_broker().address
+    worker = processes.start_worker(function, host=host, port=port, frame_count=frame_count)
+    worker.hear()
+    return worker
+
+
+def order(worker: Worker, frame_count: int) -> float:
+    """Let a client send its next frames; the seconds that it took."""
+    worker.tell(frame_count)
+    seconds: float = worker.hear()
+    return seconds
+
+
+def write_bare(descriptor: int, frames: list[bytes]) -> float:
+    """Append frames to a file, one flush for each; the seconds that it took."""
+    offset = os.fstat(descriptor).st_size
+    started_s = time.monotonic()
+    for frame in frames:
+        offset += os.pwrite(descriptor, frame, offset)
+        os.fdatasync(descriptor)
+    return time.monotonic() - started_s
 
 
 def make_frames(count: int) -> list[bytes]:
@@ -94,58 +127,27 @@ def make_frames(count: int) -> list[bytes]:
     return [make_frame(messages, BATCH_MESSAGES) for _ in range(count)]
 
 
-def bare_rate(bench: Bench, frames: list[bytes]) -> float:
-    """Messages per second into a file, one flush for each frame."""
-    path = bench.directory / "bare"
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-    try:
-        offset = 0
-        started_s = time.monotonic()
-        for frame in frames:
-            offset += os.pwrite(descriptor, frame, offset)
-            os.fdatasync(descriptor)
-        duration_s = time.monotonic() - started_s
-    finally:
-        os.close(descriptor)
-        Path.unlink(path)
-    return len(frames) * BATCH_MESSAGES / duration_s
-
-
-def http_rate(bench: Bench, function: str, frame_count: int) -> float:
-    """Messages per second into a new broker."""
-    with bench.processes() as processes:
-        broker = processes.start_broker()
-        worker = processes.start_worker(
-            function, host=broker.address[0], port=broker.address[1], frame_count=frame_count
-        )
-        worker.hear()
-        worker.tell("go")
-        duration_s: float = worker.hear()
-    return frame_count * BATCH_MESSAGES / duration_s
-
-
 def send_raw(control: Control, *, host: str, port: int, frame_count: int) -> None:
-    """The client process: as many threads as connections, each with its share of the frames."""
-    frames = make_frames(frame_count)
+    """The client process: as many threads as connections, each with its share of an order."""
+    frames = iter(make_frames(frame_count))
     sockets = [socket.create_connection((host, port), ANSWER_TIMEOUT_S) for _ in range(CONNECTIONS)]
-    errors: list[Exception] = []
-    threads = [
-        threading.Thread(target=send_share, args=(sockets[i], frames[i::CONNECTIONS], errors))
-        for i in range(CONNECTIONS)
-    ]
     control.tell("ready")
-    control.hear()
-    started_s = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    duration_s = time.monotonic() - started_s
-    for connection in sockets:
-        connection.close()
-    if errors:
-        raise errors[0]
-    control.tell(duration_s)
+    while True:
+        ordered = list(islice(frames, control.hear()))
+        errors: list[Exception] = []
+        threads = [
+            threading.Thread(target=send_share, args=(sockets[i], ordered[i::CONNECTIONS], errors))
+            for i in range(CONNECTIONS)
+        ]
+        started_s = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        duration_s = time.monotonic() - started_s
+        if errors:
+            raise errors[0]
+        control.tell(duration_s)
 
 
 def send_share(connection: socket.socket, frames: list[bytes], errors: list[Exception]) -> None:
@@ -191,13 +193,13 @@ def receive(connection: socket.socket) -> bytes:
 
 def send_httpx(control: Control, *, host: str, port: int, frame_count: int) -> None:
     """The client process through `HttpTransport`."""
-    frames = make_frames(frame_count)
+    frames = iter(make_frames(frame_count))
     transport = HttpTransport(f"http://{host}:{port}")
     transport.send(make_frame(make_messages(), 1))
     control.tell("ready")
-    control.hear()
-    started_s = time.monotonic()
-    for frame in frames:
-        transport.send(frame)
-    control.tell(time.monotonic() - started_s)
-    transport.close()
+    while True:
+        ordered = list(islice(frames, control.hear()))
+        started_s = time.monotonic()
+        for frame in ordered:
+            transport.send(frame)
+        control.tell(time.monotonic() - started_s)

@@ -21,7 +21,9 @@ _COLOURS: Final[dict[Verdict, str]] = {
     "no goal": "dim",
 }
 
-BUSY: Final = "The machine was busy with other work: only ratios say anything."
+BUSY: Final = (
+    "The machine was busy with other work: the figures say more about that than about the code."
+)
 
 
 def show_list(console: Console, benchmarks: Iterable[Benchmark]) -> None:

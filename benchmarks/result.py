@@ -122,7 +122,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_busy(self) -> bool:
-        """Whether others took so much of the machine that only ratios say anything."""
+        """Whether others took so much of the machine that the figures are theirs."""
         return self.load_before > self.machine.processor_count * QUIET_LOAD_SHARE
 
 
