@@ -24,7 +24,7 @@ from qmq_client.wire.record import decode_record
 from tests.kit.checker import check
 from tests.kit.events import Attempt, Effect, Stored, Truth
 from tests.kit.expectations import Group, Promises
-from tests.kit.history import History, read_histories
+from tests.kit.history import SUFFIX, History, read_histories
 from tests.kit.verdict import Verdict
 
 #: Messages read from the broker's files at once.
@@ -49,7 +49,8 @@ class Judgement:
 
 
 def judge(plan: Plan, expected: Expected) -> Judgement:
-    """Judge a run that has drained; every process has stopped."""
+    """Judge a run that has drained; every process has stopped. May be repeated."""
+    (plan.path("history") / f"judge{SUFFIX}").unlink(missing_ok=True)
     stored = list(read_stored(plan))
     with History.open(plan.path("history"), "judge") as history:
         history.write(*stored)
