@@ -310,6 +310,11 @@ class RecordingDisk:
         )
         return self.capacity_bytes - used
 
+    def take(self, count: int) -> None:
+        """Raise `DiskFullError` unless a file may grow by so much."""
+        if count > 0 and self.free_bytes() < count:
+            raise DiskFullError("no space left")
+
     def perform(self, call: str, path: str, operation: Operation) -> None:
         """Do an operation and remember it; tests make it fail or skip it."""
         self.calls[call] = self.calls.get(call, 0) + 1
@@ -335,8 +340,7 @@ class RecordingFile:
 
     def write(self, position: int, parts: Sequence[bytes | memoryview]) -> None:
         data = b"".join(parts)
-        if self._disk.free_bytes() < max(0, position + len(data) - len(self._seen)):
-            raise DiskFullError("write: no space")
+        self._disk.take(position + len(data) - len(self._seen))
         before = self._seen
         content = before[:position].ljust(position, b"\0") + data + before[position + len(data) :]
         self._change("write", content)
@@ -346,8 +350,7 @@ class RecordingFile:
         self._disk.perform("sync", self.path, lambda image: image.sync(number))
 
     def allocate(self, length: int) -> None:
-        if self._disk.free_bytes() < length - len(self._seen):
-            raise DiskFullError("allocate: no space")
+        self._disk.take(length - len(self._seen))
         if len(self._seen) < length:
             self._change("allocate", self._seen.ljust(length, b"\0"))
 

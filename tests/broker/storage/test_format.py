@@ -1,0 +1,141 @@
+"""B13, B9: what is not known word for word is refused, and not a byte of the directory changes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from qmq_broker.errors import CorruptionError, LockedError, StoreError, UnknownFormatError
+from qmq_broker.options import StoreOptions
+from qmq_broker.storage import layout
+from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.small_file import replace_file, unseal
+from qmq_broker.storage.store import Store
+from qmq_client.wire.message_id import MessageIds
+from tests.crash.world import OPTIONS, FakeClock, make_frame
+
+
+def tree(root: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file with its content and time of change, but the lock."""
+    return {
+        str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path.name != layout.LOCK
+    }
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A data directory with messages, stopped in order."""
+    store = Store.open(OsDisk(str(tmp_path)), FakeClock(), OPTIONS)
+    store.append([make_frame(MessageIds(7), {"orders": [10, 20]})])
+    store.sync()
+    store.close()
+    return tmp_path
+
+
+def refused(root: Path, options: StoreOptions = OPTIONS) -> StoreError:
+    before = tree(root)
+    with pytest.raises(StoreError) as caught:
+        Store.open(OsDisk(str(root)), FakeClock(), options)
+    assert tree(root) == before
+    return caught.value
+
+
+def rewrite(root: Path, change: Callable[[bytes], bytes]) -> None:
+    """Give FORMAT other content with a right checksum."""
+    content = unseal((root / layout.FORMAT).read_bytes())
+    assert content is not None
+    replace_file(OsDisk(str(root)), layout.FORMAT, change(content))
+
+
+def test_B13_another_version_is_refused_and_named(root: Path) -> None:
+    rewrite(root, lambda content: content.replace(b'"version":1', b'"version":2'))
+    error = refused(root)
+    assert isinstance(error, UnknownFormatError)
+    assert (error.setting, error.found, error.known) == ("format version", "2", "1")
+
+
+def test_B13_another_checksum_is_refused_and_named(root: Path) -> None:
+    rewrite(root, lambda content: content.replace(b'"crc32c"', b'"crc64"'))
+    error = refused(root)
+    assert isinstance(error, UnknownFormatError)
+    assert (error.setting, error.found, error.known) == ("checksum", "crc64", "crc32c")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("segment_bytes", 4096), ("action_segment_bytes", 4096), ("queue_entries_per_file", 9)],
+)
+def test_B13_another_size_of_files_is_refused_and_named(
+    root: Path, setting: str, value: int
+) -> None:
+    error = refused(root, replace(OPTIONS, **{setting: value}))
+    assert isinstance(error, UnknownFormatError)
+    assert (error.setting, error.known) == (setting, str(value))
+    assert error.found == str(getattr(OPTIONS, setting))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"\xff" * 100, b'{"version":"1"}', b'{"version":1}', b"[1]"]
+)
+def test_B13_a_format_that_makes_no_sense_is_refused(root: Path, content: bytes) -> None:
+    rewrite(root, lambda _: content)
+    assert isinstance(refused(root), CorruptionError | UnknownFormatError)
+
+
+def test_B13_any_altered_bit_of_the_format_is_refused(root: Path) -> None:
+    path = root / layout.FORMAT
+    content = path.read_bytes()
+    for position in range(len(content)):
+        altered = bytearray(content)
+        altered[position] ^= 1 << position % 8
+        path.write_bytes(bytes(altered))
+        assert isinstance(refused(root), CorruptionError | UnknownFormatError), position
+
+
+def test_B13_files_without_a_format_are_refused(root: Path) -> None:
+    (root / layout.FORMAT).unlink()
+    error = refused(root)
+    assert isinstance(error, UnknownFormatError)
+    assert "missing" in error.found
+
+
+def test_B9_a_second_broker_is_refused_before_it_touches_anything(tmp_path: Path) -> None:
+    first = Store.open(OsDisk(str(tmp_path)), FakeClock(), OPTIONS)
+    first.append([make_frame(MessageIds(7), {"orders": 10})])
+    before = tree(tmp_path)
+    lock_text = (tmp_path / layout.LOCK).read_bytes()
+    with pytest.raises(LockedError) as caught:
+        Store.open(OsDisk(str(tmp_path)), FakeClock(), OPTIONS)
+    assert caught.value.holder == f"pid {os.getpid()}"
+    assert tree(tmp_path) == before
+    assert (tmp_path / layout.LOCK).read_bytes() == lock_text
+    first.sync()
+    first.close()
+    Store.open(OsDisk(str(tmp_path)), FakeClock(), OPTIONS).close()
+
+
+def test_a_store_that_did_not_open_gives_the_lock_back(root: Path) -> None:
+    refused(root, replace(OPTIONS, segment_bytes=4096))
+    Store.open(OsDisk(str(root)), FakeClock(), OPTIONS).close()
+
+
+def test_strangers_files_beside_ours_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "notes.txt").write_bytes(b"mine")
+    store = Store.open(OsDisk(str(tmp_path)), FakeClock(), OPTIONS)
+    store.append([make_frame(MessageIds(7), {"orders": 10})])
+    store.sync()
+    store.close()
+    for name in ("note", "123", "0" * 19 + "1", "0" * 20 + ".bak"):
+        (tmp_path / layout.COMMIT_LOG / name).write_bytes(b"mine")
+    world = Store.open(OsDisk(str(tmp_path)), FakeClock(), OPTIONS)
+    assert world.subjects() == ["orders"]
+    world.close()
+    assert (tmp_path / "notes.txt").read_bytes() == b"mine"
+    assert (tmp_path / layout.COMMIT_LOG / "123").read_bytes() == b"mine"
