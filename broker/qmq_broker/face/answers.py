@@ -79,6 +79,11 @@ def error_status(error: QmqError) -> int:
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
 
 
+def statuses() -> set[int]:
+    """Every status that a foreseen error of the floors below may have."""
+    return {status for _, status in _STATUSES}
+
+
 def error_answer(error: QmqError) -> ErrorAnswer:
     """The explanation of a foreseen error."""
     if isinstance(error, RequestRefusedError):

@@ -60,6 +60,11 @@ class HotRoutes:
             "/v1/settle": self._settle,
         }
 
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the three routes."""
+        return list(self._routes)
+
     def find(self, path: str) -> Route | None:
         """The route of this path, or None when it is not one of the three."""
         return self._routes.get(path)
