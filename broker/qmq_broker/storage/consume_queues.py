@@ -65,11 +65,19 @@ class ConsumeQueues:
     def load(self, log_next_offset: int) -> bool:
         """Take over what the files hold; returns whether anything could be taken.
 
-        Changes no file. `log_next_offset` is where the commit log ends.
+        Changes no file. `log_next_offset` is where the commit log ends; a table of what was synced
+        behind it says that accepted messages are missing: `CorruptionError`.
         """
         table = self._read_table()
-        if table is None or table.indexed_offset > log_next_offset:
+        if table is None:
             return False
+        if table.indexed_offset > log_next_offset:
+            raise CorruptionError(
+                segment=layout.COMMIT_LOG,
+                offset=log_next_offset,
+                reason=f"the log ends here; {layout.QUEUE_TABLE} says synced up to offset "
+                f"{table.indexed_offset}",
+            )
         for state in table.queues:
             if not self._files.is_as_flushed(state.subject, state.next_sequence, list(state.crcs)):
                 return False

@@ -1,0 +1,414 @@
+"""Damage: a table of what was done to which file, and what must come of it.
+
+Torn tails are cut, derived files are made again, damage of accepted data stops the broker with a
+report and leaves every byte as it is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from qmq_broker.errors import CorruptionError, StoreError
+from qmq_broker.storage import frame_scan, layout
+from qmq_broker.storage.store import Store
+from qmq_client.wire.errors import QmqError
+from tests.crash.recording_disk import Image, RecordingDisk
+from tests.crash.world import OPTIONS, FakeClock, World, records_of, visible
+
+SEGMENT = OPTIONS.segment_bytes
+FIRST = layout.segment_path(layout.COMMIT_LOG, 0)
+SECOND = layout.segment_path(layout.COMMIT_LOG, SEGMENT)
+ACTIONS = layout.segment_path(layout.ACTION_LOG, 0)
+
+
+class Directory:
+    """A data directory whose files a test may damage."""
+
+    def __init__(self, *, is_clean: bool, has_checkpoint: bool = True) -> None:
+        self.world = World(RecordingDisk())
+        for count in range(12):
+            self.world.send(self.world.frame(orders=[60, 20 + count], Invoices=30))
+            self.world.act(2)
+        self.world.sync_actions()
+        if has_checkpoint:
+            self.world.clock.pass_ms(10_000)
+            self.world.store.step()
+        self.records = {
+            subject: records_of(self.world.store, subject)
+            for subject in self.world.store.subjects()
+        }
+        self.next_offset = self.world.store.durable_offset
+        if is_clean:
+            self.world.store.close()
+        self.image = self.world.disk.image
+
+    def content(self, path: str) -> bytes:
+        number = self.image.names[path]
+        assert number is not None
+        return self.image.inodes[number].seen
+
+    def put(self, path: str, content: bytes) -> None:
+        number = self.image.names[path]
+        assert number is not None
+        self.image.inodes[number].durable = content
+        self.image.inodes[number].versions.clear()
+
+    def change(self, path: str, change: Callable[[bytes], bytes]) -> None:
+        self.put(path, change(self.content(path)))
+
+    def remove(self, path: str) -> None:
+        for name in [name for name in self.image.names if f"{name}/".startswith(f"{path}/")]:
+            del self.image.names[name]
+
+    def files(self) -> dict[str, bytes]:
+        return {
+            path: self.content(path)
+            for path, number in self.image.names.items()
+            if number is not None and path != layout.LOCK
+        }
+
+    def open(self) -> Store:
+        return Store.open(RecordingDisk(self.image), FakeClock(), OPTIONS)
+
+    def refusal(self) -> CorruptionError:
+        """The report of an opening that must fail and change nothing."""
+        disk = RecordingDisk(self.image)
+        before = self.files()
+        with pytest.raises(CorruptionError) as caught:
+            Store.open(disk, FakeClock(), OPTIONS)
+        self.image = disk.image
+        assert {path: content for path, content in self.files().items() if path in before} == before
+        assert not set(self.files()) - set(before)
+        return caught.value
+
+    def assert_all_there(self) -> Store:
+        store = self.open()
+        assert {name: records_of(store, name) for name in store.subjects()} == self.records
+        assert list(store.actions.replay()) == [a for a, _ in self.world.history.actions]
+        return store
+
+
+def flip(position: int) -> Callable[[bytes], bytes]:
+    """Alter one bit of a byte."""
+
+    def change(content: bytes) -> bytes:
+        altered = bytearray(content)
+        altered[position] ^= 1 << position % 8
+        return bytes(altered)
+
+    return change
+
+
+def append(rest: bytes, next_offset: int) -> Callable[[bytes], bytes]:
+    """Let something stand behind the accepted frames."""
+    position = next_offset % SEGMENT
+
+    def change(content: bytes) -> bytes:
+        return content[:position] + rest + content[position + len(rest) :]
+
+    return change
+
+
+def frame_of_another_life(length: int) -> bytes:
+    """A frame as a log writes it, torn after `length` bytes, of no use where it stands."""
+    world = World(RecordingDisk())
+    world.send(world.frame(orders=100))
+    number = world.disk.image.names[FIRST]
+    assert number is not None
+    return world.disk.image.inodes[number].seen[88 : 88 + length]
+
+
+#: What may stand behind the accepted frames after a crash.
+TORN: dict[str, bytes] = {
+    "one byte": b"x",
+    "the start of a header": b"QMQF\x01\x01",
+    "a header and nothing": frame_of_another_life(64),
+    "half a frame": frame_of_another_life(150),
+    "a whole frame of another offset": frame_of_another_life(232),
+    "only the end of a frame": bytes(64) + b"rest of a frame",
+    "the magic everywhere": b"QMQF" * 40,
+    "noise": random.Random(3).randbytes(200),
+    "ones": b"\xff" * 200,
+}
+
+
+@pytest.mark.parametrize("rest", TORN.values(), ids=TORN)
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_B3_a_torn_tail_is_cut_counted_and_logged_once(
+    rest: bytes, is_clean: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = Directory(is_clean=is_clean)
+    path = layout.segment_path(layout.COMMIT_LOG, directory.next_offset // SEGMENT * SEGMENT)
+    directory.change(path, append(rest, directory.next_offset))
+    store = directory.assert_all_there()
+    assert store.recovery.torn_bytes == len(rest.rstrip(b"\0"))
+    assert len([line for line in caplog.messages if "torn tail" in line]) == 1
+    store.close()
+
+
+@pytest.mark.parametrize("path", [FIRST, ACTIONS])
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_B4_any_altered_bit_of_accepted_frames_stops_the_broker_or_is_never_delivered(
+    path: str, is_clean: bool
+) -> None:
+    directory = Directory(is_clean=is_clean, has_checkpoint=False)
+    original = directory.content(path)
+    log = directory.world.store.actions.log if path == ACTIONS else None
+    end = log.written_offset if log else SEGMENT
+    refused = 0
+    # Every byte of the first two frames, then a sample.
+    for position in [*range(560), *range(560, min(end, len(original)), 13)]:
+        directory.put(path, flip(position)(original))
+        refused += _is_refused_or_harmless(directory)
+    assert refused > 500
+    directory.put(path, original)
+    directory.assert_all_there()
+
+
+def _is_refused_or_harmless(directory: Directory) -> bool:
+    """Whether the opening refuses; else whatever is read must be as it was sent."""
+    try:
+        store = Store.open(RecordingDisk(directory.image), FakeClock(), OPTIONS)
+    except CorruptionError:
+        return True
+    try:
+        for subject in store.subjects():
+            found = records_of(store, subject)
+            assert found == directory.records[subject][: len(found)]
+        list(store.actions.replay())
+    except CorruptionError:
+        return True
+    return False
+
+
+def test_B4_a_scan_without_stamps_would_let_altered_frames_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The test above is able to fail: here is the bug that it must find."""
+    monkeypatch.setattr(frame_scan, "verify_stamp", lambda header, head: None)
+    directory = Directory(is_clean=False, has_checkpoint=False)
+    original = directory.content(FIRST)
+    stamped = [*range(88 + 32, 88 + 40), *range(88 + 44, 88 + 48)]
+    for position in stamped:
+        directory.put(FIRST, flip(position)(original))
+        if not _is_refused_or_harmless(directory):
+            return
+    raise AssertionError("every altered stamp was found without its checksum")
+
+
+#: What was done, and which offset the report must name.
+DAMAGE: dict[str, tuple[Callable[[Directory], None], int | None]] = {
+    "a page of zeros": (
+        lambda d: d.change(FIRST, lambda c: c[:512] + bytes(512) + c[1024:]),
+        None,
+    ),
+    "a page of ones": (
+        lambda d: d.change(FIRST, lambda c: c[:512] + b"\xff" * 512 + c[1024:]),
+        None,
+    ),
+    "another page in its place": (
+        lambda d: d.change(FIRST, lambda c: c[:512] + c[1024:1536] + c[1024:]),
+        None,
+    ),
+    "the first segment is missing": (lambda d: d.remove(FIRST), 0),
+    "a segment in the middle is missing": (lambda d: d.remove(SECOND), SEGMENT),
+    "all segments are missing": (lambda d: d.remove(layout.COMMIT_LOG), None),
+    "the first segment is empty": (lambda d: d.put(FIRST, b""), 0),
+    "the first segment is cut": (lambda d: d.change(FIRST, lambda c: c[:1000]), None),
+    "two segments are swapped": (lambda d: _swap(d, FIRST, SECOND), 0),
+    "a segment is copied under another name": (
+        lambda d: d.put(SECOND, d.content(FIRST)),
+        SEGMENT,
+    ),
+    "a segment of another store": (
+        lambda d: d.put(FIRST, Directory(is_clean=True).content(FIRST)),
+        0,
+    ),
+}
+
+
+def _swap(directory: Directory, one: str, other: str) -> None:
+    content = directory.content(one)
+    directory.put(one, directory.content(other))
+    directory.put(other, content)
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_B4_damage_of_accepted_data_stops_the_broker_and_changes_nothing(
+    damage: tuple[Callable[[Directory], None], int | None], has_checkpoint: bool
+) -> None:
+    directory = Directory(is_clean=False)
+    if has_checkpoint:
+        # Without their table the queues are made again, so that every frame is looked at.
+        directory.remove(layout.QUEUE_TABLE)
+    else:
+        for path in layout.CHECKPOINTS:
+            directory.put(path, b"")
+    harm, offset = damage
+    harm(directory)
+    error = directory.refusal()
+    assert error.segment.startswith("commitlog")
+    assert error.reason
+    if offset is not None:
+        assert error.offset == offset
+
+
+def test_B4_a_log_that_ends_below_the_checkpoint_is_damaged_not_torn() -> None:
+    directory = Directory(is_clean=False)
+    path = layout.segment_path(layout.COMMIT_LOG, directory.next_offset // SEGMENT * SEGMENT)
+    position = (directory.next_offset - 8) % SEGMENT
+    directory.change(path, flip(position))
+    error = directory.refusal()
+    assert "checkpoint" in error.reason
+    # The frame says where it begins, the report where the damage does.
+    assert error.offset < directory.next_offset
+
+
+def test_the_limit_of_B4_damage_in_the_very_last_commit_looks_torn() -> None:
+    """Stated in the guarantees: a checkpoint that is written when the log falls idle closes it."""
+    directory = Directory(is_clean=False, has_checkpoint=False)
+    path = layout.segment_path(layout.COMMIT_LOG, directory.next_offset // SEGMENT * SEGMENT)
+    directory.change(path, flip((directory.next_offset - 8) % SEGMENT))
+    store = directory.open()
+    assert store.recovery.torn_bytes > 0
+    assert visible(store)["orders"] == len(directory.records["orders"]) - 2
+
+
+def test_B4_damage_that_appears_while_the_broker_runs_is_found_when_it_is_read() -> None:
+    directory = Directory(is_clean=True)
+    store = directory.open()
+    queue = store.queue("orders")
+    assert queue is not None
+    entry = queue.entries(0, 1)[0]
+    for position in range(entry.physical_offset, entry.physical_offset + entry.record_bytes):
+        disk = RecordingDisk(directory.image)
+        store = Store.open(disk, FakeClock(), OPTIONS)
+        number = disk.image.names[FIRST]
+        assert number is not None
+        inode = disk.image.inodes[number]
+        inode.durable = flip(position)(inode.durable)
+        with pytest.raises(CorruptionError) as caught:
+            store.read_records([entry], subject="orders")
+        assert caught.value.offset == entry.physical_offset
+
+
+def derived(directory: Directory) -> Iterator[str]:
+    for path, number in directory.image.names.items():
+        if number is not None and path.startswith((layout.CONSUME_QUEUES, layout.STATE)):
+            yield path
+
+
+#: What may happen to a derived file.
+DERIVED: dict[str, Callable[[Directory, str], None]] = {
+    "deleted": lambda d, path: d.remove(path),
+    "empty": lambda d, path: d.put(path, b""),
+    "one byte short": lambda d, path: d.change(path, lambda c: c[:-1]),
+    "an entry short": lambda d, path: d.change(path, lambda c: c[:-20]),
+    "one byte long": lambda d, path: d.change(path, lambda c: c + b"x"),
+    "altered": lambda d, path: d.change(path, flip(3)),
+    "zeros": lambda d, path: d.change(path, lambda c: bytes(len(c))),
+    "two entries swapped": lambda d, path: d.change(path, lambda c: c[20:40] + c[:20] + c[40:]),
+}
+
+
+@pytest.mark.parametrize("harm", DERIVED.values(), ids=DERIVED)
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_B11_a_derived_file_that_is_gone_or_wrong_is_made_again(
+    harm: Callable[[Directory, str], None], is_clean: bool
+) -> None:
+    paths = list(derived(Directory(is_clean=is_clean)))
+    assert len(paths) > 5
+    for path in paths:
+        directory = Directory(is_clean=is_clean)
+        harm(directory, path)
+        store = directory.assert_all_there()
+        store.close()
+
+
+def test_B11_all_derived_files_may_be_deleted() -> None:
+    directory = Directory(is_clean=True)
+    for path in (layout.CONSUME_QUEUES, layout.STATE, *layout.CHECKPOINTS, layout.CLEAN):
+        directory.remove(path)
+    store = directory.assert_all_there()
+    assert store.recovery.is_rebuilt
+    placed = store.append([directory.world.history.sent[0].frame])[0]
+    assert placed.duplicates == 3
+
+
+def test_B11_the_queues_made_again_are_the_same_bytes() -> None:
+    directory = Directory(is_clean=True)
+    before = {path: directory.content(path) for path in derived(directory)}
+    directory.remove(layout.CONSUME_QUEUES)
+    disk = RecordingDisk(directory.image)
+    Store.open(disk, FakeClock(), OPTIONS).close()
+    directory.image = disk.image
+    after = {path: directory.content(path) for path in derived(directory)}
+    assert after == before
+
+
+def test_checkpoints_that_are_gone_cost_a_longer_start_and_nothing_else() -> None:
+    directory = Directory(is_clean=True)
+    epoch = directory.world.store.epoch
+    for path in layout.CHECKPOINTS:
+        directory.remove(path)
+    store = directory.assert_all_there()
+    assert not store.recovery.clean
+    assert store.recovery.frames == 12
+    assert store.epoch > epoch
+
+
+def test_random_damage_ends_in_a_declared_error_or_in_the_truth() -> None:
+    """Bit flips, cuts, insertions and swaps anywhere: nothing undeclared, nothing altered."""
+    rng = random.Random(11)
+    original = Directory(is_clean=False)
+    outcomes: dict[str, int] = {}
+    for _ in range(300):
+        directory = Directory.__new__(Directory)
+        directory.world, directory.records = original.world, original.records
+        directory.image = original.image.copy()
+        for _ in range(rng.randrange(1, 4)):
+            path = rng.choice(sorted(directory.files()))
+            directory.change(path, lambda content: _harmed(rng, content))
+        outcome = _outcome(directory)
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+    assert outcomes.get("refused", 0) > 20
+    assert outcomes.get("read", 0) > 20
+
+
+def _harmed(rng: random.Random, content: bytes) -> bytes:
+    first = rng.randrange(len(content) + 1)
+    count = rng.choice((1, 8, 100))
+    return rng.choice(
+        (
+            content[:first],
+            content[:first] + rng.randbytes(count) + content[first + count :],
+            content[:first] + rng.randbytes(count) + content[first:],
+            content[:first] + content[first + count :],
+            content[:first] + bytes(count) + content[first + count :],
+        )
+    )
+
+
+def _outcome(directory: Directory) -> str:
+    try:
+        store = directory.open()
+        for subject in store.subjects():
+            found = records_of(store, subject)
+            assert found == directory.records[subject][: len(found)]
+        list(store.actions.replay())
+    except StoreError:
+        return "refused"
+    except QmqError as error:
+        raise AssertionError(f"undeclared: {error!r}") from error
+    return "read"
+
+
+def test_an_image_can_be_damaged_without_harming_its_original() -> None:
+    image = Directory(is_clean=True).image
+    copy: Image = image.copy()
+    copy.names.clear()
+    assert image.names
