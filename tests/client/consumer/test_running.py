@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from qmq_client.consumer import Consumers, consumer
-from qmq_client.errors import ConfigurationError
+from qmq_client.errors import BrokerUnreachableError, ConfigurationError
 from qmq_client.message import Message
 from qmq_client.testing import MemoryBroker, MemoryTransport
 from qmq_client.wire.deliveries import Deliveries
-from qmq_client.wire.requests import PullRequest
+from qmq_client.wire.requests import PullRequest, SettleAnswer, SettleRequest
 from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S
 
 #: Above every pause that a stop may wait for on a busy machine, below a lease.
@@ -225,6 +225,38 @@ def test_C8_a_stop_without_a_broker_ends_at_its_deadline_and_tells_what_is_unset
     assert handled.wait(WAIT_S)
     report = consumers.stop(1.0)
     assert (report.is_clean, report.unsettled) == (False, 1)
+
+
+class HiccupTransport(MemoryTransport):
+    """Does not take the first settlements after it was told to."""
+
+    refusals = 0
+
+    def settle(self, request: SettleRequest) -> SettleAnswer:
+        if self.refusals:
+            self.refusals -= 1
+            raise BrokerUnreachableError("a hiccup")
+        return super().settle(request)
+
+
+def test_C8_the_last_outcomes_are_tried_again_until_the_deadline(broker: MemoryBroker) -> None:
+    transport = HiccupTransport(broker)
+
+    @consumer(SUBJECT, group=GROUP, wait_ms=0)
+    def handler(body: int) -> None:
+        transport.refusals = 3
+
+    put(broker, 1)
+    consumers = Consumers([handler], transport)
+    consumers.members[0].pull_once(is_blocking=False)
+    consumers._threads.add("settle", consumers.members[0], lambda: consumers._settle(member))
+    member = consumers.members[0]
+    member.work_once(is_blocking=False)
+    for thread in consumers._threads.all():
+        thread.start()
+    assert consumers.stop(WAIT_S).is_clean
+    assert transport.refusals == 0
+    assert broker.lag(SUBJECT, GROUP) == 0
 
 
 def test_C8_stopping_twice_or_before_the_start_is_harmless(broker: MemoryBroker) -> None:

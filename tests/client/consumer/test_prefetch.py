@@ -1,0 +1,91 @@
+"""How many messages are asked for, and which go into one handler call."""
+
+from __future__ import annotations
+
+from qmq_client.consumer.delivery import Received
+from qmq_client.consumer.options import ConsumerOptions
+from qmq_client.consumer.prefetch import Prefetch
+from qmq_client.testing import FakeClock
+
+
+def received(*attempts: int) -> list[Received]:
+    return [
+        Received(
+            subject="s",
+            token=1,
+            sequence=number,
+            pull_sequence=number,
+            attempt=attempt,
+            record=bytes(36),
+            lease_ends_at_s=30.0,
+        )
+        for number, attempt in enumerate(attempts)
+    ]
+
+
+def prefetch_of(clock: FakeClock | None = None, **settings: int) -> Prefetch:
+    options = ConsumerOptions(subject="s", group="g", **settings)  # type: ignore[arg-type]
+    return Prefetch(options, clock or FakeClock())
+
+
+def sizes(prefetch: Prefetch) -> list[int]:
+    taken: list[int] = []
+    while batch := prefetch.take(is_blocking=False):
+        taken.append(len(batch))
+        prefetch.finish(len(batch))
+    return taken
+
+
+def test_the_first_question_is_for_one_batch_per_worker() -> None:
+    assert prefetch_of(concurrency=4, batch_size=25).room(is_blocking=False) == 100
+
+
+def test_nothing_is_asked_for_until_half_the_credit_is_free() -> None:
+    prefetch = prefetch_of(batch_size=10)
+    prefetch.put(received(*[1] * 10))
+    asked: list[int] = []
+    for count in range(1, 11):
+        prefetch.leave(1)
+        asked.append(prefetch.room(is_blocking=False))
+        assert prefetch.in_hand == 10 - count
+    assert asked == [0, 0, 0, 0, 5, 6, 7, 8, 9, 10]
+
+
+def test_the_credit_follows_the_speed_of_the_handler() -> None:
+    clock = FakeClock()
+    prefetch = prefetch_of(clock)
+    rooms: list[int] = []
+    for message_ms in (1, 1, 1, 1_000, 1_000, 1_000):
+        prefetch.put(received(1))
+        prefetch.take(is_blocking=False)
+        clock.advance(message_ms)
+        prefetch.finish(1)
+        rooms.append(prefetch.room(is_blocking=False))
+    assert rooms[:3] == [250, 250, 250]
+    assert rooms[3:] == [1, 1, 1]
+
+
+def test_the_credit_never_reaches_beyond_a_quarter_of_the_lease() -> None:
+    clock = FakeClock()
+    prefetch = prefetch_of(clock, lease_ms=100)
+    prefetch.put(received(1))
+    prefetch.take(is_blocking=False)
+    clock.advance(1)
+    prefetch.finish(1)
+    assert prefetch.room(is_blocking=False) == 25
+
+
+def test_what_was_delivered_before_comes_alone() -> None:
+    prefetch = prefetch_of(batch_size=4)
+    prefetch.put(received(1, 1, 2, 3, 1, 1, 1, 1, 1))
+    assert sizes(prefetch) == [2, 1, 1, 4, 1]
+
+
+def test_a_stop_takes_what_waits_and_refuses_what_comes() -> None:
+    prefetch = prefetch_of()
+    prefetch.put(received(1, 1))
+    assert len(prefetch.stop()) == 2
+    assert prefetch.in_hand == 0
+    assert not prefetch.put(received(1))
+    assert prefetch.take(is_blocking=True) == []
+    assert prefetch.room(is_blocking=True) == 0
