@@ -74,11 +74,10 @@ def exact_fits(disk: RecordingDisk) -> World:
 def checkpoints_and_flushes(disk: RecordingDisk) -> World:
     """Time passes between commits, so that slots, queue files and their table are written."""
     world = World(disk)
-    for count in range(7):
+    for _ in range(7):
         world.send(world.frame(orders=[150] * 3, invoices=[60]))
         world.clock.pass_ms(700)
-        if count % 3 == 2:
-            world.store.step()
+        world.store.step()
     return world
 
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 
 from qmq_broker.storage import (
-    consume_queues,
     frame_scan,
     layout,
     log_recovery,
@@ -22,6 +21,7 @@ from qmq_broker.storage import (
 from qmq_broker.storage.checkpoint import Checkpoint, CheckpointFiles
 from qmq_broker.storage.commit_log import CommitLog
 from qmq_broker.storage.consume_queue import ConsumeQueue
+from qmq_broker.storage.consume_queues import ConsumeQueues
 from qmq_broker.storage.dedupe_window import DedupeWindow
 from qmq_broker.storage.frame_scan import FrameScan, ScannedFrame, claims_behind
 from qmq_broker.storage.log_recovery import LogFinding, examine
@@ -204,15 +204,15 @@ def _the_checkpoint_speaks_of_what_is_not_synced(monkeypatch: pytest.MonkeyPatch
 
 
 def _the_table_comes_before_the_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entries of the newest frames are in no file, but the table says they are."""
-    flush_entries = consume_queues.ConsumeQueues.flush_entries
+    """One queue's entries are in no file, but the table says that all are."""
+    begin_flush = ConsumeQueues.begin_flush
 
-    def flush_all_but_one(self: consume_queues.ConsumeQueues) -> None:
-        if self._unflushed:
-            self._unflushed.popitem()
-        flush_entries(self)
+    def plan_all_but_one(self: ConsumeQueues, indexed_offset: int) -> None:
+        begin_flush(self, indexed_offset)
+        if self._flush is not None and self._flush.queues:
+            self._flush.queues.pop()
 
-    monkeypatch.setattr(consume_queues.ConsumeQueues, "flush_entries", flush_all_but_one)
+    monkeypatch.setattr(ConsumeQueues, "begin_flush", plan_all_but_one)
 
 
 def _a_sealed_segment_is_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:

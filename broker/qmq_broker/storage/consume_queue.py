@@ -96,9 +96,12 @@ class ConsumeQueue:
             return []
         return list(starmap(Entry, _ENTRY.iter_unpack(self._packed(first, next_sequence))))
 
-    def unflushed(self) -> tuple[int, bytes]:
-        """The first visible sequence that is not in the files, and the packed entries from it."""
-        return self.flushed_sequence, self._packed(self.flushed_sequence, self.next_sequence)
+    def unflushed(self, next_sequence: int) -> tuple[int, bytes]:
+        """The first sequence that is not in the files, and the packed entries up to the given one.
+
+        Requires: `next_sequence` is not beyond what is visible.
+        """
+        return self.flushed_sequence, self._packed(self.flushed_sequence, next_sequence)
 
     def set_flushed(self, next_sequence: int) -> None:
         """Entries below `next_sequence` are in the files; all but the newest leave the memory."""

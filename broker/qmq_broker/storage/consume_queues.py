@@ -13,6 +13,7 @@ files may be deleted at any time.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,7 +22,7 @@ from qmq_broker.options import StoreOptions
 from qmq_broker.storage import layout
 from qmq_broker.storage.consume_queue import ConsumeQueue
 from qmq_broker.storage.disk import Disk
-from qmq_broker.storage.queue_files import ENTRY_BYTES, QueueFiles
+from qmq_broker.storage.queue_files import QueueFiles
 from qmq_broker.storage.small_file import read_file, replace_file, unseal
 
 
@@ -43,6 +44,13 @@ class QueueTable(msgspec.Struct, frozen=True, array_like=True):
     queues: tuple[QueueState, ...]
 
 
+class _Flush(NamedTuple):
+    """A flush under way: what the table will say, and the queues that are left with their ends."""
+
+    indexed_offset: int
+    queues: list[tuple[ConsumeQueue, int]]
+
+
 class ConsumeQueues:
     """The queues by subject. Changed by the writer thread only, read by any."""
 
@@ -57,6 +65,7 @@ class ConsumeQueues:
         self._queues: dict[str, ConsumeQueue] = {}
         self._staged: dict[str, ConsumeQueue] = {}
         self._unflushed: dict[str, ConsumeQueue] = {}
+        self._flush: _Flush | None = None
         #: Commit log offset below which all entries are in the files.
         self.indexed_offset = 0
         #: Packed bytes that are not in the files.
@@ -131,33 +140,71 @@ class ConsumeQueues:
         self._unflushed.update(self._staged)
         self._staged.clear()
 
-    def flush(self, indexed_offset: int) -> None:
-        """Bring all visible entries into the files; durable on return.
+    @property
+    def is_flushing(self) -> bool:
+        """Whether a flush was begun and is not finished."""
+        return self._flush is not None
+
+    def begin_flush(self, indexed_offset: int) -> None:
+        """Plan to bring all entries that are visible now into the files.
 
         Requires: nothing is staged, and all frames below `indexed_offset` were.
         """
-        self.flush_entries()
+        self._flush = _Flush(
+            indexed_offset, [(queue, queue.next_sequence) for queue in self._unflushed.values()]
+        )
+        self._unflushed = {}
+
+    def flush_some(self, queues_max: int) -> bool:
+        """Go on with the flush, for at most so many queues; returns whether it is finished.
+
+        One sync for each queue and, at the end, those of the table: in portions, so that thousands
+        of subjects do not hold up a commit.
+        """
+        flush = self._flush
+        if flush is None:
+            return True
+        for _ in range(min(queues_max, len(flush.queues))):
+            self._flush_one(*flush.queues[-1])
+            flush.queues.pop()
+        if flush.queues:
+            return False
         table = QueueTable(
             store_id=self._store_id,
-            indexed_offset=indexed_offset,
+            indexed_offset=flush.indexed_offset,
             queues=tuple(self._states()),
         )
         replace_file(self._disk, layout.QUEUE_TABLE, msgspec.msgpack.encode(table))
-        self.indexed_offset = indexed_offset
+        self.indexed_offset = flush.indexed_offset
+        self._flush = None
+        return True
+
+    def give_up_flush(self) -> None:
+        """Leave the rest of a flush for the next one; the entries stay in memory."""
+        if self._flush is not None:
+            self._unflushed = {queue.subject: queue for queue, _ in self._flush.queues} | (
+                self._unflushed
+            )
+            self._flush = None
+
+    def flush(self, indexed_offset: int) -> None:
+        """Bring all visible entries into the files, at once; durable on return."""
+        self.give_up_flush()
+        self.begin_flush(indexed_offset)
+        while not self.flush_some(len(self._queues) + 1):
+            pass
 
     def flush_entries(self) -> None:
         """Bring all visible entries into the files without saying so in the table."""
         while self._unflushed:
-            subject, queue = self._unflushed.popitem()
-            first_sequence, entries = queue.unflushed()
-            try:
-                crcs = self._files.add(subject, first_sequence, entries, queue.crcs)
-            except BaseException:
-                self._unflushed[subject] = queue
-                raise
-            queue.crcs = crcs
-            queue.set_flushed(first_sequence + len(entries) // ENTRY_BYTES)
-            self.unflushed_bytes -= len(entries)
+            _, queue = self._unflushed.popitem()
+            self._flush_one(queue, queue.next_sequence)
+
+    def _flush_one(self, queue: ConsumeQueue, next_sequence: int) -> None:
+        first_sequence, entries = queue.unflushed(next_sequence)
+        queue.crcs = self._files.add(queue.subject, first_sequence, entries, queue.crcs)
+        queue.set_flushed(next_sequence)
+        self.unflushed_bytes -= len(entries)
 
     def close(self) -> None:
         """Give all files back. Safe to call twice."""

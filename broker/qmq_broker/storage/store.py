@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from typing import Final
 
 from qmq_broker.clock import Clock
 from qmq_broker.errors import ClosedError, DiskError, DiskFullError, PoisonedError
@@ -28,6 +29,8 @@ from qmq_client.wire.frame import MessageFrame
 __all__ = ["Placed", "RecoveryReport", "Store"]
 
 _log = logging.getLogger(__name__)
+#: Consume queues flushed between two commits: each costs a sync, together some milliseconds.
+QUEUES_PER_STEP: Final = 32
 
 
 class Store:
@@ -153,19 +156,19 @@ class Store:
         Requires: nothing is appended that was not synced.
         """
         self._check()
+        self._flush_some()
         log = self._commit_log.log
-        behind_bytes = log.durable_offset - self._checkpoint.commit_log.durable_offset
-        actions_behind = (
-            self.actions.log.durable_offset - self._checkpoint.action_log.durable_offset
-        )
+        last = self._checkpoint
+        behind_bytes = log.durable_offset - last.commit_log.durable_offset
+        actions_behind = self.actions.log.durable_offset - last.action_log.durable_offset
         if not behind_bytes and not actions_behind:
             return False
         age_ms = (self._clock.monotonic_s() - self._checkpoint_s) * 1000
         if behind_bytes < self._options.checkpoint_bytes and age_ms < self._options.checkpoint_ms:
             return False
         unindexed_bytes = log.durable_offset - self._queues.indexed_offset
-        if unindexed_bytes >= self._options.queue_flush_bytes:
-            self._flush_queues()
+        if unindexed_bytes >= self._options.queue_flush_bytes and not self._queues.is_flushing:
+            self._queues.begin_flush(log.durable_offset)
         self._write_checkpoint()
         return True
 
@@ -209,15 +212,16 @@ class Store:
         self._queues.publish()
         self.actions.sync()
         if self._queues.indexed_offset != self._commit_log.log.durable_offset:
-            self._flush_queues()
+            self._queues.flush(self._commit_log.log.durable_offset)
         self._write_checkpoint()
         write_clean_stop(self._disk, self._checkpoint)
 
-    def _flush_queues(self) -> None:
+    def _flush_some(self) -> None:
         try:
-            self._queues.flush(self._commit_log.log.durable_offset)
+            self._queues.flush_some(QUEUES_PER_STEP)
         except DiskFullError as error:
-            # The entries stay in memory and are derived: try again at a later checkpoint.
+            # The entries stay in memory and are derived: tried again after a later checkpoint.
+            self._queues.give_up_flush()
             _log.warning("consume queues not flushed: reason=%s", error)
         except DiskError as error:
             raise self._poisoned(error) from error

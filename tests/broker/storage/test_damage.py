@@ -36,6 +36,8 @@ class Directory:
         if has_checkpoint:
             self.world.clock.pass_ms(10_000)
             self.world.store.step()
+            # The checkpoint began a flush of the queues; this finishes it.
+            self.world.store.step()
         self.records = {
             subject: records_of(self.world.store, subject)
             for subject in self.world.store.subjects()

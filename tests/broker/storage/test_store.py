@@ -9,12 +9,14 @@ import pytest
 
 from qmq_broker.errors import ClosedError, CorruptionError, DiskError, DiskFullError, PoisonedError
 from qmq_broker.storage import layout
+from qmq_broker.storage import store as store_module
 from qmq_broker.storage.consume_queue import Entry
 from qmq_broker.storage.store import Store
 from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record, encode_record
 from qmq_client.wire.requests import SubjectPlace
+from tests.crash.enumeration import crash_everywhere
 from tests.crash.recording_disk import Fates, Operation, RecordingDisk
 from tests.crash.world import OPTIONS, FakeClock, World, make_frame, records_of, visible
 
@@ -325,15 +327,38 @@ def test_B6_queues_that_find_no_room_stay_in_memory() -> None:
     disk.capacity_bytes = 1
     world.clock.pass_ms(2_000)
     assert world.store.step()
+    assert not world.store.step()
     queue = world.store.queue("orders")
     assert queue is not None
-    assert len(queue.entries(0, 99)) == 9
+    assert (queue.flushed_sequence, len(queue.entries(0, 99))) == (0, 9)
     disk.capacity_bytes = 2**39
     world.send(world.frame(orders=10))
     world.clock.pass_ms(2_000)
     world.send(world.frame(orders=10))
+    world.send(world.frame(orders=10))
     assert queue.flushed_sequence == 11
-    assert len(queue.entries(0, 99)) == 11
+    assert len(queue.entries(0, 99)) == 12
+
+
+def test_B11_queues_are_flushed_a_few_at_a_time_and_a_crash_in_between_is_harmless(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_module, "QUEUES_PER_STEP", 2)
+
+    def many_subjects(disk: RecordingDisk) -> World:
+        world = World(disk)
+        names = [f"s{number}" for number in range(7)]
+        for _ in range(3):
+            world.send(world.frame(**{name: [40, 50] for name in names}))
+            world.clock.pass_ms(2_000)
+            for number in range(6):
+                world.store.step()
+                world.send(world.frame(**{names[number]: 20}))
+        return world
+
+    disk = RecordingDisk()
+    assert crash_everywhere(many_subjects, disk) > 500
+    assert disk.calls["rename"] > 2
 
 
 def test_times_never_go_back_also_when_the_clock_does() -> None:
