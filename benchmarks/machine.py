@@ -110,6 +110,43 @@ def flush_ms(directory: Path) -> float:
     return round(percentile(times_ms, 0.5), 3)
 
 
+class Neighbours:
+    """What everything else on the machine took of its processors since this was made.
+
+    Ours is what this process used and what its children used that have ended.
+    """
+
+    def __init__(self) -> None:
+        self._busy_s, self._all_s = processor_seconds()
+        self._our_s = our_processor_seconds()
+
+    def share(self) -> float:
+        """Between 0 and 1; 0 where the system does not tell."""
+        busy_s, all_s = processor_seconds()
+        if all_s <= self._all_s:
+            return 0.0
+        others_s = busy_s - self._busy_s - (our_processor_seconds() - self._our_s)
+        return round(max(0.0, others_s) / (all_s - self._all_s), 3)
+
+
+def processor_seconds() -> tuple[float, float]:
+    """Seconds of all processors since the start: not idle, and all; stolen ones are not idle."""
+    try:
+        first = Path("/proc/stat").read_text().partition("\n")[0]
+    except OSError:
+        return 0.0, 0.0
+    ticks = [int(field) for field in first.split()[1:9]]  # user … steal; guests are in user
+    idle = ticks[3] + ticks[4]
+    per_s = os.sysconf("SC_CLK_TCK")
+    return (sum(ticks) - idle) / per_s, sum(ticks) / per_s
+
+
+def our_processor_seconds() -> float:
+    """Seconds of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
 def load_average() -> float:
     """Load average of the last minute."""
     return round(os.getloadavg()[0], 2)

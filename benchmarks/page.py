@@ -25,7 +25,7 @@ Made by `python3 dev.py bench`; do not edit. The same results for programs: [res
   whatever machine ran them.
 - *Durable* means: answered after `fdatasync`. *Burst* means that a round wrote less than 8 GiB: such a rate need not
   last, because the first gigabytes of new blocks come faster than the following ones.
-- Processes share the machine's processors; the load average says what else ran.
+- Processes share the machine's processors; each section says how much of them others took meanwhile.
 """
 
 

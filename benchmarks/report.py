@@ -80,7 +80,8 @@ def circumstances(result: Result) -> str:
         f"{result.version}; {machine.python}; {machine.kernel}; {machine.processor_count} × "
         f"{machine.processor}, {machine.memory_bytes / 1024**3:.0f} GiB; {machine.disk}, "
         f"flush of 4 KiB {machine.flush_ms} ms; load {result.load_before} before, "
-        f"{result.load_after} after; {rounds(result)}; {result.duration_s:.0f} s; "
+        f"{result.load_after} after, others took {100 * result.others_share:.0f} % of the "
+        f"processors; {rounds(result)}; {result.duration_s:.0f} s; "
         f"{result.started_at}"
     )
 

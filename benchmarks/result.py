@@ -16,8 +16,8 @@ from benchmarks.measure import Spread
 #: come several times faster for the first gigabytes (caches of the host, dirty pages).
 SUSTAINED_BYTES_MIN: Final = 8 * 1024**3
 
-#: Load average per processor before a run, above which absolute figures are those of the neighbours.
-QUIET_LOAD_SHARE: Final = 0.25
+#: Share of the processors that others may take during a run of which the figures are to be believed.
+QUIET_SHARE_MAX: Final = 0.1
 
 Verdict = Literal["met", "met, not in every round", "not met", "no goal"]
 
@@ -116,6 +116,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     #: Load average of one minute.
     load_before: float
     load_after: float
+    #: Share of all processors that everything else took during the run.
+    others_share: float
     rows: tuple[Row, ...] = ()
     #: Why there are no rows.
     failure: str = ""
@@ -123,7 +125,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_busy(self) -> bool:
         """Whether others took so much of the machine that the figures are theirs."""
-        return self.load_before > self.machine.processor_count * QUIET_LOAD_SHARE
+        return self.others_share > QUIET_SHARE_MAX
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, cast
 
-from benchmarks.machine import code_version, describe_machine, load_average
+from benchmarks.machine import Neighbours, code_version, describe_machine, load_average
 from benchmarks.measure import Effort
 from benchmarks.processes import Processes
 from benchmarks.result import Result, Row
@@ -135,6 +135,7 @@ def run_benchmark(benchmark: Benchmark, *, effort: Effort, directory: Path) -> R
     load_before, started_at, started_s = load_average(), datetime.now(UTC), time.monotonic()
     rows: tuple[Row, ...] = ()
     failure = ""
+    neighbours = Neighbours()
     try:
         work = importlib.import_module(f"benchmarks.{benchmark.module}").run
         with tempfile.TemporaryDirectory(prefix="qmq-bench-", dir=directory) as name:
@@ -154,6 +155,7 @@ def run_benchmark(benchmark: Benchmark, *, effort: Effort, directory: Path) -> R
         duration_s=round(time.monotonic() - started_s, 1),
         load_before=load_before,
         load_after=load_average(),
+        others_share=neighbours.share(),
         rows=rows,
         failure=failure,
     )

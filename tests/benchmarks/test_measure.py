@@ -11,7 +11,7 @@ import pytest
 from benchmarks.measure import Effort, Spread, interleave, paired_ratios, percentile
 from benchmarks.page import write_pages
 from benchmarks.plot import draw
-from benchmarks.report import decode_report, encode_report
+from benchmarks.report import BUSY, decode_report, encode_report
 from benchmarks.result import SUSTAINED_BYTES_MIN, Conditions, Goal, Machine, Report, Result, Row
 from benchmarks.suite import BENCHMARKS, UnknownBenchmarkError, select
 
@@ -38,7 +38,7 @@ def row(*samples: float, bound: float | None = 10, written_bytes: int | None = N
     )
 
 
-def result(name: str, *rows: Row, failure: str = "") -> Result:
+def result(name: str, *rows: Row, failure: str = "", others_share: float = 0.0) -> Result:
     entry = next(entry for entry in BENCHMARKS if entry.name == name)
     return Result(
         number=entry.number,
@@ -52,6 +52,7 @@ def result(name: str, *rows: Row, failure: str = "") -> Result:
         duration_s=1,
         load_before=0.5,
         load_after=1.5,
+        others_share=others_share,
         rows=rows,
         failure=failure,
     )
@@ -118,6 +119,16 @@ def test_the_page_shows_a_missed_goal_a_burst_and_a_failure(tmp_path: Path) -> N
     assert "| R4 | messages (burst) | ≤ 10 | 21 ms | **not met** |" in text
     assert "**Failed:** `ProcessError: broker ended`" in text
     assert "fdatasync \\| before" in text
+
+
+def test_the_page_says_so_when_others_took_the_machine(tmp_path: Path) -> None:
+    quiet, busy = result("disk", row(1)), result("wire", row(1), others_share=0.5)
+    text = write_pages(Report(results=(quiet, busy)), tmp_path).read_text()
+    quiet_part, _, busy_part = text.partition("## wire")
+    assert "others took 0 %" in quiet_part
+    assert BUSY not in quiet_part
+    assert "others took 50 %" in busy_part
+    assert BUSY in busy_part
 
 
 def test_a_benchmark_that_was_not_run_keeps_its_last_result(tmp_path: Path) -> None:
