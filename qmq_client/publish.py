@@ -7,7 +7,8 @@ answer names the very frame it was in.
 A fault is kept to the row it belongs to: a record whose checksum is wrong, or that the broker
 refuses by its id, is parked at once and its neighbours go on; a refusal that names nobody is halved
 until the bad rows stand alone. Rows that the broker answers badly are parked after `max_attempts`.
-A broker that is away is no fault of any row, so no length of outage parks one.
+A broker that is away is no fault of any row: an outage counts as no attempt, and no length of it
+parks a row.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def publish_rows(
     groups = deque(_groups(whole, limits))
     while groups:
         if batch.unreachable:
-            batch.fail(groups.popleft(), batch.last_error)
+            batch.put_off(groups.popleft(), batch.last_error)
             continue
         groups.extendleft(reversed(batch.send(groups.popleft(), transport, limits)))
     return batch.outcome()
@@ -120,10 +121,10 @@ class _Batch:
         except BrokerBusyError as error:
             self.unreachable = True
             self.retry_after_s = max(self.retry_after_s, error.retry_after_s)
-            self.fail(rows, _text(error))
+            self.put_off(rows, _text(error))
         except BrokerUnreachableError as error:
             self.unreachable = True
-            self.fail(rows, _text(error))
+            self.put_off(rows, _text(error))
         except TransportError as error:
             self.fail_or_park(rows, _text(error))
         else:
@@ -147,17 +148,29 @@ class _Batch:
         middle = len(rows) // 2
         return [rows[:middle], rows[middle:]]
 
-    def fail(self, rows: Sequence[OutboxRow], error: str) -> None:
-        """Give rows back to be tried again later."""
+    def put_off(self, rows: Sequence[OutboxRow], error: str) -> None:
+        """Give rows back because of an outage: no attempt of theirs, and soon again.
+
+        Whoever publishes holds back by itself while the outage lasts; rows that had waited longer
+        and longer would be late when it is over.
+        """
         self.last_error = error
         at_least_ms = round(self.retry_after_s * 1000)
         for row in rows:
-            delay_ms = self.backoff.delay_ms(row.attempts + 1, self.random())
-            self.failed.append(
-                FailedRow(
-                    message_id=row.message_id, delay_ms=max(delay_ms, at_least_ms), error=error
-                )
+            delay_ms = max(self.backoff.delay_ms(1, self.random()), at_least_ms)
+            self._give_back(row, delay_ms, error, is_attempt=False)
+
+    def fail(self, row: OutboxRow, error: str) -> None:
+        """Give a row back after an attempt that failed because of it."""
+        delay_ms = self.backoff.delay_ms(row.attempts + 1, self.random())
+        self._give_back(row, delay_ms, error, is_attempt=True)
+
+    def _give_back(self, row: OutboxRow, delay_ms: int, error: str, *, is_attempt: bool) -> None:
+        self.failed.append(
+            FailedRow(
+                message_id=row.message_id, delay_ms=delay_ms, error=error, is_attempt=is_attempt
             )
+        )
 
     def fail_or_park(self, rows: Sequence[OutboxRow], error: str) -> None:
         """Give rows back; park those whose attempts are used up."""
@@ -165,7 +178,7 @@ class _Batch:
             if row.attempts + 1 >= self.max_attempts:
                 self.park(row, error)
             else:
-                self.fail([row], error)
+                self.fail(row, error)
 
     def park(self, row: OutboxRow, error: str) -> None:
         """Leave the row to a person."""

@@ -59,6 +59,8 @@ class FailedRow:
     message_id: bytes
     delay_ms: int
     error: str
+    #: Whether it counts: not when nobody was there to try it on.
+    is_attempt: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -246,13 +246,19 @@ class OutboxStore:
         if not outcome.failed:
             return 0
         query = self._update_one().values(
-            attempts=self._outbox.c.attempts + 1,
+            attempts=self._outbox.c.attempts + sa.bindparam("attempt", type_=sa.Integer()),
             due_at_ms=self._now_ms + sa.bindparam("delay_ms"),
             last_error=sa.bindparam("error"),
             token=None,
         )
         rows = [
-            {"id_": row.message_id, "token_": token, "delay_ms": row.delay_ms, "error": row.error}
+            {
+                "id_": row.message_id,
+                "token_": token,
+                "attempt": int(row.is_attempt),
+                "delay_ms": row.delay_ms,
+                "error": row.error,
+            }
             for row in outcome.failed
         ]
         return connection.execute(query, rows).rowcount
