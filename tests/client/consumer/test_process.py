@@ -57,7 +57,9 @@ def test_C8_a_second_signal_does_not_wait_for_the_handler() -> None:
         os.kill(program.pid, signal.SIGTERM)
         time.sleep(0.2)
     output, _ = program.communicate(timeout=WAIT_S)
-    assert (output, program.returncode) == ("False 1\n", 0)
+    assert output == "False 1\n"
+    # A further signal of the loop may meet the process after `run` gave the signals back.
+    assert program.returncode in (0, -signal.SIGTERM)
 
 
 def test_the_command_runs_the_handlers_of_a_module_until_a_signal(tmp_path: Path) -> None:
