@@ -197,8 +197,7 @@ class GroupState:
     def _log(self, consumer: str) -> PullLog:
         log = self._consumers.get(consumer)
         if log is None:
-            log = PullLog(next_pull_sequence=self._next_pull_floor)
-            self._consumers[consumer] = log
+            log = self._consumers[consumer] = PullLog()
         return log
 
     def _on_pulled(self, action: Pulled) -> None:

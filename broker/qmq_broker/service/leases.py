@@ -57,9 +57,9 @@ class PullLog:
 
     __slots__ = ("_acked", "_leases", "last_seen_ms", "next_pull_sequence")
 
-    def __init__(self, *, next_pull_sequence: int = 0) -> None:
+    def __init__(self) -> None:
         #: Pull sequence of the next message that this consumer is given; never used twice.
-        self.next_pull_sequence = next_pull_sequence
+        self.next_pull_sequence = 0
         #: When this consumer last asked for or was given something.
         self.last_seen_ms = 0
         self._leases: Spans[Lease] = Spans()

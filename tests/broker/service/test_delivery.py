@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq_broker.errors import BusyError
-from qmq_broker.service.limits import ServiceLimits
-from qmq_client.wire.errors import InvalidMessageError
-from qmq_client.wire.requests import Settlement
+from qmq_client.wire.requests import Extend, Settlement
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
 
 
@@ -118,6 +115,29 @@ def test_C3_an_extended_lease_ends_later(rig: Rig) -> None:
     assert rig.settle(given.extend(5_000)).settled == 1
     rig.pass_ms(5_000)
     assert rig.settle(given.ack()).settled == 0
+
+
+def test_C3_a_lease_ends_at_its_deadline_even_when_nobody_looked(rig: Rig) -> None:
+    rig.send(b"a")
+    given = rig.pull("one", lease_ms=1_000)
+    rig.clock.pass_ms(1_000)
+    assert rig.settle(given.ack(), "one").settled == 0
+    rig.clock.pass_ms(1_000)
+    again = rig.pull("one", lease_ms=1_000)
+    assert again.attempts == [2]
+    rig.clock.pass_ms(1_000)
+    assert rig.pull("two").bodies == [], "given back now, it waits for its backoff"
+    rig.clock.pass_ms(2_000)
+    assert rig.pull("two").attempts == [3]
+
+
+def test_C3_extending_some_leaves_the_deadline_of_the_others(rig: Rig) -> None:
+    rig.send(b"a", b"b", b"c", b"d")
+    given = rig.pull(lease_ms=1_000)
+    rig.settle(Settlement(token=given.token, extends=(Extend(range=(1, 2), lease_ms=60_000),)))
+    rig.pass_ms(1_000)
+    rig.pass_ms(1_000)
+    assert rig.pull("two").bodies == [b"a", b"c", b"d"]
 
 
 def test_C3_an_ack_under_another_token_is_stale(rig: Rig) -> None:
@@ -280,106 +300,3 @@ def test_a_clock_set_back_before_a_restart_keeps_no_message_from_its_group(rig: 
     rig.pass_ms(30_000)
     rig.pass_ms(1_000)
     assert rig.pull().bodies == [b"a"]
-
-
-def test_C12_a_group_never_stands_behind_the_durable_end(rig: Rig) -> None:
-    rig.send(b"a", b"b")
-    rig.pull(max_messages=1)
-    rig.settle(rig.pull(max_messages=1).nack(delay_ms=0))
-    state = rig.broker.delivery.group(SUBJECT, GROUP)
-    assert state is not None
-    assert state.clamp(1) == 1
-    assert (state.cursor, state.in_flight, state.waiting) == (1, 1, 0)
-    assert state.clamp(0) == 1
-    assert (state.cursor, state.in_flight, state.waiting) == (0, 0, 0)
-    assert rig.pull().bodies == [b"a", b"b"]
-
-
-def test_B10_long_leases_that_were_acked_leave_nothing_behind(rig: Rig) -> None:
-    for _ in range(30):
-        rig.send(*[b"x"] * 100)
-        for _ in range(100):
-            rig.settle(rig.pull(max_messages=1, lease_ms=3_600_000).ack())
-    state = rig.broker.delivery.group(SUBJECT, GROUP)
-    assert state is not None
-    assert len(state._deadlines) <= 1_100
-    assert (state.in_flight, state.acked_count) == (0, 3_000)
-
-
-def test_B10_messages_given_back_over_and_over_leave_nothing_behind(rig: Rig) -> None:
-    rig.send(b"a")
-    for _ in range(900):
-        rig.settle(rig.pull(max_attempts=1_000).nack(delay_ms=0))
-    state = rig.broker.delivery.group(SUBJECT, GROUP)
-    assert state is not None
-    assert len(state.redeliveries._by_time) <= 100
-    assert rig.pull(max_attempts=1_000).attempts == [901]
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"subject": "../etc"}, "subject"),
-        ({"group": "a\n"}, "group"),
-        ({"consumer": ""}, "consumer"),
-        ({"lease_ms": 0}, "lease_ms"),
-        ({"lease_ms": 2**40}, "lease_ms"),
-        ({"max_attempts": 0}, "max_attempts"),
-        ({"max_messages": 0}, "max_messages"),
-        ({"max_bytes": 0}, "max_bytes"),
-        ({"start": "yesterday"}, "start"),
-        ({"settlements": (Settlement(token=1, acks=((3, 3),)),)}, "range"),
-        ({"settlements": (Settlement(token=1, acks=((9, 3),)),)}, "range"),
-        ({"settlements": (Settlement(token=1, acks=((0, 1),) * 10_001),)}, "settlements"),
-    ],
-)
-def test_a_request_that_makes_no_sense_is_refused_by_field(
-    rig: Rig, changes: dict[str, object], field: str
-) -> None:
-    with pytest.raises(InvalidMessageError) as refused:
-        rig.pull(**changes)  # type: ignore[arg-type]
-    assert refused.value.field == field
-    assert rig.broker.delivery.groups() == []
-
-
-def test_B10_bounds_are_refusals_with_a_time_to_come_back(tmp_path: Path) -> None:
-    limits = ServiceLimits(groups=2, consumers_per_group=2, in_flight_per_consumer=3)
-    rig = Rig(tmp_path / "data", limits=limits)
-    rig.send(*[b"%d" % number for number in range(10)])
-    assert len(rig.pull("one").bodies) == 3
-    with pytest.raises(BusyError, match="holds 3 messages"):
-        rig.pull("one")
-    assert len(rig.pull("two").bodies) == 3
-    with pytest.raises(BusyError, match="has 2 consumers") as refused:
-        rig.pull("three")
-    assert refused.value.retry_after_s > 0
-    rig.pull(group="second")
-    with pytest.raises(BusyError, match="2 groups"):
-        rig.pull(group="third")
-    rig.close()
-
-
-def test_B10_a_group_with_too_much_unsettled_gets_no_new_messages(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "data", limits=ServiceLimits(unsettled_per_group=5))
-    rig.send(*[b"%d" % number for number in range(10)])
-    given = rig.pull("one")
-    assert len(given.bodies) == 5
-    assert rig.pull("two").bodies == []
-    rig.settle(given.nack(delay_ms=0), "one")
-    assert rig.pull("two").bodies == given.bodies
-    rig.close()
-
-
-def test_a_forgotten_consumer_never_gets_a_pull_sequence_twice(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "data", limits=ServiceLimits(consumers_per_group=1))
-    rig.send(b"a", b"b", b"c")
-    old = rig.pull("one", max_messages=2)
-    rig.settle(old.ack(), "one")
-    rig.pass_ms(2 * 3_600_000)
-    new = rig.pull("two", max_messages=1)
-    assert new.first == 2
-    rig.settle(new.ack(), "two")
-    rig.pass_ms(2 * 3_600_000)
-    rig.send(b"d")
-    assert rig.pull("one").first == 3
-    rig.close()

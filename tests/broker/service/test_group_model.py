@@ -148,6 +148,10 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.rig.pass_ms(ms)
         self.end_leases(self.rig.now_ms)
 
+    @rule(ms=st.sampled_from([500, 1_000]))
+    def time_passes_between_two_looks_at_the_clock(self, ms: int) -> None:
+        self.rig.clock.pass_ms(ms)
+
     @rule()
     def restart(self) -> None:
         self.rig.restart()

@@ -149,16 +149,15 @@ def test_an_id_with_other_content_is_refused_and_its_neighbours_go_on(rig: Rig) 
 
 
 def test_B10_too_many_bytes_waiting_for_the_disk_are_refused(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "data", limits=ServiceLimits(commit_queue_bytes=1_000))
-    rig.submit(make_frame([b"x" * 800]))
-    with pytest.raises(BusyError, match="bytes wait for the disk"):
-        rig.submit(make_frame([b"y" * 800]))
-    rig.broker.writer.step()
-    rig.run_posted()
-    rig.submit(make_frame([b"y" * 800]))
-    rig.broker.writer.step()
-    rig.run_posted()
-    assert len(rig.pull().bodies) == 2
+    rig = Rig(tmp_path / "data", limits=ServiceLimits(commit_queue_bytes=2_000))
+    for _ in range(3):
+        rig.submit(make_frame([b"x" * 700]))
+        rig.submit(make_frame([b"x" * 700]))
+        with pytest.raises(BusyError, match="bytes wait for the disk"):
+            rig.submit(make_frame([b"y" * 700]))
+        rig.broker.writer.step()
+        rig.run_posted()
+    assert len(rig.pull().bodies) == 6
     rig.close()
 
 
