@@ -64,10 +64,10 @@ class StoreOptions:
         _check_range(self, "checkpoint_ms", 1, 60_000)
         _check_range(self, "queue_flush_bytes", 1, 16 * GIB)
         _check_range(self, "open_files", 4, 65_536)
-        for field in ("segment_bytes", "action_segment_bytes", "growth_bytes"):
-            if getattr(self, field) % SEGMENT_MULTIPLE_BYTES:
+        for setting in ("segment_bytes", "action_segment_bytes", "growth_bytes"):
+            if getattr(self, setting) % SEGMENT_MULTIPLE_BYTES:
                 raise ValueError(
-                    f"{field}: {getattr(self, field)}; allowed: multiples of "
+                    f"{setting}: {getattr(self, setting)}; allowed: multiples of "
                     f"{SEGMENT_MULTIPLE_BYTES}"
                 )
 

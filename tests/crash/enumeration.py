@@ -13,7 +13,8 @@ from dataclasses import replace
 from qmq_broker.storage.store import Store
 from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.message_id import MessageIds
-from tests.crash.recording_disk import Image, RecordingDisk, cut_states, images
+from tests.crash.power_cut import cut_states
+from tests.crash.recording_disk import Image, RecordingDisk, images
 from tests.crash.scenarios import Scenario
 from tests.crash.world import (
     OPTIONS,

@@ -15,13 +15,12 @@ later. `RecordingDisk` is the double of `OsDisk`; `Image` is the state between o
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from qmq_broker.errors import DiskError, DiskFullError, LockedError
 
-SECTOR_BYTES = 512
 UNLIMITED = 2**40
 #: One operation, replayed onto an image.
 Operation = Callable[["Image"], None]
@@ -41,6 +40,18 @@ class Inode:
 
     def copy(self) -> Inode:
         return Inode(self.durable, list(self.versions))
+
+
+class Fate(Protocol):
+    """What becomes of everything that was not synced."""
+
+    def keeps_name(self, path: str) -> bool:
+        """Whether a change of a name reached the disk; asked for each in order."""
+        ...
+
+    def content(self, inode: Inode) -> bytes:
+        """What a file holds afterwards."""
+        ...
 
 
 class Image:
@@ -88,7 +99,7 @@ class Image:
         """Give a file new content, not durable."""
         self.inodes[number].versions.append(content)
 
-    def after_cut(self, fates: Fates) -> Image:
+    def after_cut(self, fates: Fate) -> Image:
         """What a power cut leaves, by `fates`."""
         image = Image()
         names = dict(self.durable_names)
@@ -112,98 +123,6 @@ class Image:
         )
 
 
-class Fates:
-    """What becomes of everything that was not synced. The base class loses it all."""
-
-    def keeps_name(self, path: str) -> bool:
-        return False
-
-    def content(self, inode: Inode) -> bytes:
-        return inode.durable
-
-
-class Kept(Fates):
-    """All of it reached the disk."""
-
-    def keeps_name(self, path: str) -> bool:
-        return True
-
-    def content(self, inode: Inode) -> bytes:
-        return inode.seen
-
-
-class NamesOnly(Kept):
-    """Names reached the disk, content did not."""
-
-    def content(self, inode: Inode) -> bytes:
-        return inode.durable
-
-
-class ContentOnly(Fates):
-    """Content reached the disk, names did not."""
-
-    def content(self, inode: Inode) -> bytes:
-        return inode.seen
-
-
-class Grown(Kept):
-    """Lengths reached the disk, content did not: zeros, or what lay there before."""
-
-    def __init__(self, rng: random.Random, *, is_garbage: bool) -> None:
-        self._rng = rng
-        self._is_garbage = is_garbage
-
-    def content(self, inode: Inode) -> bytes:
-        count = len(inode.seen) - len(inode.durable)
-        if count <= 0:
-            return inode.durable
-        return inode.durable + (self._rng.randbytes(count) if self._is_garbage else bytes(count))
-
-
-class Torn(Kept):
-    """All reached the disk but the last operation on each file, of which some sectors did."""
-
-    def __init__(self, first_sectors: int, *, is_reversed: bool = False) -> None:
-        self._first_sectors = first_sectors
-        self._is_reversed = is_reversed
-
-    def content(self, inode: Inode) -> bytes:
-        if not inode.versions:
-            return inode.durable
-        before = inode.versions[-2] if len(inode.versions) > 1 else inode.durable
-        changed = _changed_sectors(before, inode.seen)
-        if self._is_reversed:
-            changed.reverse()
-        chosen = set(changed[: self._first_sectors])
-        return _mixed(inode.seen, lambda sector: inode.seen if sector in chosen else before)
-
-
-class Scattered(Fates):
-    """Each sector and each name has a fate of its own."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._chance = rng.choice((0.1, 0.5, 0.9))
-
-    def keeps_name(self, path: str) -> bool:
-        return self._rng.random() < self._chance
-
-    def content(self, inode: Inode) -> bytes:
-        if not inode.versions:
-            return inode.durable
-        states = [inode.durable, *inode.versions]
-        length = max(len(self._rng.choice(states)), len(inode.durable))
-        if len(inode.seen) < len(inode.durable):
-            length = len(self._rng.choice(states))
-
-        def state(_: int) -> bytes:
-            if self._rng.random() < self._chance:
-                return states[-1]
-            return self._rng.choice(states)
-
-        return _mixed(bytes(length), state)
-
-
 def _set_name(names: dict[str, int | None], path: str, target: int | None) -> None:
     if target == -1:
         names.pop(path, None)
@@ -214,24 +133,6 @@ def _set_name(names: dict[str, int | None], path: str, target: int | None) -> No
 def _has_parents(path: str, names: dict[str, int | None]) -> bool:
     parent = path.rpartition("/")[0]
     return not parent or (names.get(parent, 0) is None and _has_parents(parent, names))
-
-
-def _changed_sectors(before: bytes, after: bytes) -> list[int]:
-    count = -(-max(len(before), len(after)) // SECTOR_BYTES)
-    return [sector for sector in range(count) if _sector(before, sector) != _sector(after, sector)]
-
-
-def _sector(content: bytes, sector: int) -> bytes:
-    return content[sector * SECTOR_BYTES : (sector + 1) * SECTOR_BYTES]
-
-
-def _mixed(shape: bytes, state: Callable[[int], bytes]) -> bytes:
-    parts = []
-    for first in range(0, len(shape), SECTOR_BYTES):
-        count = min(SECTOR_BYTES, len(shape) - first)
-        content = _sector(state(first // SECTOR_BYTES), first // SECTOR_BYTES)
-        parts.append(content[:count].ljust(count, b"\0"))
-    return b"".join(parts)
 
 
 class RecordingDisk:
@@ -390,27 +291,3 @@ def images(first: Image, operations: Sequence[Operation]) -> Iterator[tuple[int,
     for count, operation in enumerate(operations, start=1):
         operation(image)
         yield count, image
-
-
-def cut_states(image: Image, rng: random.Random, *, scattered: int) -> Iterator[Image]:
-    """What a power cut at this moment may leave; each state once."""
-    has_content = any(
-        image.inodes[number].versions
-        for number in image.names.values()
-        if number is not None and number in image.inodes
-    )
-    fates: list[Fates] = [Fates()]
-    if has_content or image.pending_names:
-        fates += [Kept(), NamesOnly(), ContentOnly()]
-        fates += [Scattered(rng) for _ in range(scattered)]
-    if has_content:
-        fates += [Grown(rng, is_garbage=False), Grown(rng, is_garbage=True)]
-        fates += [Torn(count) for count in range(1, 4)]
-        fates += [Torn(1, is_reversed=True)]
-    seen: set[int] = set()
-    for fate in fates:
-        state = image.after_cut(fate)
-        signature = state.signature()
-        if signature not in seen:
-            seen.add(signature)
-            yield state

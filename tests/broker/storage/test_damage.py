@@ -7,7 +7,7 @@ report and leaves every byte as it is.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -15,6 +15,7 @@ from qmq_broker.errors import CorruptionError, StoreError
 from qmq_broker.storage import frame_scan, layout
 from qmq_broker.storage.store import Store
 from qmq_client.wire.errors import QmqError
+from tests.broker.storage.damaged import Directory, flip
 from tests.crash.recording_disk import Image, RecordingDisk
 from tests.crash.world import OPTIONS, FakeClock, World, records_of, visible
 
@@ -22,86 +23,6 @@ SEGMENT = OPTIONS.segment_bytes
 FIRST = layout.segment_path(layout.COMMIT_LOG, 0)
 SECOND = layout.segment_path(layout.COMMIT_LOG, SEGMENT)
 ACTIONS = layout.segment_path(layout.ACTION_LOG, 0)
-
-
-class Directory:
-    """A data directory whose files a test may damage."""
-
-    def __init__(self, *, is_clean: bool, has_checkpoint: bool = True) -> None:
-        self.world = World(RecordingDisk())
-        for count in range(12):
-            self.world.send(self.world.frame(orders=[60, 20 + count], Invoices=30))
-            self.world.act(2)
-        self.world.sync_actions()
-        if has_checkpoint:
-            self.world.clock.pass_ms(10_000)
-            self.world.store.step()
-            # The checkpoint began a flush of the queues; this finishes it.
-            self.world.store.step()
-        self.records = {
-            subject: records_of(self.world.store, subject)
-            for subject in self.world.store.subjects()
-        }
-        self.next_offset = self.world.store.durable_offset
-        if is_clean:
-            self.world.store.close()
-        self.image = self.world.disk.image
-
-    def content(self, path: str) -> bytes:
-        number = self.image.names[path]
-        assert number is not None
-        return self.image.inodes[number].seen
-
-    def put(self, path: str, content: bytes) -> None:
-        number = self.image.names[path]
-        assert number is not None
-        self.image.inodes[number].durable = content
-        self.image.inodes[number].versions.clear()
-
-    def change(self, path: str, change: Callable[[bytes], bytes]) -> None:
-        self.put(path, change(self.content(path)))
-
-    def remove(self, path: str) -> None:
-        for name in [name for name in self.image.names if f"{name}/".startswith(f"{path}/")]:
-            del self.image.names[name]
-
-    def files(self) -> dict[str, bytes]:
-        return {
-            path: self.content(path)
-            for path, number in self.image.names.items()
-            if number is not None and path != layout.LOCK
-        }
-
-    def open(self) -> Store:
-        return Store.open(RecordingDisk(self.image), FakeClock(), OPTIONS)
-
-    def refusal(self) -> CorruptionError:
-        """The report of an opening that must fail and change nothing."""
-        disk = RecordingDisk(self.image)
-        before = self.files()
-        with pytest.raises(CorruptionError) as caught:
-            Store.open(disk, FakeClock(), OPTIONS)
-        self.image = disk.image
-        assert {path: content for path, content in self.files().items() if path in before} == before
-        assert not set(self.files()) - set(before)
-        return caught.value
-
-    def assert_all_there(self) -> Store:
-        store = self.open()
-        assert {name: records_of(store, name) for name in store.subjects()} == self.records
-        assert list(store.actions.replay()) == [a for a, _ in self.world.history.actions]
-        return store
-
-
-def flip(position: int) -> Callable[[bytes], bytes]:
-    """Alter one bit of a byte."""
-
-    def change(content: bytes) -> bytes:
-        altered = bytearray(content)
-        altered[position] ^= 1 << position % 8
-        return bytes(altered)
-
-    return change
 
 
 def append(rest: bytes, next_offset: int) -> Callable[[bytes], bytes]:
@@ -296,71 +217,6 @@ def test_B4_damage_that_appears_while_the_broker_runs_is_found_when_it_is_read()
         with pytest.raises(CorruptionError) as caught:
             store.read_records([entry], subject="orders")
         assert caught.value.offset == entry.physical_offset
-
-
-def derived(directory: Directory) -> Iterator[str]:
-    for path, number in directory.image.names.items():
-        if number is not None and path.startswith((layout.CONSUME_QUEUES, layout.STATE)):
-            yield path
-
-
-#: What may happen to a derived file.
-DERIVED: dict[str, Callable[[Directory, str], None]] = {
-    "deleted": lambda d, path: d.remove(path),
-    "empty": lambda d, path: d.put(path, b""),
-    "one byte short": lambda d, path: d.change(path, lambda c: c[:-1]),
-    "an entry short": lambda d, path: d.change(path, lambda c: c[:-20]),
-    "one byte long": lambda d, path: d.change(path, lambda c: c + b"x"),
-    "altered": lambda d, path: d.change(path, flip(3)),
-    "zeros": lambda d, path: d.change(path, lambda c: bytes(len(c))),
-    "two entries swapped": lambda d, path: d.change(path, lambda c: c[20:40] + c[:20] + c[40:]),
-}
-
-
-@pytest.mark.parametrize("harm", DERIVED.values(), ids=DERIVED)
-@pytest.mark.parametrize("is_clean", [True, False])
-def test_B11_a_derived_file_that_is_gone_or_wrong_is_made_again(
-    harm: Callable[[Directory, str], None], is_clean: bool
-) -> None:
-    paths = list(derived(Directory(is_clean=is_clean)))
-    assert len(paths) > 5
-    for path in paths:
-        directory = Directory(is_clean=is_clean)
-        harm(directory, path)
-        store = directory.assert_all_there()
-        store.close()
-
-
-def test_B11_all_derived_files_may_be_deleted() -> None:
-    directory = Directory(is_clean=True)
-    for path in (layout.CONSUME_QUEUES, layout.STATE, *layout.CHECKPOINTS, layout.CLEAN):
-        directory.remove(path)
-    store = directory.assert_all_there()
-    assert store.recovery.is_rebuilt
-    placed = store.append([directory.world.history.sent[0].frame])[0]
-    assert placed.duplicates == 3
-
-
-def test_B11_the_queues_made_again_are_the_same_bytes() -> None:
-    directory = Directory(is_clean=True)
-    before = {path: directory.content(path) for path in derived(directory)}
-    directory.remove(layout.CONSUME_QUEUES)
-    disk = RecordingDisk(directory.image)
-    Store.open(disk, FakeClock(), OPTIONS).close()
-    directory.image = disk.image
-    after = {path: directory.content(path) for path in derived(directory)}
-    assert after == before
-
-
-def test_checkpoints_that_are_gone_cost_a_longer_start_and_nothing_else() -> None:
-    directory = Directory(is_clean=True)
-    epoch = directory.world.store.epoch
-    for path in layout.CHECKPOINTS:
-        directory.remove(path)
-    store = directory.assert_all_there()
-    assert not store.recovery.clean
-    assert store.recovery.frames == 12
-    assert store.epoch > epoch
 
 
 def test_random_damage_ends_in_a_declared_error_or_in_the_truth() -> None:

@@ -1,0 +1,78 @@
+"""B11: whatever can be made again may be deleted or damaged, and the answers stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from qmq_broker.storage import layout
+from qmq_broker.storage.store import Store
+from tests.broker.storage.damaged import Directory, flip
+from tests.crash.recording_disk import RecordingDisk
+from tests.crash.world import OPTIONS, FakeClock
+
+
+def derived(directory: Directory) -> Iterator[str]:
+    for path, number in directory.image.names.items():
+        if number is not None and path.startswith((layout.CONSUME_QUEUES, layout.STATE)):
+            yield path
+
+
+#: What may happen to a derived file.
+DERIVED: dict[str, Callable[[Directory, str], None]] = {
+    "deleted": lambda d, path: d.remove(path),
+    "empty": lambda d, path: d.put(path, b""),
+    "one byte short": lambda d, path: d.change(path, lambda c: c[:-1]),
+    "an entry short": lambda d, path: d.change(path, lambda c: c[:-20]),
+    "one byte long": lambda d, path: d.change(path, lambda c: c + b"x"),
+    "altered": lambda d, path: d.change(path, flip(3)),
+    "zeros": lambda d, path: d.change(path, lambda c: bytes(len(c))),
+    "two entries swapped": lambda d, path: d.change(path, lambda c: c[20:40] + c[:20] + c[40:]),
+}
+
+
+@pytest.mark.parametrize("harm", DERIVED.values(), ids=DERIVED)
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_B11_a_derived_file_that_is_gone_or_wrong_is_made_again(
+    harm: Callable[[Directory, str], None], is_clean: bool
+) -> None:
+    paths = list(derived(Directory(is_clean=is_clean)))
+    assert len(paths) > 5
+    for path in paths:
+        directory = Directory(is_clean=is_clean)
+        harm(directory, path)
+        store = directory.assert_all_there()
+        store.close()
+
+
+def test_B11_all_derived_files_may_be_deleted() -> None:
+    directory = Directory(is_clean=True)
+    for path in (layout.CONSUME_QUEUES, layout.STATE, *layout.CHECKPOINTS, layout.CLEAN):
+        directory.remove(path)
+    store = directory.assert_all_there()
+    assert store.recovery.is_rebuilt
+    placed = store.append([directory.world.history.sent[0].frame])[0]
+    assert placed.duplicates == 3
+
+
+def test_B11_the_queues_made_again_are_the_same_bytes() -> None:
+    directory = Directory(is_clean=True)
+    before = {path: directory.content(path) for path in derived(directory)}
+    directory.remove(layout.CONSUME_QUEUES)
+    disk = RecordingDisk(directory.image)
+    Store.open(disk, FakeClock(), OPTIONS).close()
+    directory.image = disk.image
+    after = {path: directory.content(path) for path in derived(directory)}
+    assert after == before
+
+
+def test_checkpoints_that_are_gone_cost_a_longer_start_and_nothing_else() -> None:
+    directory = Directory(is_clean=True)
+    epoch = directory.world.store.epoch
+    for path in layout.CHECKPOINTS:
+        directory.remove(path)
+    store = directory.assert_all_there()
+    assert not store.recovery.clean
+    assert store.recovery.frames == 12
+    assert store.epoch > epoch

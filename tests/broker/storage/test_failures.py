@@ -1,0 +1,191 @@
+"""B5, B6, B11: what the store does when the disk says no."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from qmq_broker.errors import DiskError, DiskFullError, PoisonedError
+from qmq_broker.storage import layout
+from qmq_broker.storage import store as store_module
+from qmq_broker.storage.store import Store
+from tests.broker.storage.lives import restarted
+from tests.crash.enumeration import crash_everywhere
+from tests.crash.recording_disk import Operation, RecordingDisk
+from tests.crash.world import OPTIONS, FakeClock, World, records_of, visible
+
+
+class FailingDisk(RecordingDisk):
+    """A disk whose calls on some files fail while `failing` says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failing: tuple[str, str] | None = None
+        self.error: Exception = DiskError(operation="call", path="file", reason="I/O error")
+
+    def perform(self, call: str, path: str, operation: Operation) -> None:
+        if (
+            self.failing is not None
+            and call == self.failing[0]
+            and path.startswith(self.failing[1])
+        ):
+            raise self.error
+        super().perform(call, path, operation)
+
+
+def test_B5_after_a_failed_sync_nothing_is_acknowledged_any_more() -> None:
+    disk = FailingDisk()
+    world = World(disk)
+    world.send(world.frame(orders=10))
+    world.append(world.frame(orders=20))
+    disk.failing = ("sync", "commitlog/")
+    with pytest.raises(PoisonedError):
+        world.store.sync()
+    disk.failing = None
+    assert world.visible() == {"orders": 1}
+    operations = len(disk.operations)
+    for call in (
+        world.store.sync,
+        world.store.sync,
+        lambda: world.store.append([world.frame(orders=1)]),
+    ):
+        with pytest.raises(PoisonedError):
+            call()
+    world.store.close()
+    assert len(disk.operations) == operations
+    # The restart believes nothing: it writes the tail once more before showing it.
+    store = Store.open(RecordingDisk(disk.image), FakeClock(), OPTIONS)
+    assert not store.recovery.clean
+    assert store.recovery.rewritten_bytes > 0
+    assert visible(store) == {"orders": 2}
+
+
+@pytest.mark.parametrize(
+    "failing",
+    [("write", "commitlog/"), ("sync", "commitlog/"), ("sync_directory", "commitlog")],
+)
+def test_B5_the_first_failure_poisons_the_log(failing: tuple[str, str]) -> None:
+    disk = FailingDisk()
+    world = World(disk)
+    world.send(world.frame(orders=1))
+    disk.failing = failing
+    with pytest.raises(PoisonedError):
+        _ = [world.send(world.frame(orders=length)) for length in (900, 900, 900)]
+    disk.failing = None
+    before = world.visible()
+    with pytest.raises(PoisonedError):
+        world.store.append([world.frame(orders=1)])
+    assert world.visible() == before
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+def test_B5_a_disk_that_is_full_in_the_middle_of_a_write_poisons_too(call: str) -> None:
+    disk = FailingDisk()
+    world = World(disk)
+    world.send(world.frame(orders=1))
+    disk.failing, disk.error = (call, "commitlog/"), DiskFullError("no space left")
+    with pytest.raises(PoisonedError):
+        world.send(world.frame(orders=1))
+
+
+def test_B5_a_failed_checkpoint_poisons_the_store() -> None:
+    disk = FailingDisk()
+    world = World(disk)
+    world.send(world.frame(orders=1))
+    world.clock.pass_ms(2_000)
+    disk.failing = ("write", "checkpoint")
+    with pytest.raises(PoisonedError):
+        world.send(world.frame(orders=1))
+    disk.failing = None
+    with pytest.raises(PoisonedError):
+        world.store.append([world.frame(orders=1)])
+
+
+def test_B5_a_poisoned_action_log_writes_nothing_more() -> None:
+    disk = FailingDisk()
+    world = World(disk)
+    world.act()
+    disk.failing = ("sync", "actionlog/")
+    with pytest.raises(PoisonedError):
+        world.store.actions.sync()
+    disk.failing = None
+    with pytest.raises(PoisonedError):
+        world.act()
+    world.store.close()
+    assert layout.CLEAN not in disk.names(layout.ROOT)
+
+
+def test_B6_a_full_disk_refuses_and_goes_on_when_there_is_room() -> None:
+    disk = RecordingDisk()
+    world = World(disk, options=replace(OPTIONS, reserve_bytes=50_000))
+    world.send(world.frame(orders=10))
+    disk.capacity_bytes = 0
+    refused = [world.frame(orders=900) for _ in range(3)]
+    with pytest.raises(DiskFullError):
+        world.store.append(refused)
+    assert world.visible() == {"orders": 1}
+    # What fits the room that was taken is still stored, and actions go on.
+    world.send(world.frame(orders=10))
+    disk.capacity_bytes = 2**39
+    placed = world.send(*refused)
+    assert [place.duplicates for place in placed] == [0, 0, 0]
+    assert world.visible() == {"orders": 5}
+    store = restarted(world)
+    assert len(records_of(store, "orders")) == 5
+
+
+def test_B6_a_disk_without_a_byte_of_room_refuses_before_anything_is_written() -> None:
+    disk = RecordingDisk()
+    world = World(disk)
+    world.send(world.frame(orders=10))
+    before = world.store.written_offset
+    disk.capacity_bytes = 1
+    for _ in range(3):
+        with pytest.raises(DiskFullError):
+            world.store.append([world.frame(orders=900), world.frame(orders=900)])
+    assert world.store.written_offset == before
+    disk.capacity_bytes = 2**39
+    world.send(world.frame(orders=900), world.frame(orders=900))
+    assert world.visible() == {"orders": 3}
+
+
+def test_B6_queues_that_find_no_room_stay_in_memory() -> None:
+    disk = RecordingDisk()
+    world = World(disk, options=replace(OPTIONS, queue_flush_bytes=1))
+    world.send(world.frame(orders=[10] * 9))
+    disk.capacity_bytes = 1
+    world.clock.pass_ms(2_000)
+    assert world.store.step()
+    assert not world.store.step()
+    queue = world.store.queue("orders")
+    assert queue is not None
+    assert (queue.flushed_sequence, len(queue.entries(0, 99))) == (0, 9)
+    disk.capacity_bytes = 2**39
+    world.send(world.frame(orders=10))
+    world.clock.pass_ms(2_000)
+    world.send(world.frame(orders=10))
+    world.send(world.frame(orders=10))
+    assert queue.flushed_sequence == 11
+    assert len(queue.entries(0, 99)) == 12
+
+
+def test_B11_queues_are_flushed_a_few_at_a_time_and_a_crash_in_between_is_harmless(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_module, "QUEUES_PER_STEP", 2)
+
+    def many_subjects(disk: RecordingDisk) -> World:
+        world = World(disk)
+        names = [f"s{number}" for number in range(7)]
+        for _ in range(3):
+            world.send(world.frame(**{name: [40, 50] for name in names}))
+            world.clock.pass_ms(2_000)
+            for number in range(6):
+                world.store.step()
+                world.send(world.frame(**{names[number]: 20}))
+        return world
+
+    disk = RecordingDisk()
+    assert crash_everywhere(many_subjects, disk) > 500
+    assert disk.calls["rename"] > 2

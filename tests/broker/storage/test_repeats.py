@@ -1,0 +1,115 @@
+"""B7: a message id is stored once, and a repeat is answered with its first place."""
+
+from __future__ import annotations
+
+import pytest
+
+from qmq_client.wire.frame import build_message_frame, parse_message_frame
+from qmq_client.wire.message_id import MessageIds
+from qmq_client.wire.record import Record, encode_record
+from qmq_client.wire.requests import SubjectPlace
+from tests.broker.storage.lives import restarted
+from tests.crash.recording_disk import RecordingDisk
+from tests.crash.world import World, make_frame, records_of, visible
+
+
+def test_B7_a_repeat_is_answered_with_its_first_place_also_after_a_restart() -> None:
+    world = World(RecordingDisk())
+    frame = world.frame(orders=[10, 20], invoices=30)
+    first = world.send(frame)[0]
+    again = world.send(frame)[0]
+    assert (again.duplicates, again.places) == (3, first.places)
+    assert (again.physical_offset, again.stored_at_ms) == (
+        first.physical_offset,
+        first.stored_at_ms,
+    )
+    store = restarted(world)
+    after = store.append([frame])[0]
+    store.sync()
+    assert (after.duplicates, after.places) == (3, first.places)
+    assert visible(store) == {"orders": 2, "invoices": 1}
+
+
+def test_B7_repeats_within_one_commit_are_known() -> None:
+    world = World(RecordingDisk())
+    frame = world.frame(orders=[10, 20])
+    placed = world.store.append([frame, world.frame(orders=5), frame])
+    assert (placed[2].duplicates, placed[2].places) == (2, placed[0].places)
+    placed = world.store.append([frame])
+    assert placed[0].duplicates == 2
+    world.sync()
+    assert world.visible() == {"orders": 3}
+
+
+def test_B7_a_frame_of_new_and_repeated_messages_stores_the_new_ones() -> None:
+    ids = MessageIds(7)
+    records = [
+        encode_record(Record(message_id=ids.next_id(), subject="orders", body=body, born_at_ms=1))
+        for body in (b"a", b"b", b"c", b"d", b"e")
+    ]
+    invoice = encode_record(
+        Record(message_id=ids.next_id(), subject="invoices", body=b"i", born_at_ms=1)
+    )
+
+    def frame(**content: list[bytes]) -> object:
+        return parse_message_frame(build_message_frame(content))
+
+    world = World(RecordingDisk())
+    world.store.append([frame(orders=[records[1]]), frame(orders=[records[3]])])  # type: ignore[list-item]
+    world.store.sync()
+    placed = world.store.append([frame(orders=records, invoices=[invoice])])[0]  # type: ignore[list-item]
+    world.store.sync()
+    assert placed.duplicates == 2
+    orders = [
+        place.first_sequence + number
+        for place in placed.places
+        if place.subject == "orders"
+        for number in range(place.count)
+    ]
+    assert orders == [2, 0, 3, 1, 4]
+    assert placed.places[-1] == SubjectPlace(subject="invoices", first_sequence=0, count=1)
+    stored = records_of(world.store, "orders")
+    assert [stored[sequence] for sequence in orders] == records
+    again = world.store.append([frame(orders=records, invoices=[invoice])])[0]  # type: ignore[list-item]
+    assert (again.duplicates, again.places) == (6, placed.places)
+
+
+def test_B7_a_message_that_is_twice_in_one_frame_is_stored_once() -> None:
+    record = make_frame(MessageIds(7), {"orders": 10}).record(0)
+    frame = parse_message_frame(build_message_frame({"orders": [record, record, record]}))
+    world = World(RecordingDisk())
+    placed = world.store.append([frame])[0]
+    world.store.sync()
+    assert placed.duplicates == 2
+    assert records_of(world.store, "orders") == [record]
+
+
+@pytest.mark.parametrize("subject", ["orders", "invoices"])
+def test_B7_an_id_with_other_content_refuses_its_frame_and_no_other(subject: str) -> None:
+    world = World(RecordingDisk())
+    world.send(world.frame(orders=10))
+    message_id = world.history.sent[0].frame.message_ids()[0]
+    other = encode_record(
+        Record(message_id=message_id, subject=subject, body=b"other", born_at_ms=1)
+    )
+    new = world.frame(orders=20).record(0)
+    content = (
+        {"orders": [new, other]} if subject == "orders" else {"orders": [new], subject: [other]}
+    )
+    conflicting = parse_message_frame(build_message_frame(content))
+    placed = world.store.append([world.frame(orders=1), conflicting, world.frame(orders=2)])
+    world.store.sync()
+    assert [place.conflict for place in placed] == [None, message_id, None]
+    assert placed[1].places == ()
+    assert world.visible() == {"orders": 3}
+
+
+def test_B7_a_refused_frame_leaves_its_other_ids_free() -> None:
+    world = World(RecordingDisk())
+    world.send(world.frame(orders=10))
+    message_id = world.history.sent[0].frame.message_ids()[0]
+    new = world.frame(orders=20)
+    other = encode_record(Record(message_id=message_id, subject="orders", body=b"o", born_at_ms=1))
+    refused = parse_message_frame(build_message_frame({"orders": [new.record(0), other]}))
+    assert world.store.append([refused])[0].conflict == message_id
+    assert world.send(new)[0].duplicates == 0
