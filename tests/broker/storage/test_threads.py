@@ -1,0 +1,89 @@
+"""Reading while the writer writes, and syncing actions while they are written."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from qmq_broker.storage.actions import Acked
+from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.store import Store
+from qmq_client.wire.message_id import MessageIds
+from tests.crash.world import OPTIONS, FakeClock, make_frame
+
+COMMITS = 150
+#: Small queue files and few open ones, so that readers meet flushes and closed files.
+SETTINGS = replace(OPTIONS, open_files=4, queue_flush_bytes=1, checkpoint_ms=1)
+JOIN_S = 60
+
+
+def test_B2_readers_beside_the_writer_see_whole_runs_of_durable_messages(tmp_path: Path) -> None:
+    clock = FakeClock()
+    store = Store.open(OsDisk(str(tmp_path)), clock, SETTINGS)
+    expected: dict[str, list[bytes]] = {"orders": [], "Orders": [], "invoices": []}
+    has_ended = threading.Event()
+    faults: list[str] = []
+
+    def read() -> None:
+        rounds = 0
+        try:
+            while not has_ended.is_set() or not rounds:
+                rounds += 1
+                for subject in store.subjects():
+                    queue = store.queue(subject)
+                    assert queue is not None
+                    count = queue.next_sequence
+                    first = max(0, count - 2_000) if rounds % 3 else 0
+                    entries = queue.entries(first, count - first)
+                    records = store.read_records(entries, subject=subject)
+                    assert records == expected[subject][first:count], subject
+        except Exception as error:  # the top of this thread
+            faults.append(repr(error))
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    ids = MessageIds(7)
+    for number in range(COMMITS):
+        frame = make_frame(ids, {"orders": [number % 90] * 3, "Orders": 20, "invoices": [5] * 2})
+        for subject, record in frame.records():
+            expected[subject].append(record)
+        store.append([frame])
+        store.sync()
+        clock.pass_ms(2)
+    has_ended.set()
+    for reader in readers:
+        reader.join(JOIN_S)
+        assert not reader.is_alive()
+    assert faults == []
+    store.close()
+
+
+def test_actions_may_be_synced_while_they_are_written(tmp_path: Path) -> None:
+    store = Store.open(OsDisk(str(tmp_path)), FakeClock(), SETTINGS)
+    has_ended = threading.Event()
+    faults: list[str] = []
+
+    def sync() -> None:
+        try:
+            while not has_ended.is_set():
+                store.actions.sync()
+                log = store.actions.log
+                assert log.durable_offset <= log.written_offset
+        except Exception as error:  # the top of this thread
+            faults.append(repr(error))
+
+    helper = threading.Thread(target=sync)
+    helper.start()
+    actions = [Acked(1, "orders", "billing", "one", n, n + 1) for n in range(2_000)]
+    for action in actions:
+        store.actions.append([action])
+    has_ended.set()
+    helper.join(JOIN_S)
+    assert not helper.is_alive()
+    assert faults == []
+    store.close()
+    store = Store.open(OsDisk(str(tmp_path)), FakeClock(), SETTINGS)
+    assert list(store.actions.replay()) == actions
+    store.close()
