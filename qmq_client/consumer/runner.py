@@ -38,6 +38,8 @@ _LAST_SHARE: Final = 0.2
 #: How often threads look for a stop or for leases to prolong.
 _LOOK_S: Final = 1.0
 _JOIN_S: Final = 0.1
+#: After a second signal, for the outcomes that are known.
+_HURRIED_S: Final = 1.0
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -75,6 +77,7 @@ class Consumers:
         self._exit: BaseException | None = None
         self._lock = threading.Lock()
         self._ends_at_s = 0.0
+        self._hurried_at_s: float | None = None
         self._threads = _Threads()
         self._report: StopReport | None = None
         self.members = [
@@ -199,6 +202,8 @@ class Consumers:
         """Wait for these threads until `share` of the deadline has passed."""
         for thread in self._threads.alive(kind):
             while thread.is_alive():
+                if self._hurried_at_s is not None:
+                    self._ends_at_s = min(self._ends_at_s, self._hurried_at_s + _HURRIED_S)
                 left_s = self._ends_at_s - (1 - share) * deadline_s - SYSTEM_CLOCK.monotonic_s()
                 if left_s <= 0:
                     return
@@ -227,8 +232,8 @@ class Consumers:
         return report
 
     def _on_signal(self, _number: int, _frame: object) -> None:
-        if self._stop_requested.is_set():
-            self._ends_at_s = 0.0
+        if self._stop_requested.is_set() and self._hurried_at_s is None:
+            self._hurried_at_s = SYSTEM_CLOCK.monotonic_s()
         self._stop_requested.set()
 
     def _on_exit(self, error: BaseException) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.client.consumer.kit import WAIT_S
 
 PROGRAM = """
-import sys, threading
+import signal, sys, threading
 from qmq_client import Consumers, Message, consumer
 from qmq_client.testing import MemoryBroker, MemoryTransport
 
@@ -28,6 +28,7 @@ def handler(body: int) -> None:
     threading.Event().wait(60 if hangs else 0.3)
     print("finished", flush=True)
 
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # after the run; a late one must change nothing
 report = Consumers([handler], MemoryTransport(broker)).run(stop_deadline_s=50)
 print(report.is_clean, broker.lag("orders", "audit"), flush=True)
 """
@@ -63,7 +64,7 @@ def test_C8_a_second_signal_does_not_wait_for_the_handler() -> None:
 
 
 def test_the_command_runs_the_handlers_of_a_module_until_a_signal(tmp_path: Path) -> None:
-    (tmp_path / "shop.py").write_text(PROGRAM.partition("report =")[0] + COMMAND_TAIL)
+    (tmp_path / "shop.py").write_text(PROGRAM.partition("signal.signal")[0] + COMMAND_TAIL)
     program = subprocess.Popen(
         [sys.executable, "-c", COMMAND, "shop:consumers"],
         stdout=subprocess.PIPE,

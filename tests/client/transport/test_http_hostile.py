@@ -240,6 +240,7 @@ def test_O2_an_answer_that_names_another_frame_accepts_nothing(changes: dict[str
 
 
 def deliveries(subject: str, count: int) -> bytes:
+    record = encode_record(Record(message_id=bytes(16), subject=subject, body=b"abc", born_at_ms=1))
     head = DeliveriesHead(
         subject=subject,
         token=1,
@@ -247,15 +248,27 @@ def deliveries(subject: str, count: int) -> bytes:
         first_pull_sequence=0,
         runs=(DeliveryRun(first_sequence=0, count=count, attempt=1),),
     )
-    return build_deliveries(head, [1] * count, [b"x"] * count)
+    return build_deliveries(head, [len(record)] * count, [record] * count)
+
+
+def test_messages_that_were_asked_for_are_taken() -> None:
+    with (
+        hostile_server(answer(deliveries("s", 100))) as server,
+        transport_to(server) as transport,
+    ):
+        assert len(transport.pull(PULL).messages) == 100
 
 
 def test_messages_of_another_subject_are_not_taken() -> None:
-    assert type(error_of(answer(deliveries("other", 1)), is_pull=True)) is BrokerAnswerError
+    error = error_of(answer(deliveries("other", 1)), is_pull=True)
+    assert type(error) is BrokerAnswerError
+    assert "subject s" in str(error)
 
 
 def test_more_messages_than_asked_for_are_not_taken() -> None:
-    assert type(error_of(answer(deliveries("s", 101)), is_pull=True)) is BrokerAnswerError
+    error = error_of(answer(deliveries("s", 101)), is_pull=True)
+    assert type(error) is BrokerAnswerError
+    assert "asked for 100 messages" in str(error)
 
 
 @pytest.mark.parametrize("status", [408, 429, 503, 507])
