@@ -44,6 +44,7 @@ CASES: dict[str, tuple[bytes, int | None]] = {
     "a bad chunk": (HEAD + CHUNKED + b"\r\nzz\r\n", 400),
     "a chunk beyond 64 bits": (HEAD + CHUNKED + b"\r\n" + b"F" * 20 + b"\r\n", 400),
     "two hosts": (HEAD + b"Host: b\r\n" + LENGTH + b"\r\n" + BODY, 400),
+    "101 headers": (HEAD + b"X: y\r\n" * 99 + b"\r\n", 431),
     "10,000 headers": (HEAD + b"X: y\r\n" * 10_000 + b"\r\n", 431),
     "a megabyte of header": (HEAD + b"X: " + b"y" * 1_000_000 + b"\r\n\r\n", 431),
     "a header that never ends": (HEAD + b"X: " + b"y" * 20_000, 431),
