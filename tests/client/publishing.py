@@ -1,0 +1,68 @@
+"""What tests of the publisher do again and again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from qmq_client.outbox.row import BatchOutcome
+from qmq_client.publish import publish_rows
+from qmq_client.publisher import Publisher
+from qmq_client.retry import Backoff
+from qmq_client.wire.requests import SendAnswer
+from tests.client.world import Statements, World
+
+WATCHDOG = b"w" * 16
+
+
+def send_each(world: World, count: int) -> list[str]:
+    """Messages, each in a transaction of its own."""
+    ids = []
+    for i in range(count):
+        with Session(world.engine) as session, session.begin():
+            ids.append(world.send(f"{i}", session))
+    return ids
+
+
+def sibling_statements(world: World) -> Statements:
+    return Statements(world.producer._store._sibling)
+
+
+def sweep(world: World) -> BatchOutcome:
+    """What a watchdog does with whatever is due."""
+    rows = world.store.claim(token=WATCHDOG, limit=1000, lease_ms=5000)
+    outcome = publish_rows(
+        rows,
+        transport=world.transport,
+        backoff=Backoff(),
+        max_attempts=50,
+        random=lambda: 0.0,
+    )
+    world.store.settle(outcome, token=WATCHDOG)
+    return outcome
+
+
+class Answers:
+    """A transport that answers each send as told."""
+
+    def __init__(self, world: World, change: Any) -> None:
+        self.world = world
+        self.change = change
+
+    def send(self, frame: bytes) -> SendAnswer:
+        answer: SendAnswer = self.change(self.world.transport.send(frame))
+        return answer
+
+    def pull(self, request: Any) -> Any:
+        raise NotImplementedError
+
+    settle = pull
+
+    def close(self) -> None:
+        pass
+
+
+def with_transport(world: World, transport: Any) -> Publisher:
+    world.producer.publisher._transport = transport
+    return world.producer.publisher

@@ -1,0 +1,212 @@
+"""The publisher under load, beside a slow broker and a locked database, and its store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+
+from qmq_client.message import Message
+from qmq_client.transactional import transaction
+from tests.client.publishing import (
+    WATCHDOG,
+    send_each,
+    sibling_statements,
+    sweep,
+)
+from tests.client.world import OUTBOX, SUBJECT, World, a_world
+
+
+def test_a_thousand_waiting_messages_are_one_request_and_two_deletes(world: World) -> None:
+    statements = sibling_statements(world)
+    for _ in range(10):
+        with Session(world.engine) as session, session.begin():
+            messages = [Message(SUBJECT, "x")] * 100
+            world.producer.send_many(messages, session=session)
+    assert world.producer.flush()
+    assert world.transport.calls["send"] == 1
+    assert len([text for text in statements.texts if text.startswith("DELETE")]) == 2
+    assert len(statements.of_outbox()) == 2
+    assert world.stored_ids() == set()
+
+
+def test_deletes_under_load_are_at_most_one_for_a_hundred_messages(world: World) -> None:
+    statements = sibling_statements(world)
+    publisher = world.producer.publisher
+    total = now_ms = 0
+    while total < 2_000:  # two messages a millisecond, stepped as the thread would
+        send_each(world, 2)
+        total += 2
+        publisher.step(now_ms / 1000)
+        now_ms += 1
+    publisher.step(now_ms / 1000 + 1)
+    publisher.step(now_ms / 1000 + 2)
+    deletes = [text for text in statements.texts if text.startswith("DELETE")]
+    assert publisher.stats.deleted == total
+    assert len(deletes) <= total * 0.01
+    assert publisher.stats.requests <= total / 10
+
+
+def test_an_idle_publisher_sends_at_once_and_a_busy_one_gathers(world: World) -> None:
+    publisher = world.producer.publisher
+    send_each(world, 1)
+    assert publisher.step(1.0).sent == 1
+    send_each(world, 1)
+    waiting = publisher.step(1.004)
+    assert (waiting.sent, waiting.wake_at_messages) == (0, 1_000)
+    assert waiting.wait_s == pytest.approx(0.006)
+    assert publisher.step(1.011).sent == 1
+    assert publisher.step(1.2).deleted == 2
+    send_each(world, 1)
+    assert publisher.step(1.3).sent == 1
+
+
+def test_a_batch_ends_at_its_bytes(tmp_path: Path) -> None:
+    with a_world(tmp_path, batch_bytes=250_000) as world:
+        for _ in range(3):
+            world.producer.send_now(Message(SUBJECT, bytes(100_000)))
+        assert world.producer.publisher.step(0.0, is_hurried=True).sent == 2
+        assert world.producer.publisher.step(0.0, is_hurried=True).sent == 1
+
+
+def test_a_transaction_longer_than_the_takeover_is_claimed_anew_before_the_send(
+    world: World,
+) -> None:
+    with Session(world.engine) as session, session.begin():
+        world.producer.send_many([Message(SUBJECT, "a")] * 101, session=session)
+        world.clock.advance(60_000)
+    with Session(world.engine) as session, session.begin():
+        world.send("taken over", session)
+    with Session(world.engine) as session, session.begin():
+        world.send("late", session)
+    world.clock.advance(60_000)
+    world.change(
+        f"UPDATE {OUTBOX} SET token = :other WHERE id = (SELECT max(id) - 1 FROM {OUTBOX})",
+        WATCHDOG,
+    )
+    assert world.producer.flush()
+    assert sorted(world.sent()) == ["a"] * 101 + ["late"]
+    stats = world.producer.stats
+    assert (stats.sent, stats.left) == (102, 1)
+    assert len(world.stored_ids()) == 1
+
+
+def test_broker_down_then_up_goes_on_and_loses_nothing(world: World) -> None:
+    publisher = world.producer.publisher
+    world.broker.faults.is_unreachable = True
+    for second in range(3):
+        send_each(world, 1)
+        assert publisher.step(float(second)).failed == 1
+    send_each(world, 5)
+    left = publisher.step(2.5)
+    assert (left.left, left.failed) == (5, 0)  # the breaker is open: nobody asks the broker
+    assert world.transport.calls["send"] == 3
+    send_each(world, 1)
+    assert publisher.step(3.5).failed == 1  # half open: one try
+    world.broker.faults.is_unreachable = False
+    send_each(world, 1)
+    assert publisher.step(4.0).left == 1
+    send_each(world, 1)
+    assert publisher.step(6.0).sent == 1
+    send_each(world, 1)
+    assert publisher.step(6.1).sent == 1
+    assert publisher.stats.deleted == 2
+    world.make_due()
+    sweep(world)
+    assert len(world.sent()) == 3 + 5 + 1 + 1 + 2
+    assert world.stored_ids() == set()
+
+
+def test_a_busy_broker_is_left_alone_for_as_long_as_it_asks(world: World) -> None:
+    publisher = world.producer.publisher
+    world.broker.faults.busy_retry_after_s = 20.0
+    send_each(world, 1)
+    assert publisher.step(0.0).failed == 1
+    ((delay_ms,),) = world.read(f"SELECT due_at_ms - unixepoch() * 1000 FROM {OUTBOX}")
+    assert delay_ms > 15_000
+    world.broker.faults.busy_retry_after_s = None
+    send_each(world, 1)
+    assert publisher.step(19.0).left == 1
+    send_each(world, 1)
+    assert publisher.step(21.0).sent == 1
+
+
+def test_a_locked_database_delays_deletes_and_settles_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qmq_client.outbox.sqlite.BUSY_MS_MAX", 1)
+    with a_world(tmp_path) as world:
+        publisher = world.producer.publisher
+        ids = send_each(world, 2)
+        world.broker.faults.refused_ids = {ids[0]}
+        with transaction(world.engine):
+            locked = publisher.step(0.0, is_hurried=True)
+            assert (locked.sent, locked.deleted) == (1, 0)
+            assert publisher.stats.database_errors == 2
+            assert locked.wait_s == pytest.approx(0.1)
+            assert publisher.step(0.2).deleted == 0
+        assert publisher.step(0.4).deleted == 1
+        assert world.stored_ids() == {ids[0]}  # not parked, so it falls due and is parked later
+        world.make_due()
+        assert len(sweep(world).parked) == 1
+
+
+def test_callbacks_tell_what_became_of_each_message(tmp_path: Path) -> None:
+    sent: list[str] = []
+    failed: list[tuple[str, str]] = []
+    options: dict[str, Any] = {
+        "on_sent": sent.extend,
+        "on_failed": lambda message_id, error: failed.append((message_id, error)),
+    }
+    with a_world(tmp_path, **options) as world:
+        ids = send_each(world, 2)
+        world.broker.faults.refused_ids = {ids[1]}
+        assert world.producer.flush()
+        assert sent == [ids[0]]
+        assert [message_id for message_id, _ in failed] == [ids[1]]
+
+
+def test_rows_stored_before_a_fork_are_left_to_the_parent(world: World) -> None:
+    send_each(world, 2)
+    inherited = world.producer.publisher
+    world.producer.after_fork()
+    fresh = world.producer.publisher
+    for handed in inherited.queue.take(10):
+        fresh.queue.put(handed)
+    assert fresh.step(0.0).left == 2
+    assert world.sent() == []
+
+
+def test_the_store_refuses_a_table_with_a_missing_column(world: World) -> None:
+    from qmq_client.errors import OutboxMissingError
+
+    world.change(f"ALTER TABLE {OUTBOX} RENAME COLUMN last_error TO other")
+    with pytest.raises(OutboxMissingError, match=r"qmq_outbox\.last_error is missing"):
+        world.store.check_schema()
+
+
+def test_the_store_counts_and_purges_what_a_person_asks_for(world: World) -> None:
+    assert world.store.oldest_unsent_age_ms() is None
+    ids = send_each(world, 5)
+    world.change(f"UPDATE {OUTBOX} SET created_at_ms = created_at_ms - 60000 WHERE id = 3")
+    age_ms = world.store.oldest_unsent_age_ms()
+    assert age_ms is not None
+    assert 60_000 <= age_ms < 70_000
+    world.change(f"UPDATE {OUTBOX} SET state = 1 WHERE id >= 3")
+    counts = world.store.counts()
+    assert (counts.live, counts.due, counts.parked) == (2, 0, 3)
+    assert len(world.store.list_rows(limit=4)) == 4
+    (row,) = world.store.list_rows(message_ids=[bytes.fromhex(ids[0])])
+    assert (row.is_owned, row.subject, row.state) == (True, SUBJECT, 0)
+    assert world.store.purge(older_than_ms=30_000) == 1
+    assert world.store.purge(message_ids=[bytes.fromhex(ids[4])]) == 1
+    assert world.store.purge(limit=1) == 1
+    assert world.store.purge() == 0
+    assert world.stored_ids() == set(ids[:2])
+
+
+def test_a_closed_store_may_be_used_again(world: World) -> None:
+    world.store.close()
+    assert world.store.counts().live == 0
