@@ -128,22 +128,22 @@ class CommitLog:
     def _neighbours(self, entries: Sequence[Entry]) -> Iterator[list[Entry]]:
         """The entries in runs that are read at once; none crosses a segment."""
         run: list[Entry] = []
-        first = next_offset = 0
+        next_offset = limit = 0
         for entry in entries:
             offset, record_bytes, _ = entry
             is_near = run and next_offset <= offset <= next_offset + READ_GAP_BYTES
-            if not is_near or not self._fits_one_read(first, offset + record_bytes):
+            if not is_near or offset + record_bytes > limit:
                 if run:
                     yield run
-                run, first = [], offset
+                run, limit = [], self._read_limit(offset)
             run.append(entry)
             next_offset = offset + record_bytes
         if run:
             yield run
 
-    def _fits_one_read(self, first: int, next_offset: int) -> bool:
-        is_one_segment = self.log.base_of(first) == self.log.base_of(next_offset - 1)
-        return is_one_segment and next_offset - first <= READ_BYTES_MAX
+    def _read_limit(self, first: int) -> int:
+        """Where a read that begins at `first` must end: at its segment, and at its own size."""
+        return min(self.log.base_of(first) + self.log.segment_bytes, first + READ_BYTES_MAX)
 
 
 def stored_frame(offset: int, data: bytes) -> StoredFrame:

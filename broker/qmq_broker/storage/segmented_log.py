@@ -121,6 +121,11 @@ class SegmentedLog:
         """`count` bytes from `offset` of one segment; fewer at its end."""
         return self._segments.read(offset, count)
 
+    @property
+    def segment_bytes(self) -> int:
+        """Length of a full segment."""
+        return self._segments.segment_bytes
+
     def base_of(self, offset: int) -> int:
         """Where the segment begins that holds `offset`."""
         return self._segments.base_of(offset)
