@@ -196,7 +196,7 @@ _WEIGHTS = (6, 4, 2, 3, 3, 1, 1)
 
 def _frame(world: World, rng: random.Random) -> MessageFrame:
     subjects = rng.sample(["orders", "Orders", "invoices"], rng.randrange(1, 3))
-    longest = rng.choice((5, 60, 400))
+    longest = rng.choice((5, 60, 220))
     return world.frame(
         **{
             subject: [rng.randrange(longest) for _ in range(rng.randrange(1, 4))]
