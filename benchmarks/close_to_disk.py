@@ -130,10 +130,13 @@ def make_frames(count: int) -> list[bytes]:
 def send_raw(control: Control, *, host: str, port: int, frame_count: int) -> None:
     """The client process: as many threads as connections, each with its share of an order."""
     frames = iter(make_frames(frame_count))
-    sockets = [socket.create_connection((host, port), ANSWER_TIMEOUT_S) for _ in range(CONNECTIONS)]
     control.tell("ready")
     while True:
         ordered = list(islice(frames, control.hear()))
+        # New ones for each order: the broker closes what says nothing for some seconds.
+        sockets = [
+            socket.create_connection((host, port), ANSWER_TIMEOUT_S) for _ in range(CONNECTIONS)
+        ]
         errors: list[Exception] = []
         threads = [
             threading.Thread(target=send_share, args=(sockets[i], ordered[i::CONNECTIONS], errors))
@@ -145,6 +148,8 @@ def send_raw(control: Control, *, host: str, port: int, frame_count: int) -> Non
         for thread in threads:
             thread.join()
         duration_s = time.monotonic() - started_s
+        for connection in sockets:
+            connection.close()
         if errors:
             raise errors[0]
         control.tell(duration_s)
