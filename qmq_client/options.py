@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from qmq_client.errors import ConfigurationError
 from qmq_client.retry import Backoff
@@ -74,10 +74,6 @@ class ProducerOptions:
             raise _refuse("breaker_max_ms", self.breaker_max_ms, "Give at least breaker_first_ms.")
         if self.sqlite_begin not in ("DEFERRED", "IMMEDIATE"):
             raise _refuse("sqlite_begin", self.sqlite_begin, "Give DEFERRED or IMMEDIATE.")
-
-    def as_dict(self) -> dict[str, Any]:
-        """All settings by name."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 def _refuse(name: str, value: object, remedy: str) -> ConfigurationError:

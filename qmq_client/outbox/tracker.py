@@ -130,10 +130,8 @@ def forget(connection: sa.Connection) -> None:
     if unit.is_committing:
         del _units[connection]
         unit.hand_over(is_confirmed=False)
-    elif not connection.in_transaction():
-        del _units[connection]
     else:
-        unit.awaits_confirmation = False
+        unit.awaits_confirmation = False  # rolled back already, or somebody else's goes on
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,12 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
-from sqlalchemy.pool import StaticPool
 
 from qmq_client.errors import OutboxRowLostError
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.table import create_tables
+from qmq_client.outbox.tracker import before_commit
 from qmq_client.producer import Producer
 from qmq_client.testing import MemoryBroker, MemoryTransport
 from qmq_client.transactional import transaction
@@ -217,6 +216,21 @@ def test_a_connection_committed_behind_the_sessions_back_is_found(world: World) 
     assert (world.sent(), world.producer.stats.reclaimed) == (["a"], 1)
 
 
+def test_an_owner_that_never_confirms_its_commit_is_looked_after_at_the_next_begin(
+    world: World,
+) -> None:
+    with world.engine.connect() as connection:
+        connection.begin()
+        world.send("a", connection)
+        before_commit(connection)
+        connection.commit()
+        assert world.producer.flush()
+        assert world.sent() == []
+        connection.begin()
+        assert world.producer.flush()
+    assert (world.sent(), world.producer.stats.reclaimed) == (["a"], 1)
+
+
 def test_a_bare_connection_is_sent_after_a_look_from_another_connection(world: World) -> None:
     with world.engine.connect() as connection:
         connection.begin()
@@ -360,64 +374,3 @@ def test_several_producers_share_a_transaction_and_each_sends_its_own(world: Wor
         assert other.flush()
     assert world.sent() == ["a", "c"]
     assert [message.body for message in broker.messages(SUBJECT)] == ["b"]
-
-
-@pytest.mark.parametrize("kind", ["own BEGIN", "options"])
-def test_engines_set_up_in_other_ways_keep_the_promise(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "shop.sqlite"
-    engine = open_engine(path)
-    if kind == "own BEGIN":  # the recipe of SQLAlchemy's documentation
-
-        @event.listens_for(engine, "connect")
-        def _no_begin_of_the_driver(driver: Any, _: Any) -> None:
-            driver.isolation_level = None
-
-        @event.listens_for(engine, "begin")
-        def _begin(connection: sa.Connection) -> None:
-            connection.exec_driver_sql("BEGIN")
-
-    create_tables(engine)
-    Base.metadata.create_all(engine)
-    given = engine.execution_options(logging_token="x") if kind == "options" else engine
-    broker = MemoryBroker()
-    with Producer(
-        given, MemoryTransport(broker), options=ProducerOptions(background=False)
-    ) as producer:
-        for each in (engine, given):
-            with Session(each) as session:
-                with session.begin_nested():
-                    producer.send(Message(SUBJECT, "no"), session=session)
-                session.rollback()
-                with session.begin_nested() as nested:
-                    producer.send(Message(SUBJECT, "no"), session=session)
-                    nested.rollback()
-                producer.send(Message(SUBJECT, "yes"), session=session)
-                session.commit()
-        assert producer.flush()
-    assert [message.body for message in broker.messages(SUBJECT)] == ["yes", "yes"]
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute(f"SELECT count(*) FROM {OUTBOX}").fetchone() == (0,)
-    engine.dispose()
-
-
-def test_a_database_in_memory_works_while_the_publisher_thread_runs() -> None:
-    engine = sa.create_engine(
-        "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
-    )
-    create_tables(engine)
-    Base.metadata.create_all(engine)
-    broker = MemoryBroker()
-    with Producer(engine, MemoryTransport(broker)) as producer:
-        for i in range(100):
-            with Session(engine) as session:
-                session.add(Order(label=f"{i}"))
-                producer.send(Message(SUBJECT, f"{i}"), session=session)
-                session.flush()
-                session.rollback() if i % 3 == 0 else session.commit()
-        assert producer.flush()
-    expected = {f"{i}" for i in range(100) if i % 3}
-    assert {message.body for message in broker.messages(SUBJECT)} == expected
-    with Session(engine) as session:
-        assert set(session.scalars(sa.select(Order.label))) == expected
-        assert session.scalar(sa.text(f"SELECT count(*) FROM {OUTBOX}")) == 0
-    engine.dispose()
