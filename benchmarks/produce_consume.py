@@ -10,9 +10,12 @@ has a new broker on a new directory, so all blocks of the disk are new ones.
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
 from benchmarks.load import BATCH_MESSAGES, BODY_BYTES, SUBJECT, make_frame, make_messages
+from benchmarks.measure import interleave
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
 from benchmarks.worker import Control
@@ -26,6 +29,21 @@ PULL_BYTES: Final = 2 * 1024 * 1024
 WAIT_MS: Final = 200
 GROUP: Final = "board"
 
+#: Requests in flight; the client's publisher is meant to have up to two, so two have the goal.
+SENDERS: Final = ("1", "2")
+RATE: Final = "produced and consumed"
+GOAL: Final = Goal(bound=100_000, is_floor=True)
+WRITTEN: Final = "written bytes"
+UNITS: Final = {
+    RATE: "messages/s",
+    "producer alone, meanwhile": "messages/s",
+    "consumer behind at the end": "ms",
+    "processor time: producer": "µs per message",
+    "processor time: broker": "µs per message",
+    "processor time: consumer": "µs per message",
+    "processor time: all three": "µs per message",
+}
+
 Figures = dict[str, float]
 
 
@@ -36,44 +54,53 @@ class CountError(Exception):
 def run(bench: Bench) -> list[Row]:
     """Messages per second of both sides together, and what each process spends on one."""
     duration_s = bench.effort.pick(tiny=1, quick=20, full=40) / 10
-    rounds = [run_round(bench, duration_s) for _ in range(bench.rounds)]
-    written = sorted(figures["written_bytes"] for figures in rounds)[len(rounds) // 2]
-    conditions = Conditions(
+    rounds = interleave(
+        {senders: partial(run_round, bench, duration_s, int(senders)) for senders in SENDERS},
+        rounds=bench.rounds,
+    )
+    rows = []
+    for senders in SENDERS:
+        conditions = conditions_of(rounds[senders], duration_s, senders)
+        rows += [
+            Row(
+                figure=f"{figure}, {senders} in flight",
+                unit=unit,
+                samples=tuple(figures[figure] for figures in rounds[senders]),
+                conditions=conditions,
+                goal=GOAL if (figure, senders) == (RATE, SENDERS[-1]) else None,
+            )
+            for figure, unit in UNITS.items()
+        ]
+    return rows
+
+
+def conditions_of(rounds: list[Figures], duration_s: float, senders: str) -> Conditions:
+    """What the rounds with so many requests in flight were run with."""
+    return Conditions(
         durability="fdatasync before the answer",
-        client="stock httpx through HttpTransport; one producer and one consumer process, one thread each",
+        client=(
+            "stock httpx through HttpTransport; a producer process with "
+            f"{senders} thread{'' if senders == '1' else 's'}, a consumer process with 1"
+        ),
         batch_messages=BATCH_MESSAGES,
         message_bytes=BODY_BYTES,
-        written_bytes=int(written),
-        note=f"pulls of up to {PULL_MESSAGES}; acks counted; new blocks; {duration_s} s of sending per round",
+        written_bytes=sorted(int(figures[WRITTEN]) for figures in rounds)[len(rounds) // 2],
+        note=(
+            f"pulls of up to {PULL_MESSAGES}; acks counted; new blocks; "
+            f"{duration_s} s of sending per round"
+        ),
     )
-    units = {
-        "produced and consumed": "messages/s",
-        "producer alone, meanwhile": "messages/s",
-        "consumer behind the producer at its end": "ms",
-        "processor time: producer": "µs per message",
-        "processor time: broker": "µs per message",
-        "processor time: consumer": "µs per message",
-        "processor time: all three": "µs per message",
-    }
-    return [
-        Row(
-            figure=figure,
-            unit=unit,
-            samples=tuple(figures[figure] for figures in rounds),
-            conditions=conditions,
-            goal=Goal(bound=100_000, is_floor=True) if figure == "produced and consumed" else None,
-        )
-        for figure, unit in units.items()
-    ]
 
 
-def run_round(bench: Bench, duration_s: float) -> Figures:
+def run_round(bench: Bench, duration_s: float, senders: int) -> Figures:
     """One broker, one producer, one consumer."""
     with bench.processes() as processes:
         broker = processes.start_broker()
         arguments = {"broker_url": broker.url}
         consumer = processes.start_worker(f"{__name__}:consume", **arguments)
-        producer = processes.start_worker(f"{__name__}:produce", **arguments, duration_s=duration_s)
+        producer = processes.start_worker(
+            f"{__name__}:produce", **arguments, duration_s=duration_s, senders=senders
+        )
         for worker in (consumer, producer):
             worker.hear()  # it is up and connected
         cpu_s, written_bytes = broker.cpu_s(), broker.written_bytes()
@@ -96,10 +123,10 @@ def run_round(bench: Bench, duration_s: float) -> Figures:
     return {
         **figures,
         "processor time: all three": sum(figures.values()),
-        "produced and consumed": count / (ended_s - started_s),
+        RATE: count / (ended_s - started_s),
         "producer alone, meanwhile": count / (produced["ended_s"] - started_s),
-        "consumer behind the producer at its end": 1000 * (ended_s - produced["ended_s"]),
-        "written_bytes": written_bytes,
+        "consumer behind at the end": 1000 * (ended_s - produced["ended_s"]),
+        WRITTEN: written_bytes,
     }
 
 
@@ -112,24 +139,33 @@ def check_counts(produced: dict[str, Any], consumed: dict[str, Any]) -> None:
         )
 
 
-def produce(control: Control, *, broker_url: str, duration_s: float) -> None:
-    """The producer process."""
+def produce(control: Control, *, broker_url: str, duration_s: float, senders: int) -> None:
+    """The producer process: threads that each encode a batch, send it and wait for its answer."""
     transport = HttpTransport(broker_url)
-    messages = make_messages()
-    accepted = transport.send(make_frame(messages, 1)).count
+    accepted = [transport.send(make_frame(make_messages(), 1)).count]
     control.tell("ready")
     control.hear()
     cpu_s, ends_at_s = time.process_time(), time.monotonic() + duration_s
-    while time.monotonic() < ends_at_s:
-        accepted += transport.send(make_frame(messages, BATCH_MESSAGES)).count
+    with ThreadPoolExecutor(senders) as pool:
+        sent = [pool.submit(send_until, transport, ends_at_s) for _ in range(senders)]
+        accepted += [future.result() for future in sent]
     control.tell(
         {
-            "accepted": accepted,
+            "accepted": sum(accepted),
             "ended_s": time.monotonic(),
             "cpu_s": time.process_time() - cpu_s,
         }
     )
     transport.close()
+
+
+def send_until(transport: HttpTransport, ends_at_s: float) -> int:
+    """Send batches until it is time; how many messages were accepted."""
+    messages = make_messages()
+    accepted = 0
+    while time.monotonic() < ends_at_s:
+        accepted += transport.send(make_frame(messages, BATCH_MESSAGES)).count
+    return accepted
 
 
 def consume(control: Control, *, broker_url: str) -> None:
