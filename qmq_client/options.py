@@ -49,9 +49,10 @@ class ProducerOptions:
     buffer_bytes: int = 1024 * 1024
     #: Requests without an answer, one after the other, after which the broker is left alone.
     breaker_failures: int = 3
-    #: How long it is left alone the first time; doubles up to the next.
-    breaker_first_ms: int = 1_000
-    breaker_max_ms: int = 30_000
+    #: How long it is left alone the first time; doubles up to the next. What commits meanwhile falls
+    #: to the watchdog after `takeover_ms`, so a look for the broker comes before that.
+    breaker_first_ms: int = 500
+    breaker_max_ms: int = 3_000
     #: What one message and one frame may measure; as the broker has it.
     limits: Limits = DEFAULT_LIMITS
     #: SQLite: how transactions of the application's engine begin. DEFERRED lets a transaction that

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
@@ -55,12 +56,16 @@ class Departures:
         #: A flight may be tried again by a later life of this process.
         self._life = os.getpid()
         self._sent: list[Sent] = []
+        self._body: dict[str, Any] = {}
+        self._body_hash = ""
         self.counts = {"committed": 0, "rolled_back": 0, "savepoints_rolled_back": 0}
         self.book = in_transaction(producer)(self._book)
 
     def work_on(self, flight: Flight) -> None:
         """Book one flight, and note in the history what was tried and what became of it."""
         self._sent.clear()
+        self._body = asdict(flight)
+        self._body_hash = fingerprint(self._body, flight.tail_number)
         transaction_id = self._transaction_id(flight)
         try:
             self.book(flight)
@@ -111,13 +116,15 @@ class Departures:
         entry.arrival_delay = flight.arrival_delay
         self._send(ARRIVED, flight, transaction_id)
         if flight.air_time is None:
-            self._history.write(_attempt(self._sent[-1]), Rollback(transaction_id=transaction_id))
+            self._history.write(
+                self._attempt(self._sent[-1]), Rollback(transaction_id=transaction_id)
+            )
             raise NoAirTimeError(entry.flight)
 
     def _send(
         self, subject: str, flight: Flight, transaction_id: str, tags: tuple[str, ...] = ()
     ) -> None:
-        message = Message(subject, asdict(flight), key=flight.tail_number, tags=tags)
+        message = Message(subject, self._body, key=flight.tail_number, tags=tags)
         message_id = self._producer.send(message)
         self._acceptance.on_send(message_id)
         self._sent.append(
@@ -126,14 +133,23 @@ class Departures:
 
     def _note_attempts(self) -> None:
         """Must be on record before COMMIT: a crash there leaves the outcome to the database."""
-        self._history.write(*[_attempt(sent) for sent in self._sent])
+        self._history.write(*map(self._attempt, self._sent))
 
     def _undone(self, flight: Flight) -> list[Event]:
         arrival_id = f"{self._transaction_id(flight)}.arrival"
-        events: list[Event] = [_attempt(sent) for sent in self._sent]
+        events: list[Event] = [self._attempt(sent) for sent in self._sent]
         if any(sent.transaction_id == arrival_id for sent in self._sent):
             events.append(Rollback(transaction_id=arrival_id))
         return events
+
+    def _attempt(self, sent: Sent) -> Attempt:
+        return Attempt(
+            message_id=sent.message_id,
+            subject=sent.message.subject,
+            key=sent.message.key or "",
+            transaction_id=sent.transaction_id,
+            body_hash=self._body_hash,
+        )
 
     def _transaction_id(self, flight: Flight) -> str:
         return f"{flight.index}.{self._life}"
@@ -191,14 +207,3 @@ def main(plan: Plan) -> None:
             publisher=asdict(producer.stats),
             send_to_accepted=latency_ms(acceptance.values_ms),
         )
-
-
-def _attempt(sent: Sent) -> Attempt:
-    message = sent.message
-    return Attempt(
-        message_id=sent.message_id,
-        subject=message.subject,
-        key=message.key or "",
-        transaction_id=sent.transaction_id,
-        body_hash=fingerprint(message.body, message.key),
-    )
