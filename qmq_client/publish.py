@@ -42,8 +42,8 @@ from qmq_client.wire.record import is_delayed_record, record_message_id, verify_
 
 __all__ = ["BatchOutcome", "FailedRow", "ParkedRow", "publish_rows"]
 
-#: Refusals that a single message can cause; others (no such route, not allowed) say that the whole
-#: broker is not the one expected, and smaller requests would fare no better.
+#: Refusals that a single message can cause; others (no such route, not allowed) say that this is not
+#: the broker that was meant: an outage, and no fault of any row.
 _CAUSED_BY_A_MESSAGE: Final = frozenset({400, 409, 413, 422})
 _ERROR_CHARACTERS_MAX: Final = 500
 #: Subject, its count and length of name, record length and tag hash; see `wire/frame.py`.
@@ -142,7 +142,11 @@ class _Batch:
                 if row.message_id == named:
                     self.park(row, _text(error))
             return [others] if others else []
-        if len(rows) == 1 or error.status not in _CAUSED_BY_A_MESSAGE:
+        if error.status not in _CAUSED_BY_A_MESSAGE:
+            self.unreachable = True
+            self.put_off(rows, _text(error))
+            return []
+        if len(rows) == 1:
             self.fail_or_park(rows, _text(error))
             return []
         middle = len(rows) // 2

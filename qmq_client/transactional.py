@@ -42,6 +42,13 @@ def transactional(
     `requires_new` a transaction of its own (on SQLite two cannot write at once).
     """
 
+    if not hasattr(source, "session_factory") or not hasattr(source, "engine"):
+        raise ConfigurationError(
+            setting="@transactional",
+            value=f"{type(source).__name__} in place of a producer",
+            remedy="Write `@transactional(producer)` above the function.",
+        )
+
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if inspect.iscoroutinefunction(function):
             return cast(Callable[P, R], _around_async(function, source, requires_new))

@@ -18,14 +18,14 @@ LINE_EVERY_S = 5.0
 class Screen:
     """Shows how far each service is."""
 
-    def __init__(self, flights: int, messages: int) -> None:
-        console = Console(file=sys.stderr)
+    def __init__(self, flights: int, messages: int, console: Console | None = None) -> None:
+        console = Console(file=sys.stderr) if console is None else console
         self._is_terminal = console.is_terminal
         self._progress = Progress(
             TextColumn("{task.description:<34}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.speed_text}"),
+            TextColumn("{task.fields[speed_text]}"),
             TimeRemainingColumn(),
             console=console,
             disable=not self._is_terminal,
@@ -42,7 +42,8 @@ class Screen:
 
     def show(self, name: str, done: int) -> None:
         """This service has worked on `done` flights or messages."""
-        self._done[name] = max(self._done[name], done)
+        # A message that comes again counts again.
+        self._done[name] = min(max(self._done[name], done), self._totals[name])
         elapsed_s = max(time.monotonic() - self._began_s, 0.001)
         speed = f"{self._done[name] / elapsed_s:,.0f}/s"
         self._progress.update(self._tasks[name], completed=self._done[name], speed_text=speed)

@@ -83,7 +83,7 @@ def test_O2_nothing_is_deleted_when_the_broker_refuses_or_is_away(world: World) 
     assert with_transport(world, Answers(world, refuse)).step(0.0).failed == 2
     assert world.stored_ids() == set(ids)
     rows = world.read(f"SELECT attempts, token, last_error FROM {OUTBOX}")
-    assert rows == [(1, None, "BrokerRefusedError: 404 not_found: no such route")] * 2
+    assert rows == [(0, None, "BrokerRefusedError: 404 not_found: no such route")] * 2
 
 
 def test_O3_a_late_owner_changes_no_row(world: World) -> None:

@@ -230,3 +230,12 @@ def test_an_async_session_keeps_the_same_promises(tmp_path: Path) -> None:
         asyncio.run(main(producer))
         assert producer.flush()
     assert [message.body for message in broker.messages(SUBJECT)] == ["good", "x"]
+
+
+def test_a_decorator_without_its_producer_is_refused() -> None:
+    def place() -> None:
+        raise AssertionError("never called")
+
+    for wrong in (place, "shop.db"):
+        with pytest.raises(ConfigurationError, match="@transactional\\(producer\\)"):
+            transactional(wrong)  # type: ignore[arg-type]
