@@ -7,21 +7,18 @@ of the module run. The working directory is on the import path, as with `python 
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
 from pathlib import Path
-from typing import Final
 
 import click
 
 from qmq_client.commands.exit_codes import ATTENTION
+from qmq_client.commands.logs import log_level_option, log_to_stderr
 from qmq_client.commands.settings import config_option, loaded
 from qmq_client.consumer import Consumers
 from qmq_client.consumer.runner import STOP_DEADLINE_S
 from qmq_client.errors import ConfigurationError
 from qmq_client.wire.names import shorten
-
-_LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 @click.command()
@@ -35,16 +32,22 @@ _LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
     show_default=True,
     help="Seconds that running handlers have to finish after a signal.",
 )
+@log_level_option
 @config_option
 def consume(
-    targets: tuple[str, ...], broker: str | None, stop_deadline_s: float, config_file: Path | None
+    targets: tuple[str, ...],
+    *,
+    broker: str | None,
+    stop_deadline_s: float,
+    log_level: str,
+    config_file: Path | None,
 ) -> None:
     """Run the handlers of MODULE (or one ATTRIBUTE of it) until a signal.
 
     The first SIGTERM or SIGINT lets running handlers finish, the second does not. Exit code 1 when
     some did not finish or an outcome could not be sent; their messages come again.
     """
-    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, stream=sys.stderr)
+    log_to_stderr(log_level)
     sources = [load_target(target) for target in targets]
     if len(sources) == 1 and isinstance(sources[0], Consumers):
         consumers = sources[0]

@@ -6,6 +6,7 @@ handler may ask for.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,6 +22,8 @@ from qmq_client.wire.record import record_message_id
 
 #: Of an error's text, this much goes to the broker's history and to the log.
 ERROR_CHARACTERS_MAX: Final = 500
+#: Of a traceback, this much goes to the log: both ends of a deep one.
+TRACEBACK_CHARACTERS_MAX: Final = 8_000
 
 
 @dataclass(slots=True, eq=False)
@@ -170,3 +173,31 @@ def error_text(error: BaseException) -> str:
     except Exception as broken:  # an error's own __str__ may be wrong
         text = f"{name}: its text cannot be read ({type(broken).__name__})"
     return text.encode(errors="backslashreplace").decode()[:ERROR_CHARACTERS_MAX]
+
+
+def error_traceback(error: BaseException) -> str:
+    """Lines that tell where it was raised, bounded and without statement parameters."""
+    _hide_parameters(error)
+    try:
+        text = "".join(traceback.format_exception(error)).rstrip()
+    except Exception as broken:  # what an error makes of itself may be wrong
+        text = f"its traceback cannot be read ({type(broken).__name__})"
+    if len(text) > TRACEBACK_CHARACTERS_MAX:
+        half = TRACEBACK_CHARACTERS_MAX // 2
+        text = f"{text[:half]}\n[…]\n{text[-half:]}"
+    return "\n" + text.encode(errors="backslashreplace").decode()
+
+
+def _hide_parameters(error: BaseException) -> None:
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if getattr(one, "hide_parameters", None) is False:
+            one.hide_parameters = True  # type: ignore[attr-defined]
+        waiting += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            waiting += one.exceptions

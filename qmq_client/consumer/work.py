@@ -23,6 +23,7 @@ from qmq_client.consumer.delivery import (
     Received,
     Verdict,
     error_text,
+    error_traceback,
     given_back,
     rejected,
 )
@@ -184,15 +185,17 @@ class Work:
     def _failed(self, error: BaseException, decoded: list[_Decoded]) -> Outcome:
         text = error_text(error)
         first = decoded[0].received
+        # Where it failed is told when it is news and when nobody will see it again.
+        is_told_whole = first.attempt in {1, self._handler.options.max_attempts}
         _LOG.warning(
-            "handler_failed consumer=%s messages=%d message_id=%s attempt=%d error=%s",
+            "handler_failed consumer=%s messages=%d message_id=%s attempt=%d error=%s%s",
             self._handler.options.name,
             len(decoded),
             first.message_id,
             first.attempt,
             text.encode("unicode_escape").decode(),
+            error_traceback(error) if is_told_whole or _LOG.isEnabledFor(logging.DEBUG) else "",
         )
-        _LOG.debug("handler_failed_at consumer=%s", self._handler.options.name, exc_info=error)
         return given_back(text)
 
 

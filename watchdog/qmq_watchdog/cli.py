@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from qmq_client.commands.exit_codes import ATTENTION, DONE, UNREACHABLE, WRONG_CALL, exit_code_of
+from qmq_client.commands.logs import log_level_option, log_to_stderr
 from qmq_client.commands.settings import config_option, json_option, loaded
 from qmq_client.config import Config
 from qmq_client.errors import ConfigurationError
@@ -92,13 +93,15 @@ def sweep(*, as_json: bool, **options: Any) -> None:
 @watchdog.command()
 @_options
 @click.option("--poll-s", type=float, help="Wait between sweeps when nothing is due.")
-def run(**options: Any) -> None:
+@log_level_option
+def run(*, log_level: str, **options: Any) -> None:
     """Sweep all databases until SIGTERM or Ctrl-C; logs to standard error.
 
     Exit code: 0 stopped cleanly; 1 a sweep did not end in time; 2 wrong call or configuration.
     """
     config = _configuration(options)
-    _log_to_stderr()
+    log_to_stderr("debug" if log_level == "debug" else "warning")  # of everybody else
+    LOGGER.setLevel(log_level.upper())
     stopping = _on_signals()
     daemon = Daemon(_sweeps(config), DaemonOptions.from_config(config.watchdog))
     names = ",".join(section.name for section in config.databases)
@@ -162,14 +165,6 @@ def _as_json(results: Mapping[str, SweepCounts], exit_code: int) -> dict[str, An
     }
     databases = [{"database": name, **counts.as_fields()} for name, counts in results.items()]
     return {"exit_code": exit_code, **totals, "databases": databases}
-
-
-def _log_to_stderr() -> None:
-    """Our events from INFO on, everybody else's warnings."""
-    logging.basicConfig(
-        level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
-    LOGGER.setLevel(logging.INFO)
 
 
 def _on_signals() -> threading.Event:

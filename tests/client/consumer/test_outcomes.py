@@ -94,6 +94,36 @@ def test_an_error_of_the_database_is_told_without_its_parameters(bench: Bench) -
     assert "secret" not in dead.error
 
 
+def test_where_a_handler_failed_is_logged_at_the_first_and_at_the_last_attempt(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler = failing(ValueError("no"), max_attempts=3)
+    bench.put(1)
+    for _ in range(3):
+        bench.drain(handler)
+        bench.clock.advance(2 * SECOND)
+    told = [one for one in caplog.records if one.getMessage().startswith("handler_failed")]
+    assert [(one.levelname, "Traceback" in one.getMessage()) for one in told] == [
+        ("WARNING", True),
+        ("WARNING", False),
+        ("WARNING", True),
+    ]
+    assert "raise error" in caplog.text
+
+
+def test_the_logged_traceback_shows_no_parameters_of_a_statement(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    import sqlalchemy as sa
+
+    error = ValueError("mine")
+    error.__cause__ = sa.exc.IntegrityError("INSERT", {"card": "secret"}, ValueError("UNIQUE"))
+    bench.put(1)
+    bench.drain(failing(error))
+    assert "UNIQUE" in caplog.text
+    assert "secret" not in caplog.text
+
+
 def test_C4_a_failing_message_comes_again_with_growing_waits_until_it_is_dead(
     bench: Bench,
 ) -> None:

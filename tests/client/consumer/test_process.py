@@ -79,6 +79,19 @@ def test_the_command_runs_the_handlers_of_a_module_until_a_signal(tmp_path: Path
     assert (output, program.returncode) == ("finished\n", 0)
 
 
+def test_the_command_logs_nothing_of_each_request_and_as_much_as_asked() -> None:
+    command = """
+import logging
+from qmq_client.commands.logs import log_to_stderr
+log_to_stderr("debug")
+logging.getLogger("httpx").info("a request")
+logging.getLogger("qmq").debug("ours")
+"""
+    ended = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert "a request" not in ended.stderr
+    assert "ours" in ended.stderr
+
+
 COMMAND = "from qmq_client.commands.consume import consume; consume()"
 COMMAND_TAIL = """
 consumers = Consumers([handler], MemoryTransport(broker))
