@@ -7,7 +7,9 @@
     │   ├── LockedError           another process has it; stop that one, or use another directory
     │   ├── UnknownFormatError    another version or another setting wrote it; nothing was touched
     │   ├── CorruptionError       accepted data is damaged; nothing was touched, ask a person
-    │   ├── DiskFullError         no room above the reserve; make room, then it goes on by itself
+    │   ├── NoRoomError           nothing was written; when there is room it goes on by itself
+    │   │   ├── DiskFullError     no room above the reserve; make room
+    │   │   └── FilesFullError    no more files may be open; raise the limit of the process
     │   ├── DiskError             the operating system refused a call on a file
     │   ├── PoisonedError         a write or sync failed; only a restart helps
     │   └── ClosedError           the store was closed
@@ -80,10 +82,22 @@ class CorruptionError(StoreError):
         self.reason = reason
 
 
-class DiskFullError(StoreError):
-    """There is no room above the reserve. Nothing was written; try again when there is."""
+class NoRoomError(StoreError):
+    """The machine has no room for this now. Nothing was written; try again when there is."""
+
+    code = "no_room"
+
+
+class DiskFullError(NoRoomError):
+    """There is no room above the reserve."""
 
     code = "disk_full"
+
+
+class FilesFullError(NoRoomError):
+    """The process, or the machine, may open no more files."""
+
+    code = "files_full"
 
 
 class DiskError(StoreError):

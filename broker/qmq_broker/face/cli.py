@@ -67,7 +67,8 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    Exit codes: 0 stopped in order, 1 stopped but not in order, 2 usage, 3 data directory in use or
+    Exit codes: 0 stopped in order, 1 stopped but not in order, 2 usage or too few
+    open files, 3 data directory in use or
     of another version, 4 accepted data is damaged, 5 a write or sync failed, 6 address in use.
     """
     host, port = _parse_listen(listen)

@@ -12,7 +12,7 @@ class ExitCode(IntEnum):
     OK = 0
     #: Stopped, but not in time or not in order; the next start verifies the log's tail.
     UNCLEAN = 1
-    #: The command line makes no sense (click's own code).
+    #: The command line makes no sense (click's own code), or too few files may be open.
     USAGE = 2
     #: The data directory is in use, or was written by another version or with other settings.
     DIRECTORY = 3

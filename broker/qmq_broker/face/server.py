@@ -26,6 +26,7 @@ from qmq_broker.face.app import App
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import log_event, values
+from qmq_broker.face.open_files import BACKLOG, fit_connections, raise_files_limit
 from qmq_broker.face.protocol import bounded_protocol, end_slow_connections
 from qmq_broker.options import ServeOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
@@ -54,6 +55,9 @@ def serve(
 
     `disk` takes the place of the machine's files below the data directory.
     """
+    bounds = _fit_files(face_limits or FaceLimits(), options)
+    if bounds is None:
+        return ExitCode.USAGE
     listener = _bind(options)
     if listener is None:
         return ExitCode.ADDRESS
@@ -68,7 +72,7 @@ def serve(
             reserve_bytes=options.store.reserve_bytes,
             is_read_only=options.is_read_only,
         )
-        process = _Process(options, store, clock, settings, face_limits or FaceLimits())
+        process = _Process(options, store, clock, settings, bounds)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(process.run(listener))
 
@@ -131,6 +135,7 @@ class _Process:
             proxy_headers=False,
             server_header=False,
             date_header=False,
+            backlog=BACKLOG,
             timeout_keep_alive=limits.idle_ms // 1000,
             timeout_graceful_shutdown=max(1, self._options.drain_ms // 1000),
         )
@@ -228,6 +233,30 @@ class _Server(uvicorn.Server):
 def _not_opened(error: StoreError) -> ExitCode:
     log_event(_LOG, logging.CRITICAL, "not_opened", code=error.code, reason=error)
     return ExitCode.CORRUPTION if isinstance(error, CorruptionError) else ExitCode.DIRECTORY
+
+
+def _fit_files(limits: FaceLimits, options: ServeOptions) -> FaceLimits | None:
+    """The bounds that this process can keep; None when it may open too few files."""
+    files = raise_files_limit()
+    fitting = fit_connections(limits, files=files, queue_files=options.store.open_files)
+    if fitting is None:
+        log_event(
+            _LOG,
+            logging.CRITICAL,
+            "too_few_files",
+            files=files,
+            remedy="Raise the limit of open files of this process (ulimit -n).",
+        )
+    elif fitting.connections < limits.connections:
+        log_event(
+            _LOG,
+            logging.WARNING,
+            "fewer_connections",
+            files=files,
+            connections=fitting.connections,
+            remedy="Raise the limit of open files of this process (ulimit -n).",
+        )
+    return fitting
 
 
 def _bind(options: ServeOptions) -> socket.socket | None:

@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 
 import msgspec
 
-from qmq_broker.errors import BusyError, DiskFullError, PoisonedError, StoreError
+from qmq_broker.errors import BusyError, NoRoomError, PoisonedError, StoreError
 from qmq_broker.service.checks import LATEST, check_pull, check_settle
 from qmq_broker.service.groups import GroupState
 from qmq_broker.service.handing_out import Room, Selection, Turns, select
@@ -321,7 +321,7 @@ class Delivery:
             return
         try:
             self._store.actions.append(actions)
-        except DiskFullError:
+        except NoRoomError:
             raise
         except (StoreError, OSError) as error:
             reason = f"action log: {type(error).__name__}: {error}"

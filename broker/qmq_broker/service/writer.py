@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from qmq_broker.clock import Clock
-from qmq_broker.errors import BusyError, ConflictError, DiskFullError, PoisonedError
+from qmq_broker.errors import BusyError, ConflictError, NoRoomError, PoisonedError
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.store import Placed, Store
 from qmq_client.wire.frame import MessageFrame
@@ -164,12 +164,12 @@ class CommitWriter:
         return [_outcome(place) for place in placed]
 
     def _guarded(self, work: Callable[[], object]) -> Exception | None:
-        """Do work on the store; the first failure but a full disk is the last thing done."""
+        """Do work on the store; the first failure but a lack of room is the last thing done."""
         if self._poison is not None:
             return self._poison
         try:
             work()
-        except DiskFullError as error:
+        except NoRoomError as error:
             return error
         except Exception as error:  # the top of the writer's loop: nobody is told "stored"
             reason = f"{type(error).__name__}: {error}"

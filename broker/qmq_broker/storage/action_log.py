@@ -42,7 +42,7 @@ class ActionLog:
     def append(self, actions: Sequence[Action]) -> None:
         """Write actions behind those that are there; with the operating system on return.
 
-        Raises `DiskFullError` with nothing written, or `PoisonedError`.
+        Raises `NoRoomError` with nothing written, or `PoisonedError`.
         """
         if actions:
             self.log.append([(frame, ()) for frame in self._frames(actions)])

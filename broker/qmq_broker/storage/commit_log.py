@@ -65,7 +65,7 @@ class CommitLog:
     def append(self, frames: Sequence[MessageFrame]) -> list[Placed]:
         """Write what is new of these frames; neither durable nor visible on return.
 
-        Raises `DiskFullError` with nothing written, or `PoisonedError`.
+        Raises `NoRoomError` with nothing written, or `PoisonedError`.
         """
         for frame in frames:
             if frame.header.kind not in COMMIT_KINDS:

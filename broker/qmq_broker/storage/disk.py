@@ -7,8 +7,8 @@ that nobody can lead the broker's writes elsewhere.
 
 Durability, by POSIX and nothing more: `DiskFile.sync` makes content and length of a file durable,
 `sync_directory` makes names durable. Every `OSError` becomes `DiskError`, or `DiskFullError` when
-there is no space. Not for: caching, retries (a failed sync is never tried again), memory maps (a
-fault in one cannot be caught).
+there is no space, or `FilesFullError` when no more files may be open. Not for: caching, retries (a
+failed sync is never tried again), memory maps (a fault in one cannot be caught).
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ import os
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from qmq_broker.errors import DiskError, DiskFullError, LockedError, StoreError
+from qmq_broker.errors import (
+    DiskError,
+    DiskFullError,
+    FilesFullError,
+    LockedError,
+    StoreError,
+)
 
 #: Buffers in one gathering write; the operating system refuses more.
 IOV_MAX: Final = 1024
@@ -27,6 +33,7 @@ _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
 _HOLDER_BYTES_MAX: Final = 200
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FILES_FULL: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _NOT_SUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 #: Absent on some systems; a full sync does the same and more.
 _sync_data = getattr(os, "fdatasync", os.fsync)
@@ -349,6 +356,8 @@ def _translate(error: OSError, operation: str, path: str) -> StoreError:
     reason = error.strerror or str(error)
     if error.errno in _FULL:
         return DiskFullError(f"{operation} of {path}: {reason}. Make room on the disk.")
+    if error.errno in _FILES_FULL:
+        return FilesFullError(f"{operation} of {path}: {reason}. Raise the limit of open files.")
     if error.errno == errno.ELOOP:
         reason += " (symbolic links are not followed below the data directory)"
     return DiskError(operation=operation, path=path or ".", reason=reason)

@@ -4,10 +4,10 @@
 one sync. In between the bytes are with the operating system only. Segments are described in
 `segments.py`, the frame in `qmq_client.wire.frame`.
 
-Room is made before anything is written: a full disk refuses a whole append and the log goes on. The
-first write or sync that fails poisons the log for good: what the disk holds is not known any more,
-a second try may succeed without having stored anything, so only a restart, which verifies and
-rewrites the tail, can be believed.
+Room is made before anything is written: a full disk, or a process that may open no more files,
+refuses a whole append and the log goes on. The first write or sync that fails poisons the log for
+good: what the disk holds is not known any more, a second try may succeed without having stored
+anything, so only a restart, which verifies and rewrites the tail, can be believed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 from qmq_broker.clock import Clock
-from qmq_broker.errors import DiskError, DiskFullError, PoisonedError
+from qmq_broker.errors import DiskError, DiskFullError, NoRoomError, PoisonedError
 from qmq_broker.storage.checkpoint import LogPoint
 from qmq_broker.storage.log_recovery import LogFinding
 from qmq_broker.storage.segments import SEGMENT_HEAD_BYTES, Segments, build_segment_head
@@ -88,7 +88,7 @@ class SegmentedLog:
     def append(self, drafts: Sequence[Draft]) -> list[int]:
         """Stamp frames and write them behind the log's end; returns their offsets.
 
-        Written on return, not durable. Raises `DiskFullError` with nothing written, or
+        Written on return, not durable. Raises `NoRoomError` with nothing written, or
         `PoisonedError`.
         """
         with self._lock:
@@ -261,7 +261,7 @@ class SegmentedLog:
     def _poisoning(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (DiskError, DiskFullError) as error:
+        except (DiskError, NoRoomError) as error:
             raise self._poisoned(what, error) from error
 
     def _poisoned(self, what: str, error: Exception) -> PoisonedError:

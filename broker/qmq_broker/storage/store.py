@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from qmq_broker.clock import Clock
-from qmq_broker.errors import ClosedError, DiskError, DiskFullError, PoisonedError
+from qmq_broker.errors import ClosedError, DiskError, NoRoomError, PoisonedError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage import layout
 from qmq_broker.storage.action_log import ActionLog
@@ -138,7 +138,7 @@ class Store:
 
         Neither durable nor visible on return: nobody may be answered before `sync`. A frame with a
         message id that was stored before with other content has `Placed.conflict` and is not
-        stored; the others are. Raises `DiskFullError` with nothing written, or `PoisonedError`.
+        stored; the others are. Raises `NoRoomError` with nothing written, or `PoisonedError`.
         """
         self._check()
         return self._commit_log.append(frames)
@@ -219,7 +219,7 @@ class Store:
     def _flush_some(self) -> None:
         try:
             self._queues.flush_some(QUEUES_PER_STEP)
-        except DiskFullError as error:
+        except NoRoomError as error:
             # The entries stay in memory and are derived: tried again after a later checkpoint.
             self._queues.give_up_flush()
             _log.warning("consume queues not flushed: reason=%s", error)
@@ -238,7 +238,7 @@ class Store:
         )
         try:
             self._checkpoints.write(checkpoint)
-        except (DiskError, DiskFullError) as error:
+        except (DiskError, NoRoomError) as error:
             raise self._poisoned(error) from error
         self._checkpoint = checkpoint
         self._checkpoint_s = self._clock.monotonic_s()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import resource
 import sys
 
 from qmq_broker.clock import SYSTEM_CLOCK
@@ -53,7 +54,10 @@ def main() -> int:
     parser.add_argument("--request-ms", type=int, default=600)
     parser.add_argument("--unread-ms", type=int, default=600)
     parser.add_argument("--connections", type=int, default=5)
+    parser.add_argument("--files", type=int)
     given = parser.parse_args()
+    if given.files is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (given.files, given.files))
     host, _, port = given.listen.partition(":")
     start_logging(logging.INFO)
     return serve(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq_broker.errors import DiskError, DiskFullError, LockedError
+from qmq_broker.errors import DiskError, DiskFullError, FilesFullError, LockedError
 from qmq_broker.storage import disk as disk_module
 from qmq_broker.storage.disk import IOV_MAX, Disk, OsDisk
 from tests.crash.recording_disk import RecordingDisk
@@ -163,7 +163,13 @@ def test_a_write_that_writes_nothing_is_an_error(
 
 @pytest.mark.parametrize(
     ("number", "kind"),
-    [(errno.ENOSPC, DiskFullError), (errno.EDQUOT, DiskFullError), (errno.EIO, DiskError)],
+    [
+        (errno.ENOSPC, DiskFullError),
+        (errno.EDQUOT, DiskFullError),
+        (errno.EMFILE, FilesFullError),
+        (errno.ENFILE, FilesFullError),
+        (errno.EIO, DiskError),
+    ],
 )
 def test_errors_of_the_machine_become_errors_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]

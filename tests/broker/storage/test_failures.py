@@ -1,4 +1,4 @@
-"""B5, B6, B11: what the store does when the disk says no."""
+"""B5, B6, B10, B11: what the store does when the disk says no."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from qmq_broker.errors import DiskError, DiskFullError, PoisonedError
+from qmq_broker.errors import DiskError, DiskFullError, FilesFullError, PoisonedError
 from qmq_broker.storage import layout
 from qmq_broker.storage import store as store_module
 from qmq_broker.storage.store import Store
@@ -133,6 +133,28 @@ def test_B6_a_full_disk_refuses_and_goes_on_when_there_is_room() -> None:
     assert world.visible() == {"orders": 5}
     store = restarted(world)
     assert len(records_of(store, "orders")) == 5
+
+
+@pytest.mark.parametrize("call", ["open", "sync_directory"])
+def test_B10_a_process_that_may_open_no_more_files_refuses_and_goes_on_when_it_may(
+    call: str,
+) -> None:
+    disk = FailingDisk()
+    disk.error = FilesFullError("too many open files")
+    world = World(disk)
+    disk.failing = (call, "commitlog")
+    with pytest.raises(FilesFullError):
+        world.send(world.frame(orders=10))
+    disk.failing = (call, "actionlog")
+    with pytest.raises(FilesFullError):
+        world.act()
+    disk.failing = None
+    world.send(world.frame(orders=10))
+    world.act()
+    world.store.actions.sync()
+    store = restarted(world)
+    assert len(records_of(store, "orders")) == 1
+    assert len(list(store.actions.replay())) == 1
 
 
 def test_B6_a_disk_without_a_byte_of_room_refuses_before_anything_is_written() -> None:

@@ -1,0 +1,42 @@
+"""How many connections fit beside the files that the broker must be able to open.
+
+A connection costs a descriptor, and descriptors are bounded for each process. Whoever fills that
+bound with idle connections must not keep the broker from its own files. Not for: the whole
+machine's bound, which nobody can reserve; meeting it refuses requests (`FilesFullError`).
+"""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import replace
+from typing import Final
+
+from qmq_broker.face.limits import FaceLimits
+
+#: Connections that wait to be accepted: as many may be open for a moment beyond their bound.
+BACKLOG: Final = 128
+#: Segments, checkpoints, the lock, logs, the loop's own: about 20, and two more for each GiB.
+_OTHER_FILES: Final = 128
+#: With fewer connections a broker is of no use.
+_CONNECTIONS_MIN: Final = 16
+
+
+def raise_files_limit() -> int:
+    """Take as many descriptors as this process may have; returns how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError):
+        # Some systems name a hard limit that they do not grant.
+        return soft
+    return hard
+
+
+def fit_connections(limits: FaceLimits, *, files: int, queue_files: int) -> FaceLimits | None:
+    """The same bounds with the connections that fit into `files`; None when hardly any do."""
+    if files == resource.RLIM_INFINITY:
+        return limits
+    room = files - queue_files - _OTHER_FILES - BACKLOG
+    if room >= limits.connections:
+        return limits
+    return replace(limits, connections=room) if room >= _CONNECTIONS_MIN else None
