@@ -132,6 +132,12 @@ class InboxTransactionError(OutboxError):
 
     code = "inbox_transaction"
 
+    def __init__(self) -> None:
+        super().__init__(
+            "the handler ended the transaction of its inbox, or an error did that it swallowed; "
+            "leave commit and rollback to the consumer, or raise to undo"
+        )
+
 
 class TransportError(QmqError):
     """The broker did not accept the request."""

@@ -29,9 +29,16 @@ class InboxDialect(Protocol):
     def insert(
         self, connection: sa.Connection, group: str, message_ids: Sequence[bytes]
     ) -> set[bytes]:
-        """Note these ids; which of them were not there before.
+        """Note these ids, in a transaction to be confirmed; which of them were not there before.
 
         Waits for another transaction that is noting one of them. Requires: no id twice.
+        """
+        ...
+
+    def confirm(self, connection: sa.Connection) -> None:
+        """Raise `InboxTransactionError` unless the transaction of `insert` is still open.
+
+        Whoever ended it and however: the database itself says so. Once, before the commit.
         """
         ...
 

@@ -79,9 +79,11 @@ class Inbox:
         except sa.exc.NoSuchTableError:
             found = set()
         if missing := sorted(wanted - found):
+            database = engine.url.render_as_string(hide_password=True)
+            lacks = f"has no {', '.join(missing)}" if found else "is missing"
             raise OutboxMissingError(
-                f"table {self._inbox.fullname} has no {', '.join(missing)}; "
-                "create the tables (create_tables, or a migration)"
+                f"table {self._inbox.fullname} {lacks} in {database}. "
+                f"Run `qmq db migrate --database {database}` or create_tables(engine)."
             )
         with self.open(()):
             pass
@@ -102,10 +104,9 @@ class Inbox:
             new = self._dialect.insert(connection, self.group, ids) if ids else set()
             yield InboxWork(session=session, new=new)
             if transaction is None or session.get_transaction() is not transaction:
-                raise InboxTransactionError(
-                    "the handler ended the transaction of its inbox; leave commit and rollback to "
-                    "the consumer, or raise to undo"
-                )
+                raise InboxTransactionError()
+            if ids:
+                self._dialect.confirm(connection)
             session.commit()
 
     def purge(self, older_than: timedelta, *, rows_max: int | None = None) -> int:

@@ -9,17 +9,20 @@ message can never both find it new.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 
-from qmq_client.errors import AutocommitError
-from qmq_client.outbox.sqlite import NOW_MS
+from qmq_client.errors import AutocommitError, InboxTransactionError
+from qmq_client.outbox.sqlite import NOW_MS, driver_of
 
 #: Three parameters each would still be far below the 32,766 that SQLite takes.
 _IDS_PER_STATEMENT_MAX: Final = 500
+#: A savepoint around the handler's work: no COMMIT or ROLLBACK, by whatever way, leaves it in place.
+_MARK: Final = "qmq_inbox"
 
 
 def make_dialect(engine: sa.Engine, inbox: sa.Table) -> SqliteInboxDialect:
@@ -42,7 +45,7 @@ class SqliteInboxDialect:
         )
 
     def begin(self, connection: sa.Connection) -> None:
-        driver = _driver(connection)
+        driver = driver_of(connection)
         if driver.in_transaction:
             return
         if driver.isolation_level is None:
@@ -55,7 +58,7 @@ class SqliteInboxDialect:
     def insert(
         self, connection: sa.Connection, group: str, message_ids: Sequence[bytes]
     ) -> set[bytes]:
-        driver = _driver(connection)
+        driver = driver_of(connection)
         new: set[bytes] = set()
         for first in range(0, len(message_ids), _IDS_PER_STATEMENT_MAX):
             ids = message_ids[first : first + _IDS_PER_STATEMENT_MAX]
@@ -64,7 +67,14 @@ class SqliteInboxDialect:
                 values += (group, message_id)
             rows = driver.execute(self._insert_sql(len(ids)), values).fetchall()
             new.update([row[0] for row in rows])
+        driver.execute(f"SAVEPOINT {_MARK}")
         return new
+
+    def confirm(self, connection: sa.Connection) -> None:
+        try:
+            driver_of(connection).execute(f"RELEASE {_MARK}")
+        except sqlite3.OperationalError as error:
+            raise InboxTransactionError from error
 
     def purge(
         self, connection: sa.Connection, group: str, *, older_than_ms: int, limit: int
@@ -78,7 +88,3 @@ class SqliteInboxDialect:
             f"INSERT INTO {self._table} (consumer_group, message_id, received_at_ms) "
             f"VALUES {rows} ON CONFLICT DO NOTHING RETURNING message_id"
         )
-
-
-def _driver(connection: sa.Connection) -> Any:
-    return connection.connection.driver_connection

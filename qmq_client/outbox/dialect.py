@@ -44,6 +44,13 @@ class OutboxDialect(Protocol):
         """
         ...
 
+    def has_ended(self, connection: sa.Connection) -> bool:
+        """Whether the driver is out of the transaction that SQLAlchemy holds for open.
+
+        False in AUTOCOMMIT, and when that transaction is older than the producer.
+        """
+        ...
+
     def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
         """Whether a statement failed because a table or a column is not there."""
         ...

@@ -23,7 +23,7 @@ from qmq_client.outbox.tracker import (
     open_unit,
     unit_of,
 )
-from qmq_client.outbox.unit import Unit
+from qmq_client.outbox.unit import Unit, lost_error
 
 
 def join(given: Any, engine: sa.Engine, dialect: OutboxDialect) -> tuple[sa.Connection, Unit]:
@@ -34,6 +34,8 @@ def join(given: Any, engine: sa.Engine, dialect: OutboxDialect) -> tuple[sa.Conn
     connection = _connection(_current(engine.pool) if given is None else given, engine)
     unit = unit_of(connection)
     if unit is None:
+        if dialect.has_ended(connection):
+            raise lost_error("this message")
         if not dialect.is_transactional(connection):
             raise AutocommitError(
                 "this connection is in AUTOCOMMIT: it commits every statement by itself, so the "
@@ -41,6 +43,8 @@ def join(given: Any, engine: sa.Engine, dialect: OutboxDialect) -> tuple[sa.Conn
                 "`send_now` for a message of its own"
             )
         unit = open_unit(connection)
+    elif unit.is_lost:
+        raise lost_error("this message")
     return connection, unit
 
 

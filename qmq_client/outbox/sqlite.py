@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
+from weakref import WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -37,6 +38,8 @@ TURN_S_MAX: Final = 0.05
 #: Per database file: held by the publisher while it wants or has the write lock.
 _TURNS: Final[dict[str, threading.Lock]] = {}
 os.register_at_fork(after_in_child=_TURNS.clear)
+#: Connections whose transactions are begun here, so that one which has ended by itself is known.
+_BEGUN: Final[WeakSet[sa.Connection]] = WeakSet()
 #: Pools inherited through a fork. SQLite forbids even closing such a connection in the child.
 _LEFT_TO_THE_PARENT: Final[list[sa.Pool]] = []
 
@@ -71,17 +74,23 @@ class SqliteDialect:
             event.listen(engine, "reset", _end_for_certain)
 
     def is_transactional(self, connection: sa.Connection) -> bool:
-        driver = _driver(connection)
+        driver = driver_of(connection)
         if not driver.in_transaction:
             begin_explicitly(connection)  # a transaction older than the producer has not begun yet
         return bool(driver.in_transaction)
+
+    def has_ended(self, connection: sa.Connection) -> bool:
+        driver = driver_of(connection)
+        if driver.in_transaction or driver.isolation_level is None:
+            return False
+        return connection in _BEGUN
 
     def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
         text = str(error.orig)
         return "no such table" in text or "has no column named" in text
 
     def is_in_transaction(self, connection: sa.Connection) -> bool:
-        return bool(_driver(connection).in_transaction)
+        return bool(driver_of(connection).in_transaction)
 
     def open_sibling(self, engine: sa.Engine) -> sa.Engine:
         if self._is_shared:
@@ -198,8 +207,11 @@ def begin_explicitly(connection: sa.Connection) -> None:
 
     Leaves alone an engine that begins by itself or is in AUTOCOMMIT (`isolation_level` None).
     """
-    driver = _driver(connection)
-    if driver.isolation_level is None or driver.in_transaction:
+    driver = driver_of(connection)
+    if driver.isolation_level is None:
+        return
+    _BEGUN.add(connection)
+    if driver.in_transaction:
         return
     is_to_write = connection.get_execution_options().get(BEGIN_OPTION) == BEGIN_TO_WRITE
     if is_to_write:
@@ -247,5 +259,10 @@ def _relax(driver: Any, _: Any) -> None:
     cursor.close()
 
 
-def _driver(connection: sa.Connection) -> Any:
-    return connection.connection.driver_connection
+def driver_of(connection: sa.Connection) -> Any:
+    """The driver's own connection."""
+    proxied = connection.connection
+    if (driver := proxied.driver_connection) is not None:
+        return driver
+    adapted = proxied.dbapi_connection  # detached from its pool
+    return getattr(adapted, "driver_connection", adapted)

@@ -23,10 +23,22 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.sql.elements import (
+    ReleaseSavepointClause,
+    RollbackToSavepointClause,
+    SavepointClause,
+)
 
+from qmq_client.outbox.dialect import dialect_of
 from qmq_client.outbox.unit import Unit
 
 _INFO_KEY: Final = "qmq"
+#: Savepoints that SQLAlchemy makes, of which it tells by events.
+_SAVEPOINT_CLAUSES: Final = (
+    SavepointClause,
+    RollbackToSavepointClause,
+    ReleaseSavepointClause,
+)
 #: What a session has enlisted: for each pool the innermost transaction and its connection.
 _Enlisted = dict[sa.Pool, tuple[SessionTransaction, sa.Connection]]
 
@@ -51,6 +63,8 @@ def watch(engine: sa.Engine) -> None:
     _watched[engine] = True
     for name, listener in _ENGINE_LISTENERS.items():
         event.listen(engine, name, listener)
+    # One that returns the statement is called straight, without a wrapper that does it.
+    event.listen(engine, "before_cursor_execute", _on_statement, retval=True)
     for name, listener in _SESSION_LISTENERS.items():
         if not event.contains(Session, name, listener):
             event.listen(Session, name, listener)
@@ -218,11 +232,39 @@ def _on_release_savepoint(connection: sa.Connection, name: str, _: Any) -> None:
         unit.on_savepoint_end(connection, name, is_undone=False)
 
 
+def _on_statement(
+    connection: sa.Connection,
+    _cursor: Any,
+    statement: str,
+    parameters: Any,
+    context: Any,
+    _is_many: bool,
+) -> tuple[str, Any]:
+    unit = _units.get(connection)
+    if unit is not None and not _is_savepoint(context):
+        unit.on_statement(connection, statement)
+    return statement, parameters
+
+
+def _is_savepoint(context: Any) -> bool:
+    compiled = getattr(context, "compiled", None)
+    return compiled is not None and isinstance(compiled.statement, _SAVEPOINT_CLAUSES)
+
+
 def _on_error(context: sa.engine.ExceptionContext) -> None:
     connection = context.connection
-    unit = None if connection is None else _units.get(connection)
-    if unit is not None and connection is not None:
+    if connection is None:
+        return
+    unit = _units.get(connection)
+    if unit is not None:
         unit.on_error(connection, is_disconnect=context.is_disconnect)
+    elif (
+        connection.in_transaction()
+        and not context.is_disconnect
+        and dialect_of(connection.engine).has_ended(connection)
+    ):
+        # Nothing was sent yet; what is sent later must not take the rest for the whole.
+        open_unit(connection).is_lost = True
 
 
 def _after_transaction_create(session: Session, transaction: SessionTransaction) -> None:

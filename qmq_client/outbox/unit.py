@@ -15,6 +15,7 @@ publisher is told to look before it sends, because somebody may have undone them
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -30,6 +31,11 @@ from qmq_client.wire.message_id import format_message_id
 #: and far from every database's limit of parameters.
 ROWS_PER_INSERT_MAX: Final = 100
 _NAMED_IDS_MAX: Final = 5
+#: A savepoint made or rolled back to by a statement, however it is written.
+_SAVEPOINT_TEXT: Final = re.compile(
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:SAVEPOINT|ROLLBACK\s+(?:TRANSACTION\s+)?TO)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 class Outlet(Protocol):
@@ -75,6 +81,7 @@ class Unit:
     """Messages of one transaction of one connection. Used by one thread at a time."""
 
     __slots__ = (
+        "_has_text_savepoints",
         "_marks",
         "_rows",
         "_unwritten_bytes",
@@ -95,9 +102,11 @@ class Unit:
         self._written_at_s = 0.0
         self._marks: list[_Mark] = []
         self._was_written_early = False
+        #: Savepoints given as text: what they undid is known to the database only.
+        self._has_text_savepoints = False
         #: A statement of this transaction failed, whatever the application made of it.
         self.is_suspect = False
-        #: The database has ended the transaction by itself.
+        #: The transaction has ended behind SQLAlchemy's back.
         self.is_lost = False
         #: Somebody will say when the commit is done, so nobody need look.
         self.awaits_confirmation = False
@@ -137,12 +146,8 @@ class Unit:
             return  # nothing was sent since the owner of the transaction had this done
         outlet = self._rows[0][0]
         if self.is_lost or not outlet.dialect.is_in_transaction(connection):
-            raise OutboxRowLostError(
-                f"the transaction that {self._names()} was sent in has ended before its commit: "
-                "after an error, or by a COMMIT or ROLLBACK given as text. Roll back and try the "
-                "whole transaction again."
-            )
-        if self.is_suspect and self._written:
+            raise lost_error(self._names())
+        if self.is_suspect and self._written and not self._has_text_savepoints:
             self._reread(connection)
         self.write(connection)
 
@@ -154,6 +159,21 @@ class Unit:
         dialect = self._rows[0][0].dialect
         if is_disconnect or not dialect.is_in_transaction(connection):
             self.is_lost = True
+
+    def on_statement(self, connection: sa.Connection, statement: str) -> None:
+        """The application is about to execute this, which is no savepoint of SQLAlchemy's.
+
+        Drivers begin anew with the next change, so this is the last moment to see that the
+        transaction has ended. Around savepoints given as text the rows are written early: then the
+        database undoes them with everything else.
+        """
+        if not self._rows or self.is_lost or self.is_committing:
+            return
+        if not self._rows[0][0].dialect.is_in_transaction(connection):
+            self.is_lost = True
+        elif _SAVEPOINT_TEXT.match(statement):
+            self._has_text_savepoints = self._was_written_early = True
+            self.write(connection)
 
     def on_savepoint(self, connection: sa.Connection) -> None:
         """A savepoint is about to be made."""
@@ -218,6 +238,15 @@ class Unit:
 
     def _names(self) -> str:
         return _ids([row.message_id for _, row in self._rows])
+
+
+def lost_error(what: str) -> OutboxRowLostError:
+    """The error for a transaction that has ended before its commit."""
+    return OutboxRowLostError(
+        f"the transaction that {what} was sent in has ended before its commit: after an error, or "
+        "by a COMMIT or ROLLBACK that SQLAlchemy knows nothing of. Roll back and try the whole "
+        "transaction again."
+    )
 
 
 def _insert(connection: sa.Connection, outlet: Outlet, rows: list[OutboxRow]) -> None:

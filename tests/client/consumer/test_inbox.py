@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from qmq_client.consumer import Consumers, consumer
 from qmq_client.errors import (
     AutocommitError,
     ConfigurationError,
+    DatabaseUnavailableError,
     InboxTransactionError,
     OutboxMissingError,
 )
@@ -180,6 +182,38 @@ def test_a_handler_that_ends_the_transaction_itself_is_told_and_has_its_effect_a
     assert count_of(engine) <= 1
 
 
+def swallowed(session: Session) -> None:
+    with suppress(sa.exc.IntegrityError):
+        session.execute(sa.text("INSERT OR ROLLBACK INTO tally VALUES (NULL)"))
+
+
+ENDINGS: dict[str, Callable[[Session], object]] = {
+    "text": lambda session: session.execute(sa.text("ROLLBACK")),
+    "text commit": lambda session: session.execute(sa.text("COMMIT")),
+    "driver": lambda session: session.connection().connection.rollback(),
+    "begun anew": lambda session: session.connection().connection.executescript("BEGIN"),
+    "database": swallowed,
+}
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_C5_no_effect_commits_without_its_inbox_row(
+    bench: Bench, engine: sa.Engine, ending: str, goes_on: bool
+) -> None:
+    @consumer(SUBJECT, group=GROUP, inbox=sessionmaker(engine), max_attempts=2)
+    def handler(body: Any, session: Session) -> None:
+        ENDINGS[ending](session)
+        if goes_on:
+            session.execute(sa.text("UPDATE tally SET n = n + 1"))
+
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    drain(consumers)
+    assert bench.counters(consumers)["nacked"] == 1
+    assert count_of(engine) == 0
+
+
 def test_savepoints_inside_a_handler_are_its_own(bench: Bench, engine: sa.Engine) -> None:
     @consumer(SUBJECT, group=GROUP, inbox=sessionmaker(engine))
     def handler(body: Any, session: Session) -> None:
@@ -279,8 +313,11 @@ def test_C5_a_process_killed_at_any_moment_has_each_effect_once(
 def test_a_missing_table_is_told_before_any_thread_starts(bench: Bench, tmp_path: Path) -> None:
     empty = sa.create_engine(f"sqlite:///{tmp_path}/empty.db")
     consumers = bench.consumers(tallying(empty))
-    with pytest.raises(OutboxMissingError, match="qmq_inbox"):
+    with pytest.raises(OutboxMissingError) as caught:
         consumers.start()
+    text = str(caught.value)
+    assert f"table qmq_inbox is missing in sqlite:///{tmp_path}/empty.db" in text
+    assert "qmq db migrate" in text
     assert consumers._threads.all() == []
     empty.dispose()
 
@@ -289,6 +326,29 @@ def test_a_connection_that_commits_by_itself_is_refused(bench: Bench, engine: sa
     autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
     with pytest.raises(AutocommitError):
         bench.consumers(tallying(autocommit)).start()
+
+
+@pytest.mark.parametrize("source", ["sqlite:///e.db", 1, ["x"]])
+def test_an_inbox_that_is_none_is_refused_at_decoration(source: Any) -> None:
+    with pytest.raises(ConfigurationError, match="sessionmaker bound to an engine"):
+        consumer(SUBJECT, group=GROUP, inbox=source)
+
+
+@pytest.mark.parametrize("source", [sessionmaker(), lambda: 1])
+def test_an_inbox_without_an_engine_is_refused_when_the_consumers_are_made(
+    bench: Bench, source: Any
+) -> None:
+    handler = consumer(SUBJECT, group=GROUP, inbox=source)(lambda body: None)
+    with pytest.raises(ConfigurationError, match="no session with an engine"):
+        bench.consumers(handler)
+
+
+def test_a_database_of_an_inbox_that_cannot_be_opened_is_told_before_the_start(
+    bench: Bench, tmp_path: Path
+) -> None:
+    nowhere = sa.create_engine(f"sqlite:///{tmp_path}/nowhere/shop.db")
+    with pytest.raises(DatabaseUnavailableError, match=f"inbox of {SUBJECT}/{GROUP}"):
+        bench.consumers(tallying(nowhere)).start()
 
 
 def test_an_inbox_of_another_group_is_refused(bench: Bench, engine: sa.Engine) -> None:
