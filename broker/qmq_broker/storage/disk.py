@@ -52,7 +52,7 @@ class DiskFile(Protocol):
         ...
 
     def sync(self) -> None:
-        """Make everything written so far, and the length, durable."""
+        """Make everything written so far, and the length, durable; fails for a removed file."""
         ...
 
     def allocate(self, length: int) -> None:
@@ -74,6 +74,10 @@ class DiskFile(Protocol):
 
 class DiskLock(Protocol):
     """Exclusive use of a data directory."""
+
+    def check(self) -> None:
+        """Raise `DiskError` when the directory or the lock file is not at its path any more."""
+        ...
 
     def release(self) -> None:
         """Let others in. Safe to call twice."""
@@ -155,10 +159,11 @@ class OsDisk:
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, holder.encode(), 0)
+            root = os.dup(self._root)
         except OSError as error:
             os.close(descriptor)
             raise _translate(error, "write", path) from error
-        return OsLock(descriptor)
+        return OsLock(self.root, path, root=root, descriptor=descriptor)
 
     def open(self, path: str, *, is_new: bool = False) -> OsFile:
         flags = os.O_RDWR | (os.O_CREAT if is_new else 0)
@@ -296,8 +301,11 @@ class OsFile:
     def sync(self) -> None:
         try:
             _sync_data(self._descriptor)
+            names = os.fstat(self._descriptor).st_nlink
         except OSError as error:
             raise _translate(error, "sync", self.path) from error
+        if not names:
+            raise DiskError(operation="sync", path=self.path, reason="the file was removed")
 
     def allocate(self, length: int) -> None:
         try:
@@ -333,15 +341,41 @@ class OsFile:
 
 
 class OsLock:
-    """An advisory lock on an open file; it ends with the process at the latest."""
+    """An advisory lock on an open file; it ends with the process at the latest.
 
-    def __init__(self, descriptor: int) -> None:
+    It holds a file, not a path: when the file or the directory is removed or put elsewhere, another
+    process may lock what stands there then, which is what `check` is for.
+    """
+
+    def __init__(self, directory: str, path: str, *, root: int, descriptor: int) -> None:
+        """Both descriptors become this lock's own."""
+        self._directory = directory
+        self._path = path
+        self._root = root
         self._descriptor = descriptor
+
+    def check(self) -> None:
+        try:
+            is_root = _is_same(os.stat(self._directory), os.fstat(self._root))
+            found = os.stat(self._path, dir_fd=self._root, follow_symlinks=False)
+        except OSError as error:
+            raise _translate(error, "look", f"{self._directory}/{self._path}") from error
+        if not is_root or not _is_same(found, os.fstat(self._descriptor)):
+            raise DiskError(
+                operation="look",
+                path=f"{self._directory}/{self._path}",
+                reason="replaced while this process worked on the data directory",
+            )
 
     def release(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
-            self._descriptor = -1
+            os.close(self._root)
+            self._descriptor = self._root = -1
+
+
+def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 
 
 def _sync_names(directory: str) -> None:

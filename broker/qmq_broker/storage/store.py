@@ -141,14 +141,16 @@ class Store:
         stored; the others are. Raises `NoRoomError` with nothing written, or `PoisonedError`.
         """
         self._check()
+        self._check_place()
         return self._commit_log.append(frames)
 
     def sync(self) -> None:
         """Make everything appended durable, then visible: one sync; raises `PoisonedError`."""
         self._check()
         self._commit_log.log.sync()
+        self._check_place()
         self._queues.publish()
-        self.step()
+        self._step()
 
     def step(self) -> bool:
         """Write a checkpoint when one is due; returns whether it was. Call it also when idle.
@@ -156,6 +158,10 @@ class Store:
         Requires: nothing is appended that was not synced.
         """
         self._check()
+        self._check_place()
+        return self._step()
+
+    def _step(self) -> bool:
         self._flush_some()
         log = self._commit_log.log
         last = self._checkpoint
@@ -208,6 +214,7 @@ class Store:
             self._lock.release()
 
     def _stop_clean(self) -> None:
+        self._check_place()
         self._commit_log.log.sync()
         self._queues.publish()
         self.actions.sync()
@@ -224,7 +231,7 @@ class Store:
             self._queues.give_up_flush()
             _log.warning("consume queues not flushed: reason=%s", error)
         except DiskError as error:
-            raise self._poisoned(error) from error
+            raise self._poisoned("a failed checkpoint", error) from error
 
     def _write_checkpoint(self) -> None:
         commit_point = self._commit_log.log.durable_point
@@ -239,7 +246,7 @@ class Store:
         try:
             self._checkpoints.write(checkpoint)
         except (DiskError, NoRoomError) as error:
-            raise self._poisoned(error) from error
+            raise self._poisoned("a failed checkpoint", error) from error
         self._checkpoint = checkpoint
         self._checkpoint_s = self._clock.monotonic_s()
 
@@ -249,10 +256,17 @@ class Store:
         if self._poison is not None:
             raise PoisonedError(self._poison)
 
+    def _check_place(self) -> None:
+        """Whoever opens the data directory next must find what is written here."""
+        try:
+            self._lock.check()
+        except DiskError as error:
+            raise self._poisoned("a lost data directory", error) from error
+
     def _is_poisoned(self) -> bool:
         logs = (self._commit_log.log, self.actions.log)
         return self._poison is not None or any(log.poison is not None for log in logs)
 
-    def _poisoned(self, error: Exception) -> PoisonedError:
-        self._poison = f"nothing is written since a failed checkpoint: {error}. Restart the broker."
+    def _poisoned(self, what: str, error: Exception) -> PoisonedError:
+        self._poison = f"nothing is written since {what}: {error}. Restart the broker."
         return PoisonedError(self._poison)
