@@ -1,7 +1,8 @@
 """Bodies as the handler's parameter asks for them.
 
 The decoder is made once per handler. A body that does not fit the type raises `ProtocolError`: the
-message is given back with that reason, and a person finds it among the dead letters.
+message is rejected with that reason at once, since it would not fit at any later attempt either, and
+a person finds it among the dead letters.
 """
 
 from __future__ import annotations

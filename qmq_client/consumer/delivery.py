@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Final
 
 from qmq_client.consumer.options import DELAY_MS_MAX, LEASE_MS_MAX, LEASE_MS_MIN
-from qmq_client.errors import ConfigurationError
+from qmq_client.errors import ConfigurationError, ProtocolError, UnknownVersionError
 from qmq_client.message import Message
 from qmq_client.retry import Retry
 from qmq_client.wire.message_id import format_message_id
@@ -81,6 +81,15 @@ def given_back(error: str, delay_ms: int | None = None) -> Outcome:
 def rejected(reason: str) -> Outcome:
     """A REJECT with this reason."""
     return Outcome(verdict=Verdict.REJECT, text=reason[:ERROR_CHARACTERS_MAX])
+
+
+def unreadable(error: ProtocolError) -> Outcome:
+    """What becomes of a message that cannot be read: no further delivery would change it.
+
+    Only one of another version is given back; a consumer of that version may be in the group.
+    """
+    text = f"malformed: {error_text(error)}"
+    return given_back(text) if isinstance(error, UnknownVersionError) else rejected(text)
 
 
 class Grip:

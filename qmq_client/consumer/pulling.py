@@ -7,8 +7,9 @@
             store(delivery.message.body)
             delivery.ack()
 
-What was neither acked, nacked nor rejected at the end of the block is given back at once; all
-outcomes go to the broker in one request. Nothing prolongs the leases but `delivery.extend`.
+What was neither acked, nacked nor rejected at the end of the block is given back and comes again
+after the group's backoff; all outcomes go to the broker in one request. Nothing prolongs the leases
+but `delivery.extend`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from functools import lru_cache
 from typing import Final
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
-from qmq_client.consumer.delivery import Delivery, Grip, Outcome, Received, given_back
+from qmq_client.consumer.delivery import Delivery, Grip, Outcome, Received, given_back, unreadable
 from qmq_client.consumer.identity import make_consumer_id
 from qmq_client.consumer.ledger import Ledger
-from qmq_client.consumer.options import ConsumerOptions
-from qmq_client.errors import ProtocolError
+from qmq_client.consumer.options import PREFETCH_MAX, WAIT_MS_MAX, ConsumerOptions
+from qmq_client.errors import ConfigurationError, ProtocolError
 from qmq_client.message import record_to_message
 from qmq_client.transport.http import HttpTransport
 from qmq_client.transport.port import Transport
@@ -49,9 +50,20 @@ def pull(
 ) -> Iterator[list[Delivery]]:
     """Up to `max_messages` deliveries, perhaps none after `wait_s`; settled when the block ends.
 
-    Malformed messages are given back with that reason and not shown. Raises `TransportError` when
+    ::
+
+        with pull(url, subject="orders", group="audit", wait_s=5) as deliveries:
+            for delivery in deliveries:
+                store(delivery.message.body)
+                delivery.ack()
+
+    Every delivery needs its `ack`, `nack` or `reject`: one without counts as a failed attempt, and
+    after `max_attempts` of them the message is a dead letter. Malformed messages are rejected with
+    that reason and not shown. Raises `ConfigurationError` for a value that cannot work, and `TransportError` when
     the broker does not answer, also at the end of the block: then the leases end by themselves.
     """
+    _check_range("max_messages", max_messages, 1, PREFETCH_MAX)
+    _check_range("wait_s", wait_s, 0, WAIT_MS_MAX / 1000)
     options = ConsumerOptions(
         subject=subject,
         group=group,
@@ -111,13 +123,13 @@ class _Batch:
             try:
                 message = record_to_message(decode_record(head.subject, one.record))
             except ProtocolError as error:
-                self._settle(received, given_back(f"malformed: {error}"))
+                self._settle(received, unreadable(error))
             else:
                 opened.append(Delivery(received, message, grip))
         return opened
 
     def close(self) -> None:
-        self._ledger.add(self._received, given_back(_UNSETTLED, 0))
+        self._ledger.add(self._received, given_back(_UNSETTLED))
         while len(self._ledger):
             self._send()
 
@@ -139,6 +151,15 @@ class _Batch:
                     settlements=outgoing.settlements,
                 )
             )
+
+
+def _check_range(setting: str, value: object, lowest: float, highest: float) -> None:
+    if not isinstance(value, int | float) or not lowest <= value <= highest:
+        raise ConfigurationError(
+            setting=setting,
+            value=repr(value),
+            remedy=f"Give a number from {lowest:g} to {highest:g}.",
+        )
 
 
 @lru_cache(maxsize=16)

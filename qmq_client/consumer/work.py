@@ -26,6 +26,7 @@ from qmq_client.consumer.delivery import (
     error_traceback,
     given_back,
     rejected,
+    unreadable,
 )
 from qmq_client.consumer.handler import Handler
 from qmq_client.consumer.ledger import Ledger
@@ -132,13 +133,14 @@ class Work:
             except ProtocolError as error:
                 self._counters.add("malformed")
                 _LOG.warning(
-                    "malformed_message consumer=%s sequence=%d attempt=%d error=%s",
+                    "malformed_message consumer=%s message_id=%s sequence=%d attempt=%d error=%s",
                     self._handler.options.name,
+                    received.message_id,
                     received.sequence,
                     received.attempt,
                     error_text(error),
                 )
-                self.note([received], given_back(f"malformed: {error_text(error)}"))
+                self.note([received], unreadable(error))
         return decoded
 
     def _handle(self, decoded: list[_Decoded]) -> Outcome | None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from qmq_client.consumer import Consumers, Delivery, consumer
-from qmq_client.errors import ConfigurationError
+from qmq_client.consumer.delivery import Verdict, unreadable
+from qmq_client.errors import ConfigurationError, ProtocolError, UnknownVersionError
 from qmq_client.message import Message
 from qmq_client.retry import Reject, Retry
 from qmq_client.testing import drain
@@ -205,12 +206,12 @@ def test_a_reject_from_a_batch_rejects_only_the_message_that_is_meant(bench: Ben
     assert bench.broker.lag(SUBJECT, GROUP) == 0
 
 
-def test_C9_a_malformed_record_is_given_back_with_its_reason_and_holds_up_nobody(
-    bench: Bench,
+def test_C9_a_malformed_record_is_rejected_with_its_reason_and_holds_up_nobody(
+    bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[Any] = []
 
-    @consumer(SUBJECT, group=GROUP, max_attempts=1, batch_size=10)
+    @consumer(SUBJECT, group=GROUP, batch_size=10)
     def handler(bodies: list[str]) -> None:
         seen.extend(bodies)
 
@@ -223,6 +224,12 @@ def test_C9_a_malformed_record_is_given_back_with_its_reason_and_holds_up_nobody
     assert dead.sequence == 1
     assert "checksum" in dead.error
     assert bench.counters(consumers)["malformed"] == 1
+    assert f"message_id={ids[1]}" in caplog.text
+
+
+def test_a_record_of_another_version_is_given_back_to_who_knows_it() -> None:
+    assert unreadable(ProtocolError("odd")).verdict is Verdict.REJECT
+    assert unreadable(UnknownVersionError("version 9")).verdict is Verdict.NACK
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])

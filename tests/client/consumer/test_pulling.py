@@ -10,7 +10,7 @@ from qmq_client import pull
 from qmq_client.errors import BrokerUnreachableError, ConfigurationError
 from qmq_client.message import Message
 from qmq_client.testing import MemoryBroker, MemoryTransport
-from tests.client.consumer.kit import GROUP, SUBJECT
+from tests.client.consumer.kit import GROUP, SUBJECT, Bench
 
 
 @pytest.fixture
@@ -38,7 +38,11 @@ def test_outcomes_of_a_block_go_in_one_request_at_its_end(broker: MemoryBroker) 
     assert transport.calls["settle"] == 1
 
 
-def test_what_has_no_outcome_is_given_back_at_once_also_on_an_error(broker: MemoryBroker) -> None:
+def test_what_has_no_outcome_comes_again_after_the_backoff_also_on_an_error() -> None:
+    bench = Bench()
+    bench.put(*range(5))
+    broker = bench.broker
+
     def fail_after_one() -> None:
         with pulled(broker, max_messages=3) as deliveries:
             deliveries[0].ack()
@@ -46,19 +50,23 @@ def test_what_has_no_outcome_is_given_back_at_once_also_on_an_error(broker: Memo
 
     with pytest.raises(ValueError, match="mine"):
         fail_after_one()
+    bench.clock.advance(900)
+    with pulled(broker) as deliveries:
+        assert [one.message.body for one in deliveries] == [3, 4]
+    bench.clock.advance(2_000)
     with pulled(broker) as deliveries:
         assert [(one.message.body, one.attempt) for one in deliveries] == [
             (1, 2),
             (2, 2),
-            (3, 1),
-            (4, 1),
+            (3, 2),
+            (4, 2),
         ]
 
 
-def test_a_malformed_message_is_given_back_and_not_shown(broker: MemoryBroker) -> None:
+def test_a_malformed_message_is_rejected_and_not_shown(broker: MemoryBroker) -> None:
     (altered,) = broker.put(Message(SUBJECT, "altered"))
     broker.faults.altered_ids.add(altered)
-    with pulled(broker, max_attempts=1) as deliveries:
+    with pulled(broker) as deliveries:
         assert len(deliveries) == 5
         for one in deliveries:
             one.ack()
@@ -94,7 +102,19 @@ def test_an_unreachable_broker_is_told_to_the_caller(broker: MemoryBroker) -> No
         raise AssertionError("nothing was pulled")
 
 
-@pytest.mark.parametrize("settings", [{"max_messages": 0}, {"wait_s": -1}, {"lease_ms": 1}])
-def test_a_setting_that_cannot_work_is_refused(broker: MemoryBroker, settings: Any) -> None:
-    with pytest.raises(ConfigurationError), pulled(broker, **settings):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_messages": 0},
+        {"max_messages": 2_000},
+        {"wait_s": -1},
+        {"wait_s": 100},
+        {"lease_ms": 1},
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_by_the_name_it_was_given(
+    broker: MemoryBroker, settings: Any
+) -> None:
+    with pytest.raises(ConfigurationError) as caught, pulled(broker, **settings):
         raise AssertionError("nothing was pulled")
+    assert caught.value.setting in settings
