@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     InboxSource = Inbox | Callable[[], Session] | sa.Engine
 
 _MARK: Final = "__qmq_handlers__"
+INBOX_REMEDY: Final = "Give a sessionmaker bound to an engine, the engine, or an Inbox."
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -91,6 +92,8 @@ def consumer(
     take and `ConsumerOptions` for the settings.
     """
     options = ConsumerOptions(subject=subject, group=group, **settings)
+    if inbox is not None:
+        _check_inbox(inbox)
     if inbox is not None and not options.auto_ack:
         raise ConfigurationError(
             setting="auto_ack",
@@ -124,6 +127,16 @@ def make_handler(
         inbox=inbox,
         on_stale=on_stale,
     )
+
+
+def _check_inbox(inbox: object) -> None:
+    # A session factory may be bound later; whether it was, shows when the consumers are made.
+    import sqlalchemy as sa
+
+    from qmq_client.inbox import Inbox
+
+    if not callable(inbox) and not isinstance(inbox, Inbox | sa.Engine):
+        raise ConfigurationError(setting="inbox", value=shorten(inbox), remedy=INBOX_REMEDY)
 
 
 def collect_handlers(sources: Iterable[object]) -> list[Handler]:

@@ -17,7 +17,7 @@ from qmq_client.clock import Clock
 from qmq_client.consumer.async_calls import AsyncCalls
 from qmq_client.consumer.counters import Counters
 from qmq_client.consumer.delivery import Grip, Outcome, Received, error_text, given_back
-from qmq_client.consumer.handler import Handler, OnStale, StaleDelivery
+from qmq_client.consumer.handler import INBOX_REMEDY, Handler, OnStale, StaleDelivery
 from qmq_client.consumer.ledger import Entry, Ledger, Outgoing, as_outgoing, stale_entries
 from qmq_client.consumer.prefetch import Prefetch
 from qmq_client.consumer.work import Work
@@ -30,6 +30,7 @@ from qmq_client.errors import (
 from qmq_client.retry import Backoff
 from qmq_client.transport.port import Transport
 from qmq_client.wire.deliveries import Deliveries
+from qmq_client.wire.names import shorten
 from qmq_client.wire.requests import PullRequest, SettleRequest
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Member:
         self._held: set[Received] = set()
         self._pull_failures = 0
         self._settle_failures = 0
+        self._is_stopping = False
         self._work = Work(
             handler,
             self.ledger,
@@ -108,7 +110,10 @@ class Member:
     def check(self) -> None:
         """Raise when the inbox is not usable."""
         if self._inbox is not None:
-            self._inbox.check()
+            from qmq_client.database import database_errors
+
+            with database_errors(f"of the inbox of {self.options.name}"):
+                self._inbox.check()
 
     def pull_once(self, *, is_blocking: bool = True) -> Pass:
         """Ask for as many messages as there is room for; may wait for room and for messages."""
@@ -172,6 +177,7 @@ class Member:
 
     def stop(self) -> int:
         """Hand out nothing any more and give back what no handler has begun; how many."""
+        self._is_stopping = True
         left = self.prefetch.stop()
         return self._work.note(left, given_back(_STOPPED, 0))
 
@@ -299,7 +305,10 @@ class Member:
         pause_s = _BACKOFF.delay_ms(failures, random.random()) / 1000
         if isinstance(error, BrokerBusyError):
             pause_s = max(pause_s, error.retry_after_s)
-        _LOG.warning(
+        # A stop ends the pull that waits by closing its connection.
+        is_meant = self._is_stopping and call == "pull"
+        _LOG.log(
+            logging.DEBUG if is_meant else logging.WARNING,
             "%s_failed consumer=%s failures=%d again_in_s=%.1f error=%s",
             call,
             self.options.name,
@@ -353,10 +362,20 @@ def _make_inbox(handler: Handler) -> Inbox | None:
     source = handler.inbox
     if source is None:
         return None
+    import sqlalchemy as sa
+
     from qmq_client.inbox import Inbox
 
     if not isinstance(source, Inbox):
-        return Inbox(source, group=handler.options.group)
+        try:
+            return Inbox(source, group=handler.options.group)
+        except (sa.exc.UnboundExecutionError, TypeError, AttributeError) as error:
+            raise ConfigurationError(
+                setting="inbox",
+                value=f"{shorten(source)} of {handler.options.name} gives no session with an "
+                f"engine ({type(error).__name__}: {shorten(str(error))})",
+                remedy=INBOX_REMEDY,
+            ) from error
     if source.group != handler.options.group:
         raise ConfigurationError(
             setting="inbox",

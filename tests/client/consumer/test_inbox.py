@@ -22,7 +22,6 @@ from qmq_client.consumer import Consumers, consumer
 from qmq_client.errors import (
     AutocommitError,
     ConfigurationError,
-    DatabaseUnavailableError,
     InboxTransactionError,
     OutboxMissingError,
 )
@@ -326,29 +325,6 @@ def test_a_connection_that_commits_by_itself_is_refused(bench: Bench, engine: sa
     autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
     with pytest.raises(AutocommitError):
         bench.consumers(tallying(autocommit)).start()
-
-
-@pytest.mark.parametrize("source", ["sqlite:///e.db", 1, ["x"]])
-def test_an_inbox_that_is_none_is_refused_at_decoration(source: Any) -> None:
-    with pytest.raises(ConfigurationError, match="sessionmaker bound to an engine"):
-        consumer(SUBJECT, group=GROUP, inbox=source)
-
-
-@pytest.mark.parametrize("source", [sessionmaker(), lambda: 1])
-def test_an_inbox_without_an_engine_is_refused_when_the_consumers_are_made(
-    bench: Bench, source: Any
-) -> None:
-    handler = consumer(SUBJECT, group=GROUP, inbox=source)(lambda body: None)
-    with pytest.raises(ConfigurationError, match="no session with an engine"):
-        bench.consumers(handler)
-
-
-def test_a_database_of_an_inbox_that_cannot_be_opened_is_told_before_the_start(
-    bench: Bench, tmp_path: Path
-) -> None:
-    nowhere = sa.create_engine(f"sqlite:///{tmp_path}/nowhere/shop.db")
-    with pytest.raises(DatabaseUnavailableError, match=f"inbox of {SUBJECT}/{GROUP}"):
-        bench.consumers(tallying(nowhere)).start()
 
 
 def test_an_inbox_of_another_group_is_refused(bench: Bench, engine: sa.Engine) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from qmq_client.consumer import Consumers, consumer
-from qmq_client.errors import BrokerRefusedError
+from qmq_client.consumer.member import Lines
+from qmq_client.errors import BrokerRefusedError, BrokerUnreachableError
 from qmq_client.testing import drain
 from qmq_client.transport.memory import MemoryTransport
 from qmq_client.wire.deliveries import Deliveries
@@ -43,6 +44,22 @@ def test_C9_an_unreachable_broker_costs_one_call_per_pass_with_growing_pauses(
     assert seen == [1]
     bench.broker.faults.is_unreachable = True
     assert member.pull_once(is_blocking=False).pause_s <= 0.1
+
+
+def test_a_pull_that_ends_because_of_the_stop_is_no_trouble(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumers = bench.consumers(consumer(SUBJECT, group=GROUP)(lambda body: None))
+    (member,) = consumers.members
+
+    class ClosingTransport(MemoryTransport):
+        def pull(self, request: PullRequest) -> Deliveries:
+            member.stop()
+            raise BrokerUnreachableError("Bad file descriptor")
+
+    member._lines = Lines(pulling=ClosingTransport(bench.broker), settling=bench.transport)
+    assert member.pull_once().has_failed
+    assert "pull_failed" not in caplog.text
 
 
 def test_a_busy_broker_is_left_alone_as_long_as_it_asks(bench: Bench) -> None:

@@ -1,0 +1,39 @@
+"""What a consumer takes for its inbox, and when it says that something else was given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import sessionmaker
+
+from qmq_client.consumer import consumer
+from qmq_client.errors import ConfigurationError, DatabaseUnavailableError
+from tests.client.consumer.kit import GROUP, SUBJECT, Bench
+
+
+@pytest.mark.parametrize("source", ["sqlite:///e.db", 1, ["x"]])
+def test_an_inbox_that_is_none_is_refused_at_decoration(source: Any) -> None:
+    with pytest.raises(ConfigurationError, match="sessionmaker bound to an engine"):
+        consumer(SUBJECT, group=GROUP, inbox=source)
+
+
+@pytest.mark.parametrize("source", [sessionmaker(), lambda: 1])
+def test_an_inbox_without_an_engine_is_refused_when_the_consumers_are_made(
+    bench: Bench, source: Any
+) -> None:
+    handler = consumer(SUBJECT, group=GROUP, inbox=source)(lambda body: None)
+    with pytest.raises(ConfigurationError, match="no session with an engine"):
+        bench.consumers(handler)
+
+
+def test_a_database_of_an_inbox_that_cannot_be_opened_is_told_before_the_start(
+    bench: Bench, tmp_path: Path
+) -> None:
+    nowhere = sa.create_engine(f"sqlite:///{tmp_path}/nowhere/shop.db")
+    handler = consumer(SUBJECT, group=GROUP, inbox=nowhere)(lambda body: None)
+    consumers = bench.consumers(handler)
+    with pytest.raises(DatabaseUnavailableError, match=f"inbox of {SUBJECT}/{GROUP}"):
+        consumers.start()
