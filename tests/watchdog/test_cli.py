@@ -48,7 +48,7 @@ def test_exit_0_when_everything_due_was_sent(
     assert (result.exit_code, result.output) == (
         0,
         "sweep database=shop claimed=3 sent=3 failed=0 parked=0 lost=0 unreachable=false "
-        "retry_after_s=0 is_cut_short=false\n",
+        "retry_after_s=0 is_cut_short=false parked_total=0\n",
     )
     assert len(left(database)) == 1
 
@@ -65,6 +65,19 @@ def test_exit_1_when_a_row_was_parked(database: Database, broker_process: Broker
     assert result.exit_code == 1
     found = as_json(result)
     assert (found["exit_code"], found["sent"], found["parked"]) == (1, 2, 1)
+
+
+def test_the_line_says_why_rows_were_not_sent_and_how_many_wait_for_a_person(
+    database: Database, broker_process: BrokerProcess
+) -> None:
+    ids = put_rows(database, 3)
+    damage(database, ids[1])
+    call = ("--database", url(database), "--broker", broker_process.url)
+    assert 'last_error="damaged in the outbox' in sweep(*call).output
+    again = sweep(*call)
+    assert again.exit_code == 0
+    assert "parked=0" in again.output
+    assert "parked_total=1" in again.output
 
 
 def test_exit_1_when_rows_are_left_at_the_bound_of_a_sweep(

@@ -208,6 +208,22 @@ def test_W8_an_outage_of_the_broker_has_a_bounded_rate_of_tries_and_lines(
     assert done == "sweep.done database=shop claimed=150 sent=150"
 
 
+def test_W8_an_outage_of_the_broker_is_over_when_it_took_something_not_when_nothing_was_due(
+    database: Database, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_rows(database, 1)
+    broker.faults.is_unreachable = True
+    job = SweepJob(Sweep(database, MemoryTransport(broker)), DaemonOptions(), lambda: 0.0)
+    with caplog.at_level(logging.INFO, logger="qmq_watchdog"):
+        job.step(never_stopped)
+        assert job.step(never_stopped).claimed == 0, "the row is put off"
+        make_due(database)
+        job.step(never_stopped)
+    assert job.delay_s == 2.0
+    assert "sweep.recovered" not in caplog.text
+    assert "last_error=" in caplog.text
+
+
 def test_W8_an_outage_of_a_database_is_told_with_its_reason_and_then_seldom(
     tmp_path: Path, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
 ) -> None:

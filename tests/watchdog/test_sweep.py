@@ -347,3 +347,32 @@ def test_the_rows_of_a_dead_sender_keep_its_token_until_they_are_due(
     put_rows(database, 1, due_in_ms=5_000)
     assert Sweep(database, MemoryTransport(broker)).step().claimed == 0
     assert rows_of(database)[0].token == DEAD_SENDER
+
+
+@pytest.mark.parametrize("bad_id", ["a" * 16, "é", 7, b"short"])
+def test_O6_O7_a_row_whose_id_has_the_wrong_type_is_parked_and_its_neighbours_go(
+    database: Database, broker: MemoryBroker, bad_id: object
+) -> None:
+    ids = put_rows(database, 20)
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "UPDATE qmq_outbox SET message_id = ?, attempts = 'x' WHERE message_id = ?",
+            (bad_id, ids[7]),
+        )
+    assert len(database.store.list_rows()) == 20
+    counts = Sweep(database, MemoryTransport(broker)).step()
+    assert (counts.claimed, counts.sent, counts.parked, counts.lost) == (20, 19, 1, 0)
+    make_due(database)
+    assert Sweep(database, MemoryTransport(broker)).step().claimed == 0
+    (row,) = rows_of(database)
+    assert (row.state, row.attempts, row.token) == (PARKED, 1, None)
+    assert "another message id" in row.last_error
+    assert len(sent_ids(broker)) == 19
+
+
+def test_no_parameter_of_the_outbox_is_in_an_error(database: Database) -> None:
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE qmq_outbox")
+    with pytest.raises(sa.exc.OperationalError) as caught:
+        database.store.delete_sent([b"i" * 16], token=DEAD_SENDER)
+    assert DEAD_SENDER.decode() not in str(caught.value)

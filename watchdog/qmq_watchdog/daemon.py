@@ -35,6 +35,7 @@ from qmq_watchdog.sweep import Sweep, SweepCounts
 #: Share by which a poll wait may be shorter, so that several watchdogs spread out.
 _POLL_JITTER: Final = 0.2
 _FIRST_RETRY_MS: Final = 1_000
+_BROKER_AWAY: Final = "broker_unreachable"
 _AT_ONCE: Final = datetime.fromtimestamp(0, UTC)
 #: A wall clock that moved this far against the monotonic one was set, not slewed.
 _JUMP_MS: Final = 2_000
@@ -72,7 +73,7 @@ class SweepJob:
         if counts.error is not None:
             self._fail(counts, counts.error.code)
         elif counts.unreachable:
-            self._fail(counts, "broker_unreachable")
+            self._fail(counts, _BROKER_AWAY)
         else:
             self._succeed(counts)
         return counts
@@ -96,7 +97,9 @@ class SweepJob:
         )
 
     def _succeed(self, counts: SweepCounts) -> None:
-        if ended := self._outage.on_success():
+        # That the broker is back shows by what it took; where nothing was due, nobody asked it.
+        is_over = counts.sent > 0 or self._outage.kind != _BROKER_AWAY
+        if is_over and (ended := self._outage.on_success()):
             log_event("sweep.recovered", database=self.name, failures=ended)
         jitter = 1.0 - _POLL_JITTER * self._random()
         self.delay_s = 0.0 if counts.is_cut_short else self._options.poll_s * jitter
@@ -201,6 +204,6 @@ class Daemon:
         return self._clock.now_ms() - round(self._clock.monotonic_s() * 1000)
 
 
-def _worth_saying(counts: SweepCounts) -> dict[str, str | int | float | bool]:
+def _worth_saying(counts: SweepCounts) -> dict[str, str | int | float | bool | None]:
     """The counts without those that are nothing."""
     return {name: value for name, value in counts.as_fields().items() if value}

@@ -19,7 +19,7 @@ def sweep_all(sweeps: Sequence[Sweep], deadline_s: float) -> tuple[dict[str, Swe
     A sweep that has not ended goes on in its thread; the caller should end the process.
     """
     pool = ThreadPoolExecutor(max(1, len(sweeps)))
-    futures = {sweep.database.name: pool.submit(sweep.step) for sweep in sweeps}
+    futures = {sweep.database.name: pool.submit(_sweep_and_count, sweep) for sweep in sweeps}
     late = wait(futures.values(), deadline_s).not_done
     pool.shutdown(wait=False)
     results = {
@@ -30,6 +30,13 @@ def sweep_all(sweeps: Sequence[Sweep], deadline_s: float) -> tuple[dict[str, Swe
         if futures[sweep.database.name] not in late:
             sweep.close()
     return results, not late
+
+
+def _sweep_and_count(sweep: Sweep) -> SweepCounts:
+    counts = sweep.step()
+    if counts.error is None:
+        sweep.count_parked(counts)
+    return counts
 
 
 def _late(name: str, deadline_s: float) -> SweepCounts:

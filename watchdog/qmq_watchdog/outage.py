@@ -29,7 +29,7 @@ class Outage:
         self._backoff = backoff
         self._random = random
         self._kind = ""
-        #: Failures since the last success.
+        #: Failures since the last success; 0 while all is well.
         self.failures = 0
 
     def on_failure(self, kind: str, *, at_least_s: float = 0.0) -> Failure:
@@ -39,6 +39,11 @@ class Outage:
         self._kind = kind
         delay_s = self._backoff.delay_ms(self.failures, self._random()) / 1000
         return Failure(delay_s=max(delay_s, at_least_s), is_news=is_news)
+
+    @property
+    def kind(self) -> str:
+        """What the last trouble was; empty while all is well."""
+        return self._kind
 
     def on_success(self) -> int:
         """All is well; returns how many failures that ends."""

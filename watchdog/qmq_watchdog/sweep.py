@@ -75,6 +75,10 @@ class SweepCounts:
     retry_after_s: float = 0.0
     #: A bound of the sweep was reached, so rows that are due may be left.
     is_cut_short: bool = False
+    #: Why the last of the rows that were not sent was not.
+    last_error: str = ""
+    #: Parked rows in all, those of earlier sweeps too; None when they were not counted.
+    parked_total: int | None = None
     #: What the database did not do; the sweep ended there.
     error: QmqError | None = None
 
@@ -86,8 +90,12 @@ class SweepCounts:
         self.lost += len(outcome.sent) + len(outcome.failed) + len(outcome.parked) - settled
         self.unreachable = outcome.unreachable
         self.retry_after_s = outcome.retry_after_s
+        if outcome.failed:
+            self.last_error = outcome.failed[-1].error
+        elif outcome.parked:
+            self.last_error = outcome.parked[-1].error
 
-    def as_fields(self) -> dict[str, str | int | float | bool]:
+    def as_fields(self) -> dict[str, str | int | float | bool | None]:
         """The counts for a log line or for JSON."""
         shown = {each.name: getattr(self, each.name) for each in fields(self)}
         shown["error"] = "" if self.error is None else str(self.error)
@@ -138,6 +146,14 @@ class Sweep:
             self._is_checked = False
             self._limit_rows = min(PROBE_ROWS, self._options.batch_rows)
         return counts
+
+    def count_parked(self, counts: SweepCounts) -> None:
+        """Look how many rows are parked in all; reads the index of all rows."""
+        try:
+            with database_errors(self.database.name):
+                counts.parked_total = self.database.store.counts().parked
+        except (DatabaseUnavailableError, OutboxMissingError) as error:
+            counts.error = counts.error or error
 
     def close(self) -> None:
         """Give up the connections to database and broker."""
