@@ -35,6 +35,7 @@ BUSY_MS_MAX: Final = 2_000
 #: write lock: who tries again at once always wins against who waits, and a busy application would
 #: starve the publisher. Bounded, because the application may hold the lock that this waits for.
 TURN_S_MAX: Final = 0.05
+_ID_BYTES: Final = 16
 #: Per database file: held by the publisher while it wants or has the write lock.
 _TURNS: Final[dict[str, threading.Lock]] = {}
 os.register_at_fork(after_in_child=_TURNS.clear)
@@ -98,9 +99,14 @@ class SqliteDialect:
             return engine
         if engine.dialect.is_async:
             url = engine.url.set(drivername="sqlite+pysqlite")
-            sibling = sa.create_engine(url, connect_args={"check_same_thread": False})
+            sibling = sa.create_engine(
+                url, connect_args={"check_same_thread": False}, hide_parameters=True
+            )
         else:
-            sibling = sa.Engine(engine.pool.recreate(), engine.dialect, engine.url)
+            # Errors are logged: no token and no record may be in them.
+            sibling = sa.Engine(
+                engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True
+            )
         event.listen(sibling, "connect", _relax)
         return sibling
 
@@ -148,18 +154,20 @@ class SqliteDialect:
             .values(token=token, due_at_ms=now_ms + lease_ms)
             .returning(
                 outbox.c.id,
-                outbox.c.message_id,
+                _as_bytes(outbox.c.message_id),
+                (sa.func.typeof(outbox.c.message_id) != "blob").label("is_no_id"),
                 _as_bytes(outbox.c.subject),
                 _as_bytes(outbox.c.ordering_key),
                 _as_bytes(outbox.c.record),
-                outbox.c.attempts,
+                sa.cast(outbox.c.attempts, sa.Integer()).label("attempts"),
                 outbox.c.created_at_ms,
             )
-        )
+        ).all()
+        new_ids = _give_ids(connection, outbox, [row.id for row in taken if row.is_no_id])
         # RETURNING has no order of its own.
         return [
             OutboxRow(
-                message_id=row.message_id,
+                message_id=new_ids.get(row.id, row.message_id),
                 subject=row.subject.decode(errors="replace"),
                 ordering_key=row.ordering_key and row.ordering_key.decode(errors="replace"),
                 record=row.record,
@@ -194,6 +202,21 @@ class SqliteDialect:
         if not self._is_shared:
             _LEFT_TO_THE_PARENT.append(engine.pool)
             engine.dispose(close=False)
+
+
+def _give_ids(
+    connection: sa.Connection, outbox: sa.Table, row_ids: Sequence[int]
+) -> dict[int, bytes]:
+    """Ids for rows whose own no statement could name, so that they are parked like any damaged row.
+
+    SQLite stores what it is given, also a text as an id. The record still carries the true one.
+    """
+    new_ids = {row_id: os.urandom(_ID_BYTES) for row_id in row_ids}
+    for row_id, message_id in new_ids.items():
+        connection.execute(
+            sa.update(outbox).where(outbox.c.id == row_id).values(message_id=message_id)
+        )
+    return new_ids
 
 
 def _as_bytes(column: sa.Column[Any]) -> sa.Label[bytes]:

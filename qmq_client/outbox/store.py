@@ -127,7 +127,8 @@ class OutboxStore:
         """
         columns = self._outbox.c
         query = sa.select(
-            columns.message_id,
+            # As bytes, so that a damaged one does not hide the others.
+            sa.cast(columns.message_id, sa.LargeBinary()).label("message_id"),
             columns.subject,
             columns.ordering_key,
             columns.state,

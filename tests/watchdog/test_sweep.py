@@ -375,4 +375,4 @@ def test_no_parameter_of_the_outbox_is_in_an_error(database: Database) -> None:
         connection.exec_driver_sql("DROP TABLE qmq_outbox")
     with pytest.raises(sa.exc.OperationalError) as caught:
         database.store.delete_sent([b"i" * 16], token=DEAD_SENDER)
-    assert DEAD_SENDER.decode() not in str(caught.value)
+    assert "parameters hidden" in str(caught.value)
