@@ -87,8 +87,8 @@ class HotRoutes:
             json_bytes_max=self._json_bytes_max,
         )
         self._broker.serving.check_takes_messages()
-        with self._room.body(head.content_bytes or body_bytes_max):
-            data = await read_body(receive, body_bytes_max)
+        with self._room.body(head.content_bytes or 0) as share:
+            data = await read_body(receive, body_bytes_max, share)
             message_ids: tuple[str, ...] = ()
             if encoding is Encoding.JSON:
                 data, message_ids = self._frame_of(data)
@@ -101,6 +101,7 @@ class HotRoutes:
     async def _pull(self, head: Head, receive: Receive, send: Send) -> None:
         request = await self._read(head, receive, PullRequest)
         self._broker.serving.check_delivers()
+        self._check_answer(request)
         delivery = self._broker.delivery
         stale = delivery.begin_pull(request, self._broker.time.now_ms())
         given = delivery.pull(request, self._broker.time.now_ms(), stale)
@@ -114,7 +115,8 @@ class HotRoutes:
             if reply is Encoding.FRAME
             else deliveries_to_json(given)
         )
-        await answer(send, 200, reply, body)
+        with self._room.answer(len(body)):
+            await answer(send, 200, reply, body)
 
     async def _settle(self, head: Head, receive: Receive, send: Send) -> None:
         request = await self._read(head, receive, SettleRequest)
@@ -159,6 +161,7 @@ class HotRoutes:
         """Pull after a wake; one that is refused passes its wake on."""
         delivery = self._broker.delivery
         try:
+            self._check_answer(request)
             return delivery.pull(request, self._broker.time.now_ms(), stale)
         except QmqError:
             delivery.waiting.wake_group(waiting.key)
@@ -181,6 +184,9 @@ class HotRoutes:
         finally:
             waiting_pulls.leave(waiting)
         return waiting, woken.done()
+
+    def _check_answer(self, request: PullRequest) -> None:
+        self._room.check_answer(min(request.max_bytes, self._broker.settings.limits.pull_bytes))
 
     def _frame_of(self, data: bytes) -> tuple[bytes, tuple[str, ...]]:
         return json_to_frame(

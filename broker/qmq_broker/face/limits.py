@@ -13,8 +13,10 @@ class FaceLimits:
     connections: int = 2_000
     #: Requests under way, waiting pulls not counted: those have a bound of their own.
     requests: int = 1_000
-    #: Bytes of all request bodies under way.
+    #: Bytes of all bodies of sends under way, counted as they arrive.
     bodies_bytes: int = 256 * 1024 * 1024
+    #: Bytes of all answers to pulls that their clients have not read.
+    answers_bytes: int = 256 * 1024 * 1024
     #: A request in JSON: its parsing holds up everybody else, frames are there for more.
     json_bytes: int = 2 * 1024 * 1024
     #: Request line and headers of one request.

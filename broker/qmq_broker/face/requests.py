@@ -39,6 +39,8 @@ class Encoding(Enum):
     JSON = JSON_CONTENT_TYPE.encode()
 
 
+#: What a connection buffers before it makes its writer wait; asyncio's own bound.
+_BUFFERED_BYTES: Final = 64 * 1024
 _ENCODINGS: Final = {encoding.value: encoding for encoding in Encoding}
 
 
@@ -118,11 +120,14 @@ def check_head(head: Head, *, frame_bytes_max: int, json_bytes_max: int) -> tupl
 
 
 class BodyRoom:
-    """How many bytes all bodies under way may take together."""
+    """How many requests may be under way, and what their bodies and answers may take together."""
 
     def __init__(self, limits: FaceLimits) -> None:
         self._limits = limits
+        #: Of request bodies, as far as they have arrived.
         self.taken_bytes = 0
+        #: Of answers, until their clients have read them.
+        self.unread_bytes = 0
         self.requests = 0
 
     @contextmanager
@@ -146,23 +151,69 @@ class BodyRoom:
             self.requests += 1
 
     @contextmanager
-    def body(self, body_bytes: int) -> Iterator[None]:
-        """Reserve room for one body; raises `RequestRefusedError` when there is none."""
-        if self.taken_bytes + body_bytes > self._limits.bodies_bytes:
-            raise _busy(f"bodies of {self.taken_bytes} bytes are under way")
-        self.taken_bytes += body_bytes
+    def body(self, claimed_bytes: int) -> Iterator[BodyShare]:
+        """The share of one body; raises `RequestRefusedError` when there is no room for it.
+
+        What a head claims takes no room: a few slow clients would hold all of it with a few bytes.
+        """
+        self._check_body(claimed_bytes)
+        share = BodyShare(self)
         try:
-            yield
+            yield share
         finally:
-            self.taken_bytes -= body_bytes
+            self.taken_bytes -= share.taken_bytes
+
+    def take(self, share: BodyShare, count: int) -> None:
+        """Give more room to one body; raises `RequestRefusedError` when there is none."""
+        self._check_body(count)
+        share.taken_bytes += count
+        self.taken_bytes += count
+
+    def check_answer(self, answer_bytes: int) -> None:
+        """Raise `RequestRefusedError` when there is no room for an answer of this length.
+
+        To be asked before messages are handed out: a refused hand-out would cost them an attempt.
+        """
+        if self.unread_bytes + answer_bytes > self._limits.answers_bytes:
+            raise _busy(f"answers of {self.unread_bytes} bytes are unread")
+
+    @contextmanager
+    def answer(self, answer_bytes: int) -> Iterator[None]:
+        """Count an answer until its client has read it; the request itself is done."""
+        self.unread_bytes += answer_bytes
+        try:
+            with self.waiting():
+                yield
+        finally:
+            self.unread_bytes -= answer_bytes
+
+    def _check_body(self, count: int) -> None:
+        if self.taken_bytes + count > self._limits.bodies_bytes:
+            raise _busy(f"bodies of {self.taken_bytes} bytes are under way")
 
 
-async def read_body(receive: Receive, body_bytes_max: int) -> bytes:
-    """The whole body; raises `RequestRefusedError` over the bound and `ClientGone`."""
+class BodyShare:
+    """What one body has taken of the room."""
+
+    __slots__ = ("_room", "taken_bytes")
+
+    def __init__(self, room: BodyRoom) -> None:
+        self._room = room
+        self.taken_bytes = 0
+
+    def take(self, count: int) -> None:
+        """So many bytes more have arrived."""
+        self._room.take(self, count)
+
+
+async def read_body(receive: Receive, body_bytes_max: int, share: BodyShare | None = None) -> bytes:
+    """The whole body; raises `RequestRefusedError` over a bound and `ClientGone`."""
     message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientGone
     body: bytes = message.get("body", b"")
+    if share is not None:
+        share.take(len(body))
     if not message.get("more_body", False):
         return _bounded(body, body_bytes_max)
     parts = [body]
@@ -175,6 +226,8 @@ async def read_body(receive: Receive, body_bytes_max: int) -> bytes:
         read_bytes += len(part)
         if read_bytes > body_bytes_max:
             raise _too_long(body_bytes_max, f"more than {body_bytes_max} bytes")
+        if share is not None:
+            share.take(len(part))
         parts.append(part)
     return b"".join(parts)
 
@@ -198,7 +251,7 @@ async def answer(
     body: bytes,
     headers: tuple[tuple[bytes, bytes], ...] = (),
 ) -> None:
-    """Send a whole answer."""
+    """Send a whole answer; returns when all but `_BUFFERED_BYTES` of it has left this process."""
     await send(
         {
             "type": "http.response.start",
@@ -210,6 +263,10 @@ async def answer(
             ],
         }
     )
+    if len(body) > _BUFFERED_BYTES:
+        # The end is sent apart: it waits until the client has read nearly all of the body.
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        body = b""
     await send({"type": "http.response.body", "body": body})
 
 

@@ -69,14 +69,18 @@ class Client:
         has_length: bool = True,
         parts: Sequence[bytes] | None = None,
         is_gone: asyncio.Event | None = None,
+        is_read: asyncio.Event | None = None,
     ) -> Reply:
-        """One request; `parts` are the pieces in which its body arrives."""
+        """One request; `parts` are the pieces in which its body arrives.
+
+        With `is_read` the client reads no long answer before it is set.
+        """
         scope = make_scope(method, path, headers)
         if content_type is not None:
             scope["headers"].append((b"content-type", content_type))
         if has_length and method == "POST":
             scope["headers"].append((b"content-length", str(len(body)).encode()))
-        wire = Wire(parts if parts is not None else [body], is_gone)
+        wire = Wire(parts if parts is not None else [body], is_gone, is_read)
         task = asyncio.ensure_future(self.app(scope, wire.receive, wire.send))
         while not task.done():
             await asyncio.sleep(0)
@@ -109,8 +113,15 @@ def make_scope(method: str, path: str, headers: Headers = ()) -> Scope:
 class Wire:
     """Both directions of one request."""
 
-    def __init__(self, parts: Sequence[bytes], is_gone: asyncio.Event | None = None) -> None:
+    def __init__(
+        self,
+        parts: Sequence[bytes],
+        is_gone: asyncio.Event | None = None,
+        is_read: asyncio.Event | None = None,
+    ) -> None:
         self._parts = list(parts)
+        self._is_read = is_read
+        self._is_full = False
         self._is_gone = is_gone or asyncio.Event()
         self.sent: list[Message] = []
         self.received = 0
@@ -124,6 +135,9 @@ class Wire:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
+        if self._is_full and self._is_read is not None:
+            await self._is_read.wait()
+        self._is_full = len(message.get("body", b"")) > 64 * 1024
         self.sent.append(message)
 
     def reply(self) -> Reply:

@@ -1,0 +1,132 @@
+"""B10: slow clients take no more memory than there is room for, and keep nobody else from it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from qmq_broker.face.limits import FaceLimits
+from tests.broker.face.asgi import FRAME, Client, Reply
+from tests.broker.face.process import BrokerProcess
+from tests.broker.service.rig import GROUP, SUBJECT, Rig, make_frame
+
+HEAD = b"POST /v1/send HTTP/1.1\r\nHost: a\r\nContent-Type: application/vnd.qmq.frame\r\n"
+PULL = {"subject": SUBJECT, "group": GROUP, "consumer": "one", "max_bytes": 110_000}
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path / "data")
+    yield rig
+    rig.close()
+
+
+def pull(
+    client: Client, *, is_read: asyncio.Event | None = None, wait_ms: int = 0
+) -> asyncio.Task[Reply]:
+    body = json.dumps({**PULL, "wait_ms": wait_ms}).encode()
+    return asyncio.ensure_future(client.call("POST", "/v1/pull", body, is_read=is_read))
+
+
+def in_flight(rig: Rig) -> int:
+    return sum(group.in_flight for group in rig.broker.query.groups(subject=SUBJECT, group=GROUP))
+
+
+async def pull_unread(rig: Rig, client: Client, is_read: asyncio.Event) -> asyncio.Task[Reply]:
+    """A pull whose messages are on their way to a client that does not read yet."""
+    unread = pull(client, is_read=is_read)
+    while not in_flight(rig):
+        await asyncio.sleep(0)
+    return unread
+
+
+def test_B10_over_the_room_of_unread_answers_nothing_is_handed_out(rig: Rig) -> None:
+    rig.send(b"x" * 100_000, b"y" * 100_000)
+    client = Client(rig, FaceLimits(answers_bytes=200_000, requests=1))
+
+    async def run() -> None:
+        is_read = asyncio.Event()
+        unread = await pull_unread(rig, client, is_read)
+        refused = await pull(client)
+        assert (refused.status, refused.headers[b"retry-after"]) == (503, b"1")
+        assert "unread" in refused.json["message"]
+        assert in_flight(rig) == 1
+        is_read.set()
+        assert (await unread).status == 200
+        assert (await pull(client)).status == 200
+        assert in_flight(rig) == 2
+
+    asyncio.run(run())
+
+
+def test_B10_a_pull_that_waited_is_refused_too_when_there_is_no_room_for_its_answer(
+    rig: Rig,
+) -> None:
+    rig.send(b"x" * 100_000)
+    client = Client(rig, FaceLimits(answers_bytes=200_000))
+
+    async def run() -> None:
+        assert (await pull(client)).status == 200
+        is_read = asyncio.Event()
+        later = pull(client, wait_ms=40_000)
+        while not rig.broker.delivery.waiting.count:
+            await asyncio.sleep(0)
+        # Meanwhile another group's client fills the room.
+        body = json.dumps({**PULL, "group": "other"}).encode()
+        unread = asyncio.ensure_future(client.call("POST", "/v1/pull", body, is_read=is_read))
+        while not rig.broker.query.groups(subject=SUBJECT, group="other"):
+            await asyncio.sleep(0)
+        rig.send(b"y" * 100_000)
+        assert (await later).status == 503
+        assert in_flight(rig) == 1
+        is_read.set()
+        assert (await unread).status == 200
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("length", [b"Transfer-Encoding: chunked", b"Content-Length: 8000000"])
+def test_B10_slow_bodies_take_the_room_of_what_has_arrived_of_them(
+    tmp_path: Path, length: bytes
+) -> None:
+    with (
+        BrokerProcess(tmp_path / "data") as broker,
+        ExitStack() as slow,
+        httpx.Client(base_url=broker.url) as client,
+    ):
+        for _ in range(40):
+            connection = slow.enter_context(broker.connection())
+            connection.sendall(HEAD + length + b"\r\nExpect: 100-continue\r\n\r\n1\r\nQ\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 100"), "its body is awaited"
+        sent = client.post("/v1/send", json={"messages": [{"subject": SUBJECT, "body": 1}]})
+        assert sent.status_code == 200
+
+
+def test_B10_a_body_that_grows_out_of_the_room_is_refused_and_gives_its_room_back(
+    rig: Rig,
+) -> None:
+    client = Client(rig, FaceLimits(bodies_bytes=1_000))
+    frame = make_frame([b"x" * 800])
+    chunked = ((b"transfer-encoding", b"chunked"),)
+
+    def send_in_parts(data: bytes) -> Reply:
+        parts = [data[:600], data[600:]]
+        return asyncio.run(
+            client.call(
+                "POST",
+                "/v1/send",
+                content_type=FRAME,
+                headers=chunked,
+                has_length=False,
+                parts=parts,
+            )
+        )
+
+    assert send_in_parts(make_frame([b"x" * 1_000])).status == 503
+    assert send_in_parts(frame).status == 200
