@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from qmq_client.errors import ConfigurationError
+
+#: The longest wait before a next delivery: the broker's bound.
+AFTER_MAX: Final = timedelta(days=30)
 #: Doublings beyond this only overflow; every sensible `max_ms` is reached long before.
 _EXPONENT_MAX: Final = 64
 
@@ -85,16 +89,14 @@ class Breaker:
 class Retry(Exception):  # noqa: N818  # a handler's wish, not an error
     """Raised by a handler: give the message back, to be delivered again.
 
-    `after` is seconds or a `timedelta`; None leaves the wait to the group's backoff.
+    `after` is seconds or a `timedelta`, up to 30 days; None leaves the wait to the group's backoff.
+    Raises `ConfigurationError` for anything else.
     """
 
     def __init__(self, after: float | timedelta | None = None) -> None:
         super().__init__("again by the backoff" if after is None else f"again after {after}")
-        seconds = after.total_seconds() if isinstance(after, timedelta) else after
-        if seconds is not None and not 0 <= seconds < float("inf"):
-            raise ValueError(f"Retry(after={after!r}): give seconds ≥ 0 or a timedelta")
         #: Milliseconds to wait, or None.
-        self.after_ms: int | None = None if seconds is None else round(seconds * 1000)
+        self.after_ms: int | None = None if after is None else _after_ms(after)
 
 
 class Reject(Exception):  # noqa: N818  # a handler's verdict, not an error
@@ -103,3 +105,15 @@ class Reject(Exception):  # noqa: N818  # a handler's verdict, not an error
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+def _after_ms(after: object) -> int:
+    seconds = after.total_seconds() if isinstance(after, timedelta) else after
+    seconds_max = AFTER_MAX.total_seconds()
+    if not isinstance(seconds, int | float) or not 0 <= seconds <= seconds_max:
+        raise ConfigurationError(
+            setting="after",
+            value=repr(after),
+            remedy=f"Give seconds from 0 to {seconds_max:.0f}, or a timedelta.",
+        )
+    return round(seconds * 1000)

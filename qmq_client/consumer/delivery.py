@@ -13,7 +13,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Final
 
-from qmq_client.consumer.options import DELAY_MS_MAX, LEASE_MS_MAX, LEASE_MS_MIN
+from qmq_client.consumer.options import LEASE_MS_MAX, LEASE_MS_MIN
 from qmq_client.errors import ConfigurationError, ProtocolError, UnknownVersionError
 from qmq_client.message import Message
 from qmq_client.retry import Retry
@@ -73,8 +73,6 @@ ACKED: Final = Outcome(verdict=Verdict.ACK)
 
 def given_back(error: str, delay_ms: int | None = None) -> Outcome:
     """A NACK with this reason."""
-    if delay_ms is not None:
-        delay_ms = min(delay_ms, DELAY_MS_MAX)
     return Outcome(verdict=Verdict.NACK, delay_ms=delay_ms, text=error[:ERROR_CHARACTERS_MAX])
 
 

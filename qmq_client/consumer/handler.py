@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack
 
-from qmq_client.consumer.options import ConsumerOptions
+from qmq_client.consumer.options import ConsumerOptions, check_settings
 from qmq_client.consumer.parameters import Parameters, resolve_parameters
 from qmq_client.errors import ConfigurationError
 from qmq_client.wire.names import shorten
@@ -61,8 +61,12 @@ class Handler:
     on_stale: OnStale | None
 
 
+#: What `Consumers` takes: handlers, or one handler or module by itself.
+HandlerSource = Iterable[object] | Callable[..., object] | ModuleType | Handler
+
+
 class ConsumerSettings(TypedDict, total=False):
-    """The keyword arguments of `@consumer`; see `ConsumerOptions` for each."""
+    """The keyword arguments of `@consumer`; see there for each."""
 
     concurrency: int
     max_attempts: int
@@ -87,10 +91,24 @@ def consumer(
     """Make a function, sync or async, the handler of `subject` for `group`.
 
     Returning acks the message, raising gives it back with a growing delay; `Retry` and `Reject` say
-    more. With `inbox` the effect in that database happens once. Raises `ConfigurationError` when a
-    setting or a parameter of the function cannot work. See `parameters.py` for what a function may
-    take and `ConsumerOptions` for the settings.
+    more. With `inbox` (a sessionmaker or an engine) the effect in that database happens once.
+    `on_stale` hears of outcomes that came too late. The other settings, with their defaults:
+
+    - `concurrency=1`: handler calls at the same time in this process
+    - `max_attempts=16`: deliveries of one message before it becomes a dead letter
+    - `lease_ms=30_000`: how long the broker waits for a sign of life
+    - `lease_ms_max=600_000`: a handler that runs longer loses its message to another attempt
+    - `batch_size=1`: messages per call; above 1 the handler takes a list
+    - `max_wait_ms=0`: how long messages may wait for a batch to fill
+    - `wait_ms=1_000`: how long a pull waits at the broker for messages
+    - `prefetch_max=1_000`: most messages in hand
+    - `start="earliest"`: where a new group begins, or "latest"
+    - `auto_ack=True`: False to settle each `Delivery` by hand
+
+    Raises `ConfigurationError` when a setting or a parameter of the function cannot work. See
+    `parameters.py` for what a function may take.
     """
+    check_settings(settings)
     options = ConsumerOptions(subject=subject, group=group, **settings)
     if inbox is not None:
         _check_inbox(inbox)
@@ -139,10 +157,10 @@ def _check_inbox(inbox: object) -> None:
         raise ConfigurationError(setting="inbox", value=shorten(inbox), remedy=INBOX_REMEDY)
 
 
-def collect_handlers(sources: Iterable[object]) -> list[Handler]:
+def collect_handlers(sources: HandlerSource) -> list[Handler]:
     """The handlers of functions and modules; raises `ConfigurationError` when one has none."""
     handlers: list[Handler] = []
-    for source in sources:
+    for source in _listed(sources):
         found = _handlers_of(source)
         if not found:
             raise ConfigurationError(
@@ -164,6 +182,10 @@ def collect_handlers(sources: Iterable[object]) -> list[Handler]:
                 remedy="They would take each other's messages; give one of them another group.",
             )
     return handlers
+
+
+def _listed(sources: object) -> Iterable[object]:
+    return sources if isinstance(sources, Iterable) else (sources,)
 
 
 def _handlers_of(source: object) -> list[Handler]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from typing import Final
 
 from qmq_client.errors import ConfigurationError
@@ -16,8 +18,6 @@ PREFETCH_MAX: Final = 1_000
 ATTEMPTS_MAX: Final = 1_000
 LEASE_MS_MIN: Final = 100
 LEASE_MS_MAX: Final = 12 * 3_600_000
-#: A wish to wait longer than 30 days before the next delivery is cut to this.
-DELAY_MS_MAX: Final = 30 * 24 * 3_600_000
 WAIT_MS_MAX: Final = 50_000
 
 _RANGES: Final = {
@@ -84,3 +84,19 @@ class ConsumerOptions:
     def name(self) -> str:
         """Subject and group, for logs."""
         return f"{self.subject}/{self.group}"
+
+
+def check_settings(names: Iterable[str]) -> None:
+    """Raise `ConfigurationError` for a name that is no setting of a consumer."""
+    known = {each.name for each in fields(ConsumerOptions)} - {"subject", "group"}
+    known |= {"inbox", "on_stale"}
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            hint = f"Did you mean {near[0]!r}? " if near else ""
+            raise ConfigurationError(
+                setting=name,
+                value="no setting of a consumer",
+                remedy=f"{hint}All are listed in help(qmq_client.consumer): "
+                f"{', '.join(sorted(known))}.",
+            )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -20,7 +20,7 @@ from typing import Final
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.consumer.async_calls import AsyncCalls
 from qmq_client.consumer.delivery import error_text
-from qmq_client.consumer.handler import Handler, collect_handlers
+from qmq_client.consumer.handler import Handler, HandlerSource, collect_handlers
 from qmq_client.consumer.identity import make_consumer_id
 from qmq_client.consumer.member import Lines, Member, Pass
 from qmq_client.errors import ConfigurationError
@@ -60,7 +60,7 @@ class Consumers:
 
     def __init__(
         self,
-        handlers: Iterable[object],
+        handlers: HandlerSource,
         broker: str | Transport,
         *,
         consumer_id: str | None = None,

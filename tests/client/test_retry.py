@@ -5,7 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from qmq_client.retry import Backoff, Breaker, Reject, Retry
+from qmq_client.errors import ConfigurationError
+from qmq_client.retry import AFTER_MAX, Backoff, Breaker, Reject, Retry
 
 
 def test_waits_double_up_to_the_cap() -> None:
@@ -59,6 +60,7 @@ def test_a_handlers_wishes_carry_what_they_say() -> None:
     assert Retry(after=1.5).after_ms == 1_500
     assert Retry(after=timedelta(minutes=1)).after_ms == 60_000
     assert Reject("no such customer").reason == "no such customer"
-    for wrong in (-1, math.inf, math.nan):
-        with pytest.raises(ValueError, match="after"):
-            Retry(after=wrong)
+    assert Retry(after=AFTER_MAX).after_ms == 30 * 24 * 3_600_000
+    for wrong in (-1, math.inf, math.nan, 1e12, "5", timedelta(days=31)):
+        with pytest.raises(ConfigurationError, match="after"):
+            Retry(after=wrong)  # type: ignore[arg-type]

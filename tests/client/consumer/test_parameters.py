@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypedDict
 
 import msgspec
 import pytest
 from sqlalchemy.orm import Session
 
-from qmq_client.consumer import Delivery, consumer
+from qmq_client.consumer import ConsumerOptions, Consumers, Delivery, consumer
 from qmq_client.consumer.parameters import Part, resolve_parameters
 from qmq_client.errors import ConfigurationError
 from qmq_client.message import Message
@@ -254,6 +254,35 @@ def test_a_setting_that_cannot_work_is_refused_by_name(settings: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:
         consumer(SUBJECT, group=GROUP, **settings)
     assert caught.value.setting in settings
+
+
+@pytest.mark.parametrize(("name", "near"), [("batchsize", "batch_size"), ("colour", "")])
+def test_a_setting_nobody_knows_is_answered_with_the_nearest_and_where_all_are(
+    name: str, near: str
+) -> None:
+    settings: Any = {name: 3}
+    with pytest.raises(ConfigurationError) as caught:
+        consumer(SUBJECT, group=GROUP, **settings)
+    assert caught.value.setting == name
+    assert (f"Did you mean {near!r}?" in str(caught.value)) is bool(near)
+    assert "help(qmq_client.consumer)" in str(caught.value)
+
+
+def test_the_docstring_lists_every_setting_with_its_default() -> None:
+    text = str(consumer.__doc__)
+    for each in fields(ConsumerOptions):
+        if each.name not in {"subject", "group"}:
+            shown = each.default if isinstance(each.default, bool | str) else f"{each.default:_}"
+            quoted = f'"{shown}"' if isinstance(shown, str) and each.type == "str" else shown
+            assert f"`{each.name}={quoted}`" in text
+
+
+def test_one_handler_may_be_given_without_a_list(bench: Bench) -> None:
+    handler = typed(int)
+    marked = consumer(SUBJECT, group=GROUP)(handler)
+    assert len(Consumers(marked, bench.transport).members) == 1
+    with pytest.raises(ConfigurationError, match="no handler"):
+        Consumers(5, bench.transport)  # type: ignore[arg-type]
 
 
 def test_an_inbox_and_settling_by_hand_exclude_each_other() -> None:
