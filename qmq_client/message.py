@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from qmq_client.wire.errors import EncodingError, ProtocolError
+from qmq_client.wire.errors import EncodingError, InvalidMessageError, ProtocolError
 from qmq_client.wire.message_id import format_message_id, parse_message_id
 from qmq_client.wire.names import shorten
 from qmq_client.wire.record import BodyKind, Record
@@ -50,6 +50,13 @@ class Message:
 
 def message_to_record(message: Message, *, new_id: bytes, now_ms: int) -> Record:
     """The message as a record to be encoded; raises `InvalidMessageError`."""
+    if not isinstance(message, Message):
+        raise InvalidMessageError(
+            field="message",
+            limit="a Message",
+            value=type(message).__name__,
+            remedy="Give Message(subject, body).",
+        )
     body_kind, body = encode_body(message.body)
     message_id = message.message_id
     return Record(

@@ -347,3 +347,9 @@ def test_a_message_is_a_value() -> None:
     assert message == Message("flight", {"a": 1}, key="k")
     with pytest.raises(dataclasses.FrozenInstanceError):
         message.key = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, "text", None])
+def test_what_is_no_message_is_refused_with_what_to_give(value: Any) -> None:
+    with pytest.raises(InvalidMessageError, match=r"Give Message\(subject, body\)"):
+        message_to_record(value, new_id=NEW_ID, now_ms=1)
