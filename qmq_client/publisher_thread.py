@@ -40,26 +40,45 @@ class PublisherThread:
         self._is_background = is_background
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._has_failed_to_start = False
         self._hurries = 0
         self._is_idle = True
         self._close_at_s: float | None = None
 
     def ensure_running(self) -> None:
-        """Start the thread unless it runs, is not wanted or was closed."""
-        if self._thread is None and self._is_background:
+        """Start the thread unless it runs, is not wanted or was closed; raises nothing.
+
+        When the system has no thread to give, what is sent waits for the next call or the watchdog.
+        """
+        if self._is_background and not self._is_alive():
             self._start()
+
+    def _is_alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def _start(self) -> None:
         with self._changed:
-            if self._thread is None and self._close_at_s is None:
-                self._thread = threading.Thread(target=self._run, name="qmq-publisher", daemon=True)
-                self._thread.start()
+            if self._is_alive() or self._close_at_s is not None:
+                return
+            thread = threading.Thread(target=self._run, name="qmq-publisher", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                if not self._has_failed_to_start:
+                    _log.warning("no publisher thread, the watchdog sends the rows: %s", error)
+                self._has_failed_to_start = True
+            else:
+                self._thread, self._has_failed_to_start = thread, False
 
     def flush(self, deadline_s: float) -> bool:
         """Wait until nothing is left to do, hurrying; whether that was so before the deadline."""
         end_s = self._clock.monotonic_s() + deadline_s
-        if self._thread is None:
+        if not self._is_background:
             return self._work_here(end_s)
+        if len(self._publisher.queue):
+            self.ensure_running()
+        if self._thread is None:
+            return not len(self._publisher.queue)
         with self._changed:
             self._hurries += 1
         self._publisher.queue.wake()
@@ -122,7 +141,9 @@ class PublisherThread:
                 is_hurried = self._hurries > 0 or self._close_at_s is not None
             try:
                 done = publisher.step(self._clock.monotonic_s(), is_hurried=is_hurried)
-            except Exception:  # the top of the loop: whatever a callback raises must not end it
+            except (
+                BaseException
+            ):  # the top of the loop: no callback ends it, not by SystemExit either
                 _log.exception("publisher step failed")
                 publisher.queue.wait(_PAUSE_S)
                 continue

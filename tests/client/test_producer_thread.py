@@ -158,14 +158,17 @@ def test_S12_close_with_the_broker_away_loses_nothing(world: World) -> None:
         assert world.stored_ids() == ids
 
 
-def test_an_error_in_a_callback_does_not_end_the_thread(world: World) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
+def test_S12_an_error_in_a_callback_does_not_end_the_thread(
+    world: World, error: type[BaseException]
+) -> None:
     told: list[str] = []
     again = threading.Event()
 
     def fail(ids: Any) -> None:
         told.extend(ids)
         again.set() if len(told) > 1 else None
-        raise ZeroDivisionError
+        raise error
 
     with running(world, on_sent=fail) as producer:
         send(producer, "a")
@@ -173,6 +176,36 @@ def test_an_error_in_a_callback_does_not_end_the_thread(world: World) -> None:
         send(producer, "b")
         assert again.wait(DEADLINE_S)
     assert sorted(world.sent()) == ["a", "b"]
+
+
+def refuse(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_S12_a_send_survives_that_no_thread_can_start_and_the_next_one_tries_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(world) as producer:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            send(producer, "a")
+            send(producer, "b")
+            assert not producer.flush(DEADLINE_S)
+        assert caplog.text.count("no publisher thread") == 1
+        send(producer, "c")
+        assert producer.flush(DEADLINE_S)
+        assert world.sent() == ["a", "b", "c"]
+
+
+def test_S12_close_sends_by_itself_when_no_thread_could_start(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with running(world) as producer:
+            send(producer, "a")
+            assert world.sent() == []
+    assert (world.sent(), world.stored_ids()) == (["a"], set())
 
 
 def test_a_producer_may_be_closed_from_its_own_callback(world: World) -> None:
