@@ -66,12 +66,30 @@ def load_target(target: str) -> object:
         sys.path.insert(0, "")
     try:
         found: object = importlib.import_module(module_name)
+    except (ImportError, ValueError) as error:
+        raise _not_imported(target, module_name, error) from error
+    try:
         for name in attribute.split(".") if attribute else ():
             found = getattr(found, name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except AttributeError as error:
         raise ConfigurationError(
             setting="handlers",
-            value=f"{shorten(target)} ({type(error).__name__}: {shorten(str(error))})",
-            remedy="Give module or module:attribute, importable from here.",
+            value=f"{shorten(target)} ({shorten(str(error))})",
+            remedy=f"Give module:attribute with what module {module_name} has.",
         ) from error
     return found
+
+
+def _not_imported(target: str, module_name: str, error: Exception) -> ConfigurationError:
+    missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+    value = f"{shorten(target)} ({type(error).__name__}: {shorten(str(error))})"
+    remedy = "Give module or module:attribute, importable from here."
+    if module_name.endswith(".py"):
+        remedy = f"Give the module without .py: {module_name.removesuffix('.py')}."
+    elif missing is not None and not f"{module_name}.".startswith(f"{missing}."):
+        value = f"{shorten(target)} was found, but imports {missing}, which is not there"
+        remedy = f"Install {missing}, or mend the import."
+    elif isinstance(error, ImportError) and missing is None:
+        value = f"{shorten(target)} was found, but an import in it failed: {shorten(str(error))}"
+        remedy = "Mend the import."
+    return ConfigurationError(setting="handlers", value=value, remedy=remedy)

@@ -17,7 +17,7 @@ log_level_option = click.option(
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
     default="info",
     show_default=True,
-    help="Least grave lines that are logged.",
+    help="Log lines of this level and above.",
 )
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from qmq_client.commands.consume import load_target
+from qmq_client.errors import ConfigurationError
 from tests.client.consumer.kit import WAIT_S
 
 PROGRAM = """
@@ -79,6 +81,23 @@ def test_the_command_runs_the_handlers_of_a_module_until_a_signal(tmp_path: Path
     assert (output, program.returncode) == ("finished\n", 0)
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("import no_such_thing", "imports no_such_thing, which is not there"),
+        ("from json import no_such_name", "an import in it failed"),
+    ],
+)
+def test_an_import_that_fails_inside_the_module_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, named: str
+) -> None:
+    name = f"handlers_{abs(hash(text))}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError, match=named):
+        load_target(name)
+
+
 def test_the_command_logs_nothing_of_each_request_and_as_much_as_asked() -> None:
     command = """
 import logging
@@ -105,6 +124,7 @@ consumers = Consumers([handler], MemoryTransport(broker))
         ("json:nothing", "nothing"),
         ("json", "no handler"),
         (":x", ":x"),
+        ("hh.py", "without .py: hh"),
     ],
 )
 def test_a_target_without_handlers_is_refused_by_name(target: str, named: str) -> None:
