@@ -20,6 +20,8 @@ from qmq_client.config import DatabaseSection, mask_secrets
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, OutboxMissingError
 from qmq_client.outbox.table import Tables, make_tables
 
+#: Those with a module in `outbox/` and `inbox/`.
+KNOWN_DATABASES: Final = ("sqlite",)
 _ERROR_CHARACTERS_MAX: Final = 300
 #: What drivers say of a table that is not there; they share no error class for it.
 _MISSING_TABLE: Final = ("no such table", "doesn't exist", "does not exist")
@@ -33,12 +35,18 @@ def open_engine(
     A file that is not there is an error unless `may_create`: SQLite would make an empty one.
     """
     url = database_url(section, environment)
+    if url.get_backend_name() not in KNOWN_DATABASES:
+        raise ConfigurationError(
+            setting=f"database.{section.name}.url",
+            value=f"{mask_secrets(section.url)} is a {url.get_backend_name()} database",
+            remedy=f"The outbox knows {', '.join(KNOWN_DATABASES)}.",
+        )
     try:
         engine = sa.create_engine(url)
     except (sa.exc.ArgumentError, ImportError) as error:
         raise _not_usable(section, str(error)) from error
-    if engine.dialect.name == "sqlite" and not may_create:
-        event.listen(engine, "do_connect", _refuse_missing_file)
+    refuse = _refuse_missing_directory if may_create else _refuse_missing_file
+    event.listen(engine, "do_connect", refuse)
     return engine
 
 
@@ -82,9 +90,27 @@ def database_errors(name: str) -> Iterator[None]:
 def _refuse_missing_file(
     _dialect: Any, _record: Any, arguments: Sequence[Any], _options: Any
 ) -> None:
+    path = _file(arguments)
+    if path is not None and not path.exists():
+        raise sqlite3.OperationalError(
+            f"there is no file {path}; `qmq db migrate` makes it, with the tables"
+        )
+
+
+def _refuse_missing_directory(
+    _dialect: Any, _record: Any, arguments: Sequence[Any], _options: Any
+) -> None:
+    path = _file(arguments)
+    if path is not None and not path.parent.is_dir():
+        raise sqlite3.OperationalError(
+            f"{path} cannot be made: there is no directory {path.parent}; make it first"
+        )
+
+
+def _file(arguments: Sequence[Any]) -> Path | None:
+    """The file that SQLite is to open; None in memory and for a URI of its own."""
     path = str(arguments[0])
-    if path != ":memory:" and not path.startswith("file:") and not Path(path).exists():
-        raise sqlite3.OperationalError(f"there is no file {path}")
+    return None if path == ":memory:" or path.startswith("file:") else Path(path)
 
 
 def _reason(error: sa.exc.SQLAlchemyError) -> str:

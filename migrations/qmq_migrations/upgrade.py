@@ -39,6 +39,8 @@ class Migrated:
     before: str | None
     #: Revision now: the newest.
     after: str
+    #: Whether tables without a revision were there, made by `create_tables`.
+    is_adopted: bool = False
 
 
 def migrate(
@@ -53,12 +55,13 @@ def migrate(
     with engine.connect() as connection:
         with lock_for(connection, wait_s), _unknown_revisions():
             before = _revision(connection, schema, prefix)
+            is_adopted = before is None and _has_outbox(connection, schema, prefix)
             config.attributes["connection"] = connection
             command.upgrade(config, HEAD)
             after = _revision(connection, schema, prefix)
         connection.commit()
     assert after is not None, "an upgrade leaves a revision"
-    return Migrated(before=before, after=after)
+    return Migrated(before=before, after=after, is_adopted=is_adopted)
 
 
 def upgrade_sql(dialect_name: str, *, schema: str | None = None, prefix: str = "qmq_") -> str:
@@ -100,6 +103,10 @@ def _config(schema: str | None, prefix: str, output: io.StringIO | None = None) 
 def _revision(connection: sa.Connection, schema: str | None, prefix: str) -> str | None:
     options = {"version_table": f"{prefix}version", "version_table_schema": schema}
     return MigrationContext.configure(connection, opts=options).get_current_revision()
+
+
+def _has_outbox(connection: sa.Connection, schema: str | None, prefix: str) -> bool:
+    return sa.inspect(connection).has_table(f"{prefix}outbox", schema=schema)
 
 
 @contextmanager

@@ -40,7 +40,7 @@ def db() -> None:
 @database_options
 @json_option
 def migrate(database: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Create the tables, or change them to what this version needs.
+    """Create or upgrade the tables.
 
     May be run again at any time, also by several processes at once.
     """
@@ -48,7 +48,11 @@ def migrate(database: str | None, config_file: Path | None, as_json: bool) -> No
     with _engine(section, may_create=True) as engine, _migration_errors(section):
         done = migrate_tables(engine, schema=section.schema or None, prefix=section.table_prefix)
     if as_json:
-        click.echo(json.dumps({"database": section.name, "from": done.before, "to": done.after}))
+        shown = {"from": done.before, "to": done.after, "is_adopted": done.is_adopted}
+        click.echo(json.dumps({"database": section.name, **shown}))
+    elif done.is_adopted:
+        text = f"tables were there without a revision, adopted at {done.after}"
+        click.echo(f"{section.name}: {text}")
     elif done.before == done.after:
         click.echo(f"{section.name}: already at {done.after}")
     else:
@@ -59,7 +63,10 @@ def migrate(database: str | None, config_file: Path | None, as_json: bool) -> No
 @database_options
 @json_option
 def check(database: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Compare the tables with what this version needs; exit code 1 when they differ."""
+    """Compare the tables with what is needed.
+
+    Exit code 1 when they differ from what this version needs.
+    """
     section = the_database(database, config_file)
     fault = ""
     with _engine(section) as engine:
@@ -81,7 +88,10 @@ def check(database: str | None, config_file: Path | None, as_json: bool) -> None
 @db.command()
 @database_options
 def sql(database: str | None, config_file: Path | None) -> None:
-    """Print the statements that `migrate` would run on an empty database; connects to nothing."""
+    """Print what `migrate` would run.
+
+    The statements are those for an empty database; connects to nothing.
+    """
     section = the_database(database, config_file)
     url = database_url(section, os.environ)
     text = upgrade_sql(

@@ -18,6 +18,7 @@ import click
 from qmq_client.commands.exit_codes import ATTENTION
 from qmq_client.commands.settings import database_options, json_option, the_database
 from qmq_client.database import database_errors, open_engine, section_tables
+from qmq_client.errors import InvalidMessageError
 from qmq_client.outbox.row import StoredRow
 from qmq_client.outbox.store import OutboxStore
 from qmq_client.outbox.table import LIVE, PARKED, SENT
@@ -46,7 +47,7 @@ def outbox() -> None:
 def list_(
     database: str | None, config_file: Path | None, state: str | None, limit: int, as_json: bool
 ) -> None:
-    """List rows, those that are due first at the top."""
+    """List rows, those due first at the top."""
     number, is_due = (None, False) if state is None else _LISTED[state]
     with _store(database, config_file) as store:
         rows = store.list_rows(state=number, is_due=is_due, limit=limit)
@@ -56,6 +57,8 @@ def list_(
         totals = {"live": counts.live, "due": counts.due, "parked": counts.parked}
         click.echo(json.dumps({"rows": shown, "counts": totals}, indent=2))
         return
+    if shown:
+        click.echo("  ".join(_COLUMNS))
     for row in shown:
         row["last_error"] = (row["last_error"] or "")[:_ERROR_SHOWN_CHARACTERS]
         click.echo("  ".join(str(row[column]) for column in _COLUMNS))
@@ -67,9 +70,12 @@ def list_(
 @click.argument("message_id")
 @json_option
 def show(database: str | None, config_file: Path | None, message_id: str, as_json: bool) -> None:
-    """Show all that is known of one row; exit code 1 when it is not there."""
+    """Show all that is known of one row.
+
+    Exit code 1 when it is not there.
+    """
     with _store(database, config_file) as store:
-        rows = store.list_rows(message_ids=[parse_message_id(message_id)])
+        rows = store.list_rows(message_ids=[_parsed(message_id)])
     if not rows:
         click.echo(
             f"{message_id} is not in the outbox: sent and deleted, or never stored", err=True
@@ -95,7 +101,10 @@ def retry(
     is_all: bool,
     as_json: bool,
 ) -> None:
-    """Make parked rows due again, with their attempts counted from the start."""
+    """Make parked rows due again.
+
+    Their attempts are counted from the start.
+    """
     ids = _chosen(message_ids, is_all)
     with _store(database, config_file) as store:
         count = store.retry(ids)
@@ -121,7 +130,7 @@ def purge(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Delete rows for good: their messages are never sent."""
+    """Delete rows: they are never sent."""
     ids = _chosen(message_ids, is_all)
     if not yes:
         what = f"all {state} rows" if ids is None else f"{len(ids)} rows"
@@ -139,7 +148,19 @@ def _chosen(message_ids: tuple[str, ...], is_all: bool) -> list[bytes] | None:
     """The ids that were named, or None for all; neither or both is a wrong call."""
     if bool(message_ids) == is_all:
         raise click.UsageError("Give message ids, or --all.")
-    return None if is_all else [parse_message_id(message_id) for message_id in message_ids]
+    return None if is_all else [_parsed(message_id) for message_id in message_ids]
+
+
+def _parsed(message_id: str) -> bytes:
+    try:
+        return parse_message_id(message_id)
+    except InvalidMessageError as error:
+        raise InvalidMessageError(
+            field=error.field,
+            limit=error.limit,
+            value=error.value,
+            remedy="Take it from `qmq outbox list`.",
+        ) from error
 
 
 def _report(event: str, count: int, as_json: bool) -> None:

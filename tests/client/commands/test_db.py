@@ -10,6 +10,9 @@ import sqlalchemy as sa
 from click.testing import CliRunner, Result
 
 from qmq_client.commands.root import root
+from qmq_client.database import KNOWN_DATABASES
+from qmq_client.outbox import dialect as outbox_dialect
+from qmq_client.outbox.table import create_tables
 
 
 @pytest.fixture
@@ -30,7 +33,12 @@ def test_migrate_makes_what_check_asks_for(url: str) -> None:
 
 def test_json_for_programs(url: str) -> None:
     migrated = json.loads(db("migrate", "--database", url, "--json").output)
-    assert migrated == {"database": "shop", "from": None, "to": "qmq0001"}
+    assert migrated == {
+        "database": "shop",
+        "from": None,
+        "to": "qmq0001",
+        "is_adopted": False,
+    }
     checked = json.loads(db("check", "--database", url, "--json").output)
     assert checked == {"database": "shop", "ok": True, "fault": ""}
 
@@ -54,7 +62,41 @@ def test_check_of_a_file_that_is_not_there_is_unreachable_and_makes_none(
     checked = db("check", "--database", url)
     assert checked.exit_code == 3
     assert "there is no file" in checked.output
+    assert "`qmq db migrate` makes it" in checked.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_migrate_names_the_directory_that_is_not_there(tmp_path: Path) -> None:
+    refused = db("migrate", "--database", f"sqlite:///{tmp_path}/nodir/x/new.db")
+    assert refused.exit_code == 3
+    assert f"there is no directory {tmp_path}/nodir/x; make it first" in refused.output
+
+
+def test_a_file_name_in_place_of_a_url_is_answered_with_a_url() -> None:
+    refused = db("check", "--database", "e.db")
+    assert refused.exit_code == 2
+    assert "or a URL like sqlite:///e.db" in refused.output
+
+
+@pytest.mark.parametrize("url", ["postgresql://app:hunter2@db/shop", "mysql://app:hunter2@db/x"])
+def test_a_database_of_later_is_refused_by_its_kind(url: str) -> None:
+    refused = db("check", "--database", url)
+    assert refused.exit_code == 2
+    assert "The outbox knows sqlite." in refused.output
+    assert "hunter2" not in refused.output
+
+
+def test_the_known_databases_are_those_with_a_dialect() -> None:
+    assert sorted(KNOWN_DATABASES) == sorted(outbox_dialect._MODULES)
+
+
+def test_migrate_says_when_it_adopted_tables_that_were_there(url: str) -> None:
+    engine = sa.create_engine(url)
+    create_tables(engine)
+    engine.dispose()
+    assert db("migrate", "--database", url).output == (
+        "shop: tables were there without a revision, adopted at qmq0001\n"
+    )
 
 
 def test_sql_prints_what_migrate_would_run_and_connects_to_nothing(

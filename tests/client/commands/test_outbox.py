@@ -79,7 +79,8 @@ def test_list_tells_live_due_and_parked_apart(engine: sa.Engine) -> None:
 
 def test_list_for_people_is_a_line_for_each_row_and_the_counts(engine: sa.Engine) -> None:
     parked = put(engine, state=PARKED)
-    row, counts = outbox(engine, "list").output.splitlines()
+    head, row, counts = outbox(engine, "list").output.splitlines()
+    assert head.split() == ["message_id", "state", "subject", "attempts", "due_at", "last_error"]
     assert row.startswith(f"{parked}  parked  orders.created  7  ")
     assert row.endswith("BrokerRefusedError: too odd")
     assert counts == "live 0, of them due 0; parked 1"
@@ -160,3 +161,15 @@ def test_a_database_without_the_tables_says_what_to_run(tmp_path: Path) -> None:
         result = outbox(engine, *command)
         assert result.exit_code == 2
         assert "qmq db migrate" in result.output
+
+
+def test_an_id_that_is_none_is_answered_with_where_to_find_one(engine: sa.Engine) -> None:
+    refused = outbox(engine, "show", "nope")
+    assert refused.exit_code == 2
+    assert "Take it from `qmq outbox list`." in refused.output
+
+
+@pytest.mark.parametrize("group", ["outbox", "db", "config", "watchdog"])
+def test_no_summary_of_a_command_is_cut(group: str) -> None:
+    shown = CliRunner().invoke(root, [group, "--help"], terminal_width=80).output
+    assert "..." not in shown.partition("Commands:")[2]
