@@ -122,6 +122,7 @@ _AUTHORITY: Final = re.compile(r"(?<=://)([^:/@\s]*):(\S*)@")
 _QUERY_SECRET: Final = re.compile(
     r"(?i)([?&][^=&\s]*(?:password|passwd|secret|token)[^=&\s]*=)[^&\s]*"
 )
+_BROKER: Final = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?\Z")
 _IN_ERROR: Final = re.compile(r" - at `\$\.(?P<key>\w+)`")
 
 
@@ -132,7 +133,7 @@ def load_config(
     flags: Mapping[str, Any] | None = None,
     databases: Sequence[str] = (),
 ) -> LoadedConfig:
-    """Read all layers; raises `ConfigurationError` for the first thing that is wrong.
+    """Read all layers; raises one `ConfigurationError` that names every wrong value.
 
     `file` must exist when it is given; without it `qmq.toml` is read when the working directory has
     one. `flags` maps paths to values, None meaning not given. `databases` are those named on the
@@ -150,15 +151,17 @@ def load_config(
             value=f"{len(names)} databases; allowed: {DATABASES_MAX}",
             remedy="Run another watchdog for the others.",
         )
-    settings: list[Setting] = []
+    built = _Built(merged)
+    broker = built.section(BrokerSection, "broker")
+    watchdog = built.section(WatchdogSection, "watchdog")
+    sections = [built.section(DatabaseSection, f"database.{name}") for name in names]
+    built.raise_faults()
+    assert broker is not None, "a section without faults was built"
+    assert watchdog is not None, "a section without faults was built"
     config = Config(
-        broker=_build(BrokerSection, "broker", merged, settings),
-        watchdog=_build(WatchdogSection, "watchdog", merged, settings),
-        databases=tuple(
-            _build(DatabaseSection, f"database.{name}", merged, settings) for name in names
-        ),
+        broker=broker, watchdog=watchdog, databases=tuple(one for one in sections if one)
     )
-    return LoadedConfig(config=config, settings=tuple(settings))
+    return LoadedConfig(config=config, settings=tuple(built.settings))
 
 
 def mask_secrets(text: str) -> str:
@@ -242,7 +245,9 @@ def _choose(given: str, names: Sequence[str], merged: _Layer) -> str:
     if "://" not in given:
         if given in names:
             return given
-        raise _unknown(given, names, "--database")
+        unknown = _unknown(given, names, "--database")
+        remedy = f"{unknown.remedy} Give a name of [[database]], or a URL like sqlite:///{given}."
+        raise _wrong(given, unknown.value, remedy)
     first = name = _name_from_url(given)
     number = 2
     while merged.get(f"database.{name}.url", (given, ""))[0] != given:
@@ -267,22 +272,54 @@ def _is_name_path(path: str) -> bool:
     return path.startswith("database.") and path.endswith(".name")
 
 
-def _build(
-    struct: type[_Section], prefix: str, merged: _Layer, settings: list[Setting]
-) -> _Section:
-    given = {
-        field: merged[f"{prefix}.{field}"]
-        for field in struct.__struct_fields__
-        if f"{prefix}.{field}" in merged
-    }
-    try:
-        section = msgspec.convert(
-            {key: value for key, (value, _) in given.items()}, struct, strict=False
-        )
-    except msgspec.ValidationError as error:
-        raise _invalid(prefix, given, str(error)) from error
-    settings.extend(_settings(section, prefix, given))
-    return section
+class _Built:
+    """Sections as they are made from the merged layers, and what was wrong in them."""
+
+    def __init__(self, merged: _Layer) -> None:
+        self._merged = merged
+        self.settings: list[Setting] = []
+        self._faults: list[ConfigurationError] = []
+
+    def section(self, struct: type[_Section], prefix: str) -> _Section | None:
+        """The section; None when a value in it is wrong."""
+        given = {
+            field: self._merged[f"{prefix}.{field}"]
+            for field in struct.__struct_fields__
+            if f"{prefix}.{field}" in self._merged
+        }
+        faults = [fault] if (fault := _broker_fault(prefix, given)) else []
+        left, section = dict(given), None
+        while section is None:
+            values = {key: value for key, (value, _) in left.items()}
+            try:
+                section = msgspec.convert(values, struct, strict=False)
+            except msgspec.ValidationError as error:
+                faults.append(_invalid(prefix, given, str(error)))
+                found = _IN_ERROR.search(str(error))
+                if found is None or found["key"] not in left:
+                    break
+                del left[found["key"]]  # only the first fault is told; look for others
+        self._faults += faults
+        if faults or section is None:
+            return None
+        self.settings.extend(_settings(section, prefix, given))
+        return section
+
+    def raise_faults(self) -> None:
+        """Raise what was wrong, all of it."""
+        if len(self._faults) == 1:
+            raise self._faults[0]
+        if self._faults:
+            listed = " ".join(f"({i}) {fault}" for i, fault in enumerate(self._faults, start=1))
+            raise _wrong(f"{len(self._faults)} settings", listed, "Mend them all.")
+
+
+def _broker_fault(prefix: str, given: _Layer) -> ConfigurationError | None:
+    url, origin = given.get("url", (None, ""))
+    if prefix != "broker" or not isinstance(url, str) or _BROKER.match(url):
+        return None
+    shown = f"{mask_secrets(url)!r} from {origin}"
+    return _wrong("broker.url", shown, f"Give one like {BrokerSection().url}.")
 
 
 def _settings(section: msgspec.Struct, prefix: str, given: _Layer) -> Iterator[Setting]:

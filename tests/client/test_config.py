@@ -172,6 +172,22 @@ def test_what_is_wrong_in_the_environment_is_named() -> None:
     )
 
 
+def test_a_broker_that_is_no_address_is_refused() -> None:
+    assert problem(environment={"QMQ_BROKER_URL": "zzz"}) == (
+        "broker.url: 'zzz' from QMQ_BROKER_URL. Give one like http://127.0.0.1:9470."
+    )
+
+
+def test_of_several_wrong_values_all_are_named() -> None:
+    text = problem(
+        "[watchdog]\nlease_ms = 0\npoll_s = -1",
+        environment={"QMQ_BROKER_URL": "zzz", "QMQ_WATCHDOG_BATCH_ROWS": "x"},
+    )
+    assert text.startswith("4 settings: ")
+    for name in ("broker.url", "watchdog.lease_ms", "watchdog.poll_s", "watchdog.batch_rows"):
+        assert f"{name}: " in text
+
+
 def test_names_of_others_in_the_environment_are_left_alone() -> None:
     assert load(environment={"QMQ_SOMETHING_ELSE": "1"}).config == Config()
 

@@ -24,7 +24,7 @@ import click
 from qmq_client.commands.exit_codes import ATTENTION, DONE, UNREACHABLE, WRONG_CALL, exit_code_of
 from qmq_client.commands.logs import log_level_option, log_to_stderr
 from qmq_client.commands.settings import config_option, json_option, loaded
-from qmq_client.config import Config
+from qmq_client.config import BrokerSection, Config, WatchdogSection
 from qmq_client.errors import ConfigurationError
 from qmq_client.transport.http import HttpTransport
 from qmq_watchdog.daemon import Daemon, DaemonOptions
@@ -39,8 +39,14 @@ _GRAVEST_FIRST: Final = (WRONG_CALL, UNREACHABLE, ATTENTION)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+def _default(value: object) -> str:
+    """The built-in value; files and the environment may have set another."""
+    return f"[default: {value}, or as configured]"
+
+
 def _options(function: _Function) -> _Function:
     """Add the options that `run` and `sweep` share."""
+    built_in = WatchdogSection()
     for option in reversed(
         (
             click.option(
@@ -51,11 +57,25 @@ def _options(function: _Function) -> _Function:
                 help="A database by URL or configured name; may be repeated. All by default.",
             ),
             config_option,
-            click.option("--broker", metavar="URL", help="Where the broker listens."),
-            click.option("--batch-rows", type=int, help="Rows of one claim and one request."),
-            click.option("--lease-ms", type=int, help="How long a claim lasts."),
             click.option(
-                "--max-attempts", type=int, help="Bad answers after which a row is parked."
+                "--broker",
+                metavar="URL",
+                help=f"Where the broker listens. {_default(BrokerSection().url)}",
+            ),
+            click.option(
+                "--batch-rows",
+                type=int,
+                help=f"Rows of one claim and one request. {_default(built_in.batch_rows)}",
+            ),
+            click.option(
+                "--lease-ms",
+                type=int,
+                help=f"How long a claim lasts. {_default(built_in.lease_ms)}",
+            ),
+            click.option(
+                "--max-attempts",
+                type=int,
+                help=f"Bad answers after which a row is parked. {_default(built_in.max_attempts)}",
             ),
         )
     ):
@@ -72,7 +92,7 @@ def watchdog() -> None:
 @_options
 @json_option
 def sweep(*, as_json: bool, **options: Any) -> None:
-    """Do one bounded pass over every database and say what it did.
+    """Do one bounded pass over every database.
 
     Exit code: 0 all that was due was sent; 1 rows failed, were parked or are left; 2 wrong call or
     configuration; 3 broker or a database unreachable.
@@ -92,10 +112,16 @@ def sweep(*, as_json: bool, **options: Any) -> None:
 
 @watchdog.command()
 @_options
-@click.option("--poll-s", type=float, help="Wait between sweeps when nothing is due.")
+@click.option(
+    "--poll-s",
+    type=float,
+    help=f"Wait between sweeps when nothing is due. {_default(WatchdogSection().poll_s)}",
+)
 @log_level_option
 def run(*, log_level: str, **options: Any) -> None:
-    """Sweep all databases until SIGTERM or Ctrl-C; logs to standard error.
+    """Sweep all databases until SIGTERM or Ctrl-C.
+
+    Logs to standard error.
 
     Exit code: 0 stopped cleanly; 1 a sweep did not end in time; 2 wrong call or configuration.
     """
