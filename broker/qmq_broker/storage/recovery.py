@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -156,11 +156,13 @@ class Recovery:
             store_id=self._store_id,
             point=last.commit_log if last else START,
         )
+        # From its beginning: all of it is replayed, and damage must be found before anything changes.
+        first_offset = self._actions.bases[0] if self._actions.bases else 0
         actions = examine(
             self._actions,
             ACTION_KINDS,
             store_id=self._store_id,
-            point=last.action_log if last else START,
+            point=replace(last.action_log if last else START, last_frame_offset=first_offset),
         )
         return commit, actions
 

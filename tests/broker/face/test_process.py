@@ -211,9 +211,14 @@ def test_damage_in_the_action_log_is_an_exit_code_of_its_own(tmp_path: Path) -> 
     content = bytearray(segment.read_bytes())
     content[content.index(GROUP.encode())] ^= 1
     segment.write_bytes(content)
+    before = snapshot(data)
+    checkpoints = [path.read_bytes() for path in sorted(data.glob("checkpoint*"))]
     broker = BrokerProcess(data)
     assert broker.run_to_end() == ExitCode.CORRUPTION
     assert "code=corruption" in broker.log
+    assert snapshot(data) == before, "nothing was changed"
+    assert "CLEAN" in before
+    assert [path.read_bytes() for path in sorted(data.glob("checkpoint*"))] == checkpoints
     assert "actionlog/" in broker.log
     assert "Traceback" not in broker.log
 
