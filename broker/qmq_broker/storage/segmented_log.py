@@ -19,6 +19,7 @@ from threading import Lock
 
 from qmq_broker.clock import Clock
 from qmq_broker.errors import DiskError, DiskFullError, NoRoomError, PoisonedError
+from qmq_broker.options import SEGMENT_MULTIPLE_BYTES
 from qmq_broker.storage.checkpoint import LogPoint
 from qmq_broker.storage.log_recovery import LogFinding
 from qmq_broker.storage.segments import SEGMENT_HEAD_BYTES, Segments, build_segment_head
@@ -170,8 +171,19 @@ class SegmentedLog:
                 self._grow(base, padded, stored_at_ms)
 
     def _grow(self, base: int, length: int, stored_at_ms: int) -> None:
-        step = self._settings.growth_bytes
-        grown = min(self._segments.segment_bytes, -(-length // step) * step)
+        """Take room in large steps; where the disk has none for that, what is needed."""
+        grown, needed = (
+            min(self._segments.segment_bytes, -(-length // step) * step)
+            for step in (self._settings.growth_bytes, SEGMENT_MULTIPLE_BYTES)
+        )
+        try:
+            self._take(base, grown, stored_at_ms)
+        except DiskFullError:
+            if needed == grown:
+                raise
+            self._take(base, needed, stored_at_ms)
+
+    def _take(self, base: int, grown: int, stored_at_ms: int) -> None:
         self._check_reserve(grown - self._allocated.get(base, 0))
         try:
             if self._segments.has(base):

@@ -172,6 +172,30 @@ def test_B6_a_disk_without_a_byte_of_room_refuses_before_anything_is_written() -
     assert world.visible() == {"orders": 3}
 
 
+def test_B6_a_disk_with_less_room_than_a_step_of_growth_is_used_up_in_small_steps() -> None:
+    disk = RecordingDisk()
+    step_bytes = 512 * 1024
+    options = replace(
+        OPTIONS,
+        growth_bytes=step_bytes,
+        segment_bytes=2 * step_bytes,
+        action_segment_bytes=step_bytes,
+    )
+    world = World(disk, options=options)
+    used_bytes = sum(len(inode.seen) for inode in disk.image.inodes.values())
+    disk.capacity_bytes = used_bytes + 20_000
+    world.act()
+    world.send(world.frame(orders=10))
+    world.store.actions.sync()
+    disk.capacity_bytes = used_bytes
+    with pytest.raises(DiskFullError):
+        world.act(100)
+    disk.capacity_bytes = 2**39
+    store = restarted(world)
+    assert len(records_of(store, "orders")) == 1
+    assert len(list(store.actions.replay())) == 1
+
+
 def test_B6_queues_that_find_no_room_stay_in_memory() -> None:
     disk = RecordingDisk()
     world = World(disk, options=replace(OPTIONS, queue_flush_bytes=1))
