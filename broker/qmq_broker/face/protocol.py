@@ -61,6 +61,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.is_in_head = True
         #: Loop time since when a request, or a first one, is awaited; None between requests.
         self.receiving_since_s: float | None = self.loop.time()
+        #: Requests whose answer is not complete: uvicorn itself remembers only the newest.
+        self._open_cycles: list[RequestResponseCycle] = []
         #: Loop time since when the client has left an answer unread.
         self.unread_since_s: float | None = None
 
@@ -75,6 +77,15 @@ class BoundedProtocol(HttpToolsProtocol):
                     retry_after_s=1.0,
                 )
             )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # Of several requests one behind the other, each has to know that nobody is there any more.
+        for cycle in self._open_cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._open_cycles.clear()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -119,6 +130,8 @@ class BoundedProtocol(HttpToolsProtocol):
             raise self._refused(refuse(400, "ambiguous_request", what, remedy="Say it once."))
         self.is_in_head = False
         super().on_headers_complete()
+        self._open_cycles = [cycle for cycle in self._open_cycles if not cycle.response_complete]
+        self._open_cycles.append(self.cycle)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()

@@ -121,6 +121,21 @@ def test_requests_one_behind_the_other_are_answered_in_order(broker: BrokerProce
     assert re.findall(rb"HTTP/1.1 (\d{3})", answer) == [b"200"] * 6 + [b"404"]
 
 
+@pytest.mark.parametrize("path", [b"pull", b"send"])
+def test_a_client_that_hangs_up_behind_several_requests_is_no_failure(
+    broker: BrokerProcess, path: bytes
+) -> None:
+    body = {
+        b"pull": b'{"subject":"a","group":"b","consumer":"c","wait_ms":50}',
+        b"send": b'{"messages":[{"subject":"a","body":1}]}',
+    }[path]
+    head = HEAD.replace(b"/v1/pull", b"/v1/" + path)
+    for _ in range(5):
+        broker.talk((head + b"Content-Length: %d\r\n\r\n" % len(body) + body) * 5)
+    assert httpx.get(f"{broker.url}/healthz").status_code == 200
+    assert "request_failed" not in broker.log
+
+
 def test_a_refused_body_is_swallowed_and_the_connection_serves_on(broker: BrokerProcess) -> None:
     with httpx.Client(base_url=broker.url) as client:
         reply = client.post(
