@@ -41,11 +41,14 @@ class HandoffQueue:
         self.dropped = 0
 
     def put(self, handed: HandOver) -> None:
-        """Add unless full; wakes the taker when it has asked for that."""
+        """Add unless full; wakes the taker when it has asked for that.
+
+        What is larger than the whole queue is taken by an empty one: it would never fit otherwise.
+        """
         count = len(handed.rows)
         with self._changed:
             self.handed_over += count
-            if self._messages + count > self._messages_max:
+            if self._messages and self._messages + count > self._messages_max:
                 self.dropped += count
                 return
             self._waiting.append(handed)
