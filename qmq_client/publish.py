@@ -14,6 +14,7 @@ parks a row.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -37,10 +38,12 @@ from qmq_client.wire.limits import (
     SUBJECTS_PER_FRAME_MAX,
     Limits,
 )
-from qmq_client.wire.message_id import parse_message_id
+from qmq_client.wire.message_id import format_message_id, parse_message_id
 from qmq_client.wire.record import is_delayed_record, record_message_id, verify_record
 
 __all__ = ["BatchOutcome", "FailedRow", "ParkedRow", "publish_rows"]
+
+_log = logging.getLogger("qmq.publish")
 
 #: Refusals that a single message can cause; others (no such route, not allowed) say that this is not
 #: the broker that was meant: an outage, and no fault of any row.
@@ -108,9 +111,9 @@ class _Batch:
         self, rows: list[OutboxRow], transport: Transport, limits: Limits
     ) -> list[list[OutboxRow]]:
         """One request. Returns the groups to be sent in its place, when it was refused."""
-        frame = _build(rows, limits)
-        self.requests += 1
         try:
+            frame = _build(rows, limits)
+            self.requests += 1
             answer = transport.send(frame)
             if answer.frame_crc != read_header(frame).body_crc or answer.count != len(rows):
                 raise BrokerAnswerError(
@@ -127,6 +130,10 @@ class _Batch:
             self.put_off(rows, _text(error))
         except TransportError as error:
             self.fail_or_park(rows, _text(error))
+        except Exception as error:  # nobody foresaw it: one row may be the cause, none may wait
+            if len(rows) == 1:
+                _log.exception("message %s", format_message_id(rows[0].message_id))
+            return self._halve(rows, error)
         else:
             self.sent += [row.message_id for row in rows]
         return []
@@ -146,6 +153,9 @@ class _Batch:
             self.unreachable = True
             self.put_off(rows, _text(error))
             return []
+        return self._halve(rows, error)
+
+    def _halve(self, rows: list[OutboxRow], error: Exception) -> list[list[OutboxRow]]:
         if len(rows) == 1:
             self.fail_or_park(rows, _text(error))
             return []

@@ -215,20 +215,27 @@ class Publisher:
             self._ready.clear()
             return BatchOutcome()
         batch = self._take_batch()
-        rows = self._still_owned(batch, now_s)
-        outcome = BatchOutcome()
-        if rows:
-            outcome = publish_rows(
-                rows,
-                transport=self._transport,
-                backoff=self._options.backoff,
-                max_attempts=self._options.max_attempts,
-                random=self._random,
-                limits=self._options.limits,
-            )
-            self._settle(outcome, now_s)
-        for _ in batch:
-            self._ready.popleft()
+        try:
+            return self._publish(self._still_owned(batch, now_s), now_s)
+        except BaseException:
+            self._count(left=len(batch))  # the next ones must not wait for what is wrong with these
+            raise
+        finally:
+            for _ in batch:
+                self._ready.popleft()
+
+    def _publish(self, rows: list[OutboxRow], now_s: float) -> BatchOutcome:
+        if not rows:
+            return BatchOutcome()
+        outcome = publish_rows(
+            rows,
+            transport=self._transport,
+            backoff=self._options.backoff,
+            max_attempts=self._options.max_attempts,
+            random=self._random,
+            limits=self._options.limits,
+        )
+        self._settle(outcome, now_s)
         return outcome
 
     def _take_batch(self) -> list[_Ready]:

@@ -6,11 +6,14 @@ import logging
 from pathlib import Path
 
 import pytest
+from sqlalchemy.orm import Session
 
 from qmq_client.errors import BrokerRefusedError
+from qmq_client.message import Message
 from qmq_client.outbox.row import BatchOutcome
 from qmq_client.publish import publish_rows
 from qmq_client.retry import Backoff
+from qmq_client.testing import MemoryTransport
 from qmq_client.wire.requests import ErrorAnswer, SendAnswer
 from tests.client.publishing import (
     WATCHDOG,
@@ -20,7 +23,7 @@ from tests.client.publishing import (
     sweep,
     with_transport,
 )
-from tests.client.world import OUTBOX, World, a_world
+from tests.client.world import OUTBOX, SUBJECT, World, a_world
 
 
 def test_S5_a_full_queue_drops_and_the_watchdog_sends(tmp_path: Path) -> None:
@@ -210,3 +213,59 @@ def test_S9_a_record_damaged_in_the_database_is_parked_and_its_neighbours_go_on(
     outcome = sweep(world)
     assert [row.message_id.hex() for row in outcome.parked] == ids[1:4]
     assert world.sent_ids() == {ids[0], ids[4]}
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyError, MemoryError])
+def test_O6_O7_an_error_that_nobody_foresaw_keeps_to_its_row_and_parks_it_in_the_end(
+    tmp_path: Path, error: type[Exception]
+) -> None:
+    class Poisoned(MemoryTransport):
+        def send(self, frame: bytes) -> SendAnswer:
+            if b"poison" in frame:
+                raise error("unforeseen")
+            return super().send(frame)
+
+    with a_world(tmp_path) as world:
+        world.transport = Poisoned(world.broker)
+        with_transport(world, world.transport)
+        with Session(world.engine) as session, session.begin():
+            poison = world.send("poison", session)
+        send_each(world, 9)
+        assert world.producer.flush()
+        assert world.sent() == [f"{i}" for i in range(9)]
+        assert world.producer.stats.failed == 1
+        for _ in range(49):
+            assert world.store.counts().parked == 0
+            world.make_due()
+            outcome = sweep(world)
+        assert [row.message_id.hex() for row in outcome.parked] == [poison]
+        assert "unforeseen" in outcome.parked[0].error
+
+
+def test_O6_a_batch_whose_outcome_nobody_can_tell_is_left_and_the_next_one_goes(
+    world: World,
+) -> None:
+    class Killed(MemoryTransport):
+        def send(self, frame: bytes) -> SendAnswer:
+            raise KeyboardInterrupt
+
+    send_each(world, 3)
+    with_transport(world, Killed(world.broker))
+    with pytest.raises(KeyboardInterrupt):
+        world.producer.publisher.step(1.0)
+    assert (world.producer.stats.left, world.producer.stats.queued) == (3, 0)
+    with_transport(world, world.transport)
+    with Session(world.engine) as session, session.begin():
+        world.send("next", session)
+    assert world.producer.flush()
+    assert world.sent() == ["next"]
+
+
+def test_S5_a_transaction_larger_than_the_queue_is_taken_by_an_empty_one(tmp_path: Path) -> None:
+    with a_world(tmp_path, queue_messages=5) as world:
+        with Session(world.engine) as session, session.begin():
+            world.producer.send_many([Message(SUBJECT, f"{i}") for i in range(8)], session=session)
+        send_each(world, 1)
+        assert world.producer.stats.dropped == 1
+        assert world.producer.flush()
+        assert world.sent() == [f"{i}" for i in range(8)]
