@@ -386,3 +386,13 @@ def test_a_database_in_memory_is_one_connection(tmp_path: Path) -> None:
     with pytest.raises(OutboxMissingError):
         Producer(engine, MemoryTransport(MemoryBroker()))
     engine.dispose()
+
+
+def test_a_connection_detached_from_its_pool_may_send(world: World) -> None:
+    with world.engine.connect() as connection:
+        connection.detach()
+        with connection.begin():
+            world.send("a", connection)
+            connection.execute(sa.insert(Order).values(label="a"))
+    assert world.producer.flush()
+    assert (world.sent(), world.committed_orders()) == (["a"], {"a"})
