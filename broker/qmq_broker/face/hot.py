@@ -115,6 +115,8 @@ class HotRoutes:
             if reply is Encoding.FRAME
             else deliveries_to_json(given)
         )
+        # The answer may wait long for its reader: one copy of the messages is enough.
+        del given
         with self._room.answer(len(body)):
             await answer(send, 200, reply, body)
 
