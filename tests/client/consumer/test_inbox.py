@@ -23,7 +23,6 @@ from qmq_client.errors import (
     AutocommitError,
     ConfigurationError,
     InboxTransactionError,
-    OutboxMissingError,
 )
 from qmq_client.inbox import Inbox
 from qmq_client.message import Message
@@ -309,28 +308,10 @@ def test_C5_a_process_killed_at_any_moment_has_each_effect_once(
     engine.dispose()
 
 
-def test_a_missing_table_is_told_before_any_thread_starts(bench: Bench, tmp_path: Path) -> None:
-    empty = sa.create_engine(f"sqlite:///{tmp_path}/empty.db")
-    consumers = bench.consumers(tallying(empty))
-    with pytest.raises(OutboxMissingError) as caught:
-        consumers.start()
-    text = str(caught.value)
-    assert f"table qmq_inbox is missing in sqlite:///{tmp_path}/empty.db" in text
-    assert "qmq db migrate" in text
-    assert consumers._threads.all() == []
-    empty.dispose()
-
-
 def test_a_connection_that_commits_by_itself_is_refused(bench: Bench, engine: sa.Engine) -> None:
     autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
     with pytest.raises(AutocommitError):
         bench.consumers(tallying(autocommit)).start()
-
-
-def test_an_inbox_of_another_group_is_refused(bench: Bench, engine: sa.Engine) -> None:
-    handler = consumer(SUBJECT, group=GROUP, inbox=Inbox(engine, group="other"))(lambda body: None)
-    with pytest.raises(ConfigurationError, match="other"):
-        bench.consumers(handler)
 
 
 def test_an_engine_that_begins_by_itself_is_taken_as_it_is(bench: Bench, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import sessionmaker
 
 from qmq_client.consumer import consumer
-from qmq_client.errors import ConfigurationError, DatabaseUnavailableError
+from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, OutboxMissingError
+from qmq_client.inbox import Inbox
 from tests.client.consumer.kit import GROUP, SUBJECT, Bench
 
 
@@ -37,3 +38,23 @@ def test_a_database_of_an_inbox_that_cannot_be_opened_is_told_before_the_start(
     consumers = bench.consumers(handler)
     with pytest.raises(DatabaseUnavailableError, match=f"inbox of {SUBJECT}/{GROUP}"):
         consumers.start()
+
+
+def test_a_missing_table_is_told_before_any_thread_starts(bench: Bench, tmp_path: Path) -> None:
+    empty = sa.create_engine(f"sqlite:///{tmp_path}/empty.db")
+    consumers = bench.consumers(consumer(SUBJECT, group=GROUP, inbox=empty)(lambda body: None))
+    with pytest.raises(OutboxMissingError) as caught:
+        consumers.start()
+    text = str(caught.value)
+    assert f"table qmq_inbox is missing in sqlite:///{tmp_path}/empty.db" in text
+    assert "qmq db migrate" in text
+    assert consumers._threads.all() == []
+    empty.dispose()
+
+
+def test_an_inbox_of_another_group_is_refused(bench: Bench) -> None:
+    handler = consumer(
+        SUBJECT, group=GROUP, inbox=Inbox(sa.create_engine("sqlite://"), group="other")
+    )(lambda body: None)
+    with pytest.raises(ConfigurationError, match="other"):
+        bench.consumers(handler)
