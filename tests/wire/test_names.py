@@ -29,7 +29,7 @@ HOSTILE = [
     "\ud800", "a\udcff",
 ]  # fmt: skip
 
-NOT_TEXT = [None, 0, 1.5, True, b"flight", ["a"], ("a",), {"a": 1}, {"a"}, ..., str]
+NOT_TEXT: list[object] = [None, 0, 1.5, True, b"flight", ["a"], ("a",), {"a": 1}, {"a"}, ..., str]
 
 
 @pytest.mark.parametrize("text", GOOD, ids=lambda text: ascii(text)[:30])
@@ -38,7 +38,7 @@ def test_a_good_name_is_returned_as_it_is(text: str) -> None:
     assert check_name(text, field="subject") is text
 
 
-@pytest.mark.parametrize("text", HOSTILE + NOT_TEXT, ids=lambda text: ascii(text)[:30])
+@pytest.mark.parametrize("text", [*HOSTILE, *NOT_TEXT], ids=lambda text: ascii(text)[:30])
 def test_what_is_no_name_is_refused_with_field_limit_value_and_remedy(text: object) -> None:
     assert not is_name(text)
     with pytest.raises(InvalidNameError) as caught:
