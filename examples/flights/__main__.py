@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from examples.flights import consumers, departures
-from examples.flights.data import count_flights, data_file
+from examples.flights.data import data_file
 from examples.flights.expected import count_by_hand
 from examples.flights.judge import judge
 from examples.flights.plan import COUNTER, TALLIES, Plan, plan_from_argument
@@ -47,8 +47,8 @@ def _plan(directory: Path, options: argparse.Namespace) -> Plan:
 
 def _demo(plan: Plan, json_file: str | None) -> int:
     months = frozenset(plan.months)
-    flights = count_flights(months, plan.days)
     expected = count_by_hand(data_file(), months, plan.days)
+    flights = expected.committed + expected.rolled_back
     try:
         with Screen(flights, expected.messages.total()) as screen:
             with Run(plan, flights, screen.show) as run:

@@ -53,11 +53,6 @@ def read_flights(months: frozenset[int], days: int) -> list[Flight]:
     return [_flight(index, row) for index, row in enumerate(rows)]
 
 
-def count_flights(months: frozenset[int], days: int) -> int:
-    """How many flights the first `days` days of these months have."""
-    return sum(1 for _ in _rows(months, days))
-
-
 def data_file() -> Path:
     """The zip file with the flights, fetched when it is not there yet."""
     given = os.environ.get("FLIGHTS_CSV_ZIP")

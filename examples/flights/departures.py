@@ -27,6 +27,9 @@ from tests.kit.history import History
 
 #: How often the supervisor is told.
 STATUS_EVERY = 100
+#: Messages gather a little longer than by default: this service commits all the time, and what the
+#: publisher's thread saves is its own.
+LINGER_MS = 25
 
 
 class NoTailNumberError(Exception):
@@ -186,10 +189,10 @@ def main(plan: Plan) -> None:
     flights = read_flights(frozenset(plan.months), plan.days)
     engine = open_database(plan.database("departures"), BoardBase, synchronous="FULL")
     create_tables(engine)
-    sessions = sessionmaker(engine)
+    sessions = sessionmaker(engine, expire_on_commit=False)
     first = next_index(sessions)
     acceptance = Acceptance()
-    options = ProducerOptions(on_sent=acceptance.on_accepted)
+    options = ProducerOptions(on_sent=acceptance.on_accepted, linger_ms=LINGER_MS)
     with (
         History.open(plan.path("history"), "departures") as history,
         Producer(sessions, plan.broker_url, options=options) as producer,

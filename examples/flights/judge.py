@@ -22,7 +22,7 @@ from qmq_broker.storage.store import Store
 from qmq_client.message import record_to_message
 from qmq_client.wire.record import decode_record
 from tests.kit.checker import check
-from tests.kit.events import Attempt, Effect, Stored, Truth
+from tests.kit.events import AnyEvent, Attempt, Effect, Stored, Truth
 from tests.kit.expectations import Group, Promises
 from tests.kit.history import SUFFIX, History, read_histories
 from tests.kit.verdict import Verdict
@@ -51,16 +51,16 @@ class Judgement:
 def judge(plan: Plan, expected: Expected) -> Judgement:
     """Judge a run that has drained; every process has stopped. May be repeated."""
     (plan.path("history") / f"judge{SUFFIX}").unlink(missing_ok=True)
+    events = read_histories(plan.path("history"))
     stored = list(read_stored(plan))
+    found: list[AnyEvent] = [*stored, *_truths(plan, events), *_effects(plan)]
     with History.open(plan.path("history"), "judge") as history:
-        history.write(*stored)
-        history.write(*_truths(plan))
-        history.write(*_effects(plan))
+        history.write(*found)
     groups = {
         TALLIES: Group(subjects=frozenset(SUBJECTS), has_effects=True),
         COUNTER: Group(subjects=frozenset(SUBJECTS), has_effects=False),
     }
-    verdict = check(read_histories(plan.path("history")), groups=groups, promises=Promises())
+    verdict = check([*events, *found], groups=groups, promises=Promises())
     return Judgement(
         differences=_differences(expected.tallies, _tallies(plan)),
         board=(expected.committed, _count(plan, "departures", "SELECT count(*) FROM board")),
@@ -91,16 +91,12 @@ def read_stored(plan: Plan) -> Iterator[Stored]:
         store.close()
 
 
-def _truths(plan: Plan) -> list[Truth]:
+def _truths(plan: Plan, events: list[AnyEvent]) -> list[Truth]:
     """Which transactions stand, as the board says."""
     rows = _rows(plan, "departures", "SELECT transaction_id, has_arrived FROM board")
     standing = {transaction_id for transaction_id, _ in rows}
     standing |= {f"{transaction_id}.arrival" for transaction_id, arrived in rows if arrived}
-    tried = {
-        event.transaction_id
-        for event in read_histories(plan.path("history"))
-        if isinstance(event, Attempt)
-    }
+    tried = {event.transaction_id for event in events if isinstance(event, Attempt)}
     return [Truth(transaction_id=one, is_committed=one in standing) for one in tried]
 
 

@@ -38,12 +38,14 @@ class Child:
         #: The same of its earlier lives.
         self.earlier: list[dict[str, Any]] = []
         self.lives = 0
+        self._is_asked = False
 
     def start(self) -> None:
         """Start it; returns at once."""
         if self.lives:
             self.earlier.append(self.status)
             self.status = {}
+        self._is_asked = False
         self.lives += 1
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
@@ -62,11 +64,17 @@ class Child:
         self._process_now().kill()
         self._process_now().wait()
 
+    def ask_to_stop(self) -> None:
+        """SIGTERM, once."""
+        process = self._process_now()
+        if process.poll() is None and not self._is_asked:
+            self._is_asked = True
+            process.send_signal(signal.SIGTERM)
+
     def stop(self, deadline_s: float = 20.0) -> int:
         """SIGTERM and its exit code; raises `ProcessError` when it does not stop in time."""
         process = self._process_now()
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+        self.ask_to_stop()
         try:
             code = process.wait(deadline_s)
             self.hear_out()

@@ -103,6 +103,8 @@ class Run:
 
     def stop(self) -> None:
         """Stop every process in good order; each must end with code 0."""
+        for name in (TALLIES, COUNTER, WATCHDOG):
+            self.children[name].ask_to_stop()
         for name in (TALLIES, COUNTER, WATCHDOG, BROKER):
             self._stop(name)
 
