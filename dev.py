@@ -238,7 +238,9 @@ def make_environment() -> None:
     """Create `.venv`, by uv or by the standard library."""
     print(f"dev.py: making {VENV.name}", flush=True)
     if uv := shutil.which("uv"):
-        logged([uv, "venv", "--seed", "--clear", "--python", sys.executable, str(VENV)], "making .venv")
+        logged(
+            [uv, "venv", "--seed", "--clear", "--python", sys.executable, str(VENV)], "making .venv"
+        )
         return
     if importlib.util.find_spec("ensurepip") is None:
         install_venv_package()
