@@ -55,7 +55,7 @@ class Answers:
         return answer
 
     def pull(self, request: Any) -> Any:
-        raise NotImplementedError
+        raise AssertionError("a publisher neither pulls nor settles")
 
     settle = pull
 
