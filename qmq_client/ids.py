@@ -11,7 +11,7 @@ import secrets
 import threading
 from typing import Final
 
-from qmq_client.wire.message_id import MessageIds
+from qmq_client.wire.message_id import MessageIds, instance_of
 
 TOKEN_BYTES: Final = 16
 
@@ -29,7 +29,7 @@ class IdSource:
         with self._lock:
             if self._process_id != os.getpid():
                 self._process_id = os.getpid()
-                self._ids = MessageIds(secrets.randbits(64))
+                self._ids = MessageIds(instance_of(secrets.randbits(64)))
             return self._ids.next_id()
 
     def renew_in_child(self) -> None:

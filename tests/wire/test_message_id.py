@@ -8,10 +8,14 @@ from hypothesis import strategies as st
 
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.message_id import (
+    DEDUPE_MARKER,
     INSTANCE_MAX,
     MESSAGE_ID_BYTES,
     MessageIds,
+    dedupe_message_id,
     format_message_id,
+    instance_of,
+    is_dedupe_id,
     parse_message_id,
     split_message_id,
 )
@@ -62,3 +66,25 @@ def test_what_is_no_id_is_refused_with_field_limit_value_and_remedy(text: object
     assert error.limit == "32 lower-case hex digits"
     assert error.remedy == "Leave it out to have one made."
     assert len(error.value) < 360
+
+
+def test_a_dedupe_id_is_the_marker_and_the_hash_of_subject_and_key() -> None:
+    made = dedupe_message_id("order.placed", "order-17-paid")
+    assert made.hex() == "ded056e3f3a236a7ace5cfdd136743f5"
+    assert is_dedupe_id(made)
+    assert made == dedupe_message_id("order.placed", "order-17-paid")
+
+
+def test_subject_and_dedupe_key_do_not_run_into_each_other() -> None:
+    pairs = [("a", "bc"), ("ab", "c"), ("a", "b.c"), ("a.b", "c"), ("a", "BC"), ("A", "bc")]
+    assert len({dedupe_message_id(subject, key) for subject, key in pairs}) == len(pairs)
+
+
+@examples(200)
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_no_random_instance_begins_with_the_marker_of_dedupe_ids(bits: int, counter: int) -> None:
+    marked = int.from_bytes(DEDUPE_MARKER) << 48 | bits >> 16
+    for given_bits in (bits, marked):
+        made = MessageIds(instance_of(given_bits), first_counter=counter).next_id()
+        assert not is_dedupe_id(made)
+    assert instance_of(7) == 7

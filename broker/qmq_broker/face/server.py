@@ -34,6 +34,7 @@ from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.serving import Serving
 from qmq_broker.storage.disk import Disk, OsDisk
 from qmq_broker.storage.store import Store
+from qmq_client.wire.message_id import instance_of
 
 _LOG: Final = logging.getLogger("qmq_broker")
 #: How often leases and redeliveries are looked at; also the precision of their times.
@@ -125,7 +126,7 @@ class _Process:
     def _make_server(self, broker: Broker) -> _Server:
         limits = self._face_limits
         config = uvicorn.Config(
-            App(broker, limits, instance=secrets.randbits(64)),
+            App(broker, limits, instance=instance_of(secrets.randbits(64))),
             http=bounded_protocol(limits),
             ws="none",
             lifespan="off",
