@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -19,7 +20,7 @@ from qmq_client.commands.exit_codes import ATTENTION
 from qmq_client.commands.settings import database_options, json_option, the_database
 from qmq_client.database import database_errors, open_engine, section_tables
 from qmq_client.errors import InvalidMessageError
-from qmq_client.outbox.row import StoredRow
+from qmq_client.outbox.row import ROW_FILTER_IDS_MAX, RowFilter, StoredRow
 from qmq_client.outbox.store import OutboxStore
 from qmq_client.outbox.table import LIVE, PARKED, SENT
 from qmq_client.wire.message_id import format_message_id, parse_message_id
@@ -27,9 +28,55 @@ from qmq_client.wire.message_id import format_message_id, parse_message_id
 _STATE_NAMES: Final = {LIVE: "live", PARKED: "parked", SENT: "sent"}
 _STATES: Final = {name: state for state, name in _STATE_NAMES.items()}
 #: What `--state` of `list` takes: state and whether only rows whose time has come.
-_LISTED: Final = {"live": (LIVE, False), "due": (LIVE, True), "parked": (PARKED, False)}
+_LISTED: Final = {
+    "live": (LIVE, False),
+    "due": (LIVE, True),
+    "parked": (PARKED, False),
+    "sent": (SENT, False),
+}
 _COLUMNS: Final = ("message_id", "state", "subject", "attempts", "due_at", "last_error")
 _ERROR_SHOWN_CHARACTERS: Final = 60
+
+#: Seconds in one of each unit of `--older-than`.
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])\Z")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class _Duration(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click
+    """`90s`, `15m`, `2h`, `7d`; as milliseconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = _DURATION.match(value)
+        if found is None:
+            self.fail(f"{value!r} is no duration; write 90s, 15m, 2h or 7d", param, ctx)
+        return round(float(found[1]) * _UNITS_S[found[2]] * 1000)
+
+
+def _filter_options(function: _Function) -> _Function:
+    """Add what says which rows are meant; what is given must fit all together."""
+    options = (
+        click.option("--subject", default="", help="Only rows of this subject."),
+        click.option(
+            "--error", metavar="TEXT", default="", help="Only rows whose last error contains this."
+        ),
+        click.option(
+            "--older-than",
+            "older_than_ms",
+            type=_Duration(),
+            metavar="DURATION",
+            default=0,
+            help="Only rows stored longer ago than this: 90s, 15m, 2h, 7d.",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
 
 _ids_argument = click.argument("message_ids", nargs=-1, metavar="[MESSAGE_ID]...")
 
@@ -42,15 +89,22 @@ def outbox() -> None:
 @outbox.command("list")
 @database_options
 @click.option("--state", type=click.Choice(sorted(_LISTED)), help="Only these; all by default.")
+@_filter_options
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
 @json_option
 def list_(
-    database: str | None, config_file: Path | None, state: str | None, limit: int, as_json: bool
+    database: str | None,
+    config_file: Path | None,
+    *,
+    state: str | None,
+    limit: int,
+    as_json: bool,
+    **chosen: Any,
 ) -> None:
     """List rows, those due first at the top."""
     number, is_due = (None, False) if state is None else _LISTED[state]
     with _store(database, config_file) as store:
-        rows = store.list_rows(state=number, is_due=is_due, limit=limit)
+        rows = store.list_rows(RowFilter(**chosen), state=number, is_due=is_due, limit=limit)
         counts = store.counts()
     shown = [_shown(row) for row in rows]
     if as_json:
@@ -75,7 +129,7 @@ def show(database: str | None, config_file: Path | None, message_id: str, as_jso
     Exit code 1 when it is not there.
     """
     with _store(database, config_file) as store:
-        rows = store.list_rows(message_ids=[_parsed(message_id)])
+        rows = store.list_rows(RowFilter(message_ids=[_parsed(message_id)]))
     if not rows:
         click.echo(
             f"{message_id} is not in the outbox: sent and deleted, or never stored", err=True
@@ -92,63 +146,72 @@ def show(database: str | None, config_file: Path | None, message_id: str, as_jso
 @outbox.command()
 @database_options
 @_ids_argument
+@_filter_options
 @click.option("--all", "is_all", is_flag=True, help="All parked rows.")
 @json_option
 def retry(
     database: str | None,
     config_file: Path | None,
+    *,
     message_ids: tuple[str, ...],
     is_all: bool,
     as_json: bool,
+    **filters: Any,
 ) -> None:
     """Make parked rows due again.
 
     Their attempts are counted from the start.
     """
-    ids = _chosen(message_ids, is_all)
+    chosen = _chosen(message_ids, is_all, filters)
     with _store(database, config_file) as store:
-        count = store.retry(ids)
-    _report("retried", count, as_json)
+        total = _until_none_is_left(lambda: store.retry(chosen))
+    _report("retried", total, as_json)
 
 
 @outbox.command()
 @database_options
 @_ids_argument
+@_filter_options
 @click.option("--all", "is_all", is_flag=True, help="All rows of that state.")
 @click.option("--state", type=click.Choice(["live", "parked"]), default="parked", show_default=True)
-@click.option("--older-than-s", type=click.FloatRange(min=0), default=0.0, help="Age in seconds.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def purge(
     database: str | None,
     config_file: Path | None,
-    message_ids: tuple[str, ...],
     *,
+    message_ids: tuple[str, ...],
     is_all: bool,
     state: str,
-    older_than_s: float,
     yes: bool,
     as_json: bool,
+    **filters: Any,
 ) -> None:
     """Delete rows: they are never sent."""
-    ids = _chosen(message_ids, is_all)
+    chosen = _chosen(message_ids, is_all, filters)
     if not yes:
-        what = f"all {state} rows" if ids is None else f"{len(ids)} rows"
+        what = f"all {state} rows" if is_all else f"the chosen {state} rows"
         click.confirm(f"Delete {what} unsent?", abort=True, err=True)
-    total = 0
     with _store(database, config_file) as store:
-        while count := store.purge(
-            state=_STATES[state], older_than_ms=round(older_than_s * 1000), message_ids=ids
-        ):
-            total += count
+        total = _until_none_is_left(lambda: store.purge(chosen, state=_STATES[state]))
     _report("purged", total, as_json)
 
 
-def _chosen(message_ids: tuple[str, ...], is_all: bool) -> list[bytes] | None:
-    """The ids that were named, or None for all; neither or both is a wrong call."""
-    if bool(message_ids) == is_all:
-        raise click.UsageError("Give message ids, or --all.")
-    return None if is_all else [_parsed(message_id) for message_id in message_ids]
+def _until_none_is_left(batch: Callable[[], int]) -> int:
+    total = 0
+    while count := batch():
+        total += count
+    return total
+
+
+def _chosen(message_ids: tuple[str, ...], is_all: bool, filters: dict[str, Any]) -> RowFilter:
+    """Which rows were meant; all of them only when that was said."""
+    if not (message_ids or is_all or any(filters.values())) or (message_ids and is_all):
+        raise click.UsageError("Give message ids, a filter (--subject, --error, …), or --all.")
+    if len(message_ids) > ROW_FILTER_IDS_MAX:
+        raise click.UsageError(f"{len(message_ids)} message ids; at most {ROW_FILTER_IDS_MAX}.")
+    ids = [_parsed(message_id) for message_id in message_ids] or None
+    return RowFilter(message_ids=ids, **filters)
 
 
 def _parsed(message_id: str) -> bytes:

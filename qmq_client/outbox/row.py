@@ -5,7 +5,9 @@ Values only; the statements that read and write them are in `store.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +44,27 @@ class StoredRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowFilter:
+    """Which rows a person means: those that fit all that is said; without anything, all of them."""
+
+    #: None for any; at most `ROW_FILTER_IDS_MAX`.
+    message_ids: Sequence[bytes] | None = None
+    #: Exactly this subject; empty for any.
+    subject: str = ""
+    #: Text that the row's last error contains; empty for any, also for none.
+    error: str = ""
+    #: Rows that were stored longer ago than this, by the database's clock.
+    older_than_ms: int = 0
+
+
+ALL_ROWS: Final = RowFilter()
+#: Ids in one filter: far below every database's limit of parameters.
+ROW_FILTER_IDS_MAX: Final = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxCounts:
-    """How many rows there are."""
+    """How many rows there are; counted up to a bound, where one was given."""
 
     #: Not yet accepted, due or not.
     live: int

@@ -15,7 +15,15 @@ import sqlalchemy as sa
 
 from qmq_client.errors import OutboxMissingError
 from qmq_client.outbox.dialect import dialect_of
-from qmq_client.outbox.row import BatchOutcome, OutboxCounts, OutboxRow, StoredRow
+from qmq_client.outbox.row import (
+    ALL_ROWS,
+    ROW_FILTER_IDS_MAX,
+    BatchOutcome,
+    OutboxCounts,
+    OutboxRow,
+    RowFilter,
+    StoredRow,
+)
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, PARKED, Tables
 
 #: Ids in one statement: far below every database's limit of parameters, far above one per message.
@@ -23,7 +31,7 @@ IDS_PER_STATEMENT_MAX: Final = 500
 #: Rows looked at to tell the oldest: constant work however many wait.
 _OLDEST_AMONG_ROWS: Final = 1_000
 _LISTED_ROWS_MAX: Final = 1_000
-_PURGED_ROWS_MAX: Final = 10_000
+_CHOSEN_ROWS_MAX: Final = 10_000
 
 
 class OutboxStore:
@@ -101,25 +109,32 @@ class OutboxStore:
             )
         return None if age_ms is None else max(0, age_ms)
 
-    def counts(self) -> OutboxCounts:
-        """How many rows there are; reads the index of all of them."""
+    def counts(self, *, rows_max: int | None = None) -> OutboxCounts:
+        """How many rows there are; with `rows_max` no number is looked for beyond it.
+
+        Without a bound it reads the index of all rows, however many there are.
+        """
         state, due_at_ms = self._outbox.c.state, self._outbox.c.due_at_ms
+        kinds = (state == LIVE, (state == LIVE) & (due_at_ms <= self._now_ms), state == PARKED)
         query = sa.select(
-            sa.func.count(sa.case((state == LIVE, 1))),
-            sa.func.count(sa.case(((state == LIVE) & (due_at_ms <= self._now_ms), 1))),
-            sa.func.count(sa.case((state == PARKED, 1))),
-        ).where(state.in_((LIVE, PARKED)))
+            *(
+                sa.select(sa.func.count())
+                .select_from(sa.select(sa.literal(1)).where(kind).limit(rows_max).subquery())
+                .scalar_subquery()
+                for kind in kinds
+            )
+        )
         with self._dialect.read(self._sibling) as connection:
             live, due, parked = connection.execute(query).one()
         return OutboxCounts(live=live, due=due, parked=parked)
 
     def list_rows(
         self,
+        chosen: RowFilter = ALL_ROWS,
         *,
         state: int | None = None,
         is_due: bool = False,
         limit: int = 100,
-        message_ids: Sequence[bytes] = (),
     ) -> list[StoredRow]:
         """Rows to look at, those due first at the top; all states when `state` is None.
 
@@ -143,61 +158,66 @@ class OutboxStore:
             query = query.where(columns.state == state)
         if is_due:
             query = query.where(columns.due_at_ms <= self._now_ms)
-        if message_ids:
-            query = query.where(columns.message_id.in_(message_ids))
+        query = query.where(*self._conditions(chosen))
         with self._dialect.read(self._sibling) as connection:
             found = connection.execute(query.limit(min(limit, _LISTED_ROWS_MAX))).all()
         return [StoredRow(**row._mapping) for row in found]
 
-    def retry(self, message_ids: Sequence[bytes] | None = None) -> int:
-        """Make parked rows live and due again, these or all of them; returns how many."""
-        query = (
+    def retry(self, chosen: RowFilter = ALL_ROWS, *, limit: int = _CHOSEN_ROWS_MAX) -> int:
+        """Make parked rows live and due again, attempts counted from the start; returns how many.
+
+        One bounded batch; call again until it returns 0.
+        """
+        again = (
             sa.update(self._outbox)
             .where(self._outbox.c.state == PARKED)
             .values(state=LIVE, due_at_ms=self._now_ms, attempts=0, token=None)
         )
-        with self._dialect.write(self._sibling) as connection:
-            if message_ids is None:
-                return connection.execute(query).rowcount
-            return sum(
-                connection.execute(query.where(self._outbox.c.message_id.in_(ids))).rowcount
-                for ids in _chunks(message_ids)
-            )
+        return self._change(again, chosen, state=PARKED, limit=limit)
 
     def purge(
-        self,
-        *,
-        state: int = PARKED,
-        older_than_ms: int = 0,
-        message_ids: Sequence[bytes] | None = None,
-        limit: int = _PURGED_ROWS_MAX,
+        self, chosen: RowFilter = ALL_ROWS, *, state: int = PARKED, limit: int = _CHOSEN_ROWS_MAX
     ) -> int:
-        """Delete rows for good, unsent: those of `state` older than this, at most `limit`.
+        """Delete rows of `state` for good, unsent; returns how many.
 
         One bounded batch; call again until it returns 0. Requires: a person asked for it.
         """
-        chosen = (
-            sa.select(self._outbox.c.id)
-            .where(
-                self._outbox.c.state == state,
-                self._outbox.c.created_at_ms <= self._now_ms - older_than_ms,
-            )
-            .order_by(self._outbox.c.due_at_ms)
-            .limit(limit)
+        delete = sa.delete(self._outbox).where(self._outbox.c.state == state)
+        return self._change(delete, chosen, state=state, limit=limit)
+
+    def _change(
+        self, change: sa.Update | sa.Delete, chosen: RowFilter, *, state: int, limit: int
+    ) -> int:
+        """Do it to up to `limit` of the chosen rows. Requires: `change` names the state as well.
+
+        Somebody may have had a row between its choice and its change.
+        """
+        columns = self._outbox.c
+        query = (
+            sa.select(columns.id)
+            .where(columns.state == state, *self._conditions(chosen))
+            .order_by(columns.due_at_ms)
+            .limit(min(limit, _CHOSEN_ROWS_MAX))
         )
-        if message_ids is not None:
-            chosen = chosen.where(self._outbox.c.message_id.in_(message_ids))
         with self._dialect.write(self._sibling) as connection:
-            ids = connection.scalars(chosen).all()
+            ids = connection.scalars(query).all()
             return sum(
                 connection.execute(
-                    sa.delete(self._outbox).where(self._outbox.c.id.in_(some))
+                    change.where(columns.id.in_(ids[first : first + IDS_PER_STATEMENT_MAX]))
                 ).rowcount
-                for some in (
-                    ids[first : first + IDS_PER_STATEMENT_MAX]
-                    for first in range(0, len(ids), IDS_PER_STATEMENT_MAX)
-                )
+                for first in range(0, len(ids), IDS_PER_STATEMENT_MAX)
             )
+
+    def _conditions(self, chosen: RowFilter) -> Iterator[sa.ColumnElement[bool]]:
+        columns = self._outbox.c
+        if chosen.message_ids is not None:
+            yield columns.message_id.in_(chosen.message_ids[:ROW_FILTER_IDS_MAX])
+        if chosen.subject:
+            yield columns.subject == chosen.subject
+        if chosen.error:
+            yield columns.last_error.contains(chosen.error, autoescape=True)
+        if chosen.older_than_ms:
+            yield columns.created_at_ms <= self._now_ms - chosen.older_than_ms
 
     def check_schema(self) -> None:
         """Raise `OutboxMissingError`, naming each table and column that is not there."""

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from qmq_client.errors import BrokerRefusedError
 from qmq_client.message import Message
-from qmq_client.outbox.row import BatchOutcome
+from qmq_client.outbox.row import BatchOutcome, RowFilter
 from qmq_client.publish import publish_rows
 from qmq_client.retry import Backoff
 from qmq_client.testing import MemoryTransport
@@ -175,7 +175,7 @@ def test_O7_a_row_is_parked_after_its_attempts_logged_once_and_can_be_retried(
         assert "BrokerAnswerError" in (row.last_error or "")
         world.make_due()
         assert world.store.claim(token=WATCHDOG, limit=10, lease_ms=1) == []
-        assert world.store.retry([row.message_id]) == 1
+        assert world.store.retry(RowFilter(message_ids=[row.message_id])) == 1
         assert {each.hex() for each in sweep(world).sent} == {message_id}
 
 

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from qmq_client.message import Message
+from qmq_client.outbox.row import RowFilter
 from qmq_client.transactional import transaction
 from tests.client.publishing import (
     WATCHDOG,
@@ -198,10 +199,10 @@ def test_the_store_counts_and_purges_what_a_person_asks_for(world: World) -> Non
     counts = world.store.counts()
     assert (counts.live, counts.due, counts.parked) == (2, 0, 3)
     assert len(world.store.list_rows(limit=4)) == 4
-    (row,) = world.store.list_rows(message_ids=[bytes.fromhex(ids[0])])
+    (row,) = world.store.list_rows(RowFilter(message_ids=[bytes.fromhex(ids[0])]))
     assert (row.is_owned, row.subject, row.state) == (True, SUBJECT, 0)
-    assert world.store.purge(older_than_ms=30_000) == 1
-    assert world.store.purge(message_ids=[bytes.fromhex(ids[4])]) == 1
+    assert world.store.purge(RowFilter(older_than_ms=30_000)) == 1
+    assert world.store.purge(RowFilter(message_ids=[bytes.fromhex(ids[4])])) == 1
     assert world.store.purge(limit=1) == 1
     assert world.store.purge() == 0
     assert world.stored_ids() == set(ids[:2])

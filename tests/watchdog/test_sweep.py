@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError
+from qmq_client.outbox.row import RowFilter
 from qmq_client.outbox.store import OutboxStore
 from qmq_client.outbox.table import LIVE, PARKED, create_tables
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
@@ -221,7 +222,7 @@ def test_O7_a_row_is_parked_after_its_attempts_and_retry_arms_it_again(
     assert sweep.step().claimed == 0, "a parked row waits for a person"
 
     transport.bad.clear()
-    assert database.store.retry([message_id]) == 1
+    assert database.store.retry(RowFilter(message_ids=[message_id])) == 1
     (row,) = rows_of(database)
     assert (row.state, row.attempts) == (LIVE, 0)
     assert sweep.step().sent == 1

@@ -28,18 +28,26 @@ def engine(tmp_path: Path) -> Iterator[sa.Engine]:
     made.dispose()
 
 
-def put(engine: sa.Engine, *, state: int = LIVE, due_in_ms: int = 0, age_ms: int = 0) -> str:
+def put(
+    engine: sa.Engine,
+    *,
+    state: int = LIVE,
+    due_in_ms: int = 0,
+    age_ms: int = 0,
+    subject: str = "orders.created",
+    error: str = "BrokerRefusedError: too odd",
+) -> str:
     """Store one row; its message id as people see it."""
     message_id = MESSAGE_IDS.next_id()
     now_ms = sa.literal_column(NOW_MS, sa.BigInteger())
     row = sa.insert(OUTBOX).values(
         message_id=message_id,
-        subject="orders.created",
+        subject=subject,
         record=b"record",
         state=state,
         due_at_ms=now_ms + due_in_ms,
         attempts=7 if state == PARKED else 0,
-        last_error="BrokerRefusedError: too odd" if state == PARKED else None,
+        last_error=error if state == PARKED else None,
         created_at_ms=now_ms - age_ms,
     )
     with engine.begin() as connection:
@@ -126,7 +134,7 @@ def test_which_rows_are_meant_must_be_said(engine: sa.Engine, command: str) -> N
     for arguments in ([], [parked, "--all"]):
         result = outbox(engine, command, *arguments)
         assert result.exit_code == 2
-        assert "Give message ids, or --all." in result.output
+        assert "Give message ids, a filter (--subject, --error, …), or --all." in result.output
     assert ids(listed(engine)) == [parked]
 
 
@@ -144,7 +152,7 @@ def test_purge_deletes_only_what_was_meant(engine: sa.Engine) -> None:
     live = put(engine)
     old = put(engine, state=PARKED, age_ms=2 * HOUR_MS)
     young = put(engine, state=PARKED)
-    result = outbox(engine, "purge", "--all", "--yes", "--older-than-s", "3600")
+    result = outbox(engine, "purge", "--all", "--yes", "--older-than", "1h")
     assert result.output == "purged 1\n"
     assert set(ids(listed(engine))) == {live, young}
     assert outbox(engine, "purge", live, "--yes").output == "purged 0\n", "it is not parked"
@@ -173,3 +181,50 @@ def test_an_id_that_is_none_is_answered_with_where_to_find_one(engine: sa.Engine
 def test_no_summary_of_a_command_is_cut(group: str) -> None:
     shown = CliRunner().invoke(root, [group, "--help"], terminal_width=80).output
     assert "..." not in shown.partition("Commands:")[2]
+
+
+def test_O7_rows_are_chosen_by_subject_error_text_and_age_together(engine: sa.Engine) -> None:
+    hour_old = put(engine, state=PARKED, subject="stock.moved", age_ms=HOUR_MS)
+    young = put(engine, state=PARKED, subject="stock.moved")
+    other = put(engine, state=PARKED, error="damaged: 50% of it_self")
+    similar = put(engine, state=PARKED, error="damaged: 50 of itself")
+    assert set(ids(listed(engine, "--subject", "stock.moved"))) == {hour_old, young}
+    assert ids(listed(engine, "--subject", "stock.moved", "--older-than", "59m")) == [hour_old]
+    assert ids(listed(engine, "--error", "50% of it_")) == [other], "no wildcards"
+    assert outbox(engine, "retry", "--error", "50% of").output == "retried 1\n"
+    assert outbox(engine, "purge", "--subject", "stock.moved", "--yes").output == "purged 2\n"
+    assert set(ids(listed(engine))) == {other, similar}
+    assert ids(listed(engine, "--state", "parked")) == [similar]
+
+
+def test_a_filter_chooses_among_named_rows_too(engine: sa.Engine) -> None:
+    mine = put(engine, state=PARKED, subject="stock.moved")
+    other = put(engine, state=PARKED)
+    call = ("retry", mine, other, "--subject", "stock.moved")
+    assert outbox(engine, *call).output == "retried 1\n"
+    assert ids(listed(engine, "--state", "parked")) == [other]
+
+
+def test_more_rows_than_one_batch_takes_are_retried_by_one_call(engine: sa.Engine) -> None:
+    now_ms = sa.literal_column(NOW_MS, sa.BigInteger())
+    rows = [
+        {"message_id": MESSAGE_IDS.next_id(), "subject": "a", "record": b"", "attempts": 1}
+        for _ in range(10_050)
+    ]
+    insert = sa.insert(OUTBOX).values(state=PARKED, due_at_ms=now_ms, created_at_ms=now_ms)
+    with engine.begin() as connection:
+        connection.execute(insert, rows)
+    assert outbox(engine, "retry", "--all").output == "retried 10050\n"
+
+
+@pytest.mark.parametrize("duration", ["", "1", "-1h", "h", "1w", "1 h"])
+def test_a_duration_that_is_none_is_a_wrong_call(engine: sa.Engine, duration: str) -> None:
+    result = outbox(engine, "list", "--older-than", duration)
+    assert result.exit_code == 2
+    assert "write 90s, 15m, 2h or 7d" in result.output
+
+
+def test_too_many_ids_are_a_wrong_call(engine: sa.Engine) -> None:
+    result = outbox(engine, "retry", *["0" * 32] * 501)
+    assert result.exit_code == 2
+    assert "501 message ids; at most 500" in result.output
