@@ -11,7 +11,10 @@
     url = "sqlite:///orders.db"
     password_env = "ORDERS_PASSWORD"    the password stays in the environment
 
-An unknown key is an error that names the nearest known one. Where each value came from is kept, for
+    [registry]                    a table of further databases; see `sections.py`
+    url = "postgresql://watchdog@db/control"
+
+An unknown key is an error that names the nearest known one; all faults are told at once. Where each value came from is kept, for
 `qmq config show`. Passwords are masked by `mask_secrets` wherever a URL is shown. It opens nothing
 but the file: databases become engines in `database.py`.
 """
@@ -24,70 +27,35 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from qmq_client.errors import ConfigurationError
+from qmq_client.sections import (
+    BrokerSection,
+    Config,
+    DatabaseSection,
+    RegistrySection,
+    WatchdogSection,
+)
+
+__all__ = [
+    "DATABASES_MAX",
+    "BrokerSection",
+    "Config",
+    "DatabaseSection",
+    "LoadedConfig",
+    "RegistrySection",
+    "Setting",
+    "WatchdogSection",
+    "load_config",
+    "mask_secrets",
+]
 
 CONFIG_FILE: Final = "qmq.toml"
-DATABASES_MAX: Final = 64  # each has a thread and connections of its own in the watchdog
-
-_Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
-_Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
-_Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
-_Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_.-]{1,63}\Z")]
-_Identifier = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_]{0,32}\Z")]
-
-
-class BrokerSection(msgspec.Struct, frozen=True, kw_only=True):
-    """Where this process finds the broker."""
-
-    url: str = "http://127.0.0.1:9470"
-
-
-class DatabaseSection(msgspec.Struct, frozen=True, kw_only=True):
-    """One business database that carries an outbox."""
-
-    #: How logs and commands call it.
-    name: _Name
-    #: SQLAlchemy's URL.
-    url: str
-    #: Name of the environment variable that holds the password; empty when the URL is complete.
-    password_env: str = ""
-    #: Schema of the outbox; empty for the connection's own.
-    schema: _Identifier = ""
-    #: What the names of our tables begin with.
-    table_prefix: _Identifier = "qmq_"
-
-
-class WatchdogSection(msgspec.Struct, frozen=True, kw_only=True):
-    """How the watchdog works; one set for all databases."""
-
-    #: Rows of one claim and one request.
-    batch_rows: _Count = 1_000
-    #: How long a claim lasts; after that another watchdog may take the rows.
-    lease_ms: _Milliseconds = 5_000
-    #: A row that the broker answered badly this often is parked.
-    max_attempts: _Count = 50
-    #: A sweep ends after this many rows …
-    sweep_rows_max: _Count = 100_000
-    #: … or this many seconds, whichever comes first.
-    sweep_s_max: _Seconds = 30.0
-    #: Wait between sweeps of a database that has nothing due.
-    poll_s: _Seconds = 1.0
-    #: Longest wait between tries while the broker or a database is away.
-    outage_s_max: _Seconds = 30.0
-    #: Time for a clean stop after SIGTERM.
-    stop_s: _Seconds = 10.0
-
-
-class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a process of this product can be told."""
-
-    broker: BrokerSection = BrokerSection()
-    watchdog: WatchdogSection = WatchdogSection()
-    databases: tuple[DatabaseSection, ...] = ()
+#: Beyond it one process could not look at each of them every few seconds.
+DATABASES_MAX: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +84,7 @@ _FLAG: Final = "command line"
 _SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "broker": BrokerSection,
     "watchdog": WatchdogSection,
+    "registry": RegistrySection,
 }
 _DATABASE_VARIABLE: Final = re.compile(r"QMQ_DATABASE_(?:(?P<name>[A-Z0-9_]+)_)?URL\Z")
 _AUTHORITY: Final = re.compile(r"(?<=://)([^:/@\s]*):(\S*)@")
@@ -139,8 +108,9 @@ def load_config(
     one. `flags` maps paths to values, None meaning not given. `databases` are those named on the
     command line, by URL or by configured name: if there are any, no other is used.
     """
-    merged = _read_file(file)
-    merged |= _read_environment(environment, merged)
+    faults: list[ConfigurationError] = []
+    merged = _read_file(file, faults)
+    merged |= _read_environment(environment, merged, faults)
     merged |= {path: (value, _FLAG) for path, value in (flags or {}).items() if value is not None}
     names = _names(merged)
     if databases:
@@ -151,15 +121,20 @@ def load_config(
             value=f"{len(names)} databases; allowed: {DATABASES_MAX}",
             remedy="Run another watchdog for the others.",
         )
-    built = _Built(merged)
+    built = _Built(merged, faults)
     broker = built.section(BrokerSection, "broker")
     watchdog = built.section(WatchdogSection, "watchdog")
+    registry = built.section(RegistrySection, "registry")
     sections = [built.section(DatabaseSection, f"database.{name}") for name in names]
     built.raise_faults()
     assert broker is not None, "a section without faults was built"
     assert watchdog is not None, "a section without faults was built"
+    assert registry is not None, "a section without faults was built"
     config = Config(
-        broker=broker, watchdog=watchdog, databases=tuple(one for one in sections if one)
+        broker=broker,
+        watchdog=watchdog,
+        registry=registry,
+        databases=tuple(one for one in sections if one),
     )
     return LoadedConfig(config=config, settings=tuple(built.settings))
 
@@ -169,7 +144,7 @@ def mask_secrets(text: str) -> str:
     return _QUERY_SECRET.sub(r"\1***", _AUTHORITY.sub(r"\1:***@", text))
 
 
-def _read_file(file: Path | None) -> _Layer:
+def _read_file(file: Path | None, faults: list[ConfigurationError]) -> _Layer:
     path = Path(CONFIG_FILE) if file is None else file
     if file is None and not path.is_file():
         return {}
@@ -183,33 +158,47 @@ def _read_file(file: Path | None) -> _Layer:
     layer: _Layer = {}
     for section, values in content.items():
         if section == "database":
-            layer |= _read_databases(values, origin)
-            continue
-        if section not in _SECTIONS or not isinstance(values, dict):
-            raise _unknown(section, [*_SECTIONS, "database"], origin)
-        for key, value in values.items():
-            _check_key(section, key, _SECTIONS[section], origin)
-            layer[f"{section}.{key}"] = (value, origin)
+            layer |= _read_databases(values, origin, faults)
+        elif section not in _SECTIONS or not isinstance(values, dict):
+            faults.append(_unknown(section, [*_SECTIONS, "database"], origin))
+        else:
+            layer |= _read_keys(section, values, _SECTIONS[section], origin, faults)
     return layer
 
 
-def _read_databases(tables: Any, origin: str) -> _Layer:
+def _read_databases(tables: Any, origin: str, faults: list[ConfigurationError]) -> _Layer:
     layer: _Layer = {}
     if not isinstance(tables, list):
-        raise _wrong("database", "one table", f"Write [[database]] in {origin}.")
+        faults.append(_wrong("database", "one table", f"Write [[database]] in {origin}."))
+        return layer
     for number, table in enumerate(tables, start=1):
-        name = table.get("name")
+        name = table.get("name") if isinstance(table, dict) else None
         if not isinstance(name, str) or f"database.{name}.name" in layer:
             problem = "has no name" if name is None else f"name {name!r}"
             remedy = f"Give each [[database]] in {origin} a name of its own."
-            raise _wrong(f"database {number}", problem, remedy)
-        for key, value in table.items():
-            _check_key(f"database.{name}", key, DatabaseSection, origin)
-            layer[f"database.{name}.{key}"] = (value, origin)
+            faults.append(_wrong(f"database {number}", problem, remedy))
+            continue
+        layer |= _read_keys(f"database.{name}", table, DatabaseSection, origin, faults)
     return layer
 
 
-def _read_environment(environment: Mapping[str, str], file: _Layer) -> _Layer:
+def _read_keys(
+    section: str,
+    values: Mapping[str, Any],
+    struct: type[msgspec.Struct],
+    origin: str,
+    faults: list[ConfigurationError],
+) -> _Layer:
+    """The known keys of one table; the others become faults."""
+    known = [f"{section}.{field}" for field in struct.__struct_fields__]
+    given = {f"{section}.{key}": (value, origin) for key, value in values.items()}
+    faults += [_unknown(path, known, origin) for path in given if path not in known]
+    return {path: value for path, value in given.items() if path in known}
+
+
+def _read_environment(
+    environment: Mapping[str, str], file: _Layer, faults: list[ConfigurationError]
+) -> _Layer:
     known = {
         f"QMQ_{section}_{field}".upper(): f"{section}.{field}"
         for section, struct in _SECTIONS.items()
@@ -227,7 +216,7 @@ def _read_environment(environment: Mapping[str, str], file: _Layer) -> _Layer:
             variable, known, n=1, cutoff=0.85
         ):
             # Others may use names that begin alike; only what looks like a slip is refused.
-            raise _unknown(variable, known, "environment")
+            faults.append(_unknown(variable, known, "environment"))
     return layer
 
 
@@ -275,10 +264,10 @@ def _is_name_path(path: str) -> bool:
 class _Built:
     """Sections as they are made from the merged layers, and what was wrong in them."""
 
-    def __init__(self, merged: _Layer) -> None:
+    def __init__(self, merged: _Layer, faults: list[ConfigurationError]) -> None:
         self._merged = merged
         self.settings: list[Setting] = []
-        self._faults: list[ConfigurationError] = []
+        self._faults = faults
 
     def section(self, struct: type[_Section], prefix: str) -> _Section | None:
         """The section; None when a value in it is wrong."""
@@ -328,12 +317,6 @@ def _settings(section: msgspec.Struct, prefix: str, given: _Layer) -> Iterator[S
         value = getattr(section, field)
         shown = mask_secrets(value) if isinstance(value, str) else value
         yield Setting(path=f"{prefix}.{field}", value=shown, origin=origin)
-
-
-def _check_key(section: str, key: str, struct: type[msgspec.Struct], origin: str) -> None:
-    if key not in struct.__struct_fields__:
-        known = [f"{section}.{field}" for field in struct.__struct_fields__]
-        raise _unknown(f"{section}.{key}", known, origin)
 
 
 def _invalid(prefix: str, given: _Layer, problem: str) -> ConfigurationError:

@@ -140,7 +140,7 @@ def test_two_urls_that_end_alike_get_names_of_their_own() -> None:
     [
         ("[watchdog]\nbatch_row = 1", "Did you mean 'watchdog.batch_rows'?"),
         ("[watchdgo]\nbatch_rows = 1", "Did you mean 'watchdog'?"),
-        ("[colours]\nred = 1", "Known: broker, watchdog, database."),
+        ("[colours]\nred = 1", "Known: broker, watchdog, registry, database."),
         ("broker = 1", "broker: not known"),
         ('[[database]]\nname = "a"\nurl = "b"\nshema = "c"', "Did you mean 'database.a.schema'?"),
         ('[[database]]\nurl = "b"', "database 1: has no name"),
@@ -186,6 +186,34 @@ def test_of_several_wrong_values_all_are_named() -> None:
     assert text.startswith("4 settings: ")
     for name in ("broker.url", "watchdog.lease_ms", "watchdog.poll_s", "watchdog.batch_rows"):
         assert f"{name}: " in text
+
+
+def test_unknown_keys_and_wrong_values_of_all_layers_are_named_at_once() -> None:
+    text = problem(
+        "[watchdog]\nbatch_row = 1\nlease_ms = 0\n[colours]\nred = 1\n"
+        '[[database]]\nname = "a"\nurl = "b"\nshema = "c"\n[[database]]\nurl = "x"',
+        environment={"QMQ_WATCHDOG_BATCHROWS": "1"},
+    )
+    assert text.startswith("6 settings: ")
+    for name in (
+        "watchdog.batch_row: not known",
+        "colours: not known",
+        "database.a.shema: not known",
+        "database 2: has no name",
+        "QMQ_WATCHDOG_BATCHROWS: not known",
+        "watchdog.lease_ms: '0'",
+    ):
+        assert name in text, name
+
+
+def test_the_registry_may_come_from_the_environment() -> None:
+    registry = load(environment={"QMQ_REGISTRY_URL": "sqlite:///control.db"}).config.registry
+    assert (registry.url, registry.table) == ("sqlite:///control.db", "qmq_database")
+
+
+def test_hundreds_of_databases_may_be_configured() -> None:
+    tables = [f'[[database]]\nname = "d{i}"\nurl = "sqlite:///{i}.db"' for i in range(1_000)]
+    assert len(load("\n".join(tables)).config.databases) == 1_000
 
 
 def test_names_of_others_in_the_environment_are_left_alone() -> None:
