@@ -23,6 +23,7 @@ from qmq_client.outbox.table import Tables, make_tables
 #: Those with a module in `outbox/` and `inbox/`.
 KNOWN_DATABASES: Final = ("sqlite",)
 _ERROR_CHARACTERS_MAX: Final = 300
+_PASSWORD_CHARACTERS_MAX: Final = 4_096
 #: What drivers say of a table that is not there; they share no error class for it.
 _MISSING_TABLE: Final = ("no such table", "doesn't exist", "does not exist")
 
@@ -57,6 +58,8 @@ def database_url(section: DatabaseSection, environment: Mapping[str, str]) -> UR
     except (sa.exc.ArgumentError, ValueError):
         # The cause would show the URL, and with it the password.
         raise _not_usable(section, "not a database URL") from None
+    if section.password_file:
+        return url.set(password=_read_password(section))
     if not section.password_env:
         return url
     if section.password_env not in environment:
@@ -66,6 +69,21 @@ def database_url(section: DatabaseSection, environment: Mapping[str, str]) -> UR
             remedy="Set it to the password.",
         )
     return url.set(password=environment[section.password_env])
+
+
+def _read_password(section: DatabaseSection) -> str:
+    """The first line of the file that holds it."""
+    try:
+        with Path(section.password_file).open(encoding="utf-8") as file:
+            return file.readline(_PASSWORD_CHARACTERS_MAX).rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        # The cause of the second would show what the file holds.
+        problem = error.strerror if isinstance(error, OSError) else "no text"
+        raise ConfigurationError(
+            setting=f"database.{section.name}.password_file",
+            value=f"{section.password_file}: {problem}",
+            remedy="Name a file that this process may read, with the password in its first line.",
+        ) from None
 
 
 def section_tables(section: DatabaseSection) -> Tables:

@@ -243,6 +243,18 @@ def test_a_password_from_the_environment_never_shows() -> None:
         database_url(section, {})
 
 
+def test_a_password_may_be_the_first_line_of_a_file() -> None:
+    text = '[[database]]\nname = "a"\nurl = "postgresql://app@db/shop"\npassword_file = "secret"'
+    (section,) = load(text).config.databases
+    with pytest.raises(ConfigurationError, match=r"password_file: secret: No such file"):
+        database_url(section, {})
+    Path("secret").write_bytes(b"p@ss/word\nanother line")
+    assert database_url(section, {}).password == "p@ss/word"
+    Path("secret").write_bytes(b"\xffhunter2\n")
+    with pytest.raises(ConfigurationError, match="no text"):
+        database_url(section, {})
+
+
 def test_settings_show_urls_without_passwords() -> None:
     loaded = load(environment={"QMQ_DATABASE_URL": "mysql://app:hunter2@db/shop"})
     shown = {setting.path: setting.value for setting in loaded.settings}
