@@ -9,6 +9,11 @@ refuses by its id, is parked at once and its neighbours go on; a refusal that na
 until the bad rows stand alone. Rows that the broker answers badly are parked after `max_attempts`.
 A broker that is away is no fault of any row: an outage counts as no attempt, and no length of it
 parks a row.
+
+Two things follow from what the producer asked for. A row with a dedupe id that the broker has stored
+before, with whatever content, is sent (`wire/message_id.py`). A row with an ordering key does not
+pass an earlier one of its key that was not accepted: it is given back without an attempt. Whether
+earlier ones wait that are not in the batch is known to `ordering.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Final
 
 from qmq_client.errors import (
@@ -38,16 +44,21 @@ from qmq_client.wire.limits import (
     SUBJECTS_PER_FRAME_MAX,
     Limits,
 )
-from qmq_client.wire.message_id import format_message_id, parse_message_id
+from qmq_client.wire.message_id import format_message_id, is_dedupe_id, parse_message_id
 from qmq_client.wire.record import is_delayed_record, record_message_id, verify_record
 
-__all__ = ["BatchOutcome", "FailedRow", "ParkedRow", "publish_rows"]
+__all__ = ["BatchOutcome", "FailedRow", "ParkedRow", "ordering_pair", "publish_rows"]
 
 _log = logging.getLogger("qmq.publish")
 
 #: Refusals that a single message can cause; others (no such route, not allowed) say that this is not
 #: the broker that was meant: an outage, and no fault of any row.
 _CAUSED_BY_A_MESSAGE: Final = frozenset({400, 409, 413, 422})
+#: The refusal of an id that was stored before with other content.
+_KNOWN_STATUS: Final = 409
+_KNOWN_CODE: Final = "id_conflict"
+#: Why a row with an ordering key was given back without having been tried.
+NOT_ITS_TURN: Final = "waits for an earlier message of its ordering key"
 _ERROR_CHARACTERS_MAX: Final = 500
 #: Subject, its count and length of name, record length and tag hash; see `wire/frame.py`.
 _TABLE_BYTES_PER_ROW: Final = 160
@@ -64,16 +75,20 @@ def publish_rows(
 ) -> BatchOutcome:
     """Send `rows` in as few requests as the limits allow; raises nothing for a failed one.
 
-    Requires: no id twice in `rows`.
+    Rows of one ordering key go in the order given. Of rows with one id the first is sent.
     """
     batch = _Batch(backoff=backoff, max_attempts=max_attempts, random=random)
-    whole = [row for row in rows if batch.is_whole(row, limits)]
+    # Twice in one frame, a dedupe id would be refused as known although nothing is stored yet.
+    first_of_each = {row.message_id: row for row in reversed(rows)}
+    alone = [row for row in rows if first_of_each[row.message_id] is row]
+    whole = [row for row in alone if batch.is_whole(row, limits)]
     groups = deque(_groups(whole, limits))
     while groups:
+        group = batch.in_turn(groups.popleft())
         if batch.unreachable:
-            batch.put_off(groups.popleft(), batch.last_error)
-            continue
-        groups.extendleft(reversed(batch.send(groups.popleft(), transport, limits)))
+            batch.put_off(group, batch.last_error)
+        elif group:
+            groups.extendleft(reversed(batch.send(group, transport, limits)))
     return batch.outcome()
 
 
@@ -91,9 +106,16 @@ class _Batch:
     retry_after_s: float = 0.0
     last_error: str = ""
     requests: int = 0
+    #: Subjects with ordering keys of which a row was not accepted: later ones must not pass it.
+    held: set[tuple[str, str]] = field(default_factory=set)
 
     def is_whole(self, row: OutboxRow, limits: Limits) -> bool:
-        """Whether the record is what the producer made and may be sent; parks it when not."""
+        """Whether the record is what the producer made and may be sent; parks it when not.
+
+        Rows are asked for in order, so those behind a parked one of their key are given back.
+        """
+        if self.held and not self.in_turn([row]):
+            return False
         if len(row.record) > limits.record_bytes:
             self.park(row, f"record of {len(row.record)} bytes; allowed: {limits.record_bytes}")
             return False
@@ -106,6 +128,17 @@ class _Batch:
             self.park(row, "damaged in the outbox: the record carries another message id")
             return False
         return True
+
+    def in_turn(self, rows: list[OutboxRow]) -> list[OutboxRow]:
+        """The rows that pass no earlier one of their ordering key; gives the others back."""
+        if not self.held:
+            return rows
+        turns = [(row, ordering_pair(row) not in self.held) for row in rows]
+        for row, is_its_turn in turns:
+            if not is_its_turn:
+                delay_ms = self.backoff.delay_ms(1, self.random())
+                self._give_back(row, delay_ms, NOT_ITS_TURN, is_attempt=False)
+        return [row for row, is_its_turn in turns if is_its_turn]
 
     def send(
         self, rows: list[OutboxRow], transport: Transport, limits: Limits
@@ -145,9 +178,10 @@ class _Batch:
                 named = parse_message_id(error.answer.message_id)
         others = [row for row in rows if row.message_id != named]
         if len(others) < len(rows):
-            for row in rows:
-                if row.message_id == named:
-                    self.park(row, _text(error))
+            if is_dedupe_id(named) and _is_known(error):
+                self.sent.append(named)
+            else:
+                self.park(next(row for row in rows if row.message_id == named), _text(error))
             return [others] if others else []
         if error.status not in _CAUSED_BY_A_MESSAGE:
             self.unreachable = True
@@ -180,6 +214,7 @@ class _Batch:
         self._give_back(row, delay_ms, error, is_attempt=True)
 
     def _give_back(self, row: OutboxRow, delay_ms: int, error: str, *, is_attempt: bool) -> None:
+        self._hold(row)
         self.failed.append(
             FailedRow(
                 message_id=row.message_id, delay_ms=delay_ms, error=error, is_attempt=is_attempt
@@ -196,7 +231,12 @@ class _Batch:
 
     def park(self, row: OutboxRow, error: str) -> None:
         """Leave the row to a person."""
+        self._hold(row)
         self.parked.append(ParkedRow(message_id=row.message_id, error=error))
+
+    def _hold(self, row: OutboxRow) -> None:
+        if (pair := ordering_pair(row)) is not None:
+            self.held.add(pair)
 
     def outcome(self) -> BatchOutcome:
         return BatchOutcome(
@@ -209,15 +249,22 @@ class _Batch:
         )
 
 
+def ordering_pair(row: OutboxRow) -> tuple[str, str] | None:
+    """What the row is ordered by: its subject and key; None when it goes as it comes."""
+    return None if row.ordering_key is None else (row.subject, row.ordering_key)
+
+
+def _is_known(error: BrokerRefusedError) -> bool:
+    return error.status == _KNOWN_STATUS and error.answer.code == _KNOWN_CODE
+
+
 def _groups(rows: Sequence[OutboxRow], limits: Limits) -> Iterator[list[OutboxRow]]:
-    """Rows in groups of one frame each; delayed messages travel in frames of their own."""
-    for is_delayed in (False, True):
+    """Rows in groups of one frame each."""
+    for of_one_kind in _of_one_kind(rows):
         group: list[OutboxRow] = []
         frame_bytes = FRAME_OVERHEAD_BYTES_MAX
         subjects: set[str] = set()
-        for row in rows:
-            if is_delayed_record(row.record) is not is_delayed:
-                continue
+        for row in of_one_kind:
             row_bytes = len(row.record) + _TABLE_BYTES_PER_ROW
             if group and (
                 len(group) == limits.records_per_frame
@@ -231,6 +278,16 @@ def _groups(rows: Sequence[OutboxRow], limits: Limits) -> Iterator[list[OutboxRo
             subjects.add(row.subject)
         if group:
             yield group
+
+
+def _of_one_kind(rows: Sequence[OutboxRow]) -> Iterator[Sequence[OutboxRow]]:
+    """Delayed messages travel in frames of their own; two frames where no order is asked for."""
+    if any(row.ordering_key is not None for row in rows):
+        for _, run in groupby(rows, lambda row: is_delayed_record(row.record)):
+            yield list(run)
+        return
+    for is_delayed in (False, True):
+        yield [row for row in rows if is_delayed_record(row.record) is is_delayed]
 
 
 def _build(rows: Sequence[OutboxRow], limits: Limits) -> bytes:
