@@ -1,7 +1,7 @@
 """The port to what differs between databases; one module per database stands behind it.
 
-`sqlite.py` is one. A further database is a module with a function `make_dialect` and a line in
-`_MODULES`; nothing else here or in `store.py`, `tracker.py` and `unit.py` changes.
+A further database is a module with a function `make_dialect` and a line in `_MODULES`; nothing else
+here or in `store.py`, `tracker.py` and `unit.py` changes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any, Final, Protocol
+from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 
 from qmq_client.errors import ConfigurationError
+from qmq_client.outbox.driver import root_engine
 from qmq_client.outbox.row import OutboxRow
 
 #: Execution option of a connection: how its transactions begin, where the database knows more than
@@ -21,7 +23,12 @@ from qmq_client.outbox.row import OutboxRow
 BEGIN_OPTION: Final = "qmq_begin"
 BEGIN_TO_WRITE: Final = "write"
 
-_MODULES: Final = {"sqlite": "qmq_client.outbox.sqlite"}
+_MODULES: Final = {
+    "mariadb": "qmq_client.outbox.mysql",
+    "mysql": "qmq_client.outbox.mysql",
+    "postgresql": "qmq_client.outbox.postgresql",
+    "sqlite": "qmq_client.outbox.sqlite",
+}
 
 
 class OutboxDialect(Protocol):
@@ -56,7 +63,38 @@ class OutboxDialect(Protocol):
         ...
 
     def is_in_transaction(self, connection: sa.Connection) -> bool:
-        """Whether the driver itself says that a transaction is open; no statement is sent."""
+        """Whether the driver's transaction is open, or will be with its first statement.
+
+        False when it has ended behind SQLAlchemy's back. The driver is asked, nothing is sent.
+        """
+        ...
+
+    def is_void(self, connection: sa.Connection) -> bool:
+        """Whether a COMMIT would return normally now and store nothing."""
+        ...
+
+    def undoes_transaction(self, connection: sa.Connection, error: BaseException | None) -> bool:
+        """Whether this error of the driver took the whole transaction with it.
+
+        What the application does next happens in another one, and nobody tells it.
+        """
+        ...
+
+    def lock_keys(
+        self, connection: sa.Connection, order_lock: sa.Table, rows: Sequence[OutboxRow]
+    ) -> None:
+        """Keep the ordering keys of these rows until the end of the application's transaction.
+
+        So the rows of one key are numbered in the order of their commits.
+        """
+        ...
+
+    def record_bytes_max(self, connection: sa.Connection) -> int | None:
+        """What one statement can carry on this server; None when it sets no limit of its own."""
+        ...
+
+    def faults(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> list[str]:
+        """What makes this server or these tables unfit, beyond missing columns; one text each."""
         ...
 
     def open_sibling(self, engine: sa.Engine) -> sa.Engine:
@@ -110,8 +148,20 @@ class OutboxDialect(Protocol):
         ...
 
 
+#: One for each engine, so that what it has learned of the server and of its transactions is shared.
+_dialects: WeakKeyDictionary[sa.Engine, OutboxDialect] = WeakKeyDictionary()
+
+
 def dialect_of(engine: sa.Engine) -> OutboxDialect:
     """The dialect for this engine's database; raises `ConfigurationError` for an unknown one."""
+    root = root_engine(engine)
+    dialect = _dialects.get(root)
+    if dialect is None:
+        dialect = _dialects[root] = _make(root)
+    return dialect
+
+
+def _make(engine: sa.Engine) -> OutboxDialect:
     name = engine.dialect.name
     module = _MODULES.get(name)
     if module is None:

@@ -14,6 +14,13 @@ from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.table import LIVE
 
 _PLACEHOLDERS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
+#: Ends a statement that passes over ids which are there already. MySQL's INSERT IGNORE would pass
+#: over every other fault, too.
+_SKIP_KNOWN = {
+    "mysql": " ON DUPLICATE KEY UPDATE id = id",
+    "mariadb": " ON DUPLICATE KEY UPDATE id = id",
+}
+_SKIP_KNOWN_ELSEWHERE = " ON CONFLICT (message_id) DO NOTHING"
 _COLUMNS = (
     "message_id",
     "subject",
@@ -47,12 +54,15 @@ class InsertTexts:
         self._head = f"INSERT INTO {preparer.format_table(outbox)} ({columns}) VALUES "
         given = ", ".join([placeholder] * 5)
         self._row = f"({given}, {LIVE}, 0, {now_ms} + {takeover_ms}, {now_ms})"
-        self._texts: dict[int, str] = {}
+        self._skip_known = _SKIP_KNOWN.get(engine.dialect.name, _SKIP_KNOWN_ELSEWHERE)
+        self._texts: dict[tuple[int, bool], str] = {}
 
-    def text(self, row_count: int) -> str:
-        """The statement for `row_count` rows."""
-        text = self._texts.get(row_count)
+    def text(self, row_count: int, skips_known: bool = False) -> str:
+        """The statement for `row_count` rows; with `skips_known` an id that is there is no error."""
+        text = self._texts.get((row_count, skips_known))
         if text is None:
             text = self._head + ", ".join([self._row] * row_count)
-            self._texts[row_count] = text
+            if skips_known:
+                text += self._skip_known
+            self._texts[row_count, skips_known] = text
         return text

@@ -22,6 +22,7 @@ from sqlalchemy.pool import StaticPool
 
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.dialect import BEGIN_OPTION, BEGIN_TO_WRITE
+from qmq_client.outbox.driver import driver_of
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.shared_connection import shared_connection
 from qmq_client.outbox.table import LIVE
@@ -78,6 +79,8 @@ class SqliteDialect:
         driver = driver_of(connection)
         if not driver.in_transaction:
             begin_explicitly(connection)  # a transaction older than the producer has not begun yet
+        if driver.in_transaction:
+            _BEGUN.add(connection)
         return bool(driver.in_transaction)
 
     def has_ended(self, connection: sa.Connection) -> bool:
@@ -92,6 +95,23 @@ class SqliteDialect:
 
     def is_in_transaction(self, connection: sa.Connection) -> bool:
         return bool(driver_of(connection).in_transaction)
+
+    def is_void(self, _: sa.Connection) -> bool:
+        return False
+
+    def undoes_transaction(self, connection: sa.Connection, _: BaseException | None) -> bool:
+        return connection in _BEGUN and not self.is_in_transaction(connection)
+
+    def lock_keys(
+        self, connection: sa.Connection, order_lock: sa.Table, rows: Sequence[OutboxRow]
+    ) -> None:
+        """Nothing: the INSERT takes the one write lock there is, and holds it until COMMIT."""
+
+    def record_bytes_max(self, _: sa.Connection) -> int | None:
+        return None
+
+    def faults(self, _: sa.Connection, __: Sequence[sa.Table]) -> list[str]:
+        return []
 
     def open_sibling(self, engine: sa.Engine) -> sa.Engine:
         if self._is_shared:
@@ -280,12 +300,3 @@ def _relax(driver: Any, _: Any) -> None:
     if cursor.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
         cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.close()
-
-
-def driver_of(connection: sa.Connection) -> Any:
-    """The driver's own connection."""
-    proxied = connection.connection
-    if (driver := proxied.driver_connection) is not None:
-        return driver
-    adapted = proxied.dbapi_connection  # detached from its pool
-    return getattr(adapted, "driver_connection", adapted)

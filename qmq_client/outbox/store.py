@@ -9,7 +9,7 @@ pool of the store's own, never on the application's, and knows no clock but the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import sqlalchemy as sa
 
@@ -24,7 +24,10 @@ from qmq_client.outbox.row import (
     RowFilter,
     StoredRow,
 )
-from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, PARKED, Tables
+from qmq_client.outbox.schema import schema_faults
+from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, ORDER_LOCKS, PARKED, SENT, Tables
+
+_Value = TypeVar("_Value")
 
 #: Ids in one statement: far below every database's limit of parameters, far above one per message.
 IDS_PER_STATEMENT_MAX: Final = 500
@@ -32,6 +35,8 @@ IDS_PER_STATEMENT_MAX: Final = 500
 _OLDEST_AMONG_ROWS: Final = 1_000
 _LISTED_ROWS_MAX: Final = 1_000
 _CHOSEN_ROWS_MAX: Final = 10_000
+#: Rows that are looked at to see who is first of its ordering key.
+_WAITING_ROWS_MAX: Final = 10_000
 
 
 class OutboxStore:
@@ -46,6 +51,8 @@ class OutboxStore:
         self._outbox = tables.outbox
         self._application = engine
         self._sibling = self._dialect.open_sibling(engine)
+        #: Bytes of one record that one statement can carry; None when the server sets no limit.
+        self.record_bytes_max: int | None = None
         self._now_ms: sa.ColumnElement[int] = sa.literal_column(
             self._dialect.now_ms, sa.BigInteger()
         )
@@ -70,26 +77,84 @@ class OutboxStore:
                 )
         return owned
 
-    def settle(self, outcome: BatchOutcome, *, token: bytes) -> int:
+    def settle(self, outcome: BatchOutcome, *, token: bytes, keep_ms: int | None = None) -> int:
         """Record what became of a batch; returns how many rows were changed.
 
-        Sent rows are deleted, failed ones given back with a later due time, others parked.
+        Sent rows are deleted, or kept for an audit with `keep_ms`; failed ones are given back with
+        a later due time, others parked.
         """
         if not (outcome.sent or outcome.failed or outcome.parked):
             return 0
         with self._dialect.write(self._sibling) as connection:
             return (
-                self._delete(connection, outcome.sent, token)
+                self._remove(connection, outcome.sent, token, keep_ms)
                 + self._give_back(connection, outcome, token)
                 + self._park(connection, outcome, token)
             )
 
-    def delete_sent(self, message_ids: Sequence[bytes], *, token: bytes) -> int:
-        """Delete accepted rows that `token` still owns; returns how many."""
+    def delete_sent(
+        self, message_ids: Sequence[bytes], *, token: bytes, keep_ms: int | None = None
+    ) -> int:
+        """Delete accepted rows that `token` still owns; returns how many.
+
+        With `keep_ms` they stay for an audit until `purge_sent` comes after that time.
+        """
         if not message_ids:
             return 0
         with self._dialect.write(self._sibling) as connection:
-            return self._delete(connection, message_ids, token)
+            return self._remove(connection, message_ids, token, keep_ms)
+
+    def purge_sent(self, *, limit: int = _CHOSEN_ROWS_MAX) -> int:
+        """Delete up to `limit` rows that were kept for an audit and whose time is over."""
+        chosen = (
+            sa.select(self._outbox.c.id)
+            .where(self._outbox.c.state == SENT, self._outbox.c.due_at_ms <= self._now_ms)
+            .order_by(self._outbox.c.due_at_ms)
+            .limit(limit)
+        )
+        with self._dialect.write(self._sibling) as connection:
+            return self._delete_rows(connection, connection.scalars(chosen).all())
+
+    def waiting_before(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[bytes]]:
+        """For each subject and ordering key, the ids of its unsent rows in the order of commits.
+
+        Live and parked ones. A list may end early when very many wait; what is not in it has
+        others before it.
+        """
+        columns = self._outbox.c
+        waiting: dict[tuple[str, str], list[bytes]] = {pair: [] for pair in keys}
+        query = (
+            sa.select(columns.subject, columns.ordering_key, columns.message_id)
+            .where(columns.state.in_((LIVE, PARKED)))
+            .order_by(columns.id)
+            .limit(_WAITING_ROWS_MAX)
+        )
+        wanted = list(dict.fromkeys(key for _, key in keys))
+        with self._dialect.read(self._sibling) as connection:
+            for some in _chunks(wanted):
+                for subject, key, message_id in connection.execute(
+                    query.where(columns.ordering_key.in_(some))
+                ):
+                    if (subject, key) in waiting:
+                        waiting[subject, key].append(bytes(message_id))
+        return waiting
+
+    def prepare_ordering(self) -> None:
+        """Fill the table of locks for ordering keys, where that was not done before."""
+        slot = self._tables.order_lock.c.slot
+        with self._dialect.read(self._sibling) as connection:
+            missing = sorted(
+                set(range(ORDER_LOCKS)).difference(connection.scalars(sa.select(slot)))
+            )
+        if not missing:
+            return
+        try:
+            with self._dialect.write(self._sibling) as connection:
+                connection.execute(
+                    sa.insert(self._tables.order_lock), [{"slot": each} for each in missing]
+                )
+        except sa.exc.IntegrityError:
+            return  # another process was at it at the same moment
 
     def oldest_unsent_age_ms(self) -> int | None:
         """Age of the oldest live row, None when there is none.
@@ -220,22 +285,14 @@ class OutboxStore:
             yield columns.created_at_ms <= self._now_ms - chosen.older_than_ms
 
     def check_schema(self) -> None:
-        """Raise `OutboxMissingError`, naming each table and column that is not there."""
-        faults: list[str] = []
-        with self._dialect.read(self._sibling) as connection:
-            inspector = sa.inspect(connection)
-            for table in (self._tables.outbox, self._tables.inbox):
-                if not inspector.has_table(table.name, schema=table.schema):
-                    faults.append(f"table {table.fullname} is missing")
-                    continue
-                there = {
-                    column["name"] for column in inspector.get_columns(table.name, table.schema)
-                }
-                faults += [
-                    f"column {table.fullname}.{column.name} is missing"
-                    for column in table.columns
-                    if column.name not in there
-                ]
+        """Raise `OutboxMissingError`, naming each fault of the tables and of the server.
+
+        Afterwards `record_bytes_max` is what this server takes.
+        """
+        with self._dialect.write(self._sibling) as connection:
+            faults = schema_faults(connection, self._tables)
+            faults += self._dialect.faults(connection, self._tables.all) if not faults else []
+            self.record_bytes_max = self._dialect.record_bytes_max(connection)
         if faults:
             database = self._application.url.render_as_string(hide_password=True)
             raise OutboxMissingError(
@@ -252,15 +309,32 @@ class OutboxStore:
         if self._sibling is not self._application:
             self._sibling.dispose()
 
-    def _delete(self, connection: sa.Connection, message_ids: Sequence[bytes], token: bytes) -> int:
+    def _remove(
+        self,
+        connection: sa.Connection,
+        message_ids: Sequence[bytes],
+        token: bytes,
+        keep_ms: int | None,
+    ) -> int:
         # The state is left out: only live rows have a token, and with `state = 0` in it SQLite finds
         # a few hundred ids by walking through every live row of the state index.
         columns = self._outbox.c
+        remove: sa.Delete | sa.Update = sa.delete(self._outbox)
+        if keep_ms is not None:
+            remove = sa.update(self._outbox).values(
+                state=SENT, due_at_ms=self._now_ms + keep_ms, token=None, last_error=None
+            )
         return sum(
             connection.execute(
-                sa.delete(self._outbox).where(columns.message_id.in_(ids), columns.token == token)
+                remove.where(columns.message_id.in_(ids), columns.token == token)
             ).rowcount
             for ids in _chunks(message_ids)
+        )
+
+    def _delete_rows(self, connection: sa.Connection, row_ids: Sequence[int]) -> int:
+        return sum(
+            connection.execute(sa.delete(self._outbox).where(self._outbox.c.id.in_(ids))).rowcount
+            for ids in _chunks(row_ids)
         )
 
     def _give_back(self, connection: sa.Connection, outcome: BatchOutcome, token: bytes) -> int:
@@ -307,6 +381,6 @@ class OutboxStore:
         )
 
 
-def _chunks(message_ids: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    for first in range(0, len(message_ids), IDS_PER_STATEMENT_MAX):
-        yield message_ids[first : first + IDS_PER_STATEMENT_MAX]
+def _chunks(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
+    for first in range(0, len(values), IDS_PER_STATEMENT_MAX):
+        yield values[first : first + IDS_PER_STATEMENT_MAX]

@@ -1,4 +1,4 @@
-"""The two tables that live beside the business data: outbox and inbox.
+"""The tables that live beside the business data: outbox, inbox, and the locks of ordering keys.
 
 One outbox row is one message that waits for the broker's answer; see `docs/guarantees.md` S1, O1 and
 O3. `state` and `due_at_ms` are all that a search uses; `due_at_ms` says until when nobody but the
@@ -28,6 +28,10 @@ PARKED: Final = 1
 SENT: Final = 2
 
 DEFAULT_PREFIX: Final = "qmq_"
+#: Revisions of these tables that this version can work with, the newest last.
+REVISIONS: Final = ("qmq0002",)
+#: Rows of the table of locks. Two keys that share one wait for each other, from INSERT to COMMIT.
+ORDER_LOCKS: Final = 256
 _RECORD_BYTES_MAX: Final = 2**32 - 1  # makes MySQL choose LONGBLOB; the others have no limit
 _MYSQL: Final = ("mysql", "mariadb")
 
@@ -40,6 +44,14 @@ class Tables:
 
     outbox: sa.Table
     inbox: sa.Table
+    #: One row for each slot, never changed; see `ordering.py`. Filled by the first producer that
+    #: keeps order.
+    order_lock: sa.Table
+
+    @property
+    def all(self) -> tuple[sa.Table, ...]:
+        """Each of them once."""
+        return self.outbox, self.inbox, self.order_lock
 
 
 def make_tables(
@@ -63,6 +75,15 @@ def make_tables(
         sa.Index(f"{prefix}outbox_state_due", "state", "due_at_ms"),
         schema=schema,
     )
+    # Costs nothing where no order is asked for; MySQL has no index on a part of the rows.
+    has_order = outbox.c.ordering_key.is_not(None)
+    sa.Index(
+        f"{prefix}outbox_order",
+        outbox.c.ordering_key,
+        outbox.c.id,
+        postgresql_where=has_order,
+        sqlite_where=has_order,
+    )
     inbox = sa.Table(
         f"{prefix}inbox",
         metadata,
@@ -72,7 +93,13 @@ def make_tables(
         sa.Index(f"{prefix}inbox_received", "received_at_ms"),
         schema=schema,
     )
-    return Tables(outbox=outbox, inbox=inbox)
+    order_lock = sa.Table(
+        f"{prefix}order_lock",
+        metadata,
+        sa.Column("slot", sa.Integer(), primary_key=True, autoincrement=False),
+        schema=schema,
+    )
+    return Tables(outbox=outbox, inbox=inbox, order_lock=order_lock)
 
 
 def create_tables(engine: sa.Engine, tables: Tables | None = None) -> None:
@@ -81,7 +108,7 @@ def create_tables(engine: sa.Engine, tables: Tables | None = None) -> None:
     For a first try and for tests. Elsewhere migrations do this.
     """
     chosen = DEFAULT_TABLES if tables is None else tables
-    chosen.outbox.metadata.create_all(engine, tables=[chosen.outbox, chosen.inbox])
+    chosen.outbox.metadata.create_all(engine, tables=list(chosen.all))
 
 
 def _counter() -> sa.types.TypeEngine[int]:

@@ -257,14 +257,13 @@ def _on_error(context: sa.engine.ExceptionContext) -> None:
         return
     unit = _units.get(connection)
     if unit is not None:
-        unit.on_error(connection, is_disconnect=context.is_disconnect)
-    elif (
-        connection.in_transaction()
-        and not context.is_disconnect
-        and dialect_of(connection.engine).has_ended(connection)
-    ):
-        # Nothing was sent yet; what is sent later must not take the rest for the whole.
-        open_unit(connection).is_lost = True
+        unit.on_error(connection, context.original_exception, is_disconnect=context.is_disconnect)
+    elif connection.in_transaction() and not context.is_disconnect:
+        dialect = dialect_of(connection.engine)
+        error = context.original_exception
+        if dialect.has_ended(connection) or dialect.undoes_transaction(connection, error):
+            # Nothing was sent yet; what is sent later must not take the rest for the whole.
+            open_unit(connection).is_lost = True
 
 
 def _after_transaction_create(session: Session, transaction: SessionTransaction) -> None:

@@ -21,11 +21,12 @@ from typing import Final, Protocol
 
 import sqlalchemy as sa
 
-from qmq_client.errors import OutboxMissingError, OutboxRowLostError
+from qmq_client.errors import OutboxMissingError, OutboxRowLostError, TooLargeError
 from qmq_client.outbox.dialect import OutboxDialect
 from qmq_client.outbox.handoff import HandOver
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.wire.message_id import format_message_id
+from qmq_client.outbox.table import LIVE, PARKED
+from qmq_client.wire.message_id import format_message_id, is_dedupe_id
 
 #: Rows of one INSERT, and how many may wait for it: one statement for nearly every transaction,
 #: and far from every database's limit of parameters.
@@ -42,14 +43,19 @@ class Outlet(Protocol):
     """What a transaction needs to know of the producer that sends in it."""
 
     outbox: sa.Table
+    order_lock: sa.Table
     dialect: OutboxDialect
     #: Bytes of records that may wait for the commit.
     buffer_bytes: int
+    #: Bytes of one record that the server takes; None when it sets no limit.
+    record_bytes_max: int | None
+    #: Write at once and look again before every commit, whatever it costs.
+    is_strict: bool
     #: The owner that rows are born with.
     token: bytes
 
-    def insert_text(self, row_count: int) -> str:
-        """The INSERT of this many rows, four parameters each; see `insert.py`."""
+    def insert_text(self, row_count: int, skips_known: bool = False) -> str:
+        """The INSERT of this many rows, five parameters each; see `insert.py`."""
         ...
 
     def monotonic_s(self) -> float:
@@ -81,7 +87,9 @@ class Unit:
     """Messages of one transaction of one connection. Used by one thread at a time."""
 
     __slots__ = (
+        "_has_cancelled",
         "_has_text_savepoints",
+        "_is_strict",
         "_marks",
         "_rows",
         "_unwritten_bytes",
@@ -104,6 +112,9 @@ class Unit:
         self._was_written_early = False
         #: Savepoints given as text: what they undid is known to the database only.
         self._has_text_savepoints = False
+        #: Rows of this transaction were deleted by it.
+        self._has_cancelled = False
+        self._is_strict = False
         #: A statement of this transaction failed, whatever the application made of it.
         self.is_suspect = False
         #: The transaction has ended behind SQLAlchemy's back.
@@ -117,23 +128,45 @@ class Unit:
         return len(self._rows)
 
     def add(self, connection: sa.Connection, outlet: Outlet, rows: list[OutboxRow]) -> None:
-        """Note messages; writes when too much waits."""
+        """Note messages; writes when too much waits. Raises `TooLargeError` before it notes any."""
+        _check_sizes(outlet, rows)
         self._rows += [(outlet, row) for row in rows]
         self._unwritten_bytes += sum(len(row.record) for row in rows)
+        self._is_strict |= outlet.is_strict
         waiting = len(self._rows) - self._written
-        if waiting > ROWS_PER_INSERT_MAX or self._unwritten_bytes > outlet.buffer_bytes:
+        is_full = waiting > ROWS_PER_INSERT_MAX or self._unwritten_bytes > outlet.buffer_bytes
+        if is_full or self._is_strict:
             self._was_written_early = True
             self.write(connection)
 
+    def cancel(self, connection: sa.Connection, outlet: Outlet, message_id: bytes) -> bool:
+        """Delete a row in this transaction, one of its own or one that nobody may be sending now.
+
+        Whether there was one. What is sent here is written first, so that a savepoint rolled back
+        later brings the row back like everything else.
+        """
+        self._was_written_early = True
+        self.write(connection)
+        columns = outlet.outbox.c
+        is_own = any(row.message_id == message_id for _, row in self._rows)
+        now_ms = sa.literal_column(outlet.dialect.now_ms, sa.BigInteger())
+        is_free = columns.token.is_(None) | (columns.due_at_ms <= now_ms)
+        deleted = connection.execute(
+            sa.delete(outlet.outbox).where(
+                columns.message_id == message_id,
+                columns.state.in_((LIVE, PARKED)),
+                (columns.token == outlet.token) if is_own else is_free,
+            )
+        )
+        self._has_cancelled |= is_own
+        return deleted.rowcount > 0
+
     def write(self, connection: sa.Connection) -> None:
         """Store what waits. Raises the database's own error with a note that names the messages."""
+        if self._written < len(self._rows):
+            _lock_keys(connection, self._rows[self._written :])
         while self._written < len(self._rows):
-            outlet = self._rows[self._written][0]
-            rows: list[OutboxRow] = []
-            for other, row in self._rows[self._written : self._written + ROWS_PER_INSERT_MAX]:
-                if other is not outlet:
-                    break
-                rows.append(row)
+            outlet, rows = self._next_insert()
             if not self._written:
                 self._written_at_s = outlet.monotonic_s()
             _insert(connection, outlet, rows)
@@ -145,19 +178,23 @@ class Unit:
         if not self._rows or (self.awaits_confirmation and self._written == len(self._rows)):
             return  # nothing was sent since the owner of the transaction had this done
         outlet = self._rows[0][0]
-        if self.is_lost or not outlet.dialect.is_in_transaction(connection):
+        dialect = outlet.dialect
+        if self.is_lost or not dialect.is_in_transaction(connection) or dialect.is_void(connection):
             raise lost_error(self._names())
-        if self.is_suspect and self._written and not self._has_text_savepoints:
+        is_known = not (self._has_text_savepoints or self._has_cancelled)
+        if (self.is_suspect or self._is_strict) and self._written and is_known:
             self._reread(connection)
         self.write(connection)
 
-    def on_error(self, connection: sa.Connection, *, is_disconnect: bool) -> None:
+    def on_error(
+        self, connection: sa.Connection, error: BaseException | None, *, is_disconnect: bool
+    ) -> None:
         """A statement of this transaction failed; whether anybody minds is not known here."""
         if not self._rows:
             return
         self.is_suspect = True
         dialect = self._rows[0][0].dialect
-        if is_disconnect or not dialect.is_in_transaction(connection):
+        if is_disconnect or dialect.undoes_transaction(connection, error):
             self.is_lost = True
 
     def on_statement(self, connection: sa.Connection, statement: str) -> None:
@@ -210,6 +247,19 @@ class Unit:
                 )
             )
 
+    def _next_insert(self) -> tuple[Outlet, list[OutboxRow]]:
+        """What the next statement carries: rows of one outlet, within its bounds."""
+        outlet = self._rows[self._written][0]
+        rows: list[OutboxRow] = []
+        record_bytes = 0
+        for other, row in self._rows[self._written : self._written + ROWS_PER_INSERT_MAX]:
+            record_bytes += len(row.record)
+            is_full = rows and record_bytes > (outlet.record_bytes_max or record_bytes)
+            if other is not outlet or is_full:
+                break
+            rows.append(row)
+        return outlet, rows
+
     def _name_last_mark(self, connection: sa.Connection) -> None:
         if not self._marks or self._marks[-1].savepoint is not None:
             return
@@ -255,7 +305,8 @@ def _insert(connection: sa.Connection, outlet: Outlet, rows: list[OutboxRow]) ->
     for row in rows:
         values += (row.message_id, row.subject, row.ordering_key, row.record, token)
     try:
-        connection.exec_driver_sql(outlet.insert_text(len(rows)), tuple(values))
+        skips_known = any(is_dedupe_id(row.message_id) for row in rows)
+        connection.exec_driver_sql(outlet.insert_text(len(rows), skips_known), tuple(values))
     except sa.exc.DBAPIError as error:
         note = f"while writing {_ids([row.message_id for row in rows])} to {outlet.outbox.fullname}"
         if outlet.dialect.is_table_missing(error):
@@ -265,6 +316,30 @@ def _insert(connection: sa.Connection, outlet: Outlet, rows: list[OutboxRow]) ->
             ) from error
         error.add_note(note)
         raise
+
+
+def _lock_keys(connection: sa.Connection, unwritten: list[tuple[Outlet, OutboxRow]]) -> None:
+    if all(row.ordering_key is None for _, row in unwritten):
+        return
+    for outlet in dict.fromkeys(outlet for outlet, _ in unwritten):
+        rows = [row for other, row in unwritten if other is outlet and row.ordering_key is not None]
+        if rows:
+            outlet.dialect.lock_keys(connection, outlet.order_lock, rows)
+
+
+def _check_sizes(outlet: Outlet, rows: list[OutboxRow]) -> None:
+    allowed = outlet.record_bytes_max
+    if allowed is None:
+        return
+    for row in rows:
+        if len(row.record) > allowed:
+            raise TooLargeError(
+                field="message",
+                limit=f"{allowed} bytes in one statement of this database",
+                value=f"{len(row.record)} bytes",
+                remedy="Raise max_allowed_packet on the server, or keep the content elsewhere and "
+                "send a reference to it.",
+            )
 
 
 def _ids(message_ids: list[bytes] | set[bytes]) -> str:

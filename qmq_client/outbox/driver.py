@@ -1,0 +1,34 @@
+"""The driver's own connection behind SQLAlchemy's, whichever way it is wrapped.
+
+Only the driver knows whether a transaction is really open; SQLAlchemy's view of AUTOCOMMIT and of
+transactions ended behind its back is wrong in several of the ways that lead there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+
+def driver_of(connection: sa.Connection) -> Any:
+    """The driver's own connection, also of an asynchronous engine."""
+    proxied = connection.connection
+    if (driver := proxied.driver_connection) is not None:
+        return driver
+    adapted = proxied.dbapi_connection  # detached from its pool
+    return getattr(adapted, "driver_connection", adapted)
+
+
+def error_number(error: BaseException | None) -> int | None:
+    """The number that a MySQL driver gives an error; None for errors without one."""
+    arguments = getattr(error, "args", ())
+    number = arguments[0] if arguments else None
+    return number if isinstance(number, int) else None
+
+
+def root_engine(engine: sa.Engine) -> sa.Engine:
+    """The engine itself, where the one given only adds options to another."""
+    while isinstance(proxied := getattr(engine, "_proxied", None), sa.Engine):
+        engine = proxied
+    return engine

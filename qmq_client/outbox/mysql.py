@@ -1,0 +1,141 @@
+"""The outbox on MySQL (8.0.1 or newer) and MariaDB (10.6 or newer).
+
+Traps met here, each reproduced: a deadlock undoes the whole transaction and the driver goes on as if
+nothing was; DDL commits what came before it; an answer that reports an error carries no transaction
+flag; `NOW()` follows the session's time zone; a message larger than `max_allowed_packet` ends the
+connection and looks like a fault of the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from qmq_client.errors import ConfigurationError
+from qmq_client.outbox.driver import driver_of, error_number
+from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.server import ServerDialect, as_outbox_rows, due_rows, refuse
+
+#: Of UTC, whatever the time zone of the session is.
+NOW_MS: Final = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000)"
+DRIVERS: Final = ("pymysql", "asyncmy", "aiomysql")
+_IN_TRANSACTION: Final = 1  # SERVER_STATUS_IN_TRANS of the protocol
+_DEADLOCKS: Final = (1213, 1614)
+_LOCK_WAIT_TIMEOUT: Final = 1205
+_MISSING: Final = (1146, 1054)  # no such table, unknown column
+#: Bytes of a packet around the rows.
+_PACKET_OVERHEAD_BYTES: Final = 64 * 1024
+_OLDEST: Final = {True: (10, 6), False: (8, 0, 1)}
+
+
+def make_dialect(engine: sa.Engine) -> MySqlDialect:
+    """The dialect for this engine; refuses drivers whose transactions cannot be followed."""
+    if engine.dialect.driver not in DRIVERS:
+        raise ConfigurationError(
+            setting="engine",
+            value=f"the driver {engine.dialect.driver!r}",
+            remedy="Write mysql+pymysql://, or mysql+asyncmy:// for an asynchronous engine.",
+        )
+    return MySqlDialect()
+
+
+class MySqlDialect(ServerDialect):
+    """See `OutboxDialect`."""
+
+    now_ms = NOW_MS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_undone_by_timeout = False
+
+    def is_open(self, connection: sa.Connection) -> bool:
+        # None until the first answer.
+        return bool((driver_of(connection).server_status or 0) & _IN_TRANSACTION)
+
+    def is_autocommit(self, connection: sa.Connection) -> bool:
+        return bool(driver_of(connection).get_autocommit())
+
+    def undoes_transaction(self, _: sa.Connection, error: BaseException | None) -> bool:
+        number = error_number(error)
+        return number in _DEADLOCKS or (number == _LOCK_WAIT_TIMEOUT and self._is_undone_by_timeout)
+
+    def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
+        return error_number(error.orig) in _MISSING
+
+    def prepare_sibling(self, connection: sa.Connection) -> None:
+        is_read_only, self._is_undone_by_timeout = connection.exec_driver_sql(
+            "SELECT @@global.read_only, @@global.innodb_rollback_on_timeout"
+        ).one()
+        if is_read_only:
+            raise refuse(
+                "the server is read-only (@@read_only is 1): a replica does not have what was "
+                "deleted on its primary a moment ago. Give the primary"
+            )
+
+    def record_bytes_max(self, connection: sa.Connection) -> int | None:
+        packet_bytes: int = connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()
+        # The drivers write bytes as text, with up to two for each.
+        return max(0, (packet_bytes - _PACKET_OVERHEAD_BYTES) // 2)
+
+    def faults(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> list[str]:
+        dialect: Any = connection.dialect
+        oldest = _OLDEST[bool(dialect.is_mariadb)]
+        if tuple(dialect.server_version_info[: len(oldest)]) < oldest:
+            wanted = ".".join(map(str, oldest))
+            return [f"the server is older than {wanted} and cannot skip locked rows"]
+        names = sa.text(
+            "SELECT table_name, engine FROM information_schema.tables "
+            "WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name IN :names"
+        ).bindparams(sa.bindparam("names", expanding=True))
+        found = connection.execute(
+            names, {"schema": tables[0].schema, "names": [table.name for table in tables]}
+        )
+        return [
+            f"table {name} is of engine {engine}, which keeps what a transaction rolled back: "
+            f"ALTER TABLE {name} ENGINE=InnoDB"
+            for name, engine in found
+            if engine.lower() != "innodb"
+        ]
+
+    def claim(
+        self,
+        connection: sa.Connection,
+        outbox: sa.Table,
+        *,
+        token: bytes,
+        limit: int,
+        lease_ms: int,
+    ) -> list[OutboxRow]:
+        columns = outbox.c
+        found = connection.execute(
+            due_rows(outbox, NOW_MS, limit).with_only_columns(
+                columns.id,
+                columns.message_id,
+                columns.subject,
+                columns.ordering_key,
+                columns.record,
+                columns.attempts,
+                columns.created_at_ms,
+            )
+        ).all()
+        if found:
+            connection.execute(
+                sa.update(outbox)
+                .where(columns.id.in_([row.id for row in found]))
+                .values(
+                    token=token,
+                    due_at_ms=sa.literal_column(NOW_MS, sa.BigInteger()) + lease_ms,
+                )
+            )
+        return as_outbox_rows(found)
+
+    def blocking_url(self, url: sa.URL) -> sa.URL:
+        return url.set(drivername=f"{url.get_backend_name()}+pymysql")
+
+    def on_connect(self, driver: Any, _: Any) -> None:
+        driver.autocommit(False)  # the application's engine may have asked for it
+        cursor = driver.cursor()
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        cursor.close()

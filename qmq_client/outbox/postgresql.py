@@ -1,0 +1,120 @@
+"""The outbox on PostgreSQL, through psycopg.
+
+Traps met here, each reproduced: after an error that the application swallowed, COMMIT returns
+normally and stores nothing, so the driver's status is read before it; `now()` is the time at which
+the transaction began, which for a long one lies in the past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from qmq_client.errors import ConfigurationError
+from qmq_client.outbox.driver import driver_of
+from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.server import ServerDialect, as_outbox_rows, due_rows, refuse
+
+NOW_MS: Final = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
+_IDLE: Final = 0  # libpq's PQTRANS_IDLE
+_IN_ERROR: Final = 3  # PQTRANS_INERROR
+_READ_COMMITTED: Final = 2  # of libpq
+_MISSING: Final = ("42P01", "42703")  # undefined table, undefined column
+_OLDEST: Final = (9, 5)
+
+
+def make_dialect(engine: sa.Engine) -> PostgresDialect:
+    """The dialect for this engine; refuses drivers whose transactions cannot be followed."""
+    if engine.dialect.driver not in ("psycopg", "psycopg_async"):
+        raise ConfigurationError(
+            setting="engine",
+            value=f"the driver {engine.dialect.driver!r}",
+            remedy='Write postgresql+psycopg:// (pip install "qmq[postgres]"), also for an '
+            "asynchronous engine.",
+        )
+    return PostgresDialect()
+
+
+class PostgresDialect(ServerDialect):
+    """See `OutboxDialect`."""
+
+    now_ms = NOW_MS
+
+    def is_open(self, connection: sa.Connection) -> bool:
+        return _status(connection) != _IDLE
+
+    def is_autocommit(self, connection: sa.Connection) -> bool:
+        return bool(driver_of(connection).autocommit)
+
+    def is_void(self, connection: sa.Connection) -> bool:
+        return _status(connection) == _IN_ERROR
+
+    def undoes_transaction(self, connection: sa.Connection, _: BaseException | None) -> bool:
+        return not self.is_in_transaction(connection)
+
+    def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
+        return getattr(error.orig, "sqlstate", None) in _MISSING
+
+    def prepare_sibling(self, connection: sa.Connection) -> None:
+        is_replica, is_read_only = connection.exec_driver_sql(
+            "SELECT pg_is_in_recovery(), current_setting('transaction_read_only')"
+        ).one()
+        if is_replica or is_read_only == "on":
+            raise refuse(
+                "the server is a replica, or its transactions are read-only: rows cannot be claimed "
+                "there. Give the primary"
+            )
+
+    def record_bytes_max(self, _: sa.Connection) -> int | None:
+        return None
+
+    def faults(self, connection: sa.Connection, _: Sequence[sa.Table]) -> list[str]:
+        version = connection.dialect.server_version_info or _OLDEST
+        if tuple(version[:2]) < _OLDEST:
+            return ["the server is older than 9.5 and cannot skip locked rows"]
+        return []
+
+    def claim(
+        self,
+        connection: sa.Connection,
+        outbox: sa.Table,
+        *,
+        token: bytes,
+        limit: int,
+        lease_ms: int,
+    ) -> list[OutboxRow]:
+        columns = outbox.c
+        # Not a mere subquery: that may be run once for every row, each time locking more of them.
+        due = due_rows(outbox, NOW_MS, limit).cte("due")
+        found = connection.execute(
+            sa.update(outbox)
+            .where(columns.id == due.c.id)
+            .values(token=token, due_at_ms=sa.literal_column(NOW_MS, sa.BigInteger()) + lease_ms)
+            .returning(
+                columns.id,
+                columns.message_id,
+                columns.subject,
+                columns.ordering_key,
+                columns.record,
+                columns.attempts,
+                columns.created_at_ms,
+            )
+        ).all()
+        return as_outbox_rows(found)
+
+    def blocking_url(self, url: sa.URL) -> sa.URL:
+        return url.set(drivername="postgresql+psycopg")
+
+    def on_connect(self, driver: Any, _: Any) -> None:
+        driver.autocommit = False  # the application's engine may have asked for it
+        driver.isolation_level = _READ_COMMITTED
+        # A settlement that a crash of the server forgets is a duplicate that the broker knows.
+        with driver.cursor() as cursor:
+            cursor.execute("SET synchronous_commit = off")
+        driver.commit()
+
+
+def _status(connection: sa.Connection) -> int:
+    return int(driver_of(connection).info.transaction_status)

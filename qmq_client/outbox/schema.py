@@ -1,0 +1,50 @@
+"""Whether the tables of a database are those that this version works with.
+
+Presence and revision only, which every start and every first sweep pays for; `qmq db check` compares
+types, sizes, indexes and collations too.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from qmq_client.outbox.table import REVISIONS, Tables
+
+_VERSION_SUFFIX = "version"
+
+
+def schema_faults(connection: sa.Connection, tables: Tables) -> list[str]:
+    """Each table and column that is not there, and a revision that is not known; one text each."""
+    faults: list[str] = []
+    inspector = sa.inspect(connection)
+    schema = tables.outbox.schema
+    names = set(inspector.get_table_names(schema))
+    for table in tables.all:
+        if table.name not in names:
+            faults.append(f"table {table.fullname} is missing")
+            continue
+        there = {column["name"] for column in inspector.get_columns(table.name, schema)}
+        faults += [
+            f"column {table.fullname}.{column.name} is missing"
+            for column in table.columns
+            if column.name not in there
+        ]
+    version = version_table(tables)
+    if not faults and version.name in names:
+        found = set(connection.scalars(sa.select(version.c.version_num)))
+        if unknown := found.difference(REVISIONS):
+            faults.append(
+                f"the tables are at revision {', '.join(sorted(unknown))}, and this version works "
+                f"with {', '.join(REVISIONS)}"
+            )
+    return faults
+
+
+def version_table(tables: Tables) -> sa.TableClause:
+    """Where `qmq db migrate` notes the revision; the application's own Alembic has its own."""
+    prefix = tables.outbox.name.removesuffix("outbox")
+    return sa.table(
+        f"{prefix}{_VERSION_SUFFIX}",
+        sa.column("version_num", sa.String()),
+        schema=tables.outbox.schema,
+    )

@@ -1,0 +1,188 @@
+"""What MySQL, MariaDB and PostgreSQL have in common as a home of the outbox.
+
+Their drivers begin a transaction with its first statement, so "not in a transaction" means two
+things: not begun yet, or ended behind SQLAlchemy's back. Which one it is is known by having seen it
+open once; see `ServerDialect.is_in_transaction`. The publisher's connections are READ COMMITTED
+always: at MariaDB's default an open claim blocks every business insert.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+from weakref import WeakSet
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.table import LIVE, ORDER_LOCKS
+
+#: Each parent's pools stay its own: closing their sockets here would end its sessions there.
+_LEFT_TO_THE_PARENT: Final[list[sa.Pool]] = []
+#: Connections of siblings that were looked at since they were opened.
+_CHECKED: Final = "qmq_checked"
+
+
+class ServerDialect(ABC):
+    """The common part of `OutboxDialect`; one subclass for each kind of server."""
+
+    now_ms: str
+
+    def __init__(self) -> None:
+        #: Transactions of which an answer said that they are open.
+        self._seen: WeakSet[sa.Connection] = WeakSet()
+
+    # -- what a subclass knows
+
+    @abstractmethod
+    def is_open(self, connection: sa.Connection) -> bool:
+        """Whether a transaction is open on the server, as far as its last answer said."""
+
+    @abstractmethod
+    def is_autocommit(self, connection: sa.Connection) -> bool:
+        """Whether each statement commits by itself; the driver is asked, nothing is sent."""
+
+    @abstractmethod
+    def prepare_sibling(self, connection: sa.Connection) -> None:
+        """Look at a connection of the publisher before its first use, in a transaction.
+
+        Raises SQLAlchemy's `OperationalError` when it does not lead to a writable primary.
+        """
+
+    @abstractmethod
+    def blocking_url(self, url: sa.URL) -> sa.URL:
+        """The same database through a driver that needs no event loop."""
+
+    @abstractmethod
+    def on_connect(self, driver: Any, _: Any) -> None:
+        """A new connection of the publisher: READ COMMITTED, and no more durable than needed."""
+
+    # -- transactions of the application
+
+    def prepare_application(self, engine: sa.Engine) -> None:
+        if not event.contains(engine, "after_cursor_execute", self._on_answer):
+            event.listen(engine, "after_cursor_execute", self._on_answer)
+            event.listen(engine, "begin", self._seen.discard)
+
+    def _on_answer(self, connection: sa.Connection, *_: Any) -> None:
+        if connection not in self._seen and self.is_open(connection):
+            self._seen.add(connection)
+
+    def is_transactional(self, connection: sa.Connection) -> bool:
+        return not self.is_autocommit(connection)
+
+    def is_in_transaction(self, connection: sa.Connection) -> bool:
+        if self.is_open(connection):
+            self._seen.add(connection)
+            return True
+        return connection not in self._seen
+
+    def has_ended(self, connection: sa.Connection) -> bool:
+        return not self.is_autocommit(connection) and not self.is_in_transaction(connection)
+
+    def is_void(self, _: sa.Connection) -> bool:
+        return False
+
+    # -- the publisher's own connections
+
+    def open_sibling(self, engine: sa.Engine) -> sa.Engine:
+        sibling = self._make_sibling(engine)
+        event.listen(sibling, "connect", self.on_connect)
+        return sibling
+
+    def _make_sibling(self, engine: sa.Engine) -> sa.Engine:
+        if engine.dialect.is_async:
+            return sa.create_engine(self.blocking_url(engine.url), hide_parameters=True)
+        # Errors are logged: no token and no record may be in them.
+        return sa.Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
+
+    @contextmanager
+    def write(self, sibling: sa.Engine) -> Iterator[sa.Connection]:
+        with sibling.connect() as connection, connection.begin():
+            if _CHECKED not in connection.info:
+                self.prepare_sibling(connection)
+                connection.info[_CHECKED] = True
+            yield connection
+
+    @contextmanager
+    def read(self, sibling: sa.Engine) -> Iterator[sa.Connection]:
+        with sibling.connect() as connection:
+            yield connection
+
+    def after_fork(self, engine: sa.Engine) -> None:
+        _LEFT_TO_THE_PARENT.append(engine.pool)
+        engine.dispose(close=False)
+
+    # -- statements
+
+    def reclaim(
+        self,
+        connection: sa.Connection,
+        outbox: sa.Table,
+        message_ids: Sequence[bytes],
+        *,
+        token: bytes,
+        lease_ms: int,
+    ) -> set[bytes]:
+        is_owned = outbox.c.message_id.in_(message_ids) & (outbox.c.token == token)
+        connection.execute(
+            sa.update(outbox)
+            .where(is_owned)
+            .values(due_at_ms=sa.literal_column(self.now_ms, sa.BigInteger()) + lease_ms)
+        )
+        return set(connection.scalars(sa.select(outbox.c.message_id).where(is_owned)))
+
+    def lock_keys(
+        self, connection: sa.Connection, order_lock: sa.Table, rows: Sequence[OutboxRow]
+    ) -> None:
+        slots = sorted({order_slot(row) for row in rows if row.ordering_key is not None})
+        # Always in the same order, so that two transactions never wait for each other in a circle.
+        connection.execute(
+            sa.select(order_lock.c.slot)
+            .where(order_lock.c.slot.in_(slots))
+            .order_by(order_lock.c.slot)
+            .with_for_update()
+        )
+
+
+def order_slot(row: OutboxRow) -> int:
+    """The lock that stands for the row's subject and key."""
+    return zlib.crc32(f"{row.subject}\0{row.ordering_key}".encode()) % ORDER_LOCKS
+
+
+def due_rows(outbox: sa.Table, now_ms: str, limit: int) -> sa.Select[Any]:
+    """Live rows that nobody owns any more, locked unless somebody else has."""
+    return (
+        sa.select(outbox.c.id)
+        .where(
+            outbox.c.state == LIVE,
+            outbox.c.due_at_ms <= sa.literal_column(now_ms, sa.BigInteger()),
+        )
+        .order_by(outbox.c.due_at_ms)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+
+
+def as_outbox_rows(found: Sequence[Any]) -> list[OutboxRow]:
+    """Rows in the order in which they were stored."""
+    return [
+        OutboxRow(
+            message_id=bytes(row.message_id),
+            subject=row.subject,
+            ordering_key=row.ordering_key,
+            record=bytes(row.record),
+            attempts=row.attempts,
+            created_at_ms=row.created_at_ms,
+        )
+        for row in sorted(found, key=lambda row: int(row.id))
+    ]
+
+
+def refuse(reason: str) -> sa.exc.OperationalError:
+    """The error for a connection that does not lead to where rows may be written."""
+    return sa.exc.OperationalError(reason, None, ConnectionError(reason))
