@@ -59,6 +59,9 @@ class ProducerOptions:
     #: read before it writes fail when the publisher wrote in between; IMMEDIATE waits instead.
     #: `@transactional` and `transaction` always use IMMEDIATE.
     sqlite_begin: Literal["DEFERRED", "IMMEDIATE"] = "DEFERRED"
+    #: Write each message at its send and look for it again before the commit: two statements more.
+    #: For applications that use the driver's own connection beside SQLAlchemy's, and swallow errors.
+    strict: bool = False
     #: Publish from a thread of its own. False: only inside `flush` and `close`, in the caller's.
     background: bool = True
     #: Called by the publisher with the ids of accepted messages.

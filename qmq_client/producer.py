@@ -28,6 +28,7 @@ from qmq_client.outbox.dialect import (
     OutboxDialect,
     dialect_of,
 )
+from qmq_client.outbox.driver import root_engine
 from qmq_client.outbox.insert import InsertTexts
 from qmq_client.outbox.joining import join
 from qmq_client.outbox.row import OutboxRow
@@ -73,7 +74,7 @@ class Producer:
         self._store.check_schema()
         if self.options.sqlite_begin == "IMMEDIATE":
             self.engine.update_execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
-        root = _root_engine(self.engine)
+        root = root_engine(self.engine)
         self._dialect.prepare_application(root)
         watch(root)
         self._texts = InsertTexts(
@@ -149,7 +150,7 @@ class Producer:
     def after_fork(self) -> None:
         """In a forked child: a fresh publisher, nothing shared with the parent. Called by itself."""
         self._store.after_fork()
-        self._dialect.after_fork(_root_engine(self.engine))
+        self._dialect.after_fork(root_engine(self.engine))
         self._open()
 
     def _open(self) -> None:
@@ -169,7 +170,8 @@ class Producer:
         self._outlet = _Outlet(
             self.publisher,
             self._clock,
-            outbox=self._tables.outbox,
+            tables=self._tables,
+            record_bytes_max=self._store.record_bytes_max,
             dialect=self._dialect,
             texts=self._texts,
             options=self.options,
@@ -200,12 +202,16 @@ class _Outlet:
         publisher: Publisher,
         clock: Clock,
         *,
-        outbox: sa.Table,
+        tables: Tables,
+        record_bytes_max: int | None,
         dialect: OutboxDialect,
         texts: InsertTexts,
         options: ProducerOptions,
     ) -> None:
-        self.outbox = outbox
+        self.outbox = tables.outbox
+        self.order_lock = tables.order_lock
+        self.record_bytes_max = record_bytes_max
+        self.is_strict = options.strict
         self.dialect = dialect
         self.buffer_bytes = options.buffer_bytes
         self.token = publisher.token
@@ -232,13 +238,6 @@ def _engine_and_factory(given: Any) -> tuple[sa.Engine, Any]:
         value=type(given).__name__,
         remedy="Give an engine, or a session maker that is bound to one.",
     )
-
-
-def _root_engine(engine: sa.Engine) -> sa.Engine:
-    """The engine itself, where the one given only adds options to another."""
-    while isinstance(proxied := getattr(engine, "_proxied", None), sa.Engine):
-        engine = proxied
-    return engine
 
 
 def _open_transport(broker: str | Transport) -> Transport:
