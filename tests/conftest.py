@@ -1,0 +1,110 @@
+"""Databases for every test that asks: `a_database` for all three kinds, or one kind by its name.
+
+A test gets a fresh database on the server that `tests/services` found. Without a server it is skipped,
+with the reasons in the summary; where `CI` is set it fails.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tests.services.databases import KINDS, Database, Databases
+from tests.services.ladder import RungError, ServiceMissingError
+from tests.services.private import PrivateServer
+
+MakeDatabase = Callable[[str], Database]
+MakeServer = Callable[[str], PrivateServer]
+
+
+@pytest.fixture(scope="session")
+def databases() -> Iterator[Databases]:
+    made = Databases(os.environ.get("PYTEST_XDIST_WORKER", "alone"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def make_database(databases: Databases, tmp_path: Path) -> Iterator[MakeDatabase]:
+    """As many databases of any kind as a test wants."""
+    made: list[Database] = []
+
+    def make(kind: str) -> Database:
+        try:
+            made.append(databases.make(kind, tmp_path))
+        except ServiceMissingError as error:
+            give_up(str(error), os.environ)
+        return made[-1]
+
+    yield make
+    for database in made:
+        database.drop()
+
+
+@pytest.fixture
+def make_private_server(databases: Databases) -> Iterator[MakeServer]:
+    """Started servers of a test's own, to be killed and frozen."""
+    made: list[PrivateServer] = []
+
+    def make(kind: str) -> PrivateServer:
+        try:
+            made.append(databases.private_server(kind))
+        except RungError as error:
+            give_up(f"no {kind} for the tests. {error}", os.environ)
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.close()
+
+
+@pytest.fixture(params=KINDS)
+def a_database(request: pytest.FixtureRequest, make_database: MakeDatabase) -> Database:
+    """One database of each kind in turn."""
+    return make_database(request.param)
+
+
+@pytest.fixture(params=["mysql", "postgresql"])
+def a_server_database(request: pytest.FixtureRequest, make_database: MakeDatabase) -> Database:
+    """One database of each kind that has a server, in turn."""
+    return make_database(request.param)
+
+
+@pytest.fixture
+def sqlite_database(make_database: MakeDatabase) -> Database:
+    return make_database("sqlite")
+
+
+@pytest.fixture
+def mysql_database(make_database: MakeDatabase) -> Database:
+    return make_database("mysql")
+
+
+@pytest.fixture
+def postgresql_database(make_database: MakeDatabase) -> Database:
+    return make_database("postgresql")
+
+
+def give_up(reason: str, environment: Mapping[str, str]) -> NoReturn:
+    """Skip, or fail where nobody would read of a skip."""
+    if environment.get("CI"):
+        pytest.fail(f"{reason} (CI is set: a test may not be skipped for this)", pytrace=False)
+    pytest.skip(reason)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say loudly what was not tested."""
+    reasons = {
+        report.longrepr[2]
+        for report in terminalreporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple) and " for the tests. " in report.longrepr[2]
+    }
+    if reasons:
+        terminalreporter.section("NOT TESTED for want of a server", red=True)
+        for reason in sorted(reasons):
+            terminalreporter.line(reason)

@@ -1,0 +1,86 @@
+"""How a private MariaDB or MySQL is made, started and asked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+import pymysql
+
+from tests.services.private import as_user
+
+_SERVERS: Final = ("mariadbd", "mysqld")
+_INSTALLERS: Final = ("mariadb-install-db", "mysql_install_db")
+#: Where distributions keep servers that are on nobody's PATH.
+_PLACES: Final = ("/usr/sbin", "/usr/local/sbin", "/usr/libexec", "/usr/local/mysql/bin")
+#: Run at every start; a user for TCP from any name of this machine.
+_USERS: Final = (
+    "CREATE USER IF NOT EXISTS 'qmq'@'%';\n"
+    "GRANT ALL PRIVILEGES ON *.* TO 'qmq'@'%' WITH GRANT OPTION;\n"
+)
+
+
+class MysqlRecipe:
+    """See `private.Recipe`."""
+
+    kind = "mysql"
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+
+    @classmethod
+    def find(cls) -> MysqlRecipe | None:
+        """With the server that is installed here, if one is."""
+        path = os.pathsep.join([os.environ.get("PATH", ""), *_PLACES])
+        for name in _SERVERS:
+            if found := shutil.which(name, path=path):
+                return cls(found)
+        return None
+
+    def user(self) -> str | None:
+        return None
+
+    def make_template(self, data: Path) -> None:
+        small = ["--innodb-log-file-size=16M"]
+        for name in _INSTALLERS:
+            if installer := shutil.which(name):
+                options = ["--no-defaults", f"--datadir={data}", "--skip-test-db", *small]
+                method = "--auth-root-authentication-method=normal"
+                as_user(None, [installer, *options, method, *self._as_root()])
+                return
+        options = ["--no-defaults", "--initialize-insecure", f"--datadir={data}"]
+        as_user(None, [self._server, *options, *self._as_root()])
+
+    def command(self, data: Path, port: int) -> list[str]:
+        folder = data.parent
+        users = folder / "users.sql"
+        users.write_text(_USERS)
+        return [
+            self._server,
+            "--no-defaults",
+            f"--datadir={data}",
+            f"--socket={folder / 's'}",
+            f"--pid-file={folder / 'pid'}",
+            "--bind-address=127.0.0.1",
+            f"--port={port}",
+            f"--init-file={users}",
+            "--skip-name-resolve",
+            "--innodb-flush-log-at-trx-commit=1",
+            "--innodb-buffer-pool-size=64M",
+            "--innodb-log-file-size=16M",
+            "--max-connections=300",
+            *self._as_root(),
+        ]
+
+    def url(self, port: int, database: str | None = None) -> str:
+        return f"mysql+pymysql://qmq@127.0.0.1:{port}/{database or 'mysql'}?charset=utf8mb4"
+
+    def knock(self, port: int) -> None:
+        # The port may be another server's: only ours knows this user.
+        pymysql.connect(host="127.0.0.1", port=port, user="qmq", connect_timeout=5).close()
+
+    def _as_root(self) -> list[str]:
+        # It refuses to run as root unless told so.
+        return ["--user=root"] if os.geteuid() == 0 else []

@@ -1,0 +1,145 @@
+"""The rungs in their order, skip or fail, and what the tests find at the top."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from tests.conftest import MakeDatabase, give_up
+from tests.services.databases import Database, Databases
+from tests.services.ladder import (
+    RungError,
+    ServiceMissingError,
+    _no_services,
+    climb,
+    from_environment,
+    rungs_of,
+    running,
+)
+from tests.services.run import TestRun
+
+
+def refuses(reason: str) -> str:
+    raise RungError(reason)
+
+
+def test_the_first_rung_that_holds_is_taken_and_no_later_one_is_tried() -> None:
+    rungs = [
+        ("low", lambda: refuses("rotten")),
+        ("middle", lambda: "here"),
+        ("high", lambda: pytest.fail("it was tried")),
+    ]
+    found = climb("mysql", rungs)
+    assert (found.url, found.rung) == ("here", "middle")
+
+
+def test_without_a_rung_every_reason_is_told() -> None:
+    rungs = [("low", lambda: refuses("rotten")), ("high", lambda: refuses("gone"))]
+    with pytest.raises(
+        ServiceMissingError, match=r"no mysql for the tests\. low: rotten; high: gone"
+    ):
+        climb("mysql", rungs)
+
+
+def test_the_ladder_has_its_rungs_in_order(databases: Databases) -> None:
+    names = [name for name, _ in rungs_of(databases.run, "postgresql", {})]
+    assert names == ["environment", "running", "private", "apt-get", "container"]
+
+
+def test_a_variable_that_is_not_set_is_a_reason() -> None:
+    with pytest.raises(RungError, match="QMQ_TEST_MYSQL_URL is not set"):
+        from_environment("QMQ_TEST_MYSQL_URL", {})
+
+
+def test_a_server_that_the_environment_names_must_answer() -> None:
+    variable = "QMQ_TEST_POSTGRESQL_URL"
+    address = "postgresql+psycopg://nobody@127.0.0.1:1/none"
+    with pytest.raises(AssertionError, match=variable):
+        from_environment(variable, {variable: address})
+
+
+def test_a_server_that_the_environment_names_is_used(databases: Databases) -> None:
+    address = databases.service("mysql").url
+    assert from_environment("QMQ_TEST_MYSQL_URL", {"QMQ_TEST_MYSQL_URL": address}) == address
+
+
+def test_of_the_usual_places_the_first_that_lets_us_in_is_taken(databases: Databases) -> None:
+    closed, open_ = "mysql+pymysql://root@127.0.0.1:1/mysql", databases.service("mysql").url
+    absent = "mysql+pymysql://root@localhost/mysql?unix_socket=/no/socket"
+    assert running([absent, closed, open_]) == open_
+    with pytest.raises(RungError, match=r"nobody listens at /no/socket \| .*Can't connect"):
+        running([absent, closed])
+
+
+def test_without_a_server_a_test_is_skipped_and_in_ci_it_fails() -> None:
+    with pytest.raises(pytest.skip.Exception, match="no mysql"):
+        give_up("no mysql for the tests. a: b", {})
+    with pytest.raises(pytest.fail.Exception, match="CI is set"):
+        give_up("no mysql for the tests. a: b", {"CI": "1"})
+
+
+def test_no_service_starts_while_packages_are_installed(tmp_path: Path) -> None:
+    policy = tmp_path / "policy-rc.d"
+    with _no_services(policy):
+        assert os.access(policy, os.X_OK)
+        assert "exit 101" in policy.read_text()
+    assert not policy.exists()
+    policy.write_text("the administrator's own")
+    with _no_services(policy):
+        assert policy.read_text() == "the administrator's own"
+    assert policy.exists()
+
+
+def test_each_test_has_an_empty_database_of_its_own(make_database: MakeDatabase) -> None:
+    for kind in ("sqlite", "mysql", "postgresql"):
+        one, other = make_database(kind), make_database(kind)
+        with one.engine().begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE thing (id INTEGER)")
+        assert sa.inspect(one.engine()).get_table_names() == ["thing"]
+        assert sa.inspect(other.engine()).get_table_names() == []
+
+
+def test_a_loop_reaches_the_same_database(a_database: Database) -> None:
+    with a_database.engine().begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE thing (id INTEGER)")
+        connection.exec_driver_sql("INSERT INTO thing VALUES (7)")
+
+    async def read() -> object:
+        engine = create_async_engine(a_database.async_url)
+        async with engine.connect() as connection:
+            found = await connection.scalar(sa.text("SELECT id FROM thing"))
+        await engine.dispose()
+        return found
+
+    assert asyncio.run(read()) == 7
+
+
+def test_a_database_is_dropped_under_an_open_transaction(
+    databases: Databases, a_server_database: Database, tmp_path: Path
+) -> None:
+    database = databases.make(a_server_database.kind, tmp_path)
+    engine = sa.create_engine(database.url)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("CREATE TABLE thing (id INTEGER)")
+        connection.commit()
+        connection.exec_driver_sql("SELECT * FROM thing")
+        database.drop()
+        connection.invalidate()
+    engine.dispose()
+    with pytest.raises(sa.exc.OperationalError, match=database.name):
+        sa.create_engine(database.url, poolclass=sa.pool.NullPool).connect()
+
+
+def test_another_run_has_a_folder_and_a_keeper_of_its_own(databases: Databases) -> None:
+    other = TestRun("other-run")
+    try:
+        assert other.folder != databases.run.folder
+        with other.alone():
+            assert other.noted("keeper")
+    finally:
+        other.close()

@@ -1,0 +1,153 @@
+"""A killed server has its data again, and a run whose workers were killed leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from tests.conftest import MakeServer
+from tests.services.keeper import is_ours
+from tests.services.ladder import find_service
+from tests.services.private import PrivateServer
+from tests.services.run import TestRun
+
+DEADLINE_S = 60.0
+ROOT = Path(__file__).resolve().parents[2]
+SERVERS = pytest.mark.parametrize("kind", ["mysql", "postgresql"])
+
+
+def engine_of(server: PrivateServer) -> sa.Engine:
+    return sa.create_engine(server.url(), poolclass=sa.pool.NullPool)
+
+
+def count(engine: sa.Engine) -> int:
+    with engine.connect() as connection:
+        found: int = connection.exec_driver_sql("SELECT count(*) FROM kept").scalar_one()
+        return found
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    ends_at = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < ends_at, "it did not happen"
+        time.sleep(0.02)
+
+
+@SERVERS
+def test_a_killed_server_comes_back_with_what_was_committed(
+    make_private_server: MakeServer, kind: str
+) -> None:
+    server = make_private_server(kind)
+    engine, port = engine_of(server), server.port
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE kept (id INTEGER PRIMARY KEY)")
+        connection.exec_driver_sql("INSERT INTO kept VALUES (1)")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("INSERT INTO kept VALUES (2)")
+        server.kill()
+        connection.invalidate()
+    with pytest.raises(sa.exc.OperationalError):
+        count(engine)
+    server.start()
+    assert (count(engine), server.port) == (1, port)
+    server.restart()
+    assert count(engine) == 1
+
+
+@SERVERS
+def test_a_frozen_server_says_nothing_and_goes_on_when_thawed(
+    make_private_server: MakeServer, kind: str
+) -> None:
+    server = make_private_server(kind)
+    server.freeze()
+    patience: dict[str, int] = {"connect_timeout": 2}
+    if kind == "mysql":
+        patience["read_timeout"] = 2  # the other ends when the kernel has accepted
+    hasty = sa.create_engine(server.url(), connect_args=patience)
+    with pytest.raises(sa.exc.OperationalError):
+        hasty.connect()
+    server.thaw()
+    with hasty.connect() as connection:
+        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+    hasty.dispose()
+
+
+@SERVERS
+def test_every_commit_is_on_disk(make_private_server: MakeServer, kind: str) -> None:
+    engine = engine_of(make_private_server(kind))
+    wanted: dict[str, dict[str, object]] = {
+        "mysql": {"SELECT @@innodb_flush_log_at_trx_commit": 1},
+        "postgresql": {"SHOW fsync": "on", "SHOW synchronous_commit": "on"},
+    }
+    with engine.connect() as connection:
+        for query, value in wanted[kind].items():
+            assert connection.exec_driver_sql(query).scalar() == value
+
+
+@SERVERS
+def test_a_closed_server_leaves_no_process_and_no_file(
+    make_private_server: MakeServer, kind: str
+) -> None:
+    server = make_private_server(kind)
+    process, folder = server.process, server.folder
+    server.close()
+    assert process is not None
+    assert not is_ours(process, str(folder))
+    assert not folder.exists()
+
+
+def worker(name: str, *kinds: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.services.test_private", name, *kinds]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def said(process: subprocess.Popen[str]) -> list[str]:
+    assert process.stdout is not None
+    return process.stdout.readline().split()
+
+
+@SERVERS
+def test_workers_share_a_server_that_goes_with_the_last_of_them_though_killed(kind: str) -> None:
+    name = os.urandom(6).hex()
+    workers = [worker(name, kind) for _ in range(3)]
+    answers = [said(process) for process in workers]
+    assert len({tuple(answer[:3]) for answer in answers}) == 1
+    url, shared, folder, _ = answers[0]
+    for process in workers[:2]:
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=DEADLINE_S)
+    assert is_ours(int(shared), folder)
+    sa.create_engine(url, poolclass=sa.pool.NullPool).connect().close()
+    workers[2].send_signal(signal.SIGKILL)
+    workers[2].communicate(timeout=DEADLINE_S)
+    for number in [shared, *[answer[3] for answer in answers]]:
+        wait_for(lambda number=number: not is_ours(int(number), folder))  # type: ignore[misc]
+    wait_for(lambda: not Path(folder).exists())
+
+
+def be_a_worker(name: str, kind: str) -> None:
+    """Say where the shared server is, start a private one too, and stay."""
+    from tests.services.databases import Databases
+
+    run = TestRun(name)
+    databases = Databases("w")
+    databases._run = run
+    url = find_service(run, kind).url
+    with run.alone():
+        noted = run.noted(f"server-{kind}")
+    private = databases.private_server(kind)
+    private.start()
+    print(url, noted and noted["process"], run.folder, private.process, flush=True)
+    signal.pause()
+
+
+if __name__ == "__main__":
+    be_a_worker(sys.argv[1], sys.argv[2])
