@@ -16,11 +16,19 @@ from typing import Any, Final
 
 import msgspec
 
-from qmq_client.wire.errors import EncodingError, InvalidMessageError, ProtocolError
-from qmq_client.wire.message_id import format_message_id, parse_message_id
-from qmq_client.wire.names import shorten
+from qmq_client.request_headers import RESERVED_PREFIX, check_header_name, with_request_headers
+from qmq_client.wire.errors import (
+    EncodingError,
+    InvalidMessageError,
+    ProtocolError,
+    TooLargeError,
+)
+from qmq_client.wire.message_id import dedupe_message_id, format_message_id, parse_message_id
+from qmq_client.wire.names import check_name, shorten
 from qmq_client.wire.record import BodyKind, Record
 
+#: As long as an ordering key; only its hash is kept.
+DEDUPE_KEY_BYTES_MAX: Final = 255
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -36,20 +44,28 @@ class Message:
     #: bytes, str, or anything JSON can say.
     body: Any = b""
     _: KW_ONLY
-    #: Groups messages that belong together, up to 255 bytes; found again by it.
+    #: Groups messages that belong together, up to 255 bytes; found again by it. Messages of one
+    #: subject and key keep their order where `ProducerOptions.order_by_key` asks for it.
     key: str | None = None
     #: Labels to filter by; names like a subject.
     tags: tuple[str, ...] = ()
-    #: Small text pairs.
+    #: Small text pairs. Names that begin with `qmq-` are reserved.
     headers: Mapping[str, str] = field(default_factory=dict)
     #: 32 hex digits; None to have one made at the send.
     message_id: str | None = None
+    #: What happened, in the application's words, up to 255 bytes: `"order-17-paid"`. Messages of one
+    #: subject and dedupe key are one message, however often it is sent; so a business transaction
+    #: may be run again. Within the broker's window of ids. Takes the place of `message_id`.
+    dedupe_key: str | None = None
     #: When the producer made it; None before the send.
     born_at: datetime | None = None
 
 
 def message_to_record(message: Message, *, new_id: bytes, now_ms: int) -> Record:
-    """The message as a record to be encoded; raises `InvalidMessageError`."""
+    """The message as a record to be encoded, with the request headers around this code.
+
+    Raises `InvalidMessageError`.
+    """
     if not isinstance(message, Message):
         raise InvalidMessageError(
             field="message",
@@ -58,15 +74,14 @@ def message_to_record(message: Message, *, new_id: bytes, now_ms: int) -> Record
             remedy="Give Message(subject, body).",
         )
     body_kind, body = encode_body(message.body)
-    message_id = message.message_id
     return Record(
-        message_id=new_id if message_id is None else parse_message_id(message_id),
+        message_id=_message_id(message) or new_id,
         subject=message.subject,
         body=body,
         body_kind=body_kind,
         key=message.key,
         tags=_as_tags(message.tags),
-        headers=_as_headers(message.headers),
+        headers=with_request_headers(_as_headers(message.headers)),
         born_at_ms=now_ms,
     )
 
@@ -78,7 +93,9 @@ def record_to_message(record: Record, body_type: Any = Any) -> Message:
         decode_body(record.body_kind, record.body, body_type),
         key=record.key,
         tags=record.tags,
-        headers=dict(record.headers),
+        headers={
+            name: value for name, value in record.headers if not name.startswith(RESERVED_PREFIX)
+        },
         message_id=format_message_id(record.message_id),
         born_at=_EPOCH + timedelta(milliseconds=record.born_at_ms),
     )
@@ -153,10 +170,41 @@ def _as_tags(tags: Any) -> tuple[str, ...]:
 
 
 def _as_headers(headers: Any) -> tuple[tuple[str, str], ...]:
+    if not headers and isinstance(headers, Mapping):
+        return ()
     try:
-        return tuple(headers.items())
+        pairs = tuple(headers.items())
     except AttributeError as error:
         raise _not_of_form("headers", "a mapping of names to texts", headers) from error
+    for name, _ in pairs:
+        check_header_name(name)
+    return pairs
+
+
+def _message_id(message: Message) -> bytes | None:
+    """The id that the message asks for, one way or the other."""
+    if message.dedupe_key is None:
+        return None if message.message_id is None else parse_message_id(message.message_id)
+    if message.message_id is not None:
+        raise InvalidMessageError(
+            field="dedupe_key",
+            limit="no message_id beside it",
+            value=shorten(message.dedupe_key),
+            remedy="Give one of the two: the dedupe key makes the id.",
+        )
+    check_name(message.subject, field="subject")
+    try:
+        key_bytes = len(message.dedupe_key.encode())
+    except (UnicodeEncodeError, AttributeError) as error:
+        raise _not_of_form("dedupe_key", "text that can be encoded", message.dedupe_key) from error
+    if not 1 <= key_bytes <= DEDUPE_KEY_BYTES_MAX:
+        raise TooLargeError(
+            field="dedupe_key",
+            limit=f"1 to {DEDUPE_KEY_BYTES_MAX} bytes of UTF-8",
+            value=f"{key_bytes} bytes",
+            remedy="Name what happened in fewer words, or hash them.",
+        )
+    return dedupe_message_id(message.subject, message.dedupe_key)
 
 
 def _not_of_form(field: str, limit: str, value: object) -> EncodingError:

@@ -33,6 +33,7 @@ from qmq_client.consumer.ledger import Ledger
 from qmq_client.consumer.parameters import Part
 from qmq_client.current import as_current
 from qmq_client.message import Message, record_to_message
+from qmq_client.request_headers import handling
 from qmq_client.retry import Reject, Retry
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.record import Record, decode_record
@@ -159,10 +160,11 @@ class Work:
         parameters = self._handler.parameters
         values = [self._argument(part, decoded, session) for part in parameters.positional]
         named = {name: self._argument(part, decoded, session) for name, part in parameters.keywords}
-        if self._handler.is_async:
-            self._async_calls.call(self._handler.function(*values, **named))
-        else:
-            self._handler.function(*values, **named)
+        with handling([dict(one.record.headers) for one in decoded]):
+            if self._handler.is_async:
+                self._async_calls.call(self._handler.function(*values, **named))
+            else:
+                self._handler.function(*values, **named)
 
     def _argument(self, part: Part, decoded: list[_Decoded], session: Session | None) -> object:
         if part is Part.SESSION:
