@@ -37,8 +37,8 @@ class Migrated:
 
     #: Revision before, None for a database without ours.
     before: str | None
-    #: Revision now: the newest.
-    after: str
+    #: Revision now: the newest after an upgrade, None where ours are gone.
+    after: str | None
     #: Whether tables without a revision were there, made by `create_tables`.
     is_adopted: bool = False
 
@@ -52,16 +52,35 @@ def migrate(
     errors of the database come as SQLAlchemy's own.
     """
     config = _config(schema, prefix)
-    with engine.connect() as connection:
-        with lock_for(connection, wait_s), _unknown_revisions():
-            before = _revision(connection, schema, prefix)
-            is_adopted = before is None and _has_outbox(connection, schema, prefix)
-            config.attributes["connection"] = connection
-            command.upgrade(config, HEAD)
-            after = _revision(connection, schema, prefix)
-        connection.commit()
+    with _locked(engine, schema, wait_s) as connection:
+        before = _revision(connection, schema, prefix)
+        is_adopted = before is None and _has_outbox(connection, schema, prefix)
+        config.attributes["connection"] = connection
+        command.upgrade(config, HEAD)
+        after = _revision(connection, schema, prefix)
     assert after is not None, "an upgrade leaves a revision"
     return Migrated(before=before, after=after, is_adopted=is_adopted)
+
+
+def downgrade(
+    engine: sa.Engine,
+    revision: str,
+    *,
+    schema: str | None = None,
+    prefix: str = "qmq_",
+    wait_s: float = _WAIT_S,
+) -> Migrated:
+    """Go back to an older revision, or to `base`, which drops the tables with all that is in them.
+
+    Locks and raises as `migrate` does; a revision that is not older changes nothing.
+    """
+    config = _config(schema, prefix)
+    with _locked(engine, schema, wait_s) as connection:
+        before = _revision(connection, schema, prefix)
+        config.attributes["connection"] = connection
+        command.downgrade(config, f"qmq@{revision}")
+        after = _revision(connection, schema, prefix)
+    return Migrated(before=before, after=after)
 
 
 def upgrade_sql(dialect_name: str, *, schema: str | None = None, prefix: str = "qmq_") -> str:
@@ -107,6 +126,16 @@ def _revision(connection: sa.Connection, schema: str | None, prefix: str) -> str
 
 def _has_outbox(connection: sa.Connection, schema: str | None, prefix: str) -> bool:
     return sa.inspect(connection).has_table(f"{prefix}outbox", schema=schema)
+
+
+@contextmanager
+def _locked(engine: sa.Engine, schema: str | None, wait_s: float) -> Iterator[sa.Connection]:
+    with (
+        engine.connect() as connection,
+        lock_for(connection, wait_s, schema),
+        _unknown_revisions(),
+    ):
+        yield connection
 
 
 @contextmanager

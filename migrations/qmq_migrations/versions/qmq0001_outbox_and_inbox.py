@@ -1,17 +1,16 @@
 """Outbox and inbox.
 
 Spelled out here and not taken from the client, because a revision is history and the client's table
-definition is the present; a test holds both equal. Each step looks first whether it was done, so
-that a run that was killed half-way can simply be run again (MySQL commits every DDL statement by
-itself).
+definition is the present; a test holds both equal.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
-from alembic import context, op
+
+from qmq_migrations import steps
 
 revision: Final = "qmq0001"
 down_revision: Final = None
@@ -23,28 +22,12 @@ _MYSQL: Final = ("mysql", "mariadb")
 
 def upgrade() -> None:
     """Create what is missing."""
-    for table in _tables(*_names()):
-        if not _exists(table):
-            op.execute(sa.schema.CreateTable(table))
-        there = _index_names(table)
-        for index in sorted(table.indexes, key=lambda index: str(index.name)):
-            if index.name not in there:
-                op.execute(sa.schema.CreateIndex(index))
+    steps.create_tables(_tables(*steps.names()))
 
 
 def downgrade() -> None:
     """Drop both tables, with every message that still waits in them."""
-    for table in reversed(_tables(*_names())):
-        if context.is_offline_mode() or _exists(table):
-            op.execute(sa.schema.DropTable(table))
-
-
-def _names() -> tuple[str | None, str]:
-    """Schema and prefix, as the environment that runs us says."""
-    config = context.config
-    return config.get_main_option("qmq_schema") or None, (
-        config.get_main_option("qmq_prefix", "qmq_")
-    )
+    steps.drop_tables(list(reversed(_tables(*steps.names()))))
 
 
 def _tables(schema: str | None, prefix: str) -> list[sa.Table]:
@@ -74,19 +57,6 @@ def _tables(schema: str | None, prefix: str) -> list[sa.Table]:
         sa.Index(f"{prefix}inbox_received", "received_at_ms"),
     )
     return [outbox, inbox]
-
-
-def _exists(table: sa.Table) -> bool:
-    if context.is_offline_mode():
-        return False
-    return sa.inspect(op.get_bind()).has_table(table.name, schema=table.schema)
-
-
-def _index_names(table: sa.Table) -> set[Any]:
-    if context.is_offline_mode():
-        return set()
-    found = sa.inspect(op.get_bind()).get_indexes(table.name, schema=table.schema)
-    return {index["name"] for index in found}
 
 
 def _counter() -> sa.types.TypeEngine[int]:

@@ -25,8 +25,8 @@ def db(*arguments: str) -> Result:
 
 
 def test_migrate_makes_what_check_asks_for(url: str) -> None:
-    assert db("migrate", "--database", url).output == "shop: empty -> qmq0001\n"
-    assert db("migrate", "--database", url).output == "shop: already at qmq0001\n"
+    assert db("migrate", "--database", url).output == "shop: empty -> qmq0002\n"
+    assert db("migrate", "--database", url).output == "shop: already at qmq0002\n"
     checked = db("check", "--database", url)
     assert (checked.exit_code, checked.output) == (0, "shop: as it should be\n")
 
@@ -36,7 +36,7 @@ def test_json_for_programs(url: str) -> None:
     assert migrated == {
         "database": "shop",
         "from": None,
-        "to": "qmq0001",
+        "to": "qmq0002",
         "is_adopted": False,
     }
     checked = json.loads(db("check", "--database", url, "--json").output)
@@ -95,7 +95,7 @@ def test_migrate_says_when_it_adopted_tables_that_were_there(url: str) -> None:
     create_tables(engine)
     engine.dispose()
     assert db("migrate", "--database", url).output == (
-        "shop: tables were there without a revision, adopted at qmq0001\n"
+        "shop: tables were there without a revision, adopted at qmq0002\n"
     )
 
 
@@ -111,7 +111,7 @@ def test_sql_prints_what_migrate_would_run_and_connects_to_nothing(
             connection.exec_driver_sql(statement)
     engine.dispose()
     assert db("check", "--database", url).exit_code == 0
-    assert db("migrate", "--database", url).output == "shop: already at qmq0001\n"
+    assert db("migrate", "--database", url).output == "shop: already at qmq0002\n"
 
 
 @pytest.mark.parametrize("backend", ["mysql+pymysql", "postgresql+psycopg"])
@@ -129,7 +129,7 @@ def test_a_prefix_of_the_configuration_names_the_tables(url: str, tmp_path: Path
     engine = sa.create_engine(url)
     names = sa.inspect(engine).get_table_names()
     engine.dispose()
-    assert names == ["shop_inbox", "shop_outbox", "shop_version"]
+    assert names == ["shop_inbox", "shop_order_lock", "shop_outbox", "shop_version"]
     assert db("check", "--config", str(config)).exit_code == 0
 
 

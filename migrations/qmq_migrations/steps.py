@@ -1,0 +1,63 @@
+"""Steps of a revision that look first whether they were done.
+
+MySQL commits every DDL statement by itself, so a run that was killed leaves some steps done and no
+revision noted; run again, each step finds out by itself. When SQL is only printed nothing is looked
+at: the statements are those for a database at the revision before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from alembic import context, op
+
+
+def names() -> tuple[str | None, str]:
+    """Schema and prefix, as the configuration of whoever runs us says."""
+    options = context.config
+    return (
+        options.get_main_option("qmq_schema") or None,
+        options.get_main_option("qmq_prefix", "qmq_"),
+    )
+
+
+def create_tables(tables: Sequence[sa.Table]) -> None:
+    """Create each with its indexes, as far as they are missing."""
+    for table in tables:
+        if not _is_there(table):
+            op.execute(sa.schema.CreateTable(table))
+        for index in sorted(table.indexes, key=lambda index: str(index.name)):
+            create_index(index)
+
+
+def drop_tables(tables: Sequence[sa.Table]) -> None:
+    """Drop those that are there."""
+    for table in tables:
+        if context.is_offline_mode() or _is_there(table):
+            op.execute(sa.schema.DropTable(table))
+
+
+def create_index(index: sa.Index) -> None:
+    """Create it unless one of this name is there."""
+    if not _has_index(index):
+        op.execute(sa.schema.CreateIndex(index))
+
+
+def drop_index(index: sa.Index) -> None:
+    """Drop it if it is there."""
+    if context.is_offline_mode() or _has_index(index):
+        op.execute(sa.schema.DropIndex(index))
+
+
+def _is_there(table: sa.Table) -> bool:
+    if context.is_offline_mode():
+        return False
+    return sa.inspect(op.get_bind()).has_table(table.name, schema=table.schema)
+
+
+def _has_index(index: sa.Index) -> bool:
+    if context.is_offline_mode() or index.table is None:
+        return False
+    found = sa.inspect(op.get_bind()).get_indexes(index.table.name, schema=index.table.schema)
+    return any(each["name"] == index.name for each in found)
