@@ -31,6 +31,14 @@ def current_scopes() -> tuple[Any, ...]:
     return _scopes.get()
 
 
+def sync_of(scope: Any) -> Any:
+    """The synchronous session or connection behind an asynchronous one, or the scope itself."""
+    for name in ("sync_session", "sync_connection"):
+        if (found := getattr(scope, name, None)) is not None:
+            return found
+    return scope
+
+
 def current_session() -> Any:
     """The session (in `transaction` the connection) of the innermost block around this code.
 

@@ -102,8 +102,7 @@ class Producer:
         rows = [self._make_row(message, now_ms) for message in messages]
         if not rows:
             return []
-        connection, unit = join(session, self.engine, self._dialect)
-        unit.add(connection, self._outlet, rows)
+        join(session, self.engine, self._outlet, rows)
         self._thread.ensure_running()
         return [format_message_id(row.message_id) for row in rows]
 

@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from qmq_client.current import as_current, current_scopes
+from qmq_client.current import as_current, current_scopes, sync_of
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.dialect import BEGIN_OPTION, BEGIN_TO_WRITE
-from qmq_client.outbox.tracker import owning
+from qmq_client.outbox.tracker import before_commit, confirm, forget, owning
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,23 +65,54 @@ def transactional(
     return decorate
 
 
-@contextmanager
-def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
+@overload
+def transaction(engine: sa.Engine) -> AbstractContextManager[sa.Connection]: ...
+@overload
+def transaction(engine: AsyncEngine) -> AbstractAsyncContextManager[AsyncConnection]: ...
+def transaction(engine: Any) -> Any:
     """A transaction on a connection of its own, for Core: `send(message, session=connection)`.
 
     Commits at the end of the block, rolls back when it raises. Core tells nobody when a commit is
-    done; this does, so that messages go out at once.
+    done; this does, so that messages go out at once. With an `AsyncEngine` write `async with`.
     """
+    if isinstance(engine, sa.Engine):
+        return _transaction(engine)
+    return _async_transaction(engine)
+
+
+@contextmanager
+def _transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
     with engine.connect() as connection:
         connection.execution_options(**_TO_WRITE)
         with as_current(connection), owning(connection):
             yield connection
 
 
+@asynccontextmanager
+async def _async_transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+    async with engine.connect() as connection:
+        await connection.execution_options(**_TO_WRITE)
+        with as_current(connection):
+            try:
+                async with connection.begin():
+                    yield connection
+                    await connection.run_sync(before_commit)
+            except BaseException:
+                forget(_sync(connection))
+                raise
+            confirm(_sync(connection))
+
+
+def _sync(connection: AsyncConnection) -> sa.Connection:
+    found = connection.sync_connection
+    assert found is not None, "it was connected at the begin of the block"
+    return found
+
+
 def _around(function: Callable[P, R], source: SessionSource, requires_new: bool) -> Callable[P, R]:
     @functools.wraps(function)
     def in_transaction(*args: P.args, **kwargs: P.kwargs) -> R:
-        outer = None if requires_new else _outer(source)
+        outer = _outer(source, requires_new)
         if outer is not None:
             with outer.begin_nested():
                 return function(*args, **kwargs)
@@ -92,10 +131,11 @@ def _around_async(
 ) -> Callable[P, Awaitable[Any]]:
     @functools.wraps(function)
     async def in_transaction(*args: P.args, **kwargs: P.kwargs) -> Any:
-        outer = None if requires_new else _outer(source)
+        outer = _outer(source, requires_new)
         if outer is not None:
             async with outer.begin_nested():
-                await outer.connection()
+                if hasattr(outer, "sync_session"):
+                    await outer.connection()
                 return await function(*args, **kwargs)
         if not hasattr(made := source.session_factory(), "sync_session"):
             raise _refuse(function, "def")
@@ -107,12 +147,21 @@ def _around_async(
     return in_transaction
 
 
-def _outer(source: SessionSource) -> Any:
-    """The current session, or connection, when it is on the engine of `source`."""
+def _outer(source: SessionSource, requires_new: bool) -> Any:
+    """The session or connection to nest in: the current one on the engine of `source`."""
     for scope in reversed(current_scopes()):
-        sync = getattr(scope, "sync_session", scope)
-        if sync.in_transaction() and _engine_of(sync).pool is source.engine.pool:
+        sync = sync_of(scope)
+        if not sync.in_transaction() or _engine_of(sync).pool is not source.engine.pool:
+            continue
+        if not requires_new:
             return scope
+        if source.engine.dialect.name == "sqlite":
+            raise ConfigurationError(
+                setting="@transactional(requires_new=True)",
+                value="inside another transaction on the same SQLite database",
+                remedy="SQLite has one writer at a time, and the outer one would wait for itself. "
+                "Leave requires_new out, or call it after the outer transaction.",
+            )
     return None
 
 

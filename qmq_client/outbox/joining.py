@@ -12,66 +12,68 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, scoped_session
 
-from qmq_client.current import current_scopes
-from qmq_client.errors import AutocommitError, NoTransactionError, WrongDatabaseError
-from qmq_client.outbox.dialect import OutboxDialect
+from qmq_client.current import current_scopes, sync_of
+from qmq_client.errors import NoTransactionError, WrongDatabaseError
+from qmq_client.outbox.deferred import defer
+from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.tracker import (
     active_sessions,
+    checked_unit,
     enlist,
     enlisted_connection,
     enlisted_engine,
-    open_unit,
-    unit_of,
 )
-from qmq_client.outbox.unit import Unit, lost_error
+from qmq_client.outbox.unit import Outlet
 
 
-def join(given: Any, engine: sa.Engine, dialect: OutboxDialect) -> tuple[sa.Connection, Unit]:
-    """The connection and unit of the transaction that a send joins.
+def join(given: Any, engine: sa.Engine, outlet: Outlet, rows: list[OutboxRow]) -> None:
+    """Note these rows in the transaction that a send joins.
 
     `given` is a session or a connection in any of SQLAlchemy's shapes, or None for the current one.
     """
-    connection = _connection(_current(engine.pool) if given is None else given, engine)
-    unit = unit_of(connection)
-    if unit is None:
-        if dialect.has_ended(connection):
-            raise lost_error("this message")
-        if not dialect.is_transactional(connection):
-            raise AutocommitError(
-                "this connection is in AUTOCOMMIT: it commits every statement by itself, so the "
-                "message would stay after a rollback. Use an engine without AUTOCOMMIT, or "
-                "`send_now` for a message of its own"
-            )
-        unit = open_unit(connection)
-    elif unit.is_lost:
-        raise lost_error("this message")
-    return connection, unit
+    scope = _unwrapped(_current(engine.pool) if given is None else given)
+    if isinstance(scope, Session) and engine.dialect.is_async and not _has_begun(scope, engine):
+        if _pool_of(scope) is not engine.pool:
+            raise WrongDatabaseError(_wrong(engine))
+        defer(scope, engine, outlet, rows)
+        return
+    connection = _connection(scope, engine)
+    checked_unit(connection, outlet).add(connection, outlet, rows)
 
 
-def _connection(scope: Any, engine: sa.Engine) -> sa.Connection:
+def join_to_cancel(given: Any, engine: sa.Engine, outlet: Outlet, message_id: bytes) -> bool:
+    """Delete an unsent row in the transaction that is joined; whether there was one.
+
+    Executes statements: an asynchronous session calls it inside `run_sync`.
+    """
+    connection = _connection(_unwrapped(_current(engine.pool) if given is None else given), engine)
+    return checked_unit(connection, outlet).cancel(connection, outlet, message_id)
+
+
+def _unwrapped(scope: Any) -> Any:
+    """The plain session or connection behind what the application holds."""
     if isinstance(scope, scoped_session):
-        scope = scope()
-    if isinstance(scope, Session):
-        connection = enlisted_connection(scope, engine.pool)
-        if connection is None or not connection.in_transaction():
-            connection = _begin_on(scope, engine)
-        return connection
-    if isinstance(scope, sa.Connection):
-        return _checked(scope, engine)
-    if isinstance(found := getattr(scope, "sync_connection", None), sa.Connection):
-        return _checked(found, engine)
-    if isinstance(found := getattr(scope, "sync_session", None), Session):
-        connection = enlisted_connection(found, engine.pool)
-        if connection is not None and connection.in_transaction():
-            return connection
-        raise NoTransactionError(
-            "this AsyncSession has not begun a transaction (or savepoint) on the outbox's database "
-            "yet. `await session.connection()` before the send, or use @transactional"
-        )
+        return scope()
+    if isinstance(found := sync_of(scope), Session | sa.Connection):
+        return found
     raise TypeError(
         f"session={type(scope).__name__}: give a Session, scoped_session, AsyncSession or a "
         "Connection that is in a transaction"
     )
+
+
+def _has_begun(session: Session, engine: sa.Engine) -> bool:
+    connection = enlisted_connection(session, engine.pool)
+    return connection is not None and connection.in_transaction()
+
+
+def _connection(scope: Session | sa.Connection, engine: sa.Engine) -> sa.Connection:
+    if isinstance(scope, sa.Connection):
+        return _checked(scope, engine)
+    connection = enlisted_connection(scope, engine.pool)
+    if connection is None or not connection.in_transaction():
+        connection = _begin_on(scope, engine)
+    return connection
 
 
 def _begin_on(session: Session, engine: sa.Engine) -> sa.Connection:
@@ -111,7 +113,7 @@ def _checked(connection: sa.Connection, engine: sa.Engine) -> sa.Connection:
 def _current(pool: sa.Pool) -> Any:
     """The innermost session or connection around this code on this pool."""
     for scope in reversed(current_scopes()):
-        sync = getattr(scope, "sync_session", scope)
+        sync = sync_of(scope)
         if _pool_of(sync) is pool:
             if sync.in_transaction():
                 return scope

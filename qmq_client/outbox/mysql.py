@@ -20,7 +20,8 @@ from qmq_client.outbox.server import ServerDialect, as_outbox_rows, due_rows, re
 
 #: Of UTC, whatever the time zone of the session is.
 NOW_MS: Final = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000)"
-DRIVERS: Final = ("pymysql", "asyncmy", "aiomysql")
+#: aiomysql is not among them: with today's PyMySQL it cannot pass bytes.
+DRIVERS: Final = ("pymysql", "asyncmy")
 _IN_TRANSACTION: Final = 1  # SERVER_STATUS_IN_TRANS of the protocol
 _DEADLOCKS: Final = (1213, 1614)
 _LOCK_WAIT_TIMEOUT: Final = 1205

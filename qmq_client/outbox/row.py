@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class OutboxRow:
     """One message that waits to be accepted, as its owner sees it."""
 

@@ -9,6 +9,7 @@ pool of the store's own, never on the application's, and knows no clock but the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Final, TypeVar
 
 import sqlalchemy as sa
@@ -299,6 +300,15 @@ class OutboxStore:
                 f"{'; '.join(faults)} in {database}. Run `qmq db migrate`, or "
                 "`qmq_client.create_tables(engine)` for a first try."
             )
+
+    @property
+    def now_ms(self) -> sa.ColumnElement[int]:
+        """The clock of this database, as an expression."""
+        return self._now_ms
+
+    def write(self) -> AbstractContextManager[sa.Connection]:
+        """A short transaction on this store's own pool, for the care of our other tables."""
+        return self._dialect.write(self._sibling)
 
     def after_fork(self) -> None:
         """In a forked child: never use or close a connection of the parent."""

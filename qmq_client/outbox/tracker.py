@@ -29,8 +29,10 @@ from sqlalchemy.sql.elements import (
     SavepointClause,
 )
 
+from qmq_client.errors import AutocommitError
+from qmq_client.outbox.deferred import begin_where_deferred, drop, move
 from qmq_client.outbox.dialect import dialect_of
-from qmq_client.outbox.unit import Unit
+from qmq_client.outbox.unit import Outlet, Unit, lost_error
 
 _INFO_KEY: Final = "qmq"
 #: Savepoints that SQLAlchemy makes, of which it tells by events.
@@ -80,6 +82,24 @@ def open_unit(connection: sa.Connection) -> Unit:
     unit = _units.get(connection)
     if unit is None:
         unit = _units[connection] = Unit()
+    return unit
+
+
+def checked_unit(connection: sa.Connection, outlet: Outlet) -> Unit:
+    """The unit that a send joins; raises `OutboxError` where it would not follow the transaction."""
+    unit = _units.get(connection)
+    if unit is None:
+        if outlet.dialect.has_ended(connection):
+            raise lost_error("this message")
+        if not outlet.dialect.is_transactional(connection):
+            raise AutocommitError(
+                "this connection is in AUTOCOMMIT: it commits every statement by itself, so the "
+                "message would stay after a rollback. Use an engine without AUTOCOMMIT, or "
+                "`send_now` for a message of its own"
+            )
+        unit = open_unit(connection)
+    elif unit.is_lost:
+        raise lost_error("this message")
     return unit
 
 
@@ -276,9 +296,11 @@ def _after_begin(
 ) -> None:
     if _is_watched(connection.engine):
         enlist(session, transaction, connection)
+        move(session, transaction, connection, checked_unit)
 
 
 def _before_session_commit(session: Session) -> None:
+    begin_where_deferred(session)
     enlisted: _Enlisted | None = session.info.get(_INFO_KEY)
     if enlisted and not session.in_nested_transaction():
         for _, connection in enlisted.values():
@@ -293,6 +315,7 @@ def _after_session_commit(session: Session) -> None:
 
 
 def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
+    drop(session, transaction)
     if transaction.parent is not None:
         return
     _active.sessions.pop(session, None)

@@ -89,7 +89,9 @@ class Unit:
     __slots__ = (
         "_has_cancelled",
         "_has_text_savepoints",
+        "_is_overdue",
         "_is_strict",
+        "_is_writing",
         "_marks",
         "_rows",
         "_unwritten_bytes",
@@ -115,6 +117,9 @@ class Unit:
         #: Rows of this transaction were deleted by it.
         self._has_cancelled = False
         self._is_strict = False
+        #: Rows wait that should be written as soon as a statement can be executed.
+        self._is_overdue = False
+        self._is_writing = False
         #: A statement of this transaction failed, whatever the application made of it.
         self.is_suspect = False
         #: The transaction has ended behind SQLAlchemy's back.
@@ -137,7 +142,12 @@ class Unit:
         is_full = waiting > ROWS_PER_INSERT_MAX or self._unwritten_bytes > outlet.buffer_bytes
         if is_full or self._is_strict:
             self._was_written_early = True
-            self.write(connection)
+            if (
+                connection.dialect.is_async
+            ):  # nothing can be executed here: before the next statement
+                self._is_overdue = True
+            else:
+                self.write(connection)
 
     def cancel(self, connection: sa.Connection, outlet: Outlet, message_id: bytes) -> bool:
         """Delete a row in this transaction, one of its own or one that nobody may be sending now.
@@ -163,15 +173,21 @@ class Unit:
 
     def write(self, connection: sa.Connection) -> None:
         """Store what waits. Raises the database's own error with a note that names the messages."""
-        if self._written < len(self._rows):
-            _lock_keys(connection, self._rows[self._written :])
-        while self._written < len(self._rows):
-            outlet, rows = self._next_insert()
-            if not self._written:
-                self._written_at_s = outlet.monotonic_s()
-            _insert(connection, outlet, rows)
-            self._written += len(rows)
-        self._unwritten_bytes = 0
+        if self._is_writing:
+            return
+        self._is_writing = True
+        try:
+            if self._written < len(self._rows):
+                _lock_keys(connection, self._rows[self._written :])
+            while self._written < len(self._rows):
+                outlet, rows = self._next_insert()
+                if not self._written:
+                    self._written_at_s = outlet.monotonic_s()
+                _insert(connection, outlet, rows)
+                self._written += len(rows)
+        finally:
+            self._is_writing = False
+        self._unwritten_bytes, self._is_overdue = 0, False
 
     def finish(self, connection: sa.Connection) -> None:
         """Everything that must be before the COMMIT; raises to stop it."""
@@ -210,6 +226,8 @@ class Unit:
             self.is_lost = True
         elif _SAVEPOINT_TEXT.match(statement):
             self._has_text_savepoints = self._was_written_early = True
+            self.write(connection)
+        elif self._is_overdue:
             self.write(connection)
 
     def on_savepoint(self, connection: sa.Connection) -> None:

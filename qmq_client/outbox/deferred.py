@@ -1,0 +1,76 @@
+"""Messages of an asynchronous session that has not begun on its database yet.
+
+`producer.send` is an ordinary function: outside of SQLAlchemy's greenlet it can execute nothing, not
+even a BEGIN. So what is sent before the session's first statement is noted at the session's innermost
+transaction, and moves into the connection's unit when that transaction begins there: with its first
+statement, or right before its commit. A rolled back transaction takes its notes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, SessionTransaction
+
+from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.unit import Outlet, Unit
+
+_INFO_KEY: Final = "qmq_deferred"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Deferred:
+    transaction: SessionTransaction
+    engine: sa.Engine
+    outlet: Outlet
+    rows: list[OutboxRow]
+
+
+def defer(session: Session, engine: sa.Engine, outlet: Outlet, rows: list[OutboxRow]) -> None:
+    """Note rows until the innermost transaction of this session begins on `engine`."""
+    transaction = session.get_nested_transaction() or session.get_transaction()
+    if transaction is None:
+        transaction = session.begin()  # what any other first use of the session does; no I/O
+    session.info.setdefault(_INFO_KEY, []).append(_Deferred(transaction, engine, outlet, rows))
+
+
+def move(
+    session: Session,
+    transaction: SessionTransaction,
+    connection: sa.Connection,
+    unit_for: Callable[[sa.Connection, Outlet], Unit],
+) -> None:
+    """`transaction` has begun on this connection: what waited for that goes into its unit."""
+    for each in _take(session, transaction, connection.engine.pool):
+        unit_for(connection, each.outlet).add(connection, each.outlet, each.rows)
+
+
+def begin_where_deferred(session: Session) -> None:
+    """Before a commit: begin on each database for which something waits still."""
+    waiting: list[_Deferred] = session.info.get(_INFO_KEY, [])
+    innermost = session.get_nested_transaction() or session.get_transaction()
+    for engine in dict.fromkeys(each.engine for each in waiting if each.transaction is innermost):
+        session.connection(bind_arguments={"bind": engine})
+
+
+def drop(session: Session, transaction: SessionTransaction) -> None:
+    """`transaction` is over; what waits for it still was rolled back with it."""
+    _take(session, transaction, None)
+
+
+def _take(
+    session: Session, transaction: SessionTransaction, pool: sa.Pool | None
+) -> list[_Deferred]:
+    waiting: list[_Deferred] | None = session.info.get(_INFO_KEY)
+    if not waiting:
+        return []
+    taken = [
+        each
+        for each in waiting
+        if each.transaction is transaction and (pool is None or each.engine.pool is pool)
+    ]
+    waiting[:] = [each for each in waiting if each not in taken]
+    return taken
