@@ -1,13 +1,13 @@
-"""One application with its database file, a producer without a thread, and a broker in memory.
+"""One application with its database, a producer without a thread, and a broker in memory.
 
-The truth is read by a plain driver connection of its own: what it sees is what committed.
+On any of the three kinds of database, through a blocking or an asynchronous engine. The truth is read
+by a plain driver connection of its own (`truth.py`): what it sees is what committed.
 """
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,12 @@ from qmq_client.outbox.store import OutboxStore
 from qmq_client.outbox.table import create_tables
 from qmq_client.producer import Producer
 from qmq_client.testing import FakeClock, MemoryBroker, MemoryTransport
+from tests.client.truth import Truth
+from tests.services.databases import Database
 
 SUBJECT = "order.placed"
 OUTBOX = "qmq_outbox"
+LABEL_CHARACTERS = 100
 #: Statements that open, close and mark transactions; they are not paid for a message.
 CONTROL = ("BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE", "PRAGMA")
 
@@ -33,14 +36,21 @@ class Base(DeclarativeBase):
 
 
 class Order(Base):
-    """A business row; `promise` points to a row that need not be there before the commit."""
+    """A business row; `promise` points to a row that need not be there before the commit.
+
+    MySQL knows no such promise: there a commit fails by other means.
+    """
 
     __tablename__ = "business_order"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    label: Mapped[str] = mapped_column(unique=True)
-    promise: Mapped[int | None] = mapped_column(
-        sa.ForeignKey("business_order.id", deferrable=True, initially="DEFERRED")
+    label: Mapped[str] = mapped_column(sa.String(LABEL_CHARACTERS), unique=True)
+    promise: Mapped[int | None] = mapped_column()
+
+    __table_args__ = (
+        sa.ForeignKeyConstraint(
+            ["promise"], ["business_order.id"], deferrable=True, initially="DEFERRED"
+        ).ddl_if(callable_=lambda *_, dialect, **__: dialect.name not in ("mysql", "mariadb")),
     )
 
 
@@ -64,19 +74,39 @@ class Statements:
 
 
 class World:
-    """See the module."""
+    """See the module. `engine` is what the application has, `sync_engine` what stands behind it."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        database: Database | None = None,
+        is_async: bool = False,
+        engine_options: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         self.path = folder / "shop.sqlite"
-        self.engine = open_engine(self.path)
-        Base.metadata.create_all(self.engine)
-        create_tables(self.engine)
+        self.url = f"sqlite+pysqlite:///{self.path}" if database is None else database.url
+        self.kind = "sqlite" if database is None else database.kind
+        self.is_async = is_async
+        self.truth = Truth(self.url)
+        set_up(self.url)
+        self.engine: Any
+        if is_async:
+            from sqlalchemy.ext.asyncio import create_async_engine
+
+            assert database is not None, "an asynchronous engine needs its URL"
+            self.engine = create_async_engine(database.async_url, **(engine_options or {}))
+        else:
+            self.engine = sa.create_engine(self.url, **(engine_options or {}))
+        self.sync_engine: sa.Engine = self.engine.sync_engine if is_async else self.engine
+        prepare(self.sync_engine)
         self.clock = FakeClock()
         self.broker = MemoryBroker(clock=self.clock)
         self.transport = MemoryTransport(self.broker)
         self.producer = self.make_producer(**options)
-        self.store = OutboxStore(self.engine)
-        self.statements = Statements(self.engine)
+        self.store = OutboxStore(self.sync_engine)
+        self.statements = Statements(self.sync_engine)
 
     def make_producer(self, **options: Any) -> Producer:
         """Another producer of the same process on the same engine."""
@@ -105,19 +135,22 @@ class World:
         """Labels of the business rows that committed."""
         return {row[0] for row in self.read("SELECT label FROM business_order")}
 
+    def outcome(self) -> tuple[list[str], list[str], set[str]]:
+        """After a flush: business rows, messages at the broker, and rows that are left."""
+        assert self.producer.flush()
+        return sorted(self.committed_orders()), sorted(self.sent()), self.stored_ids()
+
     def read(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         """What another connection sees."""
-        with closing(sqlite3.connect(self.path)) as connection:
-            return connection.execute(query, values).fetchall()
+        return self.truth.read(query, *values)
 
     def change(self, query: str, *values: Any) -> int:
         """Change the database behind everybody's back."""
-        with closing(sqlite3.connect(self.path)) as connection, connection:
-            return connection.execute(query, values).rowcount
+        return self.truth.change(query, *values)
 
     def checked_out(self) -> int:
         """Connections of the application's pool that are in somebody's hands."""
-        pool = self.engine.pool
+        pool = self.sync_engine.pool
         assert isinstance(pool, sa.QueuePool)
         return pool.checkedout()
 
@@ -126,14 +159,16 @@ class World:
         self.change(f"UPDATE {OUTBOX} SET due_at_ms = 0")
 
     def close(self) -> None:
+        """Requires: connections of an asynchronous engine were disposed of inside their loop."""
         self.producer.close()
         self.store.close()
-        self.engine.dispose()
+        self.sync_engine.dispose(close=not self.is_async)
 
 
-def open_engine(path: Path, **settings: Any) -> sa.Engine:
-    """A database file with a write-ahead log, foreign keys, and no waiting for the disk."""
-    engine = sa.create_engine(f"sqlite:///{path}", **settings)
+def prepare(engine: sa.Engine) -> None:
+    """On SQLite: a write-ahead log, foreign keys, and no waiting for the disk."""
+    if engine.dialect.name != "sqlite":
+        return
 
     @event.listens_for(engine, "connect")
     def _prepare(driver: Any, _: Any) -> None:
@@ -142,6 +177,20 @@ def open_engine(path: Path, **settings: Any) -> sa.Engine:
             cursor.execute(f"PRAGMA {setting}")
         cursor.close()
 
+
+def set_up(url: str) -> None:
+    """Make the tables, on connections that are gone afterwards."""
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    prepare(engine)
+    Base.metadata.create_all(engine)
+    create_tables(engine)
+    engine.dispose()
+
+
+def open_engine(path: Path, **settings: Any) -> sa.Engine:
+    """An engine on a database file."""
+    engine = sa.create_engine(f"sqlite:///{path}", **settings)
+    prepare(engine)
     return engine
 
 
