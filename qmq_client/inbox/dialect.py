@@ -5,7 +5,8 @@ A further database is a module with a function `make_dialect` and a line in `_MO
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, Protocol
 
@@ -13,11 +14,32 @@ import sqlalchemy as sa
 
 from qmq_client.errors import ConfigurationError
 
-_MODULES: Final = {"sqlite": "qmq_client.inbox.sqlite"}
+_MODULES: Final = {
+    "mariadb": "qmq_client.inbox.mysql",
+    "mysql": "qmq_client.inbox.mysql",
+    "postgresql": "qmq_client.inbox.postgresql",
+    "sqlite": "qmq_client.inbox.sqlite",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """What an insert found."""
+
+    #: Ids that were not there before.
+    new: set[bytes]
+    #: What the dialect wants to know again at `confirm`.
+    mark: object = None
 
 
 class InboxDialect(Protocol):
-    """What the inbox needs to know about one kind of database."""
+    """What the inbox needs to know about one kind of database.
+
+    For an asynchronous engine each call happens inside SQLAlchemy's `run_sync`.
+    """
+
+    #: Execution options of a connection that is to purge.
+    purge_options: Mapping[str, Any]
 
     def begin(self, connection: sa.Connection) -> None:
         """Make sure that a transaction is open which may write.
@@ -26,16 +48,15 @@ class InboxDialect(Protocol):
         """
         ...
 
-    def insert(
-        self, connection: sa.Connection, group: str, message_ids: Sequence[bytes]
-    ) -> set[bytes]:
+    def insert(self, connection: sa.Connection, group: str, message_ids: Sequence[bytes]) -> Noted:
         """Note these ids, in a transaction to be confirmed; which of them were not there before.
 
-        Waits for another transaction that is noting one of them. Requires: no id twice.
+        Waits for another transaction that is noting one of them. Requires: at least one id, none
+        twice, in ascending order, so that two transactions never wait for each other in a circle.
         """
         ...
 
-    def confirm(self, connection: sa.Connection) -> None:
+    def confirm(self, connection: sa.Connection, noted: Noted) -> None:
         """Raise `InboxTransactionError` unless the transaction of `insert` is still open.
 
         Whoever ended it and however: the database itself says so. Once, before the commit.

@@ -1,0 +1,97 @@
+"""The inbox for asynchronous sessions: the same promises, and no call that blocks the loop.
+
+Its engine's connections belong to the loop that opened them. A consumer runs its handlers on a loop
+of its own, so give it an engine of its own too; `close` lets go of the connections on that loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import StaticPool
+
+from qmq_client.inbox.notes import Begun, Notes, purge_bounds, purge_limit
+from qmq_client.outbox.table import DEFAULT_TABLES, Tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncInboxWork:
+    """One open transaction."""
+
+    session: AsyncSession
+    #: Ids that were not handled before; only these may have effects now.
+    new: set[bytes]
+
+
+class AsyncInbox:
+    """`Inbox` for an asynchronous engine or session maker. For any number of tasks of one loop."""
+
+    def __init__(
+        self,
+        session_factory: Callable[[], AsyncSession] | AsyncEngine,
+        *,
+        group: str,
+        tables: Tables = DEFAULT_TABLES,
+    ) -> None:
+        if isinstance(session_factory, AsyncEngine):
+            session_factory = async_sessionmaker(session_factory)
+        self._session_factory = session_factory
+        session = session_factory()  # has opened nothing yet, so there is nothing to close
+        engine = session.sync_session.get_bind(clause=tables.inbox).engine
+        self._notes = Notes(engine, tables.inbox, group)
+        self.group = self._notes.group
+        # A database in memory has one connection for all tasks.
+        self._turn: AbstractAsyncContextManager[Any] = (
+            asyncio.Lock() if isinstance(engine.pool, StaticPool) else nullcontext()
+        )
+
+    async def check(self) -> None:
+        """Raise when the inbox table is missing or the connection would commit by itself."""
+        async with self._turn, self._session_factory() as session:
+            await session.run_sync(self._notes.check)
+        async with self.open(()):
+            pass
+
+    @asynccontextmanager
+    async def open(self, message_ids: Sequence[bytes]) -> AsyncIterator[AsyncInboxWork]:
+        """A transaction that has noted these ids; committed at the end, rolled back on an error.
+
+        Raises `InboxTransactionError` when the block ended the transaction by itself.
+        """
+        async with self._turn, self._session_factory() as session:
+            begun: Begun = await session.run_sync(self._notes.begin, message_ids)
+            yield AsyncInboxWork(session=session, new=begun.noted.new)
+            await session.run_sync(self._confirm, begun, bool(message_ids))
+            await session.commit()
+
+    async def purge(self, older_than: timedelta, *, rows_max: int | None = None) -> int:
+        """See `Inbox.purge`."""
+        older_than_ms = purge_bounds(older_than, rows_max)
+        purged = 0
+        while limit := purge_limit(purged, rows_max):
+            async with self._turn, self._session_factory() as session:
+                count = await session.run_sync(self._notes.purge, older_than_ms, limit)
+                await session.commit()
+            purged += count
+            if count < limit:
+                break
+        return purged
+
+    async def close(self) -> None:
+        """Close the pooled connections; the engine opens new ones when it is used again.
+
+        A database in memory keeps its one connection: it lives in it.
+        """
+        engine = self._notes.engine
+        if not isinstance(engine.pool, StaticPool):
+            await AsyncEngine(engine).dispose()
+
+    def _confirm(self, session: Session, begun: Begun, has_ids: bool) -> None:
+        self._notes.confirm(session, begun, has_ids=has_ids)

@@ -1,0 +1,122 @@
+"""The inbox on MySQL and MariaDB: two statements before the handler and one after it, besides COMMIT.
+
+A plain INSERT of all ids, and only when it meets a known one a look at which they are. `INSERT IGNORE`
+would hide other faults, and `ON DUPLICATE KEY UPDATE` does not say which rows were there. A deadlock or
+a definition of tables ends the transaction without a word to a handler that swallows the error; the
+savepoint around its work is gone then, and its RELEASE fails. Two consumers that note the same ids can
+meet in a deadlock; the server undoes one of them, nothing of it is acked, and its message comes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from qmq_client.errors import AutocommitError, InboxTransactionError
+from qmq_client.inbox.dialect import Noted
+from qmq_client.outbox.dialect import dialect_of
+from qmq_client.outbox.driver import error_number
+from qmq_client.outbox.mysql import NOW_MS
+
+#: With 16 bytes each, written as text, far from the smallest `max_allowed_packet`.
+_IDS_PER_STATEMENT_MAX: Final = 500
+_MARK: Final = "qmq_inbox"
+_KNOWN_ID: Final = 1062  # ER_DUP_ENTRY
+
+
+def make_dialect(engine: sa.Engine, inbox: sa.Table) -> MySqlInboxDialect:
+    """The dialect for the inbox table of this engine; refuses drivers that the outbox refuses."""
+    return MySqlInboxDialect(engine, inbox)
+
+
+class MySqlInboxDialect:
+    """See `InboxDialect`."""
+
+    #: At the default level a purge would keep other consumers from inserting.
+    purge_options: Mapping[str, Any] = {"isolation_level": "READ COMMITTED"}
+
+    def __init__(self, engine: sa.Engine, inbox: sa.Table) -> None:
+        self._outbox_dialect = dialect_of(engine)
+        self._inbox = inbox
+        self._table = engine.dialect.identifier_preparer.format_table(inbox)
+        self._insert_sql = lru_cache(maxsize=_IDS_PER_STATEMENT_MAX)(self._make_insert_sql)
+        self._purge_sql = (
+            f"DELETE FROM {self._table} WHERE received_at_ms < {NOW_MS} - %s "
+            "AND consumer_group = %s ORDER BY received_at_ms LIMIT %s"
+        )
+
+    def begin(self, connection: sa.Connection) -> None:
+        if not self._outbox_dialect.is_transactional(connection):
+            raise AutocommitError(
+                "the inbox's connection commits every statement by itself; "
+                "remove isolation_level='AUTOCOMMIT' from its engine"
+            )
+
+    def insert(self, connection: sa.Connection, group: str, message_ids: Sequence[bytes]) -> Noted:
+        new: set[bytes] = set()
+        for first in range(0, len(message_ids), _IDS_PER_STATEMENT_MAX):
+            ids = message_ids[first : first + _IDS_PER_STATEMENT_MAX]
+            new |= self._insert_once(connection, group, ids)
+        connection.exec_driver_sql(f"SAVEPOINT {_MARK}")
+        return Noted(new=new)
+
+    def _insert_once(
+        self, connection: sa.Connection, group: str, ids: Sequence[bytes]
+    ) -> set[bytes]:
+        if self._try(connection, group, ids):
+            return set(ids)
+        if len(ids) == 1:
+            return set()
+        # What this read does not see yet (a snapshot older than this) is met again below.
+        columns = self._inbox.c
+        known = set(
+            connection.scalars(
+                sa.select(columns.message_id).where(
+                    columns.consumer_group == group, columns.message_id.in_(ids)
+                )
+            )
+        )
+        left = [one for one in ids if one not in known]
+        if not left or self._try(connection, group, left):
+            return set(left)
+        return {one for one in left if self._try(connection, group, [one])}
+
+    def _try(self, connection: sa.Connection, group: str, ids: Sequence[bytes]) -> bool:
+        """Insert all of these or, when one of them is known, none; whether they were inserted.
+
+        Waits for another transaction that is inserting one of them. The server undoes the whole
+        statement and leaves the transaction as it was.
+        """
+        values: list[object] = []
+        for message_id in ids:
+            values += (group, message_id)
+        try:
+            connection.exec_driver_sql(self._insert_sql(len(ids)), tuple(values))
+        except sa.exc.IntegrityError as error:
+            if error_number(error.orig) == _KNOWN_ID:
+                return False
+            raise
+        return True
+
+    def confirm(self, connection: sa.Connection, _: Noted) -> None:
+        try:
+            connection.exec_driver_sql(f"RELEASE SAVEPOINT {_MARK}")
+        except sa.exc.DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+            raise InboxTransactionError from error
+
+    def purge(
+        self, connection: sa.Connection, group: str, *, older_than_ms: int, limit: int
+    ) -> int:
+        deleted = connection.exec_driver_sql(self._purge_sql, (older_than_ms, group, limit))
+        return deleted.rowcount
+
+    def _make_insert_sql(self, count: int) -> str:
+        rows = ", ".join([f"(%s, %s, {NOW_MS})"] * count)
+        return (
+            f"INSERT INTO {self._table} (consumer_group, message_id, received_at_ms) VALUES {rows}"
+        )

@@ -1,0 +1,110 @@
+"""What an inbox does inside one session, the same for blocking and asynchronous ones.
+
+An asynchronous inbox calls these inside SQLAlchemy's `run_sync`, with the session behind its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, SessionTransaction
+
+from qmq_client.errors import ConfigurationError, InboxTransactionError, OutboxMissingError
+from qmq_client.inbox.dialect import InboxDialect, Noted, inbox_dialect
+from qmq_client.outbox.dialect import BEGIN_OPTION, BEGIN_TO_WRITE, dialect_of
+from qmq_client.wire.names import check_name
+
+#: Rows per delete: each is a short transaction between those of the handlers.
+PURGED_ROWS_PER_TRANSACTION: Final = 1_000
+_OPTIONS: Final = {BEGIN_OPTION: BEGIN_TO_WRITE}
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An open transaction that has noted ids."""
+
+    connection: sa.Connection
+    transaction: SessionTransaction | None
+    noted: Noted
+
+
+class Notes:
+    """One group's part of the inbox table of one database."""
+
+    def __init__(self, engine: sa.Engine, inbox: sa.Table, group: str) -> None:
+        self.engine = engine
+        self.group = check_name(group, field="group")
+        self._inbox = inbox
+        self._bind_arguments: dict[str, Any] = {"clause": inbox}
+        self._dialect: InboxDialect = inbox_dialect(engine, inbox)
+
+    def begin(self, session: Session, message_ids: Sequence[bytes]) -> Begun:
+        """Note these ids in a new transaction of the session."""
+        connection = session.connection(
+            bind_arguments=self._bind_arguments, execution_options=_OPTIONS
+        )
+        transaction = session.get_transaction()
+        self._dialect.begin(connection)
+        ids = message_ids if len(message_ids) == 1 else sorted(set(message_ids))
+        noted = self._dialect.insert(connection, self.group, ids) if ids else Noted(new=set())
+        return Begun(connection, transaction, noted)
+
+    def confirm(self, session: Session, begun: Begun, *, has_ids: bool) -> None:
+        """Raise `InboxTransactionError` unless that transaction is still open."""
+        if begun.transaction is None or session.get_transaction() is not begun.transaction:
+            raise InboxTransactionError
+        if has_ids:
+            self._dialect.confirm(begun.connection, begun.noted)
+
+    def purge(self, session: Session, older_than_ms: int, limit: int) -> int:
+        """Delete up to `limit` ids; how many. The caller commits."""
+        connection = session.connection(
+            bind_arguments=self._bind_arguments,
+            execution_options={**_OPTIONS, **self._dialect.purge_options},
+        )
+        self._dialect.begin(connection)
+        return self._dialect.purge(connection, self.group, older_than_ms=older_than_ms, limit=limit)
+
+    def check(self, session: Session) -> None:
+        """Raise when the table is missing or keeps what was rolled back."""
+        connection = session.connection(bind_arguments=self._bind_arguments)
+        wanted = {column.name for column in self._inbox.columns}
+        try:
+            columns = sa.inspect(connection).get_columns(
+                self._inbox.name, schema=self._inbox.schema
+            )
+        except sa.exc.NoSuchTableError:
+            columns = []
+        found = {column["name"] for column in columns}
+        database = self.engine.url.render_as_string(hide_password=True)
+        if missing := sorted(wanted - found):
+            lacks = f"has no {', '.join(missing)}" if found else "is missing"
+            raise OutboxMissingError(
+                f"table {self._inbox.fullname} {lacks} in {database}. "
+                f"Run `qmq db migrate --database {database}` or create_tables(engine)."
+            )
+        if faults := dialect_of(self.engine).faults(connection, [self._inbox]):
+            raise OutboxMissingError(f"{'; '.join(faults)}, in {database}")
+
+
+def purge_bounds(older_than: timedelta, rows_max: int | None) -> int:
+    """The age in milliseconds; raises `ConfigurationError` for what cannot be meant."""
+    older_than_ms = round(older_than.total_seconds() * 1000)
+    if older_than_ms < 0 or (rows_max is not None and rows_max < 1):
+        raise ConfigurationError(
+            setting="purge",
+            value=f"older_than={older_than}, rows_max={rows_max}",
+            remedy="Give a time in the past and at least one row.",
+        )
+    return older_than_ms
+
+
+def purge_limit(purged: int, rows_max: int | None) -> int:
+    """How many the next transaction may delete; 0 at the end."""
+    if rows_max is None:
+        return PURGED_ROWS_PER_TRANSACTION
+    return min(PURGED_ROWS_PER_TRANSACTION, rows_max - purged)
