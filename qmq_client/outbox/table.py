@@ -5,8 +5,8 @@ O3. `state` and `due_at_ms` are all that a search uses; `due_at_ms` says until w
 owner of `token` may touch the row: first the takeover time, then a lease, then a backoff. All times
 are integer milliseconds UTC by the database's own clock.
 
-Only types of SQLAlchemy's core are named here, with a variant where a database needs another one:
-MySQL's default collation would merge `a` and `A`, and its BLOB ends at 65,535 bytes.
+Types are those of SQLAlchemy's core, with a variant where a database needs another one: MySQL's
+default collation would merge `a` and `A`, and its BLOB ends at 65,535 bytes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.mysql import LONGBLOB
 
 from qmq_client.ids import TOKEN_BYTES
 from qmq_client.wire.limits import KEY_BYTES_MAX, NAME_BYTES_MAX
@@ -32,7 +33,6 @@ DEFAULT_PREFIX: Final = "qmq_"
 REVISIONS: Final = ("qmq0002",)
 #: Rows of the table of locks. Two keys that share one wait for each other, from INSERT to COMMIT.
 ORDER_LOCKS: Final = 256
-_RECORD_BYTES_MAX: Final = 2**32 - 1  # makes MySQL choose LONGBLOB; the others have no limit
 _MYSQL: Final = ("mysql", "mariadb")
 
 metadata = sa.MetaData()
@@ -65,12 +65,12 @@ def make_tables(
         sa.Column("message_id", _fixed_bytes(MESSAGE_ID_BYTES), nullable=False, unique=True),
         sa.Column("subject", _exact_text(NAME_BYTES_MAX, "ascii_bin"), nullable=False),
         sa.Column("ordering_key", _exact_text(KEY_BYTES_MAX, "utf8mb4_bin"), nullable=True),
-        sa.Column("record", sa.LargeBinary(_RECORD_BYTES_MAX), nullable=False),
+        sa.Column("record", sa.LargeBinary().with_variant(LONGBLOB(), *_MYSQL), nullable=False),
         sa.Column("state", sa.SmallInteger(), nullable=False),
         sa.Column("due_at_ms", sa.BigInteger(), nullable=False),
         sa.Column("token", _fixed_bytes(TOKEN_BYTES), nullable=True),
         sa.Column("attempts", sa.Integer(), nullable=False),
-        sa.Column("last_error", sa.Text(), nullable=True),
+        sa.Column("last_error", _any_text(), nullable=True),
         sa.Column("created_at_ms", sa.BigInteger(), nullable=False),
         sa.Index(f"{prefix}outbox_state_due", "state", "due_at_ms"),
         schema=schema,
@@ -118,6 +118,11 @@ def _counter() -> sa.types.TypeEngine[int]:
 
 def _fixed_bytes(byte_count: int) -> sa.types.TypeEngine[bytes]:
     return sa.LargeBinary(byte_count).with_variant(sa.BINARY(byte_count), *_MYSQL)
+
+
+def _any_text() -> sa.types.TypeEngine[str]:
+    # An error may quote any text; MySQL would take only what its default character set knows.
+    return sa.Text().with_variant(sa.Text(collation="utf8mb4_bin"), *_MYSQL)
 
 
 def _exact_text(byte_count: int, mysql_collation: str) -> sa.types.TypeEngine[str]:
