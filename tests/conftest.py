@@ -108,3 +108,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("NOT TESTED for want of a server", red=True)
         for reason in sorted(reasons):
             terminalreporter.line(reason)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How much is run, and which random program."""
+    parser.addoption("--release", action="store_true", help="as many trials as before a release")
+    parser.addoption("--seed", type=int, help="only the random program of this seed")
