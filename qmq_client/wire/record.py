@@ -160,7 +160,7 @@ def decode_record(subject: str, data: bytes) -> Record:
         subject=subject,
         body=data[body_position:],
         body_kind=_BODY_KINDS[flags & _BODY_KIND_MASK],
-        key=_decode_text(data, position, tags_position) if key_bytes else None,
+        key=_decode_key(data, position, tags_position) if key_bytes else None,
         tags=_decode_tags(data, tags_position, headers_position) if tags_bytes else (),
         headers=_decode_headers(data, headers_position, body_position, header_count),
         born_at_ms=born_at_ms,
@@ -224,6 +224,13 @@ def _encode_key(key: str | None) -> bytes:
         )
     if len(data) > KEY_BYTES_MAX:
         raise _too_large("key", f"{KEY_BYTES_MAX} bytes of UTF-8", f"{len(data)} bytes")
+    if 0 in data:  # PostgreSQL has no text with it, and finds out in the middle of a transaction
+        raise InvalidMessageError(
+            field="key",
+            limit="text without the character NUL",
+            value=shorten(key),
+            remedy="Take it out, or convert the key to hexadecimal digits.",
+        )
     return data
 
 
@@ -296,6 +303,12 @@ def _decode_headers(
     if position != after:
         raise ProtocolError("record has bytes behind its headers", offset=position)
     return tuple(headers.items())
+
+
+def _decode_key(data: bytes, first: int, after: int) -> str:
+    if 0 in data[first:after]:
+        raise ProtocolError("key of a record has the character NUL", offset=first)
+    return _decode_text(data, first, after)
 
 
 def _decode_text(data: bytes, first: int, after: int) -> str:

@@ -44,7 +44,7 @@ def _tables(schema: str | None, prefix: str) -> list[sa.Table]:
         sa.Column("due_at_ms", sa.BigInteger(), nullable=False),
         sa.Column("token", _fixed_bytes(16), nullable=True),
         sa.Column("attempts", sa.Integer(), nullable=False),
-        sa.Column("last_error", sa.Text(), nullable=True),
+        sa.Column("last_error", _any_text(), nullable=True),
         sa.Column("created_at_ms", sa.BigInteger(), nullable=False),
         sa.Index(f"{prefix}outbox_state_due", "state", "due_at_ms"),
     )
@@ -66,6 +66,11 @@ def _counter() -> sa.types.TypeEngine[int]:
 
 def _fixed_bytes(byte_count: int) -> sa.types.TypeEngine[bytes]:
     return sa.LargeBinary(byte_count).with_variant(sa.BINARY(byte_count), *_MYSQL)
+
+
+def _any_text() -> sa.types.TypeEngine[str]:
+    # An error may quote any text; MySQL would take only what its default character set knows.
+    return sa.Text().with_variant(sa.Text(collation="utf8mb4_bin"), *_MYSQL)
 
 
 def _exact_text(byte_count: int, mysql_collation: str) -> sa.types.TypeEngine[str]:
