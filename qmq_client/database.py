@@ -21,11 +21,28 @@ from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, Outb
 from qmq_client.outbox.table import Tables, make_tables
 
 #: Those with a module in `outbox/` and `inbox/`.
-KNOWN_DATABASES: Final = ("sqlite",)
+KNOWN_DATABASES: Final = ("mariadb", "mysql", "postgresql", "sqlite")
+#: The driver for a URL that names none; applications with a loop use others, these processes do not.
+_DRIVERS: Final = {
+    "mariadb": "pymysql",
+    "mysql": "pymysql",
+    "postgresql": "psycopg",
+    "sqlite": "pysqlite",
+}
+_DRIVERS_WITH_A_LOOP: Final = ("aiomysql", "aiosqlite", "asyncmy", "asyncpg", "psycopg_async")
+#: What installs a driver that the product does not bring along.
+_EXTRAS: Final = {"postgresql": 'pip install "qmq[postgres]"'}
+#: Long enough for a far network; an address where nobody answers costs no more than this.
+_CONNECT_S_MAX: Final = 5
+#: PyMySQL's connect time-out ends where the kernel has accepted; a server that is frozen then says
+#: nothing for ever. Longer than any statement of ours but those of a migration.
+_ANSWER_S_MAX: Final = 60
+_MIGRATION_ANSWER_S_MAX: Final = 3_600
 _ERROR_CHARACTERS_MAX: Final = 300
 _PASSWORD_CHARACTERS_MAX: Final = 4_096
-#: What drivers say of a table that is not there; they share no error class for it.
-_MISSING_TABLE: Final = ("no such table", "doesn't exist", "does not exist")
+#: What drivers say of a table, a column or a schema that is not there; they share no error for it.
+_MISSING_CODES: Final = (1146, 1054, "42P01", "42703", "3F000")
+_MISSING_IN_SQLITE: Final = ("no such table", "no such column")
 
 
 def open_engine(
@@ -33,22 +50,62 @@ def open_engine(
 ) -> sa.Engine:
     """An engine for this database; connects to nothing yet. Raises `ConfigurationError`.
 
-    A file that is not there is an error unless `may_create`: SQLite would make an empty one.
+    A file that is not there is an error unless `may_create`, which is for migrations: SQLite would
+    make an empty one. An address where nobody answers fails within seconds, a server that stopped
+    answering within a minute; the URL may say otherwise.
     """
-    url = database_url(section, environment)
-    if url.get_backend_name() not in KNOWN_DATABASES:
+    url = with_driver(database_url(section, environment))
+    backend = url.get_backend_name()
+    if backend not in KNOWN_DATABASES:
         raise ConfigurationError(
             setting=f"database.{section.name}.url",
-            value=f"{mask_secrets(section.url)} is a {url.get_backend_name()} database",
+            value=f"{mask_secrets(section.url)} is a {backend} database",
             remedy=f"The outbox knows {', '.join(KNOWN_DATABASES)}.",
         )
     try:
-        engine = sa.create_engine(url)
-    except (sa.exc.ArgumentError, ImportError) as error:
+        engine = sa.create_engine(url, connect_args=_time_bounds(url, may_create))
+    except ImportError as error:
+        raise _no_driver(section, url, error) from error
+    except sa.exc.ArgumentError as error:
         raise _not_usable(section, str(error)) from error
+    if backend != "sqlite":
+        return engine
     refuse = _refuse_missing_directory if may_create else _refuse_missing_file
     event.listen(engine, "do_connect", refuse)
     return engine
+
+
+def with_driver(url: URL) -> URL:
+    """The same database through a driver that is ours to use.
+
+    That is a driver without a loop, and the one we install where the URL names none.
+    """
+    backend, _, driver = url.drivername.partition("+")
+    if backend == "postgres":  # what some hosts write, and SQLAlchemy no longer reads
+        backend = "postgresql"
+    if backend in _DRIVERS and (not driver or driver in _DRIVERS_WITH_A_LOOP):
+        driver = _DRIVERS[backend]
+    return url.set(drivername=f"{backend}+{driver}" if driver else backend)
+
+
+def _time_bounds(url: URL, may_create: bool) -> dict[str, int]:
+    """Arguments of the driver, as far as the URL has not said it already."""
+    answer_s = _MIGRATION_ANSWER_S_MAX if may_create else _ANSWER_S_MAX
+    bounds = {
+        "pymysql": {
+            "connect_timeout": _CONNECT_S_MAX,
+            "read_timeout": answer_s,
+            "write_timeout": answer_s,
+        },
+        "psycopg": {
+            "connect_timeout": _CONNECT_S_MAX,
+            # A host that went away is noticed by the kernel, in the midst of a statement too.
+            "tcp_user_timeout": _ANSWER_S_MAX * 1000,
+            "keepalives_idle": _ANSWER_S_MAX // 4,
+        },
+    }
+    chosen = bounds.get(url.get_driver_name() if "+" in url.drivername else "", {})
+    return {name: value for name, value in chosen.items() if name not in url.query}
 
 
 def database_url(section: DatabaseSection, environment: Mapping[str, str]) -> URL:
@@ -98,11 +155,20 @@ def database_errors(name: str) -> Iterator[None]:
         yield
     except sa.exc.SQLAlchemyError as error:
         reason = _reason(error)
-        if any(text in reason for text in _MISSING_TABLE):
+        if _is_missing(error):
             raise OutboxMissingError(
                 f"database {name}: {reason}. Run `qmq db migrate` for it."
             ) from error
         raise DatabaseUnavailableError(f"database {name}: {reason}") from error
+
+
+def _is_missing(error: sa.exc.SQLAlchemyError) -> bool:
+    origin = error.orig if isinstance(error, sa.exc.DBAPIError) else None
+    if origin is None:
+        return False
+    first = origin.args[0] if origin.args else ""
+    code = getattr(origin, "sqlstate", None) or first
+    return code in _MISSING_CODES or str(first).startswith(_MISSING_IN_SQLITE)
 
 
 def _refuse_missing_file(
@@ -136,6 +202,17 @@ def _reason(error: sa.exc.SQLAlchemyError) -> str:
     cause = error if origin is None else origin
     text = " ".join(str(cause).split()) or type(cause).__name__
     return mask_secrets(text)[:_ERROR_CHARACTERS_MAX]
+
+
+def _no_driver(section: DatabaseSection, url: URL, error: ImportError) -> ConfigurationError:
+    backend = url.get_backend_name()
+    ours = f"{backend}+{_DRIVERS[backend]}"
+    install = _EXTRAS.get(backend, f"Write {ours}:// for the one that comes with the product")
+    return ConfigurationError(
+        setting=f"database.{section.name}.url",
+        value=f"{mask_secrets(section.url)}: the driver is not installed ({error})",
+        remedy=f"{install}." if url.drivername == ours else f"Install it, or write {ours}://.",
+    )
 
 
 def _not_usable(section: DatabaseSection, problem: str) -> ConfigurationError:

@@ -11,6 +11,10 @@ class UnknownRevisionError(MigrationError):
     """The database was migrated by a newer version of this product. Upgrade the product."""
 
 
+class NoRevisionError(MigrationError):
+    """A revision was named that does not exist."""
+
+
 class MigrationBusyError(MigrationError):
     """Another process holds the database or migrates it now. Run again later."""
 

@@ -21,13 +21,14 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 
-from qmq_migrations.errors import UnknownRevisionError
+from qmq_migrations.errors import NoRevisionError, UnknownRevisionError
 from qmq_migrations.lock import lock_for
 
 #: Alembic's script location; for an application's `version_locations` take `VERSIONS`.
 SCRIPTS: Final = Path(__file__).resolve().parent
 VERSIONS: Final = SCRIPTS / "versions"
 HEAD: Final = "qmq@head"
+_BASE: Final = "base"
 _WAIT_S: Final = 30.0
 
 
@@ -72,13 +73,17 @@ def downgrade(
 ) -> Migrated:
     """Go back to an older revision, or to `base`, which drops the tables with all that is in them.
 
-    Locks and raises as `migrate` does; a revision that is not older changes nothing.
+    Locks and raises as `migrate` does; a database that is older already is left as it is.
     """
     config = _config(schema, prefix)
+    known = [_BASE, *reversed([each.revision for each in _scripts(config).walk_revisions()])]
+    if revision not in known:
+        raise NoRevisionError(f"there is no revision {revision}; there are: {', '.join(known)}")
     with _locked(engine, schema, wait_s) as connection:
         before = _revision(connection, schema, prefix)
-        config.attributes["connection"] = connection
-        command.downgrade(config, f"qmq@{revision}")
+        if before in known and known.index(before) > known.index(revision):
+            config.attributes["connection"] = connection
+            command.downgrade(config, f"qmq@{revision}")
         after = _revision(connection, schema, prefix)
     return Migrated(before=before, after=after)
 
@@ -102,9 +107,13 @@ def current_revision(
 
 def newest_revision() -> str:
     """The revision that this version of the product needs."""
-    revision = ScriptDirectory.from_config(_config(None, "qmq_")).get_current_head()
+    revision = _scripts(_config(None, "qmq_")).get_current_head()
     assert revision is not None, "there is a first revision"
     return revision
+
+
+def _scripts(config: Config) -> ScriptDirectory:
+    return ScriptDirectory.from_config(config)
 
 
 def _config(schema: str | None, prefix: str, output: io.StringIO | None = None) -> Config:

@@ -1,4 +1,4 @@
-"""`qmq db migrate | check | sql`: the tables that a business database needs.
+"""`qmq db migrate | check | sql | downgrade`: the tables that a business database needs.
 
 The revisions are in `qmq_migrations`; an application with its own Alembic history may use those
 there, or take `qmq_client.metadata` into its own, and then needs `qmq db check` only.
@@ -24,9 +24,10 @@ from qmq_client.database import (
     open_engine,
     section_tables,
 )
-from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, OutboxMissingError
-from qmq_client.outbox.store import OutboxStore
+from qmq_client.errors import ConfigurationError, DatabaseUnavailableError
+from qmq_client.outbox.drift import find_drift
 from qmq_migrations.errors import MigrationBusyError, MigrationError
+from qmq_migrations.upgrade import downgrade as downgrade_tables
 from qmq_migrations.upgrade import migrate as migrate_tables
 from qmq_migrations.upgrade import upgrade_sql
 
@@ -68,20 +69,17 @@ def check(database: str | None, config_file: Path | None, as_json: bool) -> None
     Exit code 1 when they differ from what this version needs.
     """
     section = the_database(database, config_file)
-    fault = ""
-    with _engine(section) as engine:
-        store = OutboxStore(engine, section_tables(section))
-        try:
-            store.check_schema()
-        except OutboxMissingError as error:
-            fault = str(error)
-        finally:
-            store.close()
+    with _engine(section) as engine, engine.connect() as connection:
+        found = find_drift(connection, section_tables(section))
     if as_json:
-        click.echo(json.dumps({"database": section.name, "ok": not fault, "fault": fault}))
+        faults = [{"fault": drift.fault, "remedy": drift.remedy} for drift in found]
+        click.echo(json.dumps({"database": section.name, "ok": not found, "faults": faults}))
+    elif not found:
+        click.echo(f"{section.name}: as it should be")
     else:
-        click.echo(f"{section.name}: {fault or 'as it should be'}")
-    if fault:
+        for drift in found:
+            click.echo(f"{section.name}: {drift.fault}\n  mend it by: {drift.remedy}")
+    if found:
         raise SystemExit(ATTENTION)
 
 
@@ -98,6 +96,37 @@ def sql(database: str | None, config_file: Path | None) -> None:
         url.get_backend_name(), schema=section.schema or None, prefix=section.table_prefix
     )
     click.echo(text, nl=False)
+
+
+@db.command()
+@click.argument("revision")
+@database_options
+@json_option
+@click.option("--yes", is_flag=True, help="Do it, though messages that wait may be lost.")
+def downgrade(
+    revision: str, database: str | None, config_file: Path | None, as_json: bool, yes: bool
+) -> None:
+    """Go back to REVISION.
+
+    `base` drops the tables, with every message that waits in them. Stop producers and watchdogs
+    first: they work with the newest revision only.
+    """
+    section = the_database(database, config_file)
+    if not yes:
+        raise ConfigurationError(
+            setting="--yes",
+            value=f"not given, and {section.name} may lose messages that wait",
+            remedy="Look with `qmq outbox list`, then say --yes.",
+        )
+    with _engine(section) as engine, _migration_errors(section):
+        done = downgrade_tables(
+            engine, revision, schema=section.schema or None, prefix=section.table_prefix
+        )
+    if as_json:
+        shown = {"database": section.name, "from": done.before, "to": done.after}
+        click.echo(json.dumps(shown))
+    else:
+        click.echo(f"{section.name}: {done.before or 'empty'} -> {done.after or 'empty'}")
 
 
 @contextmanager

@@ -1,0 +1,172 @@
+"""One live column beside the one we need: what it holds, and what it merges.
+
+Databases spell types in many ways, so not the words are compared but three facts: what sort of value
+it is, how much of it fits, and whether comparing is exact. More room than needed is no fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+#: Bytes of an integer's type, by the word that databases use for it.
+_INTEGER_BYTES: Final = {
+    "TINYINT": 1,
+    "SMALLINT": 2,
+    "MEDIUMINT": 3,
+    "INTEGER": 4,
+    "INT": 4,
+    "BIGINT": 8,
+}
+#: What fits into MySQL's types that have no length.
+_MYSQL_BYTES: Final = {
+    "TINYBLOB": 2**8 - 1,
+    "BLOB": 2**16 - 1,
+    "MEDIUMBLOB": 2**24 - 1,
+    "LONGBLOB": 2**32 - 1,
+    "TINYTEXT": 2**8 - 1,
+    "TEXT": 2**16 - 1,
+    "MEDIUMTEXT": 2**24 - 1,
+    "LONGTEXT": 2**32 - 1,
+}
+_UNBOUNDED: Final = 2**62
+_MYSQL: Final = ("mysql", "mariadb")
+#: As exact as ours, on PostgreSQL.
+_EXACT: Final = ("C", "POSIX", "ucs_basic")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """What a type says about its values."""
+
+    #: "integer", "bytes", "text", or the type's own word.
+    sort: str
+    #: How much fits: bytes, or characters of text.
+    room: int
+    #: Shorter values come back longer.
+    is_padded: bool = False
+
+
+def compare(
+    connection: sa.Connection, column: sa.Column[Any], live: Any
+) -> Iterator[tuple[str, str]]:
+    """Each fault of the live column, as the inspector describes it, with the statement against it."""
+    kind = connection.dialect.name
+    wanted = column.type.dialect_impl(connection.dialect)
+    need, has = _shape(wanted, kind), _shape(live["type"], kind)
+    fault = ""
+    if need.sort != has.sort:
+        fault = f"is {live['type']!s}, which does not hold {need.sort}"
+    elif has.room < need.room:
+        fault = f"is {live['type']!s}: it holds {has.room:,}, and {need.room:,} are needed"
+    elif has.is_padded and has.room != need.room:
+        fault = f"is {live['type']!s}, which lengthens what is stored"
+    elif (collation := _wrong_collation(connection, column, live["type"])) is not None:
+        fault = f"has the collation {collation}, which is not exact"
+    if fault:
+        yield fault, _change_type(connection, column)
+    if bool(live["nullable"]) != bool(column.nullable):
+        problem = "may be NULL" if live["nullable"] else "may not be NULL, and for us it must"
+        yield problem, _change_null(connection, column)
+    if column.autoincrement is True and not _is_numbered(connection, live):
+        yield "gets no number by itself", _number(connection, column)
+
+
+def _shape(kind_of: Any, dialect_name: str) -> _Shape:
+    word = type(kind_of).__visit_name__.upper().replace("BIG_INTEGER", "BIGINT")
+    word = word.replace("SMALL_INTEGER", "SMALLINT")
+    is_mysql = dialect_name in _MYSQL
+    if isinstance(kind_of, sa.Integer):
+        # SQLite keeps every integer in as many bytes as it needs.
+        room = 8 if dialect_name == "sqlite" else _INTEGER_BYTES.get(word, 4)
+        return _Shape(sort="integer", room=room)
+    if isinstance(kind_of, sa.types._Binary):
+        room = _MYSQL_BYTES.get(word, kind_of.length or _UNBOUNDED) if is_mysql else _UNBOUNDED
+        return _Shape(sort="bytes", room=room, is_padded=word == "BINARY")
+    if isinstance(kind_of, sa.String):
+        room = kind_of.length or (_MYSQL_BYTES.get(word, _UNBOUNDED) if is_mysql else _UNBOUNDED)
+        is_unchecked = dialect_name == "sqlite"
+        is_padded = word == "CHAR" and not is_unchecked
+        return _Shape(sort="text", room=_UNBOUNDED if is_unchecked else room, is_padded=is_padded)
+    return _Shape(sort=word.lower(), room=_UNBOUNDED)
+
+
+def _wrong_collation(
+    connection: sa.Connection, column: sa.Column[Any], live: sa.types.TypeEngine[Any]
+) -> str | None:
+    wanted = getattr(column.type.dialect_impl(connection.dialect), "collation", None)
+    if wanted is None:
+        return None
+    if connection.dialect.name == "postgresql":
+        found = _postgresql_collation(connection, column)
+        return None if found in _EXACT else found
+    found = getattr(live, "collation", None) or "of the table"
+    charset = wanted.split("_")[0]
+    is_exact = found.endswith("_bin") and found.startswith((charset, "utf8mb4"))
+    return None if is_exact else found
+
+
+def _postgresql_collation(connection: sa.Connection, column: sa.Column[Any]) -> str:
+    query = sa.text(
+        "SELECT c.collname FROM pg_attribute a JOIN pg_collation c ON c.oid = a.attcollation "
+        "WHERE a.attrelid = to_regclass(:table) AND a.attname = :column"
+    )
+    values = {"table": _table(connection, column), "column": column.name}
+    return connection.execute(query, values).scalar() or "default"
+
+
+def _is_numbered(connection: sa.Connection, live: Any) -> bool:
+    if connection.dialect.name == "sqlite":
+        # Only a column of exactly this type is the row's own number.
+        return str(live["type"]) == "INTEGER" and bool(live.get("primary_key"))
+    return bool(live.get("autoincrement") or live.get("identity"))
+
+
+def _change_type(connection: sa.Connection, column: sa.Column[Any]) -> str:
+    specification = _specification(connection, column)
+    table = _table(connection, column)
+    if connection.dialect.name in _MYSQL:
+        return f"ALTER TABLE {table} MODIFY COLUMN {specification}"
+    if connection.dialect.name == "postgresql":
+        text = column.type.compile(dialect=connection.dialect)
+        return f"ALTER TABLE {table} ALTER COLUMN {column.name} TYPE {text}"
+    return _anew(table)
+
+
+def _change_null(connection: sa.Connection, column: sa.Column[Any]) -> str:
+    table = _table(connection, column)
+    if connection.dialect.name in _MYSQL:
+        return f"ALTER TABLE {table} MODIFY COLUMN {_specification(connection, column)}"
+    if connection.dialect.name == "postgresql":
+        verb = "DROP" if column.nullable else "SET"
+        return f"ALTER TABLE {table} ALTER COLUMN {column.name} {verb} NOT NULL"
+    return _anew(table)
+
+
+def _number(connection: sa.Connection, column: sa.Column[Any]) -> str:
+    table = _table(connection, column)
+    if connection.dialect.name in _MYSQL:
+        return f"ALTER TABLE {table} MODIFY COLUMN {_specification(connection, column)}"
+    if connection.dialect.name == "postgresql":
+        identity = "ADD GENERATED BY DEFAULT AS IDENTITY"
+        return f"ALTER TABLE {table} ALTER COLUMN {column.name} {identity}"
+    return _anew(table)
+
+
+def _anew(table: str) -> str:
+    return (
+        f"SQLite cannot change a column: when no row is left in {table}, drop it, and "
+        "`qmq db downgrade base` and `qmq db migrate` make it anew"
+    )
+
+
+def _specification(connection: sa.Connection, column: sa.Column[Any]) -> str:
+    made = sa.schema.CreateColumn(column).compile(dialect=connection.dialect)
+    return " ".join(str(made).split())
+
+
+def _table(connection: sa.Connection, column: sa.Column[Any]) -> str:
+    return connection.dialect.identifier_preparer.format_table(column.table)

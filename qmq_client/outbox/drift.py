@@ -1,0 +1,192 @@
+"""What a live table lacks of what we need: for `qmq db check`, and for whoever examines a database.
+
+More than what every start asks (`schema.py`): types and sizes, nullability, keys, indexes, engine and
+collations, each fault with the command or statement that mends it. Wider columns, further columns
+that need no value, and further indexes are the application's own affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from qmq_client.outbox import column_drift
+from qmq_client.outbox.dialect import dialect_of
+from qmq_client.outbox.schema import version_table
+from qmq_client.outbox.table import REVISIONS, Tables
+
+_MIGRATE: Final = "qmq db migrate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """One difference that matters."""
+
+    #: What is wrong, with the names of table and column.
+    fault: str
+    #: The statement or command that mends it.
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.fault}: {self.remedy}"
+
+
+def find_drift(connection: sa.Connection, tables: Tables) -> list[Drift]:
+    """Every difference, none when all is as it should be. Reads only the catalog."""
+    inspector = sa.inspect(connection)
+    names = set(inspector.get_table_names(tables.outbox.schema))
+    revision = _revision(connection, tables, names)
+    found = list(_of_revision(revision))
+    # A migration makes what later revisions bring; what an earlier one brought was taken away.
+    may_migrate = not set(revision) & set(REVISIONS)
+    for table in tables.all:
+        if table.name in names:
+            found += _of_table(connection, table, may_migrate)
+        else:
+            create = _text(sa.schema.CreateTable(table), connection)
+            remedy = _MIGRATE if may_migrate else create
+            found.append(Drift(fault=f"table {table.fullname} is missing", remedy=remedy))
+    for fault in dialect_of(connection.engine).faults(connection, tables.all):
+        text, _, statement = fault.partition(": ")
+        found.append(Drift(fault=text, remedy=statement or "upgrade the server"))
+    return found
+
+
+def _revision(connection: sa.Connection, tables: Tables, names: set[str]) -> list[str]:
+    """What `qmq db migrate` noted; an application's own Alembic notes it elsewhere."""
+    version = version_table(tables)
+    if version.name not in names:
+        return []
+    return list(connection.scalars(sa.select(version.c.version_num)))
+
+
+def _of_revision(revision: list[str]) -> Iterator[Drift]:
+    for unknown in sorted(set(revision).difference(REVISIONS)):
+        yield Drift(
+            fault=f"the tables are at revision {unknown}, not at {', '.join(REVISIONS)}",
+            remedy=f"{_MIGRATE}, or upgrade the product where it does not know that revision",
+        )
+
+
+def _of_table(connection: sa.Connection, table: sa.Table, may_migrate: bool) -> Iterator[Drift]:
+    inspector = sa.inspect(connection)
+    live = {column["name"]: column for column in inspector.get_columns(table.name, table.schema)}
+    for column in table.columns:
+        if column.name not in live:
+            yield Drift(
+                fault=f"column {table.fullname}.{column.name} is missing",
+                remedy=f"ALTER TABLE {_name(table, connection)} ADD COLUMN "
+                + _text(sa.schema.CreateColumn(column), connection),
+            )
+            continue
+        for fault, remedy in column_drift.compare(connection, column, live[column.name]):
+            yield Drift(fault=f"column {table.fullname}.{column.name} {fault}", remedy=remedy)
+    ours = {column.name for column in table.columns}
+    for name, stranger in live.items():
+        if name not in ours and _needs_a_value(stranger):
+            yield Drift(
+                fault=f"column {table.fullname}.{name} is not ours and has no default, so that "
+                "every INSERT fails",
+                remedy="give it a default, or make it nullable",
+            )
+    if ours <= set(live):
+        yield from _of_keys(connection, table)
+        yield from _of_indexes(connection, table, may_migrate)
+
+
+def _needs_a_value(column: Any) -> bool:
+    is_made = column.get("computed") or column.get("identity") or column.get("autoincrement")
+    return not column["nullable"] and column["default"] is None and is_made is not True
+
+
+def _of_keys(connection: sa.Connection, table: sa.Table) -> Iterator[Drift]:
+    wanted = [column.name for column in table.primary_key.columns]
+    inspector = sa.inspect(connection)
+    key = inspector.get_pk_constraint(table.name, table.schema)["constrained_columns"]
+    name = _name(table, connection)
+    columns = ", ".join(wanted)
+    if sorted(key) != sorted(wanted):
+        yield Drift(
+            fault=f"table {table.fullname} has the primary key ({', '.join(key)}), not ({columns})",
+            remedy=f"ALTER TABLE {name} ADD PRIMARY KEY ({columns}), after the present one was "
+            "dropped",
+        )
+    unique = {tuple(each["column_names"]) for each in _unique(inspector, table)}
+    for constraint in table.constraints:
+        if not isinstance(constraint, sa.UniqueConstraint):
+            continue
+        columns = ", ".join(constraint.columns.keys())
+        if tuple(constraint.columns.keys()) not in unique:
+            index = f"{table.name}_{columns.replace(', ', '_')}"
+            yield Drift(
+                fault=f"table {table.fullname} may hold the same {columns} twice",
+                remedy=f"CREATE UNIQUE INDEX {index} ON {name} ({columns})",
+            )
+
+
+def _unique(inspector: sa.Inspector, table: sa.Table) -> Iterator[Any]:
+    yield from inspector.get_unique_constraints(table.name, table.schema)
+    for index in inspector.get_indexes(table.name, table.schema):
+        if index["unique"] and not _condition(index):
+            yield index
+
+
+def _of_indexes(connection: sa.Connection, table: sa.Table, may_migrate: bool) -> Iterator[Drift]:
+    inspector = sa.inspect(connection)
+    live = inspector.get_indexes(table.name, table.schema)
+    invalid = _invalid_indexes(connection, table)
+    for index in sorted(table.indexes, key=lambda index: str(index.name)):
+        columns = [column.name for column in index.columns]
+        serving = [each for each in live if _serves(each, index, columns)]
+        create = _text(sa.schema.CreateIndex(index), connection)
+        if not serving:
+            is_taken = any(each["name"] == index.name for each in live)
+            drop = _text(sa.schema.DropIndex(index), connection) + "; " if is_taken else ""
+            remedy = _MIGRATE if may_migrate and not is_taken else drop + create
+            text = f"table {table.fullname} has no index on ({', '.join(columns)})"
+            yield Drift(fault=text, remedy=remedy)
+        elif all(each["name"] in invalid for each in serving):
+            yield Drift(
+                fault=f"index {serving[0]['name']} was never finished and is not used",
+                remedy=f"REINDEX INDEX {serving[0]['name']}",
+            )
+
+
+def _serves(live: Any, index: sa.Index, columns: list[str]) -> bool:
+    """Whether a search by `columns` may use it: they come first, and no row of ours is left out."""
+    if live["column_names"][: len(columns)] != columns:
+        return False
+    condition = _condition(live)
+    wanted = any(index.dialect_options[name].get("where") is not None for name in _PARTIAL)
+    return not condition or (wanted and "is not null" in str(condition).lower())
+
+
+_PARTIAL: Final = ("postgresql", "sqlite")
+
+
+def _condition(live: Any) -> Any:
+    options = live.get("dialect_options", {})
+    found = [options.get(f"{name}_where") for name in _PARTIAL]
+    return next((str(each) for each in found if each is not None), "")
+
+
+def _invalid_indexes(connection: sa.Connection, table: sa.Table) -> set[str]:
+    """PostgreSQL keeps an index that was killed while it was made CONCURRENTLY."""
+    if connection.dialect.name != "postgresql":
+        return set()
+    query = sa.text(
+        "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
+        "WHERE i.indrelid = to_regclass(:name) AND NOT i.indisvalid"
+    )
+    return set(connection.scalars(query, {"name": _name(table, connection)}))
+
+
+def _name(table: sa.Table, connection: sa.Connection) -> str:
+    return connection.dialect.identifier_preparer.format_table(table)
+
+
+def _text(element: Any, connection: sa.Connection) -> str:
+    return " ".join(str(element.compile(dialect=connection.dialect)).split())
