@@ -22,7 +22,10 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "breaker_failures": (1, 1_000_000),
     "breaker_first_ms": (1, 3_600_000),
     "breaker_max_ms": (1, 3_600_000),
+    "keep_sent_s": (1, 366 * 86_400),
 }
+
+_MAY_BE_NONE: Final = frozenset({"keep_sent_s"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +65,26 @@ class ProducerOptions:
     #: Write each message at its send and look for it again before the commit: two statements more.
     #: For applications that use the driver's own connection beside SQLAlchemy's, and swallow errors.
     strict: bool = False
+    #: Messages of one subject and key are accepted in the order of their commits. Transactions that
+    #: send under one key then wait for each other, and a message that cannot be sent stops those
+    #: behind it. All producers of the database must agree.
+    order_by_key: bool = False
+    #: Audit: keep the rows of accepted messages this long; None to delete them. The watchdog's
+    #: chores remove them afterwards.
+    keep_sent_s: int | None = None
     #: Publish from a thread of its own. False: only inside `flush` and `close`, in the caller's.
     background: bool = True
-    #: Called by the publisher with the ids of accepted messages.
+    #: Called by the publisher with the ids of accepted messages: in its thread, between two requests,
+    #: so be quick; without a thread in that of `flush` and `close`. What it raises is logged.
     on_sent: Callable[[Sequence[str]], object] | None = None
-    #: Called by the publisher with id and error of a message that was not accepted this time.
+    #: Called likewise with id and error of a message that was not accepted this time.
     on_failed: Callable[[str, str], object] | None = None
 
     def __post_init__(self) -> None:
         for name, (lowest, highest) in _RANGES.items():
             value = getattr(self, name)
+            if value is None and name in _MAY_BE_NONE:
+                continue
             if not isinstance(value, int) or not lowest <= value <= highest:
                 raise _refuse(name, value, f"Give {lowest} to {highest}.")
         if self.breaker_max_ms < self.breaker_first_ms:

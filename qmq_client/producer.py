@@ -8,7 +8,9 @@ has accepted the message, and a watchdog sends what a dead process left behind.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final
@@ -18,7 +20,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import sessionmaker
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
-from qmq_client.errors import ConfigurationError
+from qmq_client.current import current_session
+from qmq_client.errors import ConfigurationError, NoTransactionError
 from qmq_client.ids import MESSAGE_IDS, new_token
 from qmq_client.message import Message, message_to_record
 from qmq_client.options import ProducerOptions
@@ -30,15 +33,17 @@ from qmq_client.outbox.dialect import (
 )
 from qmq_client.outbox.driver import root_engine
 from qmq_client.outbox.insert import InsertTexts
-from qmq_client.outbox.joining import join
+from qmq_client.outbox.joining import join, join_to_cancel, noted
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.store import OutboxStore
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
 from qmq_client.outbox.tracker import owning, watch
-from qmq_client.publisher import Publisher, PublisherStats
+from qmq_client.publisher import Publisher
+from qmq_client.publisher_stats import Flushed, PublisherStats
 from qmq_client.publisher_thread import PublisherThread
+from qmq_client.receipts import Receipt
 from qmq_client.transport.port import Transport
-from qmq_client.wire.message_id import format_message_id
+from qmq_client.wire.message_id import format_message_id, parse_message_id
 from qmq_client.wire.record import encode_record
 
 _producers: Final[WeakSet[Producer]] = WeakSet()
@@ -48,8 +53,14 @@ class Producer:
     """Sends messages through the outbox of one database to one broker.
 
     Make one for each engine and process and keep it. Safe for any number of threads; a forked child
-    may go on using it, with a publisher and connections of its own.
+    may go on using it, with a publisher and connections of its own. In asynchronous code `send` is
+    the same plain call, since it only notes the message; what waits for something has a form to be
+    awaited, so that no event loop is blocked, and `async with` closes it. Making a producer looks at
+    the database and blocks for that long.
     """
+
+    _thread: PublisherThread
+    _flushed: PublisherStats
 
     def __init__(
         self,
@@ -57,21 +68,23 @@ class Producer:
         broker: str | Transport,
         *,
         options: ProducerOptions | None = None,
-        tables: Tables = DEFAULT_TABLES,
-        clock: Clock = SYSTEM_CLOCK,
+        tables: Tables | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """`engine`: an engine or a session maker, synchronous or not; `broker`: URL or transport.
 
-        Raises `ConfigurationError`, and `OutboxMissingError` when the tables are not there.
+        `tables` where they have other names than those of `qmq_client.metadata`. Raises `ConfigurationError`, and `OutboxMissingError` when the tables are not there.
         """
         self.options = ProducerOptions() if options is None else options
         self.engine, self.session_factory = _engine_and_factory(engine)
         self._broker = broker
-        self._tables = tables
-        self._clock = clock
+        self._tables = tables or DEFAULT_TABLES
+        self._clock = clock or SYSTEM_CLOCK
         self._dialect = dialect_of(self.engine)
-        self._store = OutboxStore(self.engine, tables)
+        self._store = OutboxStore(self.engine, self._tables)
         self._store.check_schema()
+        if self.options.order_by_key:
+            self._store.prepare_ordering()
         if self.options.sqlite_begin == "IMMEDIATE":
             self.engine.update_execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
         root = root_engine(self.engine)
@@ -79,7 +92,7 @@ class Producer:
         watch(root)
         self._texts = InsertTexts(
             self.engine,
-            tables.outbox,
+            self._tables.outbox,
             now_ms=self._dialect.now_ms,
             takeover_ms=self.options.takeover_ms,
         )
@@ -108,17 +121,85 @@ class Producer:
 
     def send_now(self, message: Message) -> str:
         """Send in a transaction of its own: on return the message is stored, and will arrive."""
+        return self.send_now_many((message,))[0]
+
+    def send_now_many(self, messages: Sequence[Message]) -> list[str]:
+        """Send all of these in one transaction of their own or, when one is invalid, none."""
+        if self.engine.dialect.is_async:
+            raise ConfigurationError(
+                setting="send_now",
+                value="a producer with an asynchronous engine",
+                remedy="Write `await producer.send_now_async(message)`.",
+            )
         with self.engine.connect() as connection:
             connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
-            with owning(connection):
-                return self.send(message, session=connection)
+            return self._send_alone(connection, messages)
 
-    def flush(self, deadline_s: float = 10.0) -> bool:
-        """Wait until everything committed is accepted or left to the watchdog.
+    async def send_now_async(self, message: Message) -> str:
+        """`send_now` that blocks no event loop."""
+        return (await self.send_now_many_async((message,)))[0]
 
-        False when that did not happen before the deadline.
+    async def send_now_many_async(self, messages: Sequence[Message]) -> list[str]:
+        """`send_now_many` that blocks no event loop.
+
+        On an asynchronous engine through a connection of it, elsewhere in a thread.
         """
-        return self._thread.flush(deadline_s)
+        if not self.engine.dialect.is_async:
+            return await asyncio.to_thread(self.send_now_many, messages)
+        from sqlalchemy.ext.asyncio import AsyncEngine
+
+        async with AsyncEngine(self.engine).connect() as connection:
+            await connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
+            return await connection.run_sync(self._send_alone, messages)
+
+    def cancel(self, message_id: str, *, session: Any = None) -> bool:
+        """Take a message back, as part of the transaction; whether it was there to be taken.
+
+        One that was sent in this transaction is; one of an earlier transaction only while nobody
+        may be sending it: given back after a failure, parked, or left by a process that died. False
+        when it is sent, being sent, or unknown. Like any change, undone by a rollback.
+        """
+        return join_to_cancel(session, self.engine, self._outlet, parse_message_id(message_id))
+
+    async def cancel_async(self, message_id: str, *, session: Any = None) -> bool:
+        """`cancel` in the transaction of an `AsyncSession` or `AsyncConnection`."""
+        scope = current_session() if session is None else session
+        cancelled: bool = await scope.run_sync(
+            lambda joined: self.cancel(message_id, session=joined)
+        )
+        return cancelled
+
+    def receipt(self, message_id: str, *, session: Any = None) -> Receipt:
+        """A receipt for a message sent in the transaction that is open; asked for before its end.
+
+        `receipt.wait(deadline_s)` or `await receipt`, after the commit, tells what became of it.
+        Without a thread (`background=False`) nothing does until `flush`. In a forked child the
+        receipts of its parent stay open.
+        """
+        row = noted(session, self.engine, self._outlet, parse_message_id(message_id))
+        if row is None:
+            raise NoTransactionError(
+                f"message {message_id} was not sent in this transaction, or not by this producer; "
+                "ask for its receipt between the send and the commit"
+            )
+        return self.publisher.receipts.open(row)
+
+    def flush(self, deadline_s: float = 10.0) -> Flushed:
+        """Wait until everything committed is accepted or left to the watchdog, or the deadline.
+
+        The result is true when all messages since the flush before were accepted; it counts those
+        that were not.
+        """
+        is_done = self._thread.flush(deadline_s)
+        with self._flush_lock:
+            after = self.stats
+            flushed = Flushed.between(self._flushed, after, is_done=is_done)
+            self._flushed = after
+        return flushed
+
+    async def aflush(self, deadline_s: float = 10.0) -> Flushed:
+        """`flush` that blocks no event loop."""
+        return await asyncio.to_thread(self.flush, deadline_s)
 
     def close(self, deadline_s: float = 10.0) -> None:
         """Send what can be sent until the deadline and end the thread; safe to repeat.
@@ -129,6 +210,10 @@ class Producer:
         if not self._thread.close(deadline_s):
             self._transport.close()
             self._thread.join_aborted()
+
+    async def aclose(self, deadline_s: float = 10.0) -> None:
+        """`close` that blocks no event loop."""
+        await asyncio.to_thread(self.close, deadline_s)
 
     @property
     def stats(self) -> PublisherStats:
@@ -146,8 +231,20 @@ class Producer:
     ) -> None:
         self.close()
 
+    async def __aenter__(self) -> Producer:
+        return self
+
+    async def __aexit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
     def after_fork(self) -> None:
         """In a forked child: a fresh publisher, nothing shared with the parent. Called by itself."""
+        self.publisher.receipts.abandon()
         self._store.after_fork()
         self._dialect.after_fork(root_engine(self.engine))
         self._open()
@@ -160,6 +257,8 @@ class Producer:
             token=new_token(),
             options=self.options,
         )
+        self._flush_lock = threading.Lock()
+        self._flushed = PublisherStats()
         self._thread = PublisherThread(
             self.publisher,
             self._clock,
@@ -181,12 +280,16 @@ class Producer:
             self._transport.close()
         self._store.close()
 
+    def _send_alone(self, connection: sa.Connection, messages: Sequence[Message]) -> list[str]:
+        with owning(connection):
+            return self.send_many(messages, session=connection)
+
     def _make_row(self, message: Message, now_ms: int) -> OutboxRow:
         record = message_to_record(message, new_id=MESSAGE_IDS.next_id(), now_ms=now_ms)
         return OutboxRow(
             message_id=record.message_id,
             subject=record.subject,
-            ordering_key=record.key,
+            ordering_key=record.key if self.options.order_by_key else None,
             record=encode_record(record, self.options.limits),
             attempts=0,
             created_at_ms=now_ms,

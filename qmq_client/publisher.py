@@ -7,14 +7,19 @@ due and that a watchdog sends. So every difficulty has the same answer: leave th
 - Rows whose commit is not proven are sent only when another connection sees them (`reclaim`).
 - Rows that come near their takeover are claimed anew before the send.
 - Accepted rows are deleted in batches. Until then they are owned; if the process dies before the
-  delete, the watchdog sends them again and the broker knows them.
+  delete, the watchdog sends them again and the broker knows them. Those with an ordering key are
+  deleted at once, because others wait for that.
+- Rows with an ordering key whose turn it is not wait a little (`ordering.py`): mostly it is another
+  process that is about to send the one before. Then they are left, too.
+- Rows with a dedupe id are sent only when they are ours: an earlier run of the same business
+  transaction may have stored them.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import random as system_random
 from typing import Final
@@ -22,18 +27,23 @@ from typing import Final
 import sqlalchemy as sa
 
 from qmq_client.options import ProducerOptions
+from qmq_client.ordering import turns_of
 from qmq_client.outbox.handoff import HandoffQueue, HandOver
 from qmq_client.outbox.row import BatchOutcome, OutboxRow
 from qmq_client.outbox.store import OutboxStore
 from qmq_client.publish import publish_rows
+from qmq_client.publisher_stats import Pass, PublisherStats
+from qmq_client.receipts import Fate, Receipts
 from qmq_client.retry import Breaker
 from qmq_client.transport.port import Transport
-from qmq_client.wire.message_id import format_message_id
+from qmq_client.wire.message_id import format_message_id, is_dedupe_id
 
 _log = logging.getLogger("qmq.publisher")
 
 #: When to look for rows of an unproven commit: it may be under way still.
 _PROBE_DELAYS_S: Final = (0.0, 0.02, 0.2, 1.0)
+#: When to look again whether it is the turn of a row with an ordering key.
+_TURN_DELAYS_S: Final = (0.02, 0.2, 1.0)
 #: Part of the takeover time after which a row is claimed anew: what is left is for the request.
 _FRESH_SHARE: Final = 0.5
 #: Deletes that may wait while the database is locked; what is over falls due and is a duplicate.
@@ -42,56 +52,18 @@ _DELETES_AT_ONCE: Final = 500
 _DATABASE_PAUSE_S: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublisherStats:
-    """What a publisher did since it was made; counts of messages but where named."""
-
-    handed_over: int = 0
-    #: Not taken because the queue was full.
-    dropped: int = 0
-    sent: int = 0
-    #: Given back with a later due time.
-    failed: int = 0
-    parked: int = 0
-    #: Left to fall due by themselves, for the watchdog.
-    left: int = 0
-    #: Claimed anew or found after a commit of unknown outcome.
-    reclaimed: int = 0
-    #: Accepted rows deleted.
-    deleted: int = 0
-    #: Requests to the broker.
-    requests: int = 0
-    #: Calls of the store that deleted.
-    delete_calls: int = 0
-    #: Calls of the store that failed: locked, unreachable.
-    database_errors: int = 0
-    #: Waiting now.
-    queued: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
-    """What one step did and when the next is needed."""
-
-    sent: int = 0
-    failed: int = 0
-    parked: int = 0
-    left: int = 0
-    deleted: int = 0
-    #: Seconds until there is something to do; None until something is handed over.
-    wait_s: float | None = None
-    #: Messages that make it worth to wake up before that.
-    wake_at_messages: int = 1
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Ready:
     row: OutboxRow
     #: Since when the row is known to be ours.
     owned_since_s: float
+    #: How often it was not its turn.
+    holds: int = 0
+    #: When to look again whether it is.
+    due_s: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Probe:
     handed: HandOver
     due_s: float
@@ -121,7 +93,9 @@ class Publisher:
         self.token = token
         self._options = options
         self._random = random
-        self.queue = HandoffQueue(options.queue_messages)
+        self.receipts = Receipts()
+        self.queue = HandoffQueue(options.queue_messages, self._on_dropped)
+        self._held: list[_Ready] = []
         self._ready: deque[_Ready] = deque()
         self._probes: list[_Probe] = []
         self._deletes = _Deletes()
@@ -130,6 +104,8 @@ class Publisher:
             first_ms=options.breaker_first_ms,
             wait_ms_max=options.breaker_max_ms,
         )
+        keep_s = options.keep_sent_s
+        self._keep_ms = None if keep_s is None else keep_s * 1000
         self._sent_at_s = float("-inf")
         self._counts: Counter[str] = Counter()
 
@@ -141,13 +117,14 @@ class Publisher:
             **self._counts,
             handed_over=queue.handed_over,
             dropped=queue.dropped,
-            queued=len(queue) + len(self._ready),
+            queued=len(queue) + len(self._ready) + len(self._held),
         )
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is left to send, to look for or to delete. For the stepping thread."""
-        return not (len(self.queue) or self._ready or self._probes or self._deletes.message_ids)
+        waiting = self._ready or self._held or self._probes or self._deletes.message_ids
+        return not (len(self.queue) or waiting)
 
     def step(self, now_s: float, *, is_hurried: bool = False) -> Pass:
         """One bounded pass: at most one batch sent. Raises only what a callback raises.
@@ -174,18 +151,25 @@ class Publisher:
 
     def leave_all(self) -> int:
         """Let go of everything that is not sent yet; the rows fall due by themselves."""
-        left = len(self._ready) + sum(len(probe.handed.rows) for probe in self._probes)
+        before = self._counts["left"]
+        self._leave([each.row for each in (*self._ready, *self._held)])
         self._ready.clear()
+        self._held.clear()
+        handed = [probe.handed for probe in self._probes]
         self._probes.clear()
-        while handed := self.queue.take(self._options.batch_messages):
-            left += sum(len(each.rows) for each in handed)
-        self._count(left=left)
-        return left
+        while handed := handed + self.queue.take(self._options.batch_messages):
+            self._leave([row for each in handed for row in each.rows])
+            handed = []
+        return self._counts["left"] - before
 
     def _receive(self, now_s: float) -> None:
+        due = [each for each in self._held if each.due_s <= now_s]
+        if due:
+            self._held = [each for each in self._held if each.due_s > now_s]
+            self._ready.extendleft(reversed(due))
         for handed in self.queue.take(self._options.batch_messages - len(self._ready)):
             if handed.token != self.token:
-                self._count(left=len(handed.rows))  # stored before a fork: the parent's
+                self._leave(handed.rows)  # stored before a fork: the parent's
             elif handed.is_certain:
                 self._ready += [_Ready(row, handed.written_at_s) for row in handed.rows]
             else:
@@ -196,29 +180,33 @@ class Publisher:
             rows = probe.handed.rows
             visible = self._reclaim([row.message_id for row in rows])
             probe.tries += 1
-            if visible:
-                # A transaction is visible wholly or not at all.
-                self._ready += [_Ready(row, now_s) for row in rows if row.message_id in visible]
-                self._probes.remove(probe)
-                self._count(left=len(rows) - len(visible))
-            elif probe.tries < len(_PROBE_DELAYS_S):
+            if not visible and probe.tries < len(_PROBE_DELAYS_S):
                 probe.due_s = now_s + _PROBE_DELAYS_S[probe.tries]
-            else:
-                self._probes.remove(probe)
-                self._count(left=len(rows))
+                continue
+            self._probes.remove(probe)
+            if visible is None:
+                self._leave(rows)
+                continue
+            # A transaction is visible wholly or not at all: what is missing was undone.
+            self._ready += [_Ready(row, now_s) for row in rows if row.message_id in visible]
+            gone = [row.message_id for row in rows if row.message_id not in visible]
+            self._count(gone=len(gone))
+            self.receipts.tell(gone, Fate.LEFT)
 
     def _send(self, now_s: float, is_hurried: bool) -> BatchOutcome:
         if not self._ready or self._linger_s(now_s, is_hurried) > 0:
             return BatchOutcome()
         if not self._breaker.allows(now_s):
-            self._count(left=len(self._ready))
+            self._leave([each.row for each in self._ready])
             self._ready.clear()
             return BatchOutcome()
         batch = self._take_batch()
         try:
-            return self._publish(self._still_owned(batch, now_s), now_s)
+            owned = self._still_owned(batch, now_s)
+            return self._publish(self._in_turn(owned, now_s), now_s)
         except BaseException:
-            self._count(left=len(batch))  # the next ones must not wait for what is wrong with these
+            # The next ones must not wait for what is wrong with these.
+            self._leave([each.row for each in batch if each not in self._held])
             raise
         finally:
             for _ in batch:
@@ -236,6 +224,8 @@ class Publisher:
             limits=self._options.limits,
         )
         self._settle(outcome, now_s)
+        if any(row.ordering_key is not None for row in rows):
+            self._deletes.due_s = now_s  # others wait for these to be gone
         return outcome
 
     def _take_batch(self) -> list[_Ready]:
@@ -250,21 +240,54 @@ class Publisher:
             batch.append(each)
         return batch
 
-    def _still_owned(self, batch: list[_Ready], now_s: float) -> list[OutboxRow]:
+    def _still_owned(self, batch: list[_Ready], now_s: float) -> list[_Ready]:
         fresh_s = self._options.takeover_ms / 1000 * _FRESH_SHARE
-        aged = {each.row.message_id for each in batch if now_s - each.owned_since_s > fresh_s}
-        gone: set[bytes] = aged - self._reclaim(list(aged)) if aged else set()
-        self._count(left=len(gone))
-        return [each.row for each in batch if each.row.message_id not in gone]
+        doubtful = {
+            each.row.message_id
+            for each in batch
+            if now_s - each.owned_since_s > fresh_s or is_dedupe_id(each.row.message_id)
+        }
+        if not doubtful:
+            return batch
+        gone = doubtful - (self._reclaim(list(doubtful)) or set())
+        self._leave([each.row for each in batch if each.row.message_id in gone])
+        return [each for each in batch if each.row.message_id not in gone]
 
-    def _reclaim(self, message_ids: list[bytes]) -> set[bytes]:
+    def _in_turn(self, batch: list[_Ready], now_s: float) -> list[OutboxRow]:
+        """The rows that pass no earlier one of their ordering key; the others wait a little."""
+        rows = [each.row for each in batch]
+        if all(row.ordering_key is None for row in rows):
+            return rows
+        try:
+            turns = turns_of(rows, self._store, accepted=frozenset(self._deletes.message_ids))
+        except sa.exc.SQLAlchemyError as error:
+            self._on_database_error("look for turns", error)
+            free = [row for row in rows if row.ordering_key is None]
+        else:
+            free = turns.free
+        free_ids = {row.message_id for row in free}
+        self._hold([each for each in batch if each.row.message_id not in free_ids], now_s)
+        return free
+
+    def _hold(self, batch: list[_Ready], now_s: float) -> None:
+        self._count(held=len(batch))
+        for each in batch:
+            if each.holds == len(_TURN_DELAYS_S) or len(self._held) >= self._options.queue_messages:
+                self._leave([each.row])
+                continue
+            each.due_s = now_s + _TURN_DELAYS_S[each.holds]
+            each.holds += 1
+            self._held.append(each)
+
+    def _reclaim(self, message_ids: list[bytes]) -> set[bytes] | None:
+        """Which of these are stored and ours; None when the database does not say."""
         try:
             owned = self._store.reclaim(
                 message_ids, token=self.token, lease_ms=self._options.takeover_ms
             )
         except sa.exc.SQLAlchemyError as error:
             self._on_database_error("reclaim", error)
-            return set()
+            return None
         self._count(reclaimed=len(owned))
         return owned
 
@@ -286,8 +309,12 @@ class Publisher:
                 self._deletes.due_s = now_s + self._options.delete_delay_ms / 1000
             self._deletes.message_ids += outcome.sent
             del self._deletes.message_ids[:-_DELETES_MAX]
+        self.receipts.tell(outcome.sent, Fate.ACCEPTED)
         for row in outcome.parked:
             _log.error("message %s parked: %s", format_message_id(row.message_id), row.error)
+            self.receipts.tell([row.message_id], Fate.PARKED, row.error)
+        for failed in outcome.failed:
+            self.receipts.tell([failed.message_id], Fate.LEFT, failed.error)
         if outcome.failed or outcome.parked:
             try:
                 self._store.settle(replace(outcome, sent=()), token=self.token)
@@ -302,7 +329,7 @@ class Publisher:
         if not is_due and len(waiting) < _DELETES_AT_ONCE:
             return
         try:
-            deleted = self._store.delete_sent(waiting, token=self.token)
+            deleted = self._store.delete_sent(waiting, token=self.token, keep_ms=self._keep_ms)
         except sa.exc.SQLAlchemyError as error:
             self._on_database_error("delete", error)
             self._deletes.due_s = now_s + _DATABASE_PAUSE_S
@@ -318,6 +345,7 @@ class Publisher:
 
     def _next_due(self, now_s: float, is_hurried: bool) -> tuple[float | None, int]:
         waits = [probe.due_s - now_s for probe in self._probes]
+        waits += [each.due_s - now_s for each in self._held]
         if self._deletes.message_ids:
             waits.append(self._deletes.due_s - now_s)
         wake_at = 1
@@ -341,6 +369,13 @@ class Publisher:
             errors += [(row.message_id, row.error) for row in outcome.parked]
             for message_id, error in errors:
                 options.on_failed(format_message_id(message_id), error)
+
+    def _leave(self, rows: Sequence[OutboxRow]) -> None:
+        self._count(left=len(rows))
+        self.receipts.tell([row.message_id for row in rows], Fate.LEFT)
+
+    def _on_dropped(self, handed: HandOver) -> None:
+        self.receipts.tell([row.message_id for row in handed.rows], Fate.LEFT)
 
     def _on_database_error(self, what: str, error: Exception) -> None:
         self._count(database_errors=1)

@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable
 
 from qmq_client.clock import Clock
-from qmq_client.publisher import Pass, Publisher
+from qmq_client.publisher import Publisher
+from qmq_client.publisher_stats import Pass
 
 _log = logging.getLogger("qmq.publisher")
 

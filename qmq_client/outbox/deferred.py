@@ -56,6 +56,20 @@ def begin_where_deferred(session: Session) -> None:
         session.connection(bind_arguments={"bind": engine})
 
 
+def deferred_row(session: Session, outlet: Outlet, message_id: bytes) -> OutboxRow | None:
+    """The note of a message that waits for its transaction to begin."""
+    waiting: list[_Deferred] = session.info.get(_INFO_KEY, [])
+    return next(
+        (
+            row
+            for each in waiting
+            for row in each.rows
+            if each.outlet is outlet and row.message_id == message_id
+        ),
+        None,
+    )
+
+
 def drop(session: Session, transaction: SessionTransaction) -> None:
     """`transaction` is over; what waits for it still was rolled back with it."""
     _take(session, transaction, None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from qmq_client.outbox.row import OutboxRow
@@ -29,8 +30,14 @@ class HandOver:
 class HandoffQueue:
     """Handed over by any number of threads, taken by one."""
 
-    def __init__(self, messages_max: int) -> None:
+    def __init__(
+        self,
+        messages_max: int,
+        on_dropped: Callable[[HandOver], object] = lambda _: None,
+    ) -> None:
+        """`on_dropped`: told of what did not fit, in the thread that commits; must not raise."""
         self._messages_max = messages_max
+        self._on_dropped = on_dropped
         self._changed = threading.Condition()
         self._waiting: deque[HandOver] = deque()
         self._messages = 0
@@ -48,13 +55,16 @@ class HandoffQueue:
         count = len(handed.rows)
         with self._changed:
             self.handed_over += count
-            if self._messages and self._messages + count > self._messages_max:
+            is_dropped = self._messages > 0 and self._messages + count > self._messages_max
+            if is_dropped:
                 self.dropped += count
-                return
-            self._waiting.append(handed)
-            self._messages += count
+            else:
+                self._waiting.append(handed)
+                self._messages += count
             if self._wake_at is not None and self._messages >= self._wake_at:
                 self._changed.notify_all()
+        if is_dropped:
+            self._on_dropped(handed)
 
     def take(self, messages_max: int) -> list[HandOver]:
         """Whole transactions in order, about `messages_max` messages, at least one if any wait."""

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from qmq_client.current import current_scopes, sync_of
 from qmq_client.errors import NoTransactionError, WrongDatabaseError
-from qmq_client.outbox.deferred import defer
+from qmq_client.outbox.deferred import defer, deferred_row
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.tracker import (
     active_sessions,
@@ -22,6 +22,7 @@ from qmq_client.outbox.tracker import (
     enlist,
     enlisted_connection,
     enlisted_engine,
+    unit_of,
 )
 from qmq_client.outbox.unit import Outlet
 
@@ -48,6 +49,17 @@ def join_to_cancel(given: Any, engine: sa.Engine, outlet: Outlet, message_id: by
     """
     connection = _connection(_unwrapped(_current(engine.pool) if given is None else given), engine)
     return checked_unit(connection, outlet).cancel(connection, outlet, message_id)
+
+
+def noted(given: Any, engine: sa.Engine, outlet: Outlet, message_id: bytes) -> OutboxRow | None:
+    """The note of a message sent in the transaction that is joined, if it was."""
+    scope = _unwrapped(_current(engine.pool) if given is None else given)
+    connection = enlisted_connection(scope, engine.pool) if isinstance(scope, Session) else scope
+    unit = None if connection is None else unit_of(connection)
+    found = None if unit is None else unit.find(outlet, message_id)
+    if found is None and isinstance(scope, Session):
+        return deferred_row(scope, outlet, message_id)
+    return found
 
 
 def _unwrapped(scope: Any) -> Any:

@@ -32,9 +32,14 @@ from qmq_client.wire.message_id import format_message_id, is_dedupe_id
 #: and far from every database's limit of parameters.
 ROWS_PER_INSERT_MAX: Final = 100
 _NAMED_IDS_MAX: Final = 5
-#: A savepoint made or rolled back to by a statement, however it is written.
-_SAVEPOINT_TEXT: Final = re.compile(
-    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:SAVEPOINT|ROLLBACK\s+(?:TRANSACTION\s+)?TO)\b",
+#: Statements in front of which rows are written, however they are spelled: a savepoint made or rolled
+#: back to, and what commits behind SQLAlchemy's back – a COMMIT as text, on MySQL also DDL.
+_TELLING_TEXT: Final = re.compile(
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:"
+    r"(?P<savepoint>SAVEPOINT|ROLLBACK\s+(?:(?:TRANSACTION|WORK)\s+)?TO)"
+    r"|COMMIT|END|BEGIN|START|PREPARE|SET\s+(?:SESSION\s+|@@(?:SESSION\.)?)?AUTOCOMMIT"
+    r"|CREATE|ALTER|DROP|TRUNCATE|RENAME|LOCK|UNLOCK|ANALYZE|OPTIMIZE|REPAIR|GRANT|REVOKE"
+    r")\b",
     re.IGNORECASE | re.DOTALL,
 )
 
@@ -149,6 +154,11 @@ class Unit:
             else:
                 self.write(connection)
 
+    def find(self, outlet: Outlet, message_id: bytes) -> OutboxRow | None:
+        """The note of a message that was sent here through `outlet`."""
+        rows = (row for other, row in reversed(self._rows) if other is outlet)
+        return next((row for row in rows if row.message_id == message_id), None)
+
     def cancel(self, connection: sa.Connection, outlet: Outlet, message_id: bytes) -> bool:
         """Delete a row in this transaction, one of its own or one that nobody may be sending now.
 
@@ -217,17 +227,16 @@ class Unit:
         """The application is about to execute this, which is no savepoint of SQLAlchemy's.
 
         Drivers begin anew with the next change, so this is the last moment to see that the
-        transaction has ended. Around savepoints given as text the rows are written early: then the
-        database undoes them with everything else.
+        transaction has ended. Around savepoints given as text, and before what may commit, the rows
+        are written early: then the database undoes or keeps them with everything else.
         """
         if not self._rows or self.is_lost or self.is_committing:
             return
         if not self._rows[0][0].dialect.is_in_transaction(connection):
             self.is_lost = True
-        elif _SAVEPOINT_TEXT.match(statement):
-            self._has_text_savepoints = self._was_written_early = True
-            self.write(connection)
-        elif self._is_overdue:
+        elif telling := _TELLING_TEXT.match(statement):
+            self._has_text_savepoints |= telling["savepoint"] is not None
+            self._was_written_early = True
             self.write(connection)
 
     def on_savepoint(self, connection: sa.Connection) -> None:

@@ -31,7 +31,7 @@ def test_S5_a_full_queue_drops_and_the_watchdog_sends(tmp_path: Path) -> None:
         send_each(world, 8)
         stats = world.producer.stats
         assert (stats.handed_over, stats.dropped, stats.queued) == (8, 3, 5)
-        assert world.producer.flush()
+        assert world.producer.flush().is_done
         assert world.sent() == ["0", "1", "2", "3", "4"]
         world.make_due()
         assert len(sweep(world).sent) == 3
@@ -120,7 +120,7 @@ def test_O3_only_what_is_due_is_claimed_and_only_once(world: World) -> None:
 def test_O5_a_lost_answer_leads_to_one_stored_message(world: World) -> None:
     world.broker.faults.lost_answers = 1
     send_each(world, 3)
-    assert world.producer.flush()
+    assert world.producer.flush().is_done
     assert (world.producer.stats.sent, world.producer.stats.failed) == (0, 3)
     world.make_due()
     assert len(sweep(world).sent) == 3
@@ -151,7 +151,7 @@ def test_O6_a_bad_row_never_delays_its_neighbours(world: World) -> None:
 def test_O6_rows_that_keep_failing_move_out_of_the_way(world: World) -> None:
     world.broker.faults.is_unreachable = True
     send_each(world, 60)
-    assert world.producer.flush()
+    assert world.producer.flush().is_done
     world.broker.faults.is_unreachable = False
     new = send_each(world, 1)
     world.change(f"UPDATE {OUTBOX} SET due_at_ms = 0 WHERE last_error IS NULL")
@@ -166,7 +166,7 @@ def test_O7_a_row_is_parked_after_its_attempts_logged_once_and_can_be_retried(
         world.broker.faults.garbage_answers = 1
         (message_id,) = send_each(world, 1)
         with caplog.at_level(logging.ERROR):
-            assert world.producer.flush()
+            assert world.producer.flush().is_done
         parked = [record for record in caplog.records if message_id in record.getMessage()]
         assert len(parked) == 1
         assert world.store.counts().parked == 1
@@ -183,7 +183,7 @@ def test_O7_an_outage_of_any_length_parks_nothing(tmp_path: Path) -> None:
     with a_world(tmp_path, max_attempts=2) as world:
         world.broker.faults.is_unreachable = True
         send_each(world, 1)
-        assert world.producer.flush()
+        assert world.producer.flush().is_done
         for _ in range(5):
             world.make_due()
             sweep(world)
@@ -231,7 +231,7 @@ def test_O6_O7_an_error_that_nobody_foresaw_keeps_to_its_row_and_parks_it_in_the
         with Session(world.engine) as session, session.begin():
             poison = world.send("poison", session)
         send_each(world, 9)
-        assert world.producer.flush()
+        assert world.producer.flush().is_done
         assert world.sent() == [f"{i}" for i in range(9)]
         assert world.producer.stats.failed == 1
         for _ in range(49):
@@ -257,7 +257,7 @@ def test_O6_a_batch_whose_outcome_nobody_can_tell_is_left_and_the_next_one_goes(
     with_transport(world, world.transport)
     with Session(world.engine) as session, session.begin():
         world.send("next", session)
-    assert world.producer.flush()
+    assert world.producer.flush().is_done
     assert world.sent() == ["next"]
 
 
@@ -267,5 +267,5 @@ def test_S5_a_transaction_larger_than_the_queue_is_taken_by_an_empty_one(tmp_pat
             world.producer.send_many([Message(SUBJECT, f"{i}") for i in range(8)], session=session)
         send_each(world, 1)
         assert world.producer.stats.dropped == 1
-        assert world.producer.flush()
+        assert world.producer.flush().is_done
         assert world.sent() == [f"{i}" for i in range(8)]

@@ -87,7 +87,7 @@ def test_a_transaction_longer_than_the_takeover_is_claimed_anew_before_the_send(
         f"UPDATE {OUTBOX} SET token = :other WHERE id = (SELECT max(id) - 1 FROM {OUTBOX})",
         WATCHDOG,
     )
-    assert world.producer.flush()
+    assert world.producer.flush().is_done
     assert sorted(world.sent()) == ["a"] * 101 + ["late"]
     stats = world.producer.stats
     assert (stats.sent, stats.left) == (102, 1)
@@ -164,7 +164,7 @@ def test_callbacks_tell_what_became_of_each_message(tmp_path: Path) -> None:
     with a_world(tmp_path, **options) as world:
         ids = send_each(world, 2)
         world.broker.faults.refused_ids = {ids[1]}
-        assert world.producer.flush()
+        assert world.producer.flush().is_done
         assert sent == [ids[0]]
         assert [message_id for message_id, _ in failed] == [ids[1]]
 
