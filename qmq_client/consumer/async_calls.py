@@ -9,7 +9,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class _Exit:
+    error: BaseException
 
 
 class AsyncCalls:
@@ -20,11 +28,23 @@ class AsyncCalls:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    def call(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Run a coroutine to its end; raises what it raises."""
-        ended = asyncio.run_coroutine_threadsafe(_guard(coroutine), self._running_loop()).result()
-        if ended is not None:
-            raise ended
+    @property
+    def is_running(self) -> bool:
+        """Whether there has been a call, and no stop since."""
+        return self._loop is not None
+
+    def call(
+        self, coroutine: Coroutine[Any, Any, _Result], *, timeout_s: float | None = None
+    ) -> _Result:
+        """Run a coroutine to its end; returns what it returns and raises what it raises.
+
+        Raises `TimeoutError` after `timeout_s`; the coroutine goes on.
+        """
+        future = asyncio.run_coroutine_threadsafe(_guard(coroutine), self._running_loop())
+        ended = future.result(timeout_s)
+        if isinstance(ended, _Exit):
+            raise ended.error
+        return ended
 
     def cancel(self) -> None:
         """Cancel every call under way."""
@@ -53,13 +73,12 @@ class AsyncCalls:
             return self._loop
 
 
-async def _guard(coroutine: Coroutine[Any, Any, Any]) -> BaseException | None:
+async def _guard(coroutine: Coroutine[Any, Any, _Result]) -> _Result | _Exit:
     # These two would end the loop under all other handlers; the worker raises them instead.
     try:
-        await coroutine
+        return await coroutine
     except (SystemExit, KeyboardInterrupt) as error:
-        return error
-    return None
+        return _Exit(error)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

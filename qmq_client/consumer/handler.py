@@ -12,21 +12,16 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack
 
+from qmq_client.consumer.inbox_source import check_source
 from qmq_client.consumer.options import ConsumerOptions, check_settings
 from qmq_client.consumer.parameters import Parameters, resolve_parameters
 from qmq_client.errors import ConfigurationError
 from qmq_client.wire.names import shorten
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-    from sqlalchemy.orm import Session
-
-    from qmq_client.inbox import Inbox
-
-    InboxSource = Inbox | Callable[[], Session] | sa.Engine
+    from qmq_client.consumer.inbox_source import InboxSource
 
 _MARK: Final = "__qmq_handlers__"
-INBOX_REMEDY: Final = "Give a sessionmaker bound to an engine, the engine, or an Inbox."
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -91,7 +86,8 @@ def consumer(
     """Make a function, sync or async, the handler of `subject` for `group`.
 
     Returning acks the message, raising gives it back with a growing delay; `Retry` and `Reject` say
-    more. With `inbox` (a sessionmaker or an engine) the effect in that database happens once.
+    more. With `inbox` (a sessionmaker or an engine; for an async handler also their asynchronous
+    kinds) the effect in that database happens once.
     `on_stale` hears of outcomes that came too late. The other settings, with their defaults:
 
     - `concurrency=1`: handler calls at the same time in this process
@@ -111,7 +107,7 @@ def consumer(
     check_settings(settings)
     options = ConsumerOptions(subject=subject, group=group, **settings)
     if inbox is not None:
-        _check_inbox(inbox)
+        check_source(inbox)
     if inbox is not None and not options.auto_ack:
         raise ConfigurationError(
             setting="auto_ack",
@@ -145,16 +141,6 @@ def make_handler(
         inbox=inbox,
         on_stale=on_stale,
     )
-
-
-def _check_inbox(inbox: object) -> None:
-    # A session factory may be bound later; whether it was, shows when the consumers are made.
-    import sqlalchemy as sa
-
-    from qmq_client.inbox import Inbox
-
-    if not callable(inbox) and not isinstance(inbox, Inbox | sa.Engine):
-        raise ConfigurationError(setting="inbox", value=shorten(inbox), remedy=INBOX_REMEDY)
 
 
 def collect_handlers(sources: HandlerSource) -> list[Handler]:

@@ -11,30 +11,22 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from qmq_client.clock import Clock
 from qmq_client.consumer.async_calls import AsyncCalls
 from qmq_client.consumer.counters import Counters
 from qmq_client.consumer.delivery import Grip, Outcome, Received, error_text, given_back
-from qmq_client.consumer.handler import INBOX_REMEDY, Handler, OnStale, StaleDelivery
+from qmq_client.consumer.handler import Handler, OnStale, StaleDelivery
+from qmq_client.consumer.inbox_source import make_inbox
 from qmq_client.consumer.ledger import Entry, Ledger, Outgoing, as_outgoing, stale_entries
 from qmq_client.consumer.prefetch import Prefetch
 from qmq_client.consumer.work import Work
-from qmq_client.errors import (
-    BrokerBusyError,
-    BrokerRefusedError,
-    ConfigurationError,
-    TransportError,
-)
+from qmq_client.errors import BrokerBusyError, BrokerRefusedError, TransportError
 from qmq_client.retry import Backoff
 from qmq_client.transport.port import Transport
 from qmq_client.wire.deliveries import Deliveries
-from qmq_client.wire.names import shorten
 from qmq_client.wire.requests import PullRequest, SettleRequest
-
-if TYPE_CHECKING:
-    from qmq_client.inbox import Inbox
 
 _LOG: Final = logging.getLogger("qmq.consumer")
 #: Between calls that the broker did not answer well.
@@ -43,6 +35,8 @@ _BACKOFF: Final = Backoff(first_ms=100, factor=2.0, max_ms=10_000, jitter=0.2)
 _ANSWER_SHARE: Final = 0.25
 #: Statuses that are about the settlements themselves, not about who sends them where.
 _NEVER_TAKEN: Final = frozenset({400, 413, 422})
+#: For connections of an asynchronous inbox to be closed.
+_CLOSE_S_MAX: Final = 1.0
 _STOPPED: Final = "consumer stopped before the handler began"
 
 
@@ -85,7 +79,8 @@ class Member:
         self.prefetch = Prefetch(handler.options, clock)
         self.ledger = Ledger()
         self._lines = lines
-        self._inbox = _make_inbox(handler)
+        self._inbox = make_inbox(handler)
+        self._async_calls = async_calls
         self._consumer_id = consumer_id
         self._clock = clock
         self._held: set[Received] = set()
@@ -113,7 +108,21 @@ class Member:
             from qmq_client.database import database_errors
 
             with database_errors(f"of the inbox of {self.options.name}"):
-                self._inbox.check()
+                if self._inbox.is_async:
+                    self._async_calls.call(self._inbox.check())
+                else:
+                    self._inbox.check()
+
+    def close(self) -> None:
+        """Let go of connections that belong to the handlers' loop, before it ends."""
+        if self._inbox is None or not self._inbox.is_async or not self._async_calls.is_running:
+            return
+        try:
+            self._async_calls.call(self._inbox.close(), timeout_s=_CLOSE_S_MAX)
+        except Exception as error:  # drivers say goodbye to servers that may be gone
+            _LOG.warning(
+                "inbox_close_failed consumer=%s error=%s", self.options.name, error_text(error)
+            )
 
     def pull_once(self, *, is_blocking: bool = True) -> Pass:
         """Ask for as many messages as there is room for; may wait for room and for messages."""
@@ -356,30 +365,3 @@ class Member:
             attempt=received.attempt,
             outcome=entry.outcome.verdict.value if entry.outcome is not None else "",
         )
-
-
-def _make_inbox(handler: Handler) -> Inbox | None:
-    source = handler.inbox
-    if source is None:
-        return None
-    import sqlalchemy as sa
-
-    from qmq_client.inbox import Inbox
-
-    if not isinstance(source, Inbox):
-        try:
-            return Inbox(source, group=handler.options.group)
-        except (sa.exc.UnboundExecutionError, TypeError, AttributeError) as error:
-            raise ConfigurationError(
-                setting="inbox",
-                value=f"{shorten(source)} of {handler.options.name} gives no session with an "
-                f"engine ({type(error).__name__}: {shorten(str(error))})",
-                remedy=INBOX_REMEDY,
-            ) from error
-    if source.group != handler.options.group:
-        raise ConfigurationError(
-            setting="inbox",
-            value=f"made for group {source.group}, the consumer is in {handler.options.group}",
-            remedy="Make the Inbox with the consumer's group.",
-        )
-    return source

@@ -4,7 +4,8 @@
 annotation `Message`                   the message; so does a parameter without one named
                                        `message`
 annotation `Delivery`                  the delivery; likewise the name `delivery`
-annotation `Session`, name `session`   the open session of the inbox
+annotation `Session`, `AsyncSession`,  the open session of the inbox
+name `session`
 anything else, once                    the body, as the annotated type
 =====================================  =======================================================
 
@@ -27,6 +28,10 @@ from qmq_client.errors import ConfigurationError
 from qmq_client.message import Message
 
 _LISTS: Final = (list, Sequence, Iterable)
+_SESSIONS: Final = {
+    ("sqlalchemy.orm.session", "Session"),
+    ("sqlalchemy.ext.asyncio.session", "AsyncSession"),
+}
 
 
 class Part(Enum):
@@ -105,8 +110,7 @@ def _part(name: str, annotation: Any, empty: Any) -> Part:
 def _is_session(annotation: Any) -> bool:
     # By name, so that a handler without a database needs no SQLAlchemy.
     return any(
-        one.__module__ == "sqlalchemy.orm.session" and one.__name__ == "Session"
-        for one in getattr(annotation, "__mro__", ())
+        (one.__module__, one.__name__) in _SESSIONS for one in getattr(annotation, "__mro__", ())
     )
 
 

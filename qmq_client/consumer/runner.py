@@ -110,8 +110,7 @@ class Consumers:
                 raise ConfigurationError(
                     setting="consumers", value="started before", remedy="Make a new Consumers."
                 )
-            for member in self.members:
-                member.check()
+            self._check()
             for member in self.members:
                 self._threads.add("pull", member, self._shell(member.pull_once))
                 self._threads.add("settle", member, partial(self._settle, member))
@@ -167,6 +166,19 @@ class Consumers:
     ) -> None:
         self.stop()
 
+    def _check(self) -> None:
+        try:
+            for member in self.members:
+                member.check()
+        except BaseException:
+            self._end_loop()
+            raise
+
+    def _end_loop(self) -> None:
+        for member in self.members:
+            member.close()
+        self._async_calls.stop(_JOIN_S)
+
     def _member(self, handler: Handler, broker: str | Transport, clock: Clock) -> Member:
         if isinstance(broker, str):
             pulling, settling = self._own_transports
@@ -211,7 +223,7 @@ class Consumers:
 
     def _finish(self, began_at_s: float) -> StopReport:
         self._abandoned.set()
-        self._async_calls.stop(_JOIN_S)
+        self._end_loop()
         for transport in self._own_transports:
             transport.close()
         for thread in self._threads.alive("pull", "settle"):

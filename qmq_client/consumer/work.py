@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from qmq_client.clock import Clock
@@ -39,9 +41,11 @@ from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.record import Record, decode_record
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import Session
 
     from qmq_client.inbox import Inbox
+    from qmq_client.inbox.async_inbox import AsyncInbox
 
 _LOG: Final = logging.getLogger("qmq.consumer")
 _COUNTED_AS: Final = {
@@ -68,7 +72,7 @@ class Work:
         handler: Handler,
         ledger: Ledger,
         *,
-        inbox: Inbox | None,
+        inbox: Inbox | AsyncInbox | None,
         grip: Grip,
         counters: Counters,
         clock: Clock,
@@ -148,25 +152,46 @@ class Work:
         if self._inbox is None:
             self._call(decoded, None)
             return ACKED if self._handler.options.auto_ack else None
-        with self._inbox.open([one.record.message_id for one in decoded]) as work:
-            new = _first_of_each(decoded, work.new)
-            if new:
-                with as_current(work.session):
-                    self._call(new, work.session)
-        self._counters.add("duplicates", len(decoded) - len(new))
+        if self._inbox.is_async:
+            count = self._async_calls.call(self._handle_on_loop(self._inbox, decoded))
+        else:
+            with self._inbox.open([one.record.message_id for one in decoded]) as work:
+                new = _first_of_each(decoded, work.new)
+                if new:
+                    with as_current(work.session):
+                        self._call(new, work.session)
+            count = len(new)
+        self._counters.add("duplicates", len(decoded) - count)
         return ACKED
 
+    async def _handle_on_loop(self, inbox: AsyncInbox, decoded: list[_Decoded]) -> int:
+        """The transaction and the handler, as one task of the handlers' loop; how many were new."""
+        async with inbox.open([one.record.message_id for one in decoded]) as work:
+            new = _first_of_each(decoded, work.new)
+            if new:
+                with as_current(work.session), _headers_of(new):
+                    await self._prepared(new, work.session)()
+        return len(new)
+
     def _call(self, decoded: list[_Decoded], session: Session | None) -> None:
+        with _headers_of(decoded):
+            call = self._prepared(decoded, session)
+            if self._handler.is_async:
+                self._async_calls.call(call())
+            else:
+                call()
+
+    def _prepared(
+        self, decoded: list[_Decoded], session: Session | AsyncSession | None
+    ) -> Callable[[], Any]:
         parameters = self._handler.parameters
         values = [self._argument(part, decoded, session) for part in parameters.positional]
         named = {name: self._argument(part, decoded, session) for name, part in parameters.keywords}
-        with handling([dict(one.record.headers) for one in decoded]):
-            if self._handler.is_async:
-                self._async_calls.call(self._handler.function(*values, **named))
-            else:
-                self._handler.function(*values, **named)
+        return partial(self._handler.function, *values, **named)
 
-    def _argument(self, part: Part, decoded: list[_Decoded], session: Session | None) -> object:
+    def _argument(
+        self, part: Part, decoded: list[_Decoded], session: Session | AsyncSession | None
+    ) -> object:
         if part is Part.SESSION:
             return session
         values: list[object]
@@ -212,3 +237,7 @@ def _first_of_each(decoded: list[_Decoded], new: set[bytes]) -> list[_Decoded]:
             left.remove(one.record.message_id)
             chosen.append(one)
     return chosen
+
+
+def _headers_of(decoded: list[_Decoded]) -> AbstractContextManager[None]:
+    return handling([dict(one.record.headers) for one in decoded])

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final, Literal
 
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
@@ -32,6 +32,8 @@ class AsyncInboxWork:
 
 class AsyncInbox:
     """`Inbox` for an asynchronous engine or session maker. For any number of tasks of one loop."""
+
+    is_async: Final[Literal[True]] = True
 
     def __init__(
         self,

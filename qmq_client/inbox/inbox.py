@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
@@ -37,6 +37,8 @@ class InboxWork:
 
 class Inbox:
     """The inbox of one consumer group in one database. Safe for any number of threads."""
+
+    is_async: Final[Literal[False]] = False
 
     def __init__(
         self,

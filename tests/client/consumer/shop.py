@@ -1,6 +1,6 @@
 """A business database with one number in it, and a consumer process that may be killed.
 
-Run as `python -m tests.client.consumer.shop DATABASE MOMENT BATCH_SIZE`: handles three messages
+Run as `python -m tests.client.consumer.shop URL MOMENT BATCH_SIZE`: handles three messages
 and kills itself with SIGKILL at the moment named, or ends well after all of them.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,10 +22,10 @@ from tests.client.consumer.kit import GROUP, SUBJECT, Bench
 
 
 def make_engine(
-    database: Path | None, *, engine: sa.Engine | None = None, begins_by_itself: bool = False
+    url: str | None, *, engine: sa.Engine | None = None, begins_by_itself: bool = False
 ) -> sa.Engine:
-    made = engine or sa.create_engine(f"sqlite:///{database}")
-    if engine is None:
+    made = engine or sa.create_engine(url or "")
+    if engine is None and made.dialect.name == "sqlite":
 
         @sa.event.listens_for(made, "connect")
         def on_connect(driver: Any, _: Any) -> None:
@@ -62,8 +61,8 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(database: str, moment: str, batch_size: int) -> None:
-    engine = make_engine(Path(database))
+def main(url: str, moment: str, batch_size: int) -> None:
+    engine = make_engine(url)
     factory = sessionmaker(engine)
 
     def handle(bodies: Any, session: Session) -> None:

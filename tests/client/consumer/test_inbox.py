@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,9 @@ from qmq_client.message import Message
 from qmq_client.testing import drain
 from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S, Bench
 from tests.client.consumer.shop import count_of, make_engine, rows_in_inbox
+from tests.services.databases import Database
 
 SECOND = 1_000
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[sa.Engine]:
-    made = make_engine(tmp_path / "shop.db")
-    yield made
-    made.dispose()
 
 
 def tallying(engine: sa.Engine, **settings: Any) -> Callable[..., Any]:
@@ -180,38 +174,6 @@ def test_a_handler_that_ends_the_transaction_itself_is_told_and_has_its_effect_a
     assert count_of(engine) <= 1
 
 
-def swallowed(session: Session) -> None:
-    with suppress(sa.exc.IntegrityError):
-        session.execute(sa.text("INSERT OR ROLLBACK INTO tally VALUES (NULL)"))
-
-
-ENDINGS: dict[str, Callable[[Session], object]] = {
-    "text": lambda session: session.execute(sa.text("ROLLBACK")),
-    "text commit": lambda session: session.execute(sa.text("COMMIT")),
-    "driver": lambda session: session.connection().connection.rollback(),
-    "begun anew": lambda session: session.connection().connection.executescript("BEGIN"),
-    "database": swallowed,
-}
-
-
-@pytest.mark.parametrize("goes_on", [True, False])
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_C5_no_effect_commits_without_its_inbox_row(
-    bench: Bench, engine: sa.Engine, ending: str, goes_on: bool
-) -> None:
-    @consumer(SUBJECT, group=GROUP, inbox=sessionmaker(engine), max_attempts=2)
-    def handler(body: Any, session: Session) -> None:
-        ENDINGS[ending](session)
-        if goes_on:
-            session.execute(sa.text("UPDATE tally SET n = n + 1"))
-
-    bench.put(1)
-    consumers = bench.consumers(handler)
-    drain(consumers)
-    assert bench.counters(consumers)["nacked"] == 1
-    assert count_of(engine) == 0
-
-
 def test_savepoints_inside_a_handler_are_its_own(bench: Bench, engine: sa.Engine) -> None:
     @consumer(SUBJECT, group=GROUP, inbox=sessionmaker(engine))
     def handler(body: Any, session: Session) -> None:
@@ -260,8 +222,11 @@ def test_C5_two_consumers_with_the_same_message_at_the_same_time_have_one_effect
     assert (count_of(engine), len(effects)) == (25, 25)
 
 
-def test_C5_many_workers_never_meet_a_locked_database(bench: Bench, engine: sa.Engine) -> None:
+def test_C5_many_workers_never_meet_a_locked_database(
+    bench: Bench, sqlite_database: Database
+) -> None:
     """Each reads before it writes, which a deferred transaction would not survive."""
+    engine = make_engine(sqlite_database.url)
     done = threading.Semaphore(0)
 
     @consumer(SUBJECT, group=GROUP, concurrency=8, inbox=sessionmaker(engine))
@@ -276,6 +241,7 @@ def test_C5_many_workers_never_meet_a_locked_database(bench: Bench, engine: sa.E
             assert done.acquire(timeout=WAIT_S)
     assert count_of(engine) == 200
     assert bench.counters(consumers).get("nacked", 0) == 0
+    engine.dispose()
 
 
 KILLED_AT = ["begun", "changed", "committed"]
@@ -284,13 +250,12 @@ KILLED_AT = ["begun", "changed", "committed"]
 @pytest.mark.parametrize("moment", KILLED_AT)
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_C5_a_process_killed_at_any_moment_has_each_effect_once(
-    bench: Bench, tmp_path: Path, moment: str, batch_size: int
+    a_database: Database, moment: str, batch_size: int
 ) -> None:
-    database = tmp_path / "shop.db"
-    engine = make_engine(database)
+    engine = make_engine(a_database.url)
     program = [sys.executable, "-m", "tests.client.consumer.shop"]
     killed = subprocess.run(
-        [*program, str(database), moment, str(batch_size)],
+        [*program, a_database.url, moment, str(batch_size)],
         check=False,
         timeout=60,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
@@ -298,7 +263,7 @@ def test_C5_a_process_killed_at_any_moment_has_each_effect_once(
     assert killed.returncode == -signal.SIGKILL
     assert count_of(engine) == (batch_size if moment == "committed" else 0)
     finished = subprocess.run(
-        [*program, str(database), "never", str(batch_size)],
+        [*program, a_database.url, "never", str(batch_size)],
         check=False,
         timeout=60,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
@@ -315,7 +280,7 @@ def test_a_connection_that_commits_by_itself_is_refused(bench: Bench, engine: sa
 
 
 def test_an_engine_that_begins_by_itself_is_taken_as_it_is(bench: Bench, tmp_path: Path) -> None:
-    engine = make_engine(tmp_path / "own.db", begins_by_itself=True)
+    engine = make_engine(f"sqlite:///{tmp_path}/own.db", begins_by_itself=True)
     bench.put(1, 2)
     bench.drain(tallying(engine))
     assert count_of(engine) == 2
@@ -343,8 +308,8 @@ def test_in_memory_the_workers_take_turns(bench: Bench) -> None:
 
 
 def test_an_unknown_database_is_refused_by_name(bench: Bench) -> None:
-    engine = sa.create_engine("mysql+pymysql://nowhere/x")
-    with pytest.raises(ConfigurationError, match="mysql"):
+    engine = sa.create_engine("mssql+pymssql://nowhere", module=sqlite3)
+    with pytest.raises(ConfigurationError, match="mssql"):
         Inbox(engine, group=GROUP)
 
 

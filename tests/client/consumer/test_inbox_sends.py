@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +12,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from qmq_client import Message, Producer, consumer, current_session
 from qmq_client.testing import drain
 from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S, Bench
-from tests.client.consumer.shop import count_of, make_engine
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[sa.Engine]:
-    made = make_engine(tmp_path / "shop.db")
-    yield made
-    made.dispose()
+from tests.client.consumer.shop import count_of
 
 
 @pytest.fixture

@@ -1,0 +1,110 @@
+"""From what a consumer was given as `inbox=` to the inbox itself.
+
+Whether it is one is known at decoration; whether it leads to a database only when consumers are made,
+because a session maker may be bound in between.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from qmq_client.errors import ConfigurationError
+from qmq_client.wire.names import shorten
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+    from sqlalchemy.orm import Session
+
+    from qmq_client.consumer.handler import Handler
+    from qmq_client.inbox import Inbox
+    from qmq_client.inbox.async_inbox import AsyncInbox
+
+    InboxSource = (
+        Inbox
+        | AsyncInbox
+        | Callable[[], Session]
+        | Callable[[], AsyncSession]
+        | sa.Engine
+        | AsyncEngine
+    )
+
+_REMEDY: Final = (
+    "Give a sessionmaker or an async_sessionmaker bound to an engine, the engine, or an Inbox."
+)
+
+
+def check_source(source: object) -> None:
+    """Raise `ConfigurationError` for what can be no inbox."""
+    import sqlalchemy as sa
+
+    from qmq_client.inbox import Inbox
+
+    is_known = isinstance(source, Inbox | sa.Engine) or _is_engine_or_inbox_of_a_loop(source)
+    if not callable(source) and not is_known:
+        raise ConfigurationError(setting="inbox", value=shorten(source), remedy=_REMEDY)
+
+
+def make_inbox(handler: Handler) -> Inbox | AsyncInbox | None:
+    """The inbox of this handler; raises `ConfigurationError` when it does not fit the handler."""
+    if handler.inbox is None:
+        return None
+    inbox = _made(handler)
+    options = handler.options
+    if inbox.group != options.group:
+        raise ConfigurationError(
+            setting="inbox",
+            value=f"made for group {inbox.group}, the consumer is in {options.group}",
+            remedy="Make the Inbox with the consumer's group.",
+        )
+    if inbox.is_async and not handler.is_async:
+        raise ConfigurationError(
+            setting="inbox",
+            value=f"asynchronous, the handler of {options.name} is not",
+            remedy="Make the handler an `async def`, or give a sessionmaker.",
+        )
+    return inbox
+
+
+def _made(handler: Handler) -> Inbox | AsyncInbox:
+    import sqlalchemy as sa
+
+    from qmq_client.inbox import Inbox
+
+    source: Any = handler.inbox
+    if isinstance(source, Inbox) or getattr(source, "is_async", None) is True:
+        return source  # type: ignore[no-any-return]  # an AsyncInbox, not imported without need
+    try:
+        if _is_engine_or_inbox_of_a_loop(source) or _makes_async_sessions(source):
+            from qmq_client.inbox.async_inbox import AsyncInbox
+
+            return AsyncInbox(source, group=handler.options.group)
+        return Inbox(source, group=handler.options.group)
+    except (sa.exc.UnboundExecutionError, TypeError, AttributeError) as error:
+        raise ConfigurationError(
+            setting="inbox",
+            value=f"{shorten(source)} of {handler.options.name} gives no session with an "
+            f"engine ({type(error).__name__}: {shorten(str(error))})",
+            remedy=_REMEDY,
+        ) from error
+
+
+def _is_engine_or_inbox_of_a_loop(source: object) -> bool:
+    # Both exist only where SQLAlchemy's part for loops was imported, which needs an extra.
+    engines = sys.modules.get("sqlalchemy.ext.asyncio")
+    inboxes = sys.modules.get("qmq_client.inbox.async_inbox")
+    return (engines is not None and isinstance(source, engines.AsyncEngine)) or (
+        inboxes is not None and isinstance(source, inboxes.AsyncInbox)
+    )
+
+
+def _makes_async_sessions(source: object) -> bool:
+    module = sys.modules.get("sqlalchemy.ext.asyncio")
+    if module is None or not callable(source):
+        return False
+    # A session that was never used has nothing to close.
+    return isinstance(source, module.async_sessionmaker) or isinstance(
+        source(), module.AsyncSession | module.async_scoped_session
+    )

@@ -1,0 +1,136 @@
+"""A handler, or an error that it swallows, ends or voids the inbox's transaction: nothing is acked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
+
+from qmq_client.consumer import consumer
+from qmq_client.testing import drain
+from tests.client.consumer.kit import GROUP, SUBJECT, Bench
+from tests.client.consumer.shop import count_of, make_engine, rows_in_inbox
+from tests.services.databases import Database
+
+Ending = Callable[[Session], object]
+
+
+def text(statement: str) -> Ending:
+    return lambda session: session.execute(sa.text(statement))
+
+
+def swallowed(statement: str) -> Ending:
+    def ending(session: Session) -> None:
+        with suppress(sa.exc.DBAPIError):
+            session.execute(sa.text(statement))
+
+    return ending
+
+
+def begun_anew(session: Session) -> None:
+    driver: Any = session.connection().connection
+    driver.executescript("BEGIN")
+
+
+def deadlock(session: Session) -> None:
+    """Lose against another connection that has done more work, and go on as if nothing was."""
+    engine = session.get_bind().engine
+    session.execute(sa.text("SELECT * FROM tally FOR UPDATE"))
+    with engine.connect() as other, other.begin():
+        other.exec_driver_sql("CREATE TEMPORARY TABLE heavy (n INT) ENGINE=InnoDB")
+        other.exec_driver_sql("INSERT INTO heavy VALUES (1), (2), (3), (4), (5), (6), (7), (8)")
+        other.exec_driver_sql("SELECT * FROM lock_two FOR UPDATE")
+        heavy: Any = other.connection.driver_connection
+        # Sent, not read: the answer comes when the deadlock is resolved.
+        heavy._execute_command(3, "SELECT * FROM tally FOR UPDATE")
+        with suppress(sa.exc.DBAPIError):
+            session.execute(sa.text("SELECT * FROM lock_two FOR UPDATE"))
+        heavy._read_query_result()
+
+
+def void(_: Session) -> None:
+    """End nothing."""
+
+
+EVERYWHERE: dict[str, Ending] = {
+    "text": text("ROLLBACK"),
+    "text commit": text("COMMIT"),
+    "driver": lambda session: session.connection().connection.rollback(),
+    "driver commit": lambda session: session.connection().connection.commit(),
+}
+ENDINGS: dict[str, dict[str, Ending]] = {
+    "sqlite": EVERYWHERE
+    | {
+        "begun anew": begun_anew,
+        "database": swallowed("INSERT OR ROLLBACK INTO tally VALUES (NULL)"),
+    },
+    "mysql": EVERYWHERE
+    | {
+        "begun anew": text("BEGIN"),
+        "definition": text("CREATE TABLE other (n INT)"),
+        "deadlock": deadlock,
+    },
+    "postgresql": EVERYWHERE
+    | {
+        "error": swallowed("INSERT INTO tally VALUES (NULL)"),
+        "commit and chain": text("COMMIT AND CHAIN"),
+        "rollback and chain": text("ROLLBACK AND CHAIN"),
+    },
+}
+CASES = [(kind, name) for kind, endings in ENDINGS.items() for name in endings]
+
+
+def ended(bench: Bench, engine: sa.Engine, ending: Ending, *, goes_on: bool) -> dict[str, int]:
+    """One delivery to a handler that does this; what was counted."""
+
+    @consumer(SUBJECT, group=GROUP, inbox=sessionmaker(engine), max_attempts=2)
+    def handler(body: Any, session: Session) -> None:
+        ending(session)
+        if goes_on:
+            with suppress(sa.exc.InternalError):  # PostgreSQL says that it does no more
+                session.execute(sa.text("UPDATE tally SET n = n + 1"))
+
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    drain(consumers)
+    return bench.counters(consumers)
+
+
+@pytest.mark.parametrize("goes_on", [True, False], ids=["goes on", "is done"])
+@pytest.mark.parametrize(("kind", "name"), CASES, ids=lambda value: value)
+def test_C5_no_effect_commits_without_its_inbox_row(
+    bench: Bench,
+    make_database: Callable[[str], Database],
+    kind: str,
+    name: str,
+    goes_on: bool,
+) -> None:
+    engine = make_engine(make_database(kind).url)
+    if kind == "mysql":
+        with engine.begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE lock_two (n INT PRIMARY KEY)")
+            connection.exec_driver_sql("INSERT INTO lock_two VALUES (1)")
+    counted = ended(bench, engine, ENDINGS[kind][name], goes_on=goes_on)
+    assert counted["nacked"] == 1
+    assert counted.get("acked", 0) == 0
+    assert count_of(engine) == 0
+    engine.dispose()
+
+
+def test_C5_a_handler_that_ends_nothing_has_its_effect(bench: Bench, engine: sa.Engine) -> None:
+    """The control of the test above: its handler is acked when nothing was ended."""
+    counted = ended(bench, engine, void, goes_on=True)
+    assert (counted["acked"], count_of(engine), len(rows_in_inbox(engine))) == (1, 1, 1)
+
+
+def test_C5_an_error_inside_a_savepoint_may_be_swallowed(bench: Bench, engine: sa.Engine) -> None:
+    def ending(session: Session) -> None:
+        with suppress(sa.exc.IntegrityError), session.begin_nested():
+            session.execute(sa.text("INSERT INTO tally VALUES (NULL)"))
+
+    counted = ended(bench, engine, ending, goes_on=True)
+    assert (counted["acked"], count_of(engine)) == (1, 1)
