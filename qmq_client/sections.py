@@ -81,12 +81,12 @@ class WatchdogSection(msgspec.Struct, frozen=True, kw_only=True):
     #: … or this many seconds, whichever comes first.
     sweep_s_max: _Seconds = 30.0
     #: In the daemon a database with rows left lets the others go first after this long.
-    turn_s: _Seconds = 1.0
+    share_s: _Seconds = 1.0
     #: Wait between sweeps of a database that has nothing due …
     poll_s: _Seconds = 1.0
     #: … and that had nothing for this long …
     idle_after_s: _Seconds = 60.0
-    #: … is this. With takeover (5 s) and a turn it stays below the 10 s of promise W1.
+    #: … is this. With takeover (5 s) and a share it stays below the 10 s of promise W1.
     idle_poll_s: _Seconds = 3.0
     #: Longest wait between tries while the broker or a database is away.
     outage_s_max: _Seconds = 30.0

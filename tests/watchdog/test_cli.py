@@ -47,8 +47,8 @@ def test_exit_0_when_everything_due_was_sent(
     result = sweep("--database", url(database), "--broker", broker_process.url)
     assert (result.exit_code, result.output) == (
         0,
-        "sweep database=shop claimed=3 sent=3 failed=0 parked=0 lost=0 unreachable=false "
-        "retry_after_s=0 is_cut_short=false parked_total=0\n",
+        "sweep database=shop claimed=3 sent=3 failed=0 parked=0 held=0 lost=0 unreachable=false "
+        "retry_after_s=0 is_cut_short=false rate_wait_s=0 parked_total=0\n",
     )
     assert len(left(database)) == 1
 
@@ -75,8 +75,9 @@ def test_the_line_says_why_rows_were_not_sent_and_how_many_wait_for_a_person(
     call = ("--database", url(database), "--broker", broker_process.url)
     assert 'last_error="damaged in the outbox' in sweep(*call).output
     again = sweep(*call)
-    assert again.exit_code == 0
+    assert again.exit_code == 1, "the parked row still waits for a person"
     assert "parked=0" in again.output
+    assert sweep(*call, "--ignore-parked").exit_code == 0
     assert "parked_total=1" in again.output
 
 
@@ -179,7 +180,7 @@ def test_databases_come_from_the_configuration_and_may_be_chosen_by_name(
 )
 def test_no_password_is_ever_shown(shown: str) -> None:
     result = sweep("--database", shown)
-    assert result.exit_code == 2
+    assert result.exit_code == 3
     assert "ter2" not in result.output
 
 

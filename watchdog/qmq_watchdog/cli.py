@@ -1,8 +1,15 @@
-"""`qmq watchdog run | sweep`: the daemon, or one bounded pass for cron.
+"""`qmq watchdog run | sweep | databases`: the daemon, one bounded pass for cron, the registry.
 
-Exit codes of `sweep`: 0 everything due was sent or nothing was due; 1 rows failed, were parked or are
-left over; 2 wrong call or configuration, or a database without the tables; 3 the broker or a database
-could not be reached. With several databases the gravest counts: 2, then 3, then 1.
+Exit codes of `sweep`, and of `run --once`, which is the same:
+
+====  ==========================================================================================
+0     everything due was sent or nothing was due, and no row is parked
+1     rows failed, were parked or are left over, or rows parked earlier still wait for a person
+2     wrong call or configuration, or a database whose tables are not there or not as expected
+3     the broker or a database could not be reached, or is a read-only replica
+====  ==========================================================================================
+
+With several databases the gravest counts: 2, then 3, then 1; the others are swept all the same.
 
 Exit codes of `run`: 0 stopped cleanly; 1 a sweep did not end in time and was abandoned, its rows fall
 due again; 2 wrong call or configuration.
@@ -17,24 +24,24 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import click
+import msgspec
 
 from qmq_client.commands.exit_codes import ATTENTION, DONE, UNREACHABLE, WRONG_CALL, exit_code_of
 from qmq_client.commands.logs import log_level_option, log_to_stderr
 from qmq_client.commands.settings import config_option, json_option, loaded
-from qmq_client.config import BrokerSection, Config, WatchdogSection
+from qmq_client.config import BrokerSection, Config, RegistrySection, WatchdogSection
 from qmq_client.errors import ConfigurationError
 from qmq_client.transport.http import HttpTransport
-from qmq_watchdog.daemon import Daemon, DaemonOptions
-from qmq_watchdog.databases import open_databases
-from qmq_watchdog.events import LOGGER, event_line, log_event
+from qmq_watchdog.events import LOGGER, event_line
 from qmq_watchdog.once import sweep_all
+from qmq_watchdog.registry_cli import databases
+from qmq_watchdog.service import Service
+from qmq_watchdog.sources import open_all
 from qmq_watchdog.sweep import Sweep, SweepCounts, SweepOptions
 
-#: How often the daemon looks at the wall clock.
-_LOOK_S: Final = 1.0
 _GRAVEST_FIRST: Final = (WRONG_CALL, UNREACHABLE, ATTENTION)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -88,26 +95,31 @@ def watchdog() -> None:
     """Send the outbox rows that a dead or slow process left behind."""
 
 
+watchdog.add_command(databases)
+
+
+def _once_options(function: _Function) -> _Function:
+    """Add the options of a single pass."""
+    ignore = click.option(
+        "--ignore-parked",
+        is_flag=True,
+        help="Exit with 0 although rows parked by earlier sweeps still wait.",
+    )
+    return ignore(json_option(function))
+
+
 @watchdog.command()
 @_options
-@json_option
-def sweep(*, as_json: bool, **options: Any) -> None:
+@_once_options
+@log_level_option
+def sweep(*, log_level: str, as_json: bool, ignore_parked: bool, **options: Any) -> None:
     """Do one bounded pass over every database.
 
-    Exit code: 0 all that was due was sent; 1 rows failed, were parked or are left; 2 wrong call or
-    configuration; 3 broker or a database unreachable.
+    Exit code: 0 all that was due was sent and nothing is parked; 1 rows failed, are parked or left;
+    2 wrong call or configuration; 3 broker or a database unreachable.
     """
-    config = _configuration(options)
-    sweeps = _sweeps(config)
-    deadline_s = config.watchdog.sweep_s_max + config.watchdog.stop_s
-    results, are_all_ended = sweep_all(sweeps, deadline_s)
-    exit_code = _exit_code(results.values())
-    if as_json:
-        click.echo(json.dumps(_as_json(results, exit_code), indent=2))
-    else:
-        for name, counts in results.items():
-            click.echo(event_line("sweep", {"database": name, **counts.as_fields()}))
-    _leave(exit_code, is_clean=are_all_ended)
+    _log(log_level)
+    _sweep_once(options, as_json=as_json, ignore_parked=ignore_parked)
 
 
 @watchdog.command()
@@ -117,30 +129,53 @@ def sweep(*, as_json: bool, **options: Any) -> None:
     type=float,
     help=f"Wait between sweeps when nothing is due. {_default(WatchdogSection().poll_s)}",
 )
+@click.option(
+    "--metrics-listen",
+    metavar="HOST:PORT",
+    help="Serve /metrics and /healthz there, like 127.0.0.1:9471; off by default.",
+)
+@click.option("--once", is_flag=True, help="Do one pass and exit: the same as sweep.")
+@_once_options
 @log_level_option
-def run(*, log_level: str, **options: Any) -> None:
+def run(*, log_level: str, once: bool, as_json: bool, ignore_parked: bool, **options: Any) -> None:
     """Sweep all databases until SIGTERM or Ctrl-C.
 
-    Logs to standard error.
+    Logs to standard error. SIGHUP reads the configuration again and takes its databases.
 
-    Exit code: 0 stopped cleanly; 1 a sweep did not end in time; 2 wrong call or configuration.
+    Exit code: 0 stopped cleanly; 1 a sweep did not end in time; 2 wrong call or configuration; with
+    --once those of sweep.
     """
-    config = _configuration(options)
+    _log(log_level)
+    if once:
+        _sweep_once(options, as_json=as_json, ignore_parked=ignore_parked)
+    service = Service(_configuration(options), os.environ)
+    stopping, reloading = _on_signals()
+    is_clean = service.run(stopping, reloading, lambda: _configuration(options))
+    _leave(DONE if is_clean else ATTENTION, is_clean=is_clean)
+
+
+def _log(log_level: str) -> None:
     log_to_stderr("debug" if log_level == "debug" else "warning")  # of everybody else
     LOGGER.setLevel(log_level.upper())
-    stopping = _on_signals()
-    daemon = Daemon(_sweeps(config), DaemonOptions.from_config(config.watchdog))
-    names = ",".join(section.name for section in config.databases)
-    log_event("watchdog.started", databases=names, process=os.getpid())
-    daemon.start()
-    while not stopping.wait(_LOOK_S):
-        daemon.step()
-    is_clean = daemon.stop(config.watchdog.stop_s)
-    log_event(
-        "watchdog.stopped" if is_clean else "watchdog.abandoned",
-        level=logging.INFO if is_clean else logging.ERROR,
-    )
-    _leave(DONE if is_clean else ATTENTION, is_clean=is_clean)
+
+
+def _sweep_once(options: Mapping[str, Any], *, as_json: bool, ignore_parked: bool) -> NoReturn:
+    config = _configuration(options)
+    opened, refused = open_all(config, os.environ)
+    transport, limits = HttpTransport(config.broker.url), SweepOptions.from_config(config.watchdog)
+    sweeps = [Sweep(database, transport, limits) for database in opened]
+    deadline_s = config.watchdog.sweep_s_max + config.watchdog.stop_s
+    results, are_all_ended = sweep_all(sweeps, deadline_s, limits=config.watchdog)
+    if are_all_ended:
+        transport.close()
+    results |= {name: SweepCounts(error=error) for name, error in refused.items()}
+    exit_code = _exit_code(results.values(), ignore_parked=ignore_parked)
+    if as_json:
+        click.echo(json.dumps(_as_json(results, exit_code), indent=2))
+    else:
+        for name, counts in results.items():
+            click.echo(event_line("sweep", {"database": name, **counts.as_fields()}))
+    _leave(exit_code, is_clean=are_all_ended)
 
 
 def _configuration(options: Mapping[str, Any]) -> Config:
@@ -150,52 +185,47 @@ def _configuration(options: Mapping[str, Any]) -> Config:
         "watchdog.lease_ms": options["lease_ms"],
         "watchdog.max_attempts": options["max_attempts"],
         "watchdog.poll_s": options.get("poll_s"),
+        "watchdog.metrics_listen": options.get("metrics_listen"),
     }
     config = loaded(options["config_file"], options["databases"], flags).config
-    if not config.databases:
+    if options["databases"]:
+        config = msgspec.structs.replace(config, registry=RegistrySection())
+    if not config.databases and not config.registry.url:
         raise ConfigurationError(
             setting="database",
             value="none is configured",
-            remedy="Give --database URL, or [[database]] in qmq.toml.",
+            remedy="Give --database URL, or [[database]] or [registry] in qmq.toml.",
         )
     return config
 
 
-def _sweeps(config: Config) -> list[Sweep]:
-    """One sweep for each database, with connections of its own to the broker."""
-    options = SweepOptions.from_config(config.watchdog)
-    return [
-        Sweep(database, HttpTransport(config.broker.url), options)
-        for database in open_databases(config.databases, os.environ)
-    ]
-
-
-def _exit_code(results: Iterable[SweepCounts]) -> int:
-    codes = {_exit_code_of_one(counts) for counts in results}
+def _exit_code(results: Iterable[SweepCounts], *, ignore_parked: bool) -> int:
+    codes = {_exit_code_of_one(counts, ignore_parked=ignore_parked) for counts in results}
     return next((code for code in _GRAVEST_FIRST if code in codes), DONE)
 
 
-def _exit_code_of_one(counts: SweepCounts) -> int:
+def _exit_code_of_one(counts: SweepCounts, *, ignore_parked: bool) -> int:
     if counts.error is not None:
         return exit_code_of(counts.error)
     if counts.unreachable:
         return UNREACHABLE
-    is_left = counts.failed or counts.parked or counts.is_cut_short
+    is_waiting = bool(counts.parked_total) and not ignore_parked
+    is_left = counts.failed or counts.parked or counts.is_cut_short or is_waiting
     return ATTENTION if is_left else DONE
 
 
 def _as_json(results: Mapping[str, SweepCounts], exit_code: int) -> dict[str, Any]:
     totals = {
         name: sum(getattr(counts, name) for counts in results.values())
-        for name in ("claimed", "sent", "failed", "parked", "lost")
+        for name in ("claimed", "sent", "failed", "parked", "held", "lost")
     }
     databases = [{"database": name, **counts.as_fields()} for name, counts in results.items()]
     return {"exit_code": exit_code, **totals, "databases": databases}
 
 
-def _on_signals() -> threading.Event:
-    """An event that the first SIGTERM or SIGINT sets; the second one kills."""
-    stopping = threading.Event()
+def _on_signals() -> tuple[threading.Event, threading.Event]:
+    """Events that the first SIGTERM or SIGINT sets, the second one kills; and that SIGHUP sets."""
+    stopping, reloading = threading.Event(), threading.Event()
 
     def on_signal(number: int, _frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
@@ -203,10 +233,11 @@ def _on_signals() -> threading.Event:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
-    return stopping
+    signal.signal(signal.SIGHUP, lambda _number, _frame: reloading.set())
+    return stopping, reloading
 
 
-def _leave(exit_code: int, *, is_clean: bool) -> None:
+def _leave(exit_code: int, *, is_clean: bool) -> NoReturn:
     """End this process; at once when threads still hang in a database that does not answer."""
     if is_clean:
         raise SystemExit(exit_code)

@@ -1,22 +1,30 @@
 """The databases that one watchdog looks after.
 
-Each has a store with a small pool of its own, so one that is slow or away holds nothing that another
-needs. Opening connects to nothing: a database that is away now may be there for the next sweep.
+Each has a store with a pool of its own that never holds more than one connection at a time here, and
+every connect and every statement ends by itself: a database that is slow or away holds a thread for
+some seconds and nothing that another needs. Opening connects to nothing: a database that is away now
+may be there for the next sweep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy import event
 
-from qmq_client.config import DatabaseSection
 from qmq_client.database import open_engine, section_tables
 from qmq_client.outbox.store import OutboxStore
+from qmq_client.outbox.table import DEFAULT_TABLES
+from qmq_client.sections import DatabaseSection, WatchdogSection
+
+_BUILT_IN: Final = WatchdogSection()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Database:
     """One business database with an outbox."""
 
@@ -24,21 +32,89 @@ class Database:
     name: str
     store: OutboxStore
     engine: sa.Engine
+    inbox: sa.Table = DEFAULT_TABLES.inbox
+    #: Rows a second at most; 0 for no bound.
+    rows_per_s: int = 0
+    #: How long accepted rows are kept; None deletes them at once.
+    keep_sent_ms: int | None = None
+    #: How long inbox ids are kept; None for ever.
+    keep_inbox_ms: int | None = None
+    #: Held by whoever uses its connections, or closes them.
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def server(self) -> str:
+        """What it shares with other databases that are away when it is."""
+        url = self.engine.url
+        if url.get_backend_name() == "sqlite":
+            return f"sqlite {url.database}"
+        return f"{url.host}:{url.port}"
 
     def close(self) -> None:
-        """Give up its connections."""
+        """Give up its connections; it may be used again."""
         self.store.close()
         self.engine.dispose()
 
 
-def open_databases(
-    sections: Sequence[DatabaseSection], environment: Mapping[str, str]
-) -> list[Database]:
-    """The configured databases; raises `ConfigurationError` for the first that cannot be meant."""
-    return [_open(section, environment) for section in sections]
-
-
-def _open(section: DatabaseSection, environment: Mapping[str, str]) -> Database:
+def open_database(
+    section: DatabaseSection,
+    environment: Mapping[str, str],
+    limits: WatchdogSection = _BUILT_IN,
+) -> Database:
+    """One configured database; raises `ConfigurationError` when it cannot be meant."""
     engine = open_engine(section, environment)
-    store = OutboxStore(engine, section_tables(section))
-    return Database(name=section.name, store=store, engine=engine)
+    limit_in_time(engine, limits)
+    tables = section_tables(section)
+    return Database(
+        name=section.name,
+        store=OutboxStore(engine, tables),
+        engine=engine,
+        inbox=tables.inbox,
+        rows_per_s=section.rows_per_s,
+        keep_sent_ms=_kept_ms(section.keep_sent_s),
+        keep_inbox_ms=_kept_ms(section.keep_inbox_s),
+    )
+
+
+def limit_in_time(engine: sa.Engine, limits: WatchdogSection) -> None:
+    """Let every connect and every statement of this engine end by itself."""
+    if (limit := _LIMITS.get(engine.dialect.driver)) is not None:
+        event.listen(engine, "do_connect", _LimitOnConnect(limit, limits))
+
+
+def _kept_ms(kept_s: float) -> int | None:
+    return round(kept_s * 1000) if kept_s else None
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class _LimitOnConnect:
+    """Puts the bounds in time into the arguments of each connect."""
+
+    limit: Callable[[dict[str, Any], WatchdogSection], None]
+    limits: WatchdogSection
+
+    def __call__(
+        self, _dialect: Any, _record: Any, _arguments: Any, options: dict[str, Any]
+    ) -> None:
+        self.limit(options, self.limits)
+
+
+def _limit_pymysql(options: dict[str, Any], limits: WatchdogSection) -> None:
+    options["connect_timeout"] = max(1, round(limits.connect_s_max))
+    options["read_timeout"] = options["write_timeout"] = max(1, round(limits.statement_s_max))
+
+
+def _limit_psycopg(options: dict[str, Any], limits: WatchdogSection) -> None:
+    statement_ms = round(limits.statement_s_max * 1000)
+    options["connect_timeout"] = max(2, round(limits.connect_s_max))  # it takes 1 for 2
+    given = options.get("options", "")
+    options["options"] = f"{given} -c statement_timeout={statement_ms}".strip()
+    # The server's bound does not help where nothing arrives any more.
+    options.setdefault("tcp_user_timeout", statement_ms)
+    options.setdefault("keepalives_idle", max(1, round(limits.statement_s_max)))
+
+
+_LIMITS: Final[Mapping[str, Callable[[dict[str, Any], WatchdogSection], None]]] = {
+    "pymysql": _limit_pymysql,
+    "psycopg": _limit_psycopg,
+}

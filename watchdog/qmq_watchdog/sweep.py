@@ -4,11 +4,13 @@ Claim a batch in a transaction of its own, publish it outside any transaction, s
 Every claim has a token of its own and every settlement names it, so any number of watchdogs and
 publishers may be at the same rows: one that was stopped or slow changes nothing when it comes back.
 Rows are found by state and due time by the database's clock. A row that fails gets a later due time
-of its own and so never stands in the way of others.
+of its own and so never stands in the way of others; a row whose ordering key has an earlier unsent
+row elsewhere is given back untried.
 """
 
 from __future__ import annotations
 
+import math
 import random as random_source
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -19,11 +21,13 @@ from qmq_client.config import WatchdogSection
 from qmq_client.database import database_errors
 from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError, QmqError
 from qmq_client.ids import new_token
+from qmq_client.ordering import turns_of
 from qmq_client.outbox.row import BatchOutcome, OutboxRow
 from qmq_client.publish import publish_rows
 from qmq_client.retry import Backoff
 from qmq_client.transport.port import Transport
 from qmq_watchdog.databases import Database
+from qmq_watchdog.rate import RowRate
 
 #: The first claim after a start or a failure: enough to see how large the records are and whether
 #: the broker is there, little to carry in memory or to give back.
@@ -31,6 +35,8 @@ PROBE_ROWS: Final = 100
 #: Claims grow while a batch stays below half of this and shrink above it: what one batch may hold
 #: in memory, whatever the size of the records.
 BATCH_BYTES_AIM: Final = 8 * 1024 * 1024
+#: Parked rows are counted up to here: a look must cost little however many there are.
+PARKED_COUNTED_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +51,16 @@ class SweepOptions:
     backoff: Backoff = field(default_factory=Backoff)
 
     @classmethod
-    def from_config(cls, section: WatchdogSection) -> SweepOptions:
-        """The options that a configuration asks for."""
+    def from_config(
+        cls, section: WatchdogSection, *, seconds_max: float = math.inf
+    ) -> SweepOptions:
+        """The options that a configuration asks for, in no more than `seconds_max`."""
         return cls(
             batch_rows=section.batch_rows,
             lease_ms=section.lease_ms,
             max_attempts=section.max_attempts,
             rows_max=section.sweep_rows_max,
-            seconds_max=section.sweep_s_max,
+            seconds_max=min(section.sweep_s_max, seconds_max),
         )
 
 
@@ -67,6 +75,8 @@ class SweepCounts:
     failed: int = 0
     #: Left to a person.
     parked: int = 0
+    #: Given back untried: an earlier message of the same ordering key is still unsent.
+    held: int = 0
     #: Claims that ended before they could be settled; somebody else has these rows now.
     lost: int = 0
     #: The broker gave no answer, or takes nothing now.
@@ -75,9 +85,12 @@ class SweepCounts:
     retry_after_s: float = 0.0
     #: A bound of the sweep was reached, so rows that are due may be left.
     is_cut_short: bool = False
+    #: After which more rows may be sent, where the rate is limited.
+    rate_wait_s: float = 0.0
     #: Why the last of the rows that were not sent was not.
     last_error: str = ""
-    #: Parked rows in all, those of earlier sweeps too; None when they were not counted.
+    #: Parked rows in all, those of earlier sweeps too, counted up to `PARKED_COUNTED_MAX`; None when
+    #: they were not counted.
     parked_total: int | None = None
     #: What the database did not do; the sweep ended there.
     error: QmqError | None = None
@@ -120,7 +133,18 @@ class Sweep:
         self._clock = clock
         self._random = random
         self._is_checked = False
+        self._rate = RowRate(database.rows_per_s, clock.monotonic_s())
         self._limit_rows = min(PROBE_ROWS, self._options.batch_rows)
+
+    @property
+    def name(self) -> str:
+        """The database's."""
+        return self.database.name
+
+    @property
+    def server(self) -> str:
+        """The database's."""
+        return self.database.server
 
     def step(self, is_stopped: Callable[[], bool] = lambda: False) -> SweepCounts:
         """Send what is due until nothing is, or a bound is reached, or somebody says stop.
@@ -142,16 +166,20 @@ class Sweep:
                         break
         except (DatabaseUnavailableError, OutboxMissingError) as error:
             counts.error = error
+            # The next try begins with a new connection, which is looked at before it is used: what
+            # this one leads to may have become a replica.
+            self.database.close()
         if counts.error is not None or counts.unreachable:
             self._is_checked = False
             self._limit_rows = min(PROBE_ROWS, self._options.batch_rows)
         return counts
 
     def count_parked(self, counts: SweepCounts) -> None:
-        """Look how many rows are parked in all; reads the index of all rows."""
+        """Look how many rows are parked in all, up to a bound."""
         try:
             with database_errors(self.database.name):
-                counts.parked_total = self.database.store.counts().parked
+                found = self.database.store.counts(rows_max=PARKED_COUNTED_MAX)
+                counts.parked_total = found.parked
         except (DatabaseUnavailableError, OutboxMissingError) as error:
             counts.error = counts.error or error
 
@@ -163,26 +191,41 @@ class Sweep:
     def _batch(self, counts: SweepCounts) -> bool:
         """One batch; whether it is worth asking for another."""
         limit = min(self._limit_rows, self._options.rows_max - counts.claimed)
+        allowed = self._rate.allowed(self._clock.monotonic_s())
+        if allowed is not None and allowed < 1:
+            counts.is_cut_short, counts.rate_wait_s = True, self._rate.wait_s()
+            return False
+        limit = limit if allowed is None else min(limit, allowed)
         token = new_token()
         lease_end_s = self._clock.monotonic_s() + self._options.lease_ms / 1000
         rows = self.database.store.claim(token=token, limit=limit, lease_ms=self._options.lease_ms)
         if not rows:
             return False
         counts.claimed += len(rows)
+        self._rate.take(len(rows))
         if self._clock.monotonic_s() >= lease_end_s:
             # This process was stopped for so long that the rows may be another's: leave them.
             counts.lost += len(rows)
             return True
+        turns = turns_of(rows, self.database.store)
         outcome = publish_rows(
-            rows,
+            turns.free,
             transport=self._transport,
             backoff=self._options.backoff,
             max_attempts=self._options.max_attempts,
             random=self._random,
         )
-        counts.add(outcome, self.database.store.settle(outcome, token=token))
+        counts.add(outcome, self._settle(outcome, turns.given_back(), token))
+        counts.held += len(turns.held)
         self._adapt(rows)
         return len(rows) == limit and not outcome.unreachable
+
+    def _settle(self, outcome: BatchOutcome, held: BatchOutcome, token: bytes) -> int:
+        """Settle the batch; returns how many of the rows that were tried were still ours."""
+        store = self.database.store
+        settled = store.settle(outcome, token=token, keep_ms=self.database.keep_sent_ms)
+        store.settle(held, token=token)
+        return settled
 
     def _check_once(self) -> None:
         if not self._is_checked:

@@ -1,0 +1,56 @@
+"""The connection budget: how many databases may keep a connection open between their sweeps.
+
+Hundreds of databases must not hold hundreds of connections of servers that have other users. A
+connection is kept while there is room; beyond, it is closed after its sweep, except that one which
+has just had work takes the place of one that had none.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from qmq_watchdog.databases import Database
+
+
+class ConnectionBudget:
+    """At most `kept_max` databases with open connections that are not in use. Thread-safe."""
+
+    def __init__(self, kept_max: int) -> None:
+        self._kept_max = kept_max
+        self._lock = threading.Lock()
+        #: The one given back first comes first.
+        self._kept: dict[Database, bool] = {}
+
+    def take(self, database: Database) -> None:
+        """Its connections are about to be used. Requires: the caller holds `database.lock`."""
+        with self._lock:
+            self._kept.pop(database, None)
+
+    def give_back(self, database: Database, *, was_busy: bool) -> None:
+        """Its connections are not needed for now; some database's are closed when too many are.
+
+        Requires: the caller has let go of `database.lock`.
+        """
+        with self._lock:
+            self._kept[database] = was_busy
+            if len(self._kept) <= self._kept_max:
+                return
+            idle = (each for each, is_busy in self._kept.items() if not is_busy)
+            surplus = next(idle, database) if was_busy else database
+            del self._kept[surplus]
+        if surplus.lock.acquire(blocking=False):  # else it is in use again, and comes back here
+            try:
+                surplus.close()
+            finally:
+                surplus.lock.release()
+
+    def forget(self, database: Database) -> None:
+        """It was closed for good."""
+        with self._lock:
+            self._kept.pop(database, None)
+
+    @property
+    def kept(self) -> int:
+        """Databases with connections that are not in use."""
+        with self._lock:
+            return len(self._kept)

@@ -1,0 +1,140 @@
+"""`/metrics` and `/healthz` of the daemon, for machines on an internal network.
+
+One request at a time, a few seconds for each, nothing but GET, no body read. `/healthz` says 503 only
+when the daemon itself does not do its work: databases and brokers that are away are told in the body
+and in the metrics, because starting this process anew would mend neither.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any, ClassVar, Final
+
+from qmq_client.clock import SYSTEM_CLOCK, Clock
+from qmq_client.errors import ConfigurationError
+from qmq_watchdog.connections import ConnectionBudget
+from qmq_watchdog.daemon import Daemon
+from qmq_watchdog.job import SweepJob
+
+_REQUEST_S_MAX: Final = 5.0
+#: A daemon whose main loop was not at work for this long is not well.
+BEAT_S_MAX: Final = 15.0
+_SHOWN_MAX: Final = 20
+_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Health:
+    """What `/healthz` tells. `beat` is called by the main loop."""
+
+    def __init__(self, daemon: Daemon, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._daemon = daemon
+        self._clock = clock
+        self._beat_s = clock.monotonic_s()
+
+    def beat(self) -> None:
+        """The main loop is at work."""
+        self._beat_s = self._clock.monotonic_s()
+
+    def look(self) -> tuple[bool, dict[str, Any]]:
+        """Whether the daemon is well, and what there is to say."""
+        now_s = self._clock.monotonic_s()
+        is_well = now_s - self._beat_s <= BEAT_S_MAX
+        jobs = [job for job in self._daemon.jobs().values() if isinstance(job, SweepJob)]
+        ages = {job.name: job.totals.oldest_unsent_s(now_s) for job in jobs}
+        oldest = max(ages, key=lambda name: ages[name], default="")
+        in_trouble = [job for job in jobs if job.is_in_trouble]
+        return is_well, {
+            "status": "ok" if is_well else "stalled",
+            "databases": len(jobs),
+            "oldest_unsent_age_s": round(ages.get(oldest, 0.0), 3),
+            "oldest_unsent_in": oldest if ages.get(oldest) else None,
+            "in_trouble": len(in_trouble),
+            "troubles": {job.name: job.trouble for job in in_trouble[:_SHOWN_MAX]},
+        }
+
+
+class Endpoint:
+    """Answers on an address of its own from a thread of its own."""
+
+    def __init__(
+        self, listen: str, daemon: Daemon, health: Health, budget: ConnectionBudget | None = None
+    ) -> None:
+        scrape = _scraper(daemon, budget)
+        handler = type("_BoundHandler", (_Handler,), {"scrape": staticmethod(scrape)})
+        handler.health = health  # type: ignore[attr-defined]
+        host, _, port = listen.rpartition(":")
+        try:
+            self._server = HTTPServer((host.strip("[]"), int(port)), handler)
+        except (OSError, OverflowError) as error:
+            raise ConfigurationError(
+                setting="watchdog.metrics_listen",
+                value=f"{listen}: {error}",
+                remedy="Give a free address of this machine, like 127.0.0.1:9471.",
+            ) from error
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="qmq-watchdog-metrics", daemon=True
+        )
+
+    @property
+    def address(self) -> str:
+        """Where it listens, with the port that was found when 0 was asked for."""
+        host, port = self._server.server_address[:2]
+        return f"{host if isinstance(host, str) else host.decode()}:{port}"
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(_REQUEST_S_MAX)
+
+
+def _scraper(daemon: Daemon, budget: ConnectionBudget | None) -> Callable[[], bytes]:
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest
+    except ImportError as error:
+        raise ConfigurationError(
+            setting="watchdog.metrics_listen",
+            value="prometheus-client is not installed",
+            remedy='Run pip install "qmq[metrics]".',
+        ) from error
+    from qmq_watchdog.metrics import WatchdogCollector
+
+    registry = CollectorRegistry()
+    registry.register(WatchdogCollector(daemon, budget))
+    return lambda: generate_latest(registry)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = _REQUEST_S_MAX
+    server_version = "qmq"
+    sys_version = ""
+    health: ClassVar[Health]
+    scrape: ClassVar[Callable[[], bytes]]
+
+    def do_GET(self) -> None:  # the name that http.server asks for
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._answer(200, _TEXT, type(self).scrape())
+        elif path == "/healthz":
+            is_well, found = self.health.look()
+            body = json.dumps(found).encode()
+            self._answer(200 if is_well else 503, "application/json", body)
+        else:
+            self._answer(404, _TEXT, b"/metrics or /healthz\n")
+
+    def log_message(self, format: str, *args: Any) -> None:  # as the base has it
+        """Say nothing: a scrape is no event."""
+
+    def _answer(self, status: int, content_type: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)

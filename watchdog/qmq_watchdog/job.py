@@ -1,0 +1,295 @@
+"""One database's sweeps and the waits between them, with what they have done so far.
+
+At once while rows are left; after the poll time when there was nothing, longer where there has been
+nothing for a while; later and later while something is away. Nothing is decided here about rows;
+that is `sweep.py`, nor about threads; that is `workers.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from qmq_client.clock import SYSTEM_CLOCK, Clock
+from qmq_client.database import database_errors
+from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError, QmqError
+from qmq_client.outbox.row import OutboxCounts
+from qmq_client.retry import Backoff
+from qmq_client.sections import WatchdogSection
+from qmq_watchdog.broker_gate import BrokerGate
+from qmq_watchdog.chores import do_chores
+from qmq_watchdog.connections import ConnectionBudget
+from qmq_watchdog.events import log_event
+from qmq_watchdog.outage import Outage
+from qmq_watchdog.sweep import Sweep, SweepCounts
+
+#: Share by which a poll wait may be shorter, so that several watchdogs spread out.
+_POLL_JITTER: Final = 0.2
+_FIRST_RETRY_MS: Final = 1_000
+BROKER_AWAY: Final = "broker_unreachable"
+READ_ONLY: Final = "read_only"
+FAULT: Final = "fault"
+#: Rows counted for the metrics: a look must cost little however many wait.
+COUNTED_ROWS_MAX: Final = 10_000
+#: How the databases say that they cannot be written to.
+_READ_ONLY_TEXTS: Final = ("read-only", "readonly")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonOptions:
+    """Pace and bounds of the daemon; see `qmq_client.sections.WatchdogSection`."""
+
+    poll_s: float = WatchdogSection().poll_s
+    idle_after_s: float = WatchdogSection().idle_after_s
+    idle_poll_s: float = WatchdogSection().idle_poll_s
+    outage_s_max: float = WatchdogSection().outage_s_max
+    share_s: float = WatchdogSection().share_s
+    workers: int = WatchdogSection().workers
+    held_workers: int = WatchdogSection().held_workers
+    chore_s: float = WatchdogSection().chore_s
+    #: 0 where nobody looks at the metrics.
+    sample_s: float = 0.0
+
+    @classmethod
+    def from_config(cls, section: WatchdogSection) -> DaemonOptions:
+        """The options that a configuration asks for."""
+        return cls(
+            poll_s=section.poll_s,
+            idle_after_s=section.idle_after_s,
+            idle_poll_s=section.idle_poll_s,
+            outage_s_max=section.outage_s_max,
+            share_s=section.share_s,
+            workers=section.workers,
+            held_workers=section.held_workers,
+            chore_s=section.chore_s,
+            sample_s=section.sample_s if section.metrics_listen else 0.0,
+        )
+
+    @property
+    def backoff(self) -> Backoff:
+        """Of everything that is away."""
+        max_ms = max(_FIRST_RETRY_MS, round(self.outage_s_max * 1000))
+        return Backoff(first_ms=_FIRST_RETRY_MS, max_ms=max_ms)
+
+
+@dataclass(slots=True, kw_only=True)
+class Totals:
+    """What one database's sweeps came to; read by the metrics while it changes."""
+
+    claimed: int = 0
+    sent: int = 0
+    failed: int = 0
+    parked: int = 0
+    held: int = 0
+    lost: int = 0
+    sweeps: int = 0
+    seconds: float = 0.0
+    #: Troubles by kind; the kinds are few and fixed.
+    errors: Counter[str] = field(default_factory=Counter)
+    #: Monotonic time of the last sweep that the database let come to its end; None before it.
+    well_at_s: float | None = None
+    #: Monotonic time and result of the last look.
+    sampled_at_s: float | None = None
+    oldest_unsent_ms: int | None = None
+    rows: OutboxCounts | None = None
+
+    def add(self, counts: SweepCounts) -> None:
+        """Count one sweep."""
+        self.claimed += counts.claimed
+        self.sent += counts.sent
+        self.failed += counts.failed
+        self.parked += counts.parked
+        self.held += counts.held
+        self.lost += counts.lost
+        self.sweeps += 1
+
+    def oldest_unsent_s(self, now_s: float) -> float:
+        """Age of the oldest unsent row when last looked at, and grown since; 0 without one."""
+        if self.oldest_unsent_ms is None or self.sampled_at_s is None:
+            return 0.0
+        return self.oldest_unsent_ms / 1000 + now_s - self.sampled_at_s
+
+
+class SweepJob:
+    """The sweeps of one database and the wait between them. One thread at a time."""
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        options: DaemonOptions,
+        random: Callable[[], float],
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        gate: BrokerGate | None = None,
+        budget: ConnectionBudget | None = None,
+    ) -> None:
+        self.name = sweep.database.name
+        self.server = sweep.database.server
+        self.database = sweep.database
+        self._sweep = sweep
+        self._options = options
+        self._random = random
+        self._clock = clock
+        self._gate = gate
+        self._budget = budget
+        self._outage = Outage(options.backoff, random)
+        self._busy_at_s = self._chores_at_s = clock.monotonic_s()
+        #: Wait before the next sweep.
+        self.delay_s = 0.0
+        #: Whether the database did what was asked of it.
+        self.is_well = True
+        self.totals = Totals()
+
+    @property
+    def is_in_trouble(self) -> bool:
+        """Whether the last sweep failed, so that the next one waits for longer."""
+        return self._outage.failures > 0
+
+    @property
+    def trouble(self) -> str:
+        """What it is; empty while all is well."""
+        return self._outage.kind
+
+    def step(self, is_stopped: Callable[[], bool]) -> SweepCounts:
+        """One sweep; afterwards `delay_s` says when the next one is wanted."""
+        if self._gate is not None and (wait_s := self._gate.wait_s()) > 0:
+            self.delay_s = wait_s
+            return SweepCounts()
+        with self.database.lock:
+            if self._budget is not None:
+                self._budget.take(self.database)
+            started_s = self._clock.monotonic_s()
+            counts = self._sweep.step(is_stopped)
+            self._tell_gate(counts)
+            self.totals.add(counts)
+            self.totals.seconds += self._clock.monotonic_s() - started_s
+            if counts.error is None:
+                self._look_after(counts, is_stopped)
+        if self._budget is not None:
+            self._budget.give_back(self.database, was_busy=counts.claimed > 0)
+        self.is_well = counts.error is None
+        if counts.error is not None:
+            self._fail(counts, kind_of(counts.error))
+        elif counts.unreachable:
+            self._fail(counts, BROKER_AWAY)
+        else:
+            self._succeed(counts)
+        return counts
+
+    def on_fault(self) -> None:
+        """A sweep ended with an error that nobody foresaw; try again, but slowly."""
+        failure = self._outage.on_failure(FAULT)
+        self.totals.errors[FAULT] += 1
+        self.delay_s = failure.delay_s
+
+    def close(self) -> None:
+        """Give up the connections. Requires: no step is under way."""
+        self.database.close()
+        if self._budget is not None:
+            self._budget.forget(self.database)
+
+    def _tell_gate(self, counts: SweepCounts) -> None:
+        if self._gate is None:
+            return
+        if counts.unreachable:
+            self._gate.on_failure(at_least_s=counts.retry_after_s)
+        elif counts.sent or counts.failed or counts.parked:
+            self._gate.on_success()
+        else:
+            self._gate.on_nothing()
+
+    def _look_after(self, counts: SweepCounts, is_stopped: Callable[[], bool]) -> None:
+        """What need not be done each time: retention, and a look for the metrics."""
+        now_s = self._clock.monotonic_s()
+        self.totals.well_at_s = now_s
+        if counts.claimed:
+            self._busy_at_s = now_s
+        is_chore_due = now_s - self._chores_at_s >= self._options.chore_s
+        sampled_at_s = self.totals.sampled_at_s
+        is_sample_due = self._options.sample_s > 0 and (
+            sampled_at_s is None or now_s - sampled_at_s >= self._options.sample_s
+        )
+        try:
+            with database_errors(self.name):
+                if is_sample_due:
+                    self._sample(now_s)
+                if is_chore_due and not is_stopped():
+                    self._do_chores(now_s, is_stopped)
+        except (DatabaseUnavailableError, OutboxMissingError) as error:
+            counts.error = error
+
+    def _sample(self, now_s: float) -> None:
+        store = self.database.store
+        self.totals.oldest_unsent_ms = store.oldest_unsent_age_ms()
+        self.totals.rows = store.counts(rows_max=COUNTED_ROWS_MAX)
+        self.totals.sampled_at_s = now_s
+
+    def _do_chores(self, now_s: float, is_stopped: Callable[[], bool]) -> None:
+        self._chores_at_s = now_s
+        done = do_chores(self.database, is_stopped)
+        if done.is_cut_short:
+            self._chores_at_s = now_s - self._options.chore_s
+        if done.sent_purged or done.inbox_purged:
+            log_event(
+                "rows.purged",
+                level=logging.DEBUG,
+                database=self.name,
+                sent=done.sent_purged,
+                inbox=done.inbox_purged,
+            )
+
+    def _fail(self, counts: SweepCounts, kind: str) -> None:
+        failure = self._outage.on_failure(kind, at_least_s=counts.retry_after_s)
+        self.totals.errors[kind] += 1
+        self.delay_s = failure.delay_s
+        log_event(
+            "sweep.failed",
+            level=logging.WARNING if failure.is_news else logging.DEBUG,
+            database=self.name,
+            kind=kind,
+            failures=self._outage.failures,
+            next_s=failure.delay_s,
+            **_worth_saying(counts),
+        )
+
+    def _succeed(self, counts: SweepCounts) -> None:
+        # That the broker is back shows by what it took; where nothing was due, nobody asked it.
+        is_over = counts.sent > 0 or self._outage.kind != BROKER_AWAY
+        if is_over and (ended := self._outage.on_success()):
+            log_event("sweep.recovered", database=self.name, failures=ended)
+        self.delay_s = counts.rate_wait_s if counts.is_cut_short else self._poll_s()
+        log_event(
+            "sweep.done",
+            level=logging.INFO if counts.claimed else logging.DEBUG,
+            database=self.name,
+            **_worth_saying(counts),
+        )
+        if counts.parked:
+            log_event(
+                "rows.parked",
+                level=logging.ERROR,
+                database=self.name,
+                parked=counts.parked,
+                remedy="qmq outbox list --state parked",
+            )
+
+    def _poll_s(self) -> float:
+        poll_s = self._options.poll_s
+        if self._clock.monotonic_s() - self._busy_at_s >= self._options.idle_after_s:
+            poll_s = max(poll_s, self._options.idle_poll_s)
+        return poll_s * (1.0 - _POLL_JITTER * self._random())
+
+
+def kind_of(error: QmqError) -> str:
+    """One of few words for what a database did not do."""
+    if any(text in str(error) for text in _READ_ONLY_TEXTS):
+        return READ_ONLY
+    return error.code
+
+
+def _worth_saying(counts: SweepCounts) -> dict[str, str | int | float | bool | None]:
+    """The counts without those that are nothing."""
+    return {name: value for name, value in counts.as_fields().items() if value}

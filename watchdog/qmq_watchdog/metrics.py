@@ -1,0 +1,121 @@
+"""What the daemon shows to Prometheus, made from what its jobs remember when somebody asks.
+
+A scrape asks no database. The label `database` has as many values as there are databases now, at most
+`DATABASES_MAX`; one that was removed vanishes. `kind` and `state` are from short, fixed lists. No
+subject, no message id, no error text becomes a label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from qmq_client.clock import SYSTEM_CLOCK, Clock
+from qmq_watchdog.connections import ConnectionBudget
+from qmq_watchdog.daemon import Daemon, Job
+from qmq_watchdog.job import SweepJob
+
+_PREFIX: Final = "qmq_watchdog"
+_COUNTERS: Final = {
+    "claimed": "Rows claimed.",
+    "sent": "Rows that the broker accepted.",
+    "failed": "Rows given back, to be tried again.",
+    "parked": "Rows left to a person.",
+    "held": "Rows given back untried, behind an earlier one of their ordering key.",
+    "lost": "Claims that ended before they could be settled.",
+    "sweeps": "Sweeps.",
+}
+
+
+class WatchdogCollector(Collector):
+    """Reads the jobs of a daemon at each scrape. Any thread."""
+
+    def __init__(
+        self, daemon: Daemon, budget: ConnectionBudget | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._daemon = daemon
+        self._budget = budget
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics of this moment."""
+        jobs = sweep_jobs(self._daemon.jobs())
+        yield from self._ages(jobs)
+        yield from self._rows(jobs)
+        yield from _counters(jobs)
+        yield from _troubles(jobs)
+        yield from self._threads(jobs)
+
+    def _ages(self, jobs: list[SweepJob]) -> Iterator[Metric]:
+        now_s = self._clock.monotonic_s()
+        oldest = _gauge("oldest_unsent_age_seconds", "Age of the oldest unsent row.")
+        well = _gauge("last_success_age_seconds", "Time since a sweep found the database well.")
+        for job in jobs:
+            if job.totals.sampled_at_s is not None:
+                oldest.add_metric([job.name], job.totals.oldest_unsent_s(now_s))
+            if job.totals.well_at_s is not None:
+                well.add_metric([job.name], now_s - job.totals.well_at_s)
+        yield oldest
+        yield well
+
+    def _rows(self, jobs: list[SweepJob]) -> Iterator[Metric]:
+        rows = _gauge("rows", "Rows in the outbox, counted up to 10,000 of each.", "state")
+        for job in jobs:
+            if (found := job.totals.rows) is not None:
+                rows.add_metric([job.name, "live"], found.live)
+                rows.add_metric([job.name, "due"], found.due)
+                rows.add_metric([job.name, "parked"], found.parked)
+        yield rows
+
+    def _threads(self, jobs: list[SweepJob]) -> Iterator[Metric]:
+        running, held, waiting = self._daemon.under_way()
+        threads = GaugeMetricFamily(
+            f"{_PREFIX}_runs", "Sweeps that run, are held, or wait.", labels=["state"]
+        )
+        threads.add_metric(["running"], running)
+        threads.add_metric(["held"], held)
+        threads.add_metric(["waiting"], waiting)
+        yield threads
+        yield GaugeMetricFamily(f"{_PREFIX}_databases", "Databases that are swept.", len(jobs))
+        if self._budget is not None:
+            text = "Databases with connections that are open and not in use."
+            yield GaugeMetricFamily(f"{_PREFIX}_kept_connections", text, self._budget.kept)
+
+
+def sweep_jobs(jobs: Mapping[str, Job]) -> list[SweepJob]:
+    """Those of the jobs that sweep a database."""
+    return [job for job in jobs.values() if isinstance(job, SweepJob)]
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"{_PREFIX}_{name}", text, labels=["database", *labels])
+
+
+def _counters(jobs: list[SweepJob]) -> Iterator[Metric]:
+    for name, text in _COUNTERS.items():
+        counter = CounterMetricFamily(f"{_PREFIX}_{name}", text, labels=["database"])
+        for job in jobs:
+            counter.add_metric([job.name], getattr(job.totals, name))
+        yield counter
+    seconds = CounterMetricFamily(
+        f"{_PREFIX}_sweep_seconds", "Time in sweeps.", labels=["database"]
+    )
+    for job in jobs:
+        seconds.add_metric([job.name], job.totals.seconds)
+    yield seconds
+
+
+def _troubles(jobs: list[SweepJob]) -> Iterator[Metric]:
+    is_open = _gauge("breaker_open", "1 while the database or the broker is away for it.")
+    errors = CounterMetricFamily(
+        f"{_PREFIX}_errors", "Sweeps that failed, by kind.", labels=["database", "kind"]
+    )
+    for job in jobs:
+        is_open.add_metric([job.name], int(job.is_in_trouble))
+        for kind, count in sorted(job.totals.errors.copy().items()):
+            errors.add_metric([job.name, kind], count)
+    yield is_open
+    yield errors

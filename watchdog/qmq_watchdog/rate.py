@@ -1,0 +1,36 @@
+"""The rate limit of one database: so many rows a second, and no burst after a pause."""
+
+from __future__ import annotations
+
+#: What may go at once, and what a wait is for: shares of a second's rows.
+_BURST_S = 1.0
+_WAIT_S = 0.25
+
+
+class RowRate:
+    """A bucket of rows that fills by time; it knows no clock. One thread at a time."""
+
+    def __init__(self, rows_per_s: int, now_s: float) -> None:
+        self._rows_per_s = rows_per_s
+        self._rows = rows_per_s * _BURST_S
+        self._filled_s = now_s
+
+    def allowed(self, now_s: float) -> int | None:
+        """How many rows may be taken now; None for any number."""
+        if not self._rows_per_s:
+            return None
+        added = (now_s - self._filled_s) * self._rows_per_s
+        self._rows = min(self._rows + added, max(1.0, self._rows_per_s * _BURST_S))
+        self._filled_s = now_s
+        return max(0, int(self._rows))
+
+    def take(self, rows: int) -> None:
+        """So many were taken."""
+        self._rows -= rows
+
+    def wait_s(self) -> float:
+        """How long until it is worth to come back, when nothing is allowed now."""
+        if not self._rows_per_s:
+            return 0.0
+        wanted = max(1.0, self._rows_per_s * _WAIT_S)
+        return max(0.0, (wanted - self._rows) / self._rows_per_s)

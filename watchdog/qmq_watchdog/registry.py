@@ -1,0 +1,204 @@
+"""The registry: a table of databases that come and go while the watchdog runs.
+
+No secret is in it. A row names the environment variable or the file that holds a password, and a URL
+with a password in it is refused, when it is written and when it is read. Whoever may write the table
+may have a password sent to a server of their choice, so not just any variable or file will do: the
+variable's name must contain PASSWORD and the file must be in the directory that was configured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.engine import make_url
+
+from qmq_client.config import DATABASES_MAX, mask_secrets
+from qmq_client.database import database_errors, open_engine
+from qmq_client.errors import ConfigurationError, OutboxMissingError
+from qmq_client.sections import DatabaseSection, RegistrySection, WatchdogSection
+from qmq_watchdog.databases import limit_in_time
+
+_PASSWORD_VARIABLE: Final = re.compile(r"\A[A-Z0-9_]*PASSWORD[A-Z0-9_]*\Z")
+_NAME: Final = "registry"
+_URL_CHARACTERS_MAX: Final = 1_024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredDatabase:
+    """One row."""
+
+    section: DatabaseSection
+    is_enabled: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class RegistryContent:
+    """What the table holds."""
+
+    databases: list[RegisteredDatabase] = field(default_factory=list)
+    #: Rows that cannot be meant, by name.
+    refused: dict[str, ConfigurationError] = field(default_factory=dict)
+
+    def enabled(self) -> list[DatabaseSection]:
+        """Those that are to be swept."""
+        return [each.section for each in self.databases if each.is_enabled]
+
+
+class Registry:
+    """The table and what may be done with it. Holds no connection between calls.
+
+    Raises `DatabaseUnavailableError`, and `ConfigurationError` when the table is not there.
+    """
+
+    def __init__(
+        self,
+        section: RegistrySection,
+        environment: Mapping[str, str],
+        limits: WatchdogSection | None = None,
+    ) -> None:
+        self._section = section
+        self._environment = environment
+        self._limits = WatchdogSection() if limits is None else limits
+        self._table = _table(section)
+
+    def create(self) -> bool:
+        """Make the table where it is not there; whether it was made."""
+        with self._connect(may_create=True) as connection:
+            if sa.inspect(connection).has_table(self._table.name, schema=self._table.schema):
+                return False
+            self._table.create(connection)
+            return True
+
+    def read(self) -> RegistryContent:
+        """All rows, by name; those that cannot be meant with the reason."""
+        content = RegistryContent()
+        query = sa.select(self._table).order_by(self._table.c.name).limit(DATABASES_MAX)
+        with self._connect() as connection:
+            rows = connection.execute(query).mappings().all()
+        for row in rows:
+            name = str(row["name"])
+            try:
+                content.databases.append(self._read_row(row))
+            except ConfigurationError as error:
+                content.refused[name] = error
+        return content
+
+    def add(self, section: DatabaseSection, *, is_enabled: bool = True) -> bool:
+        """Write a row, in place of one of this name; whether it is a new one."""
+        self._check(section)
+        values = msgspec.structs.asdict(section)
+        values["schema_name"] = values.pop("schema")
+        with self._connect() as connection:
+            there = self._table.c.name == section.name
+            removed = connection.execute(sa.delete(self._table).where(there)).rowcount
+            connection.execute(sa.insert(self._table).values(**values, is_enabled=is_enabled))
+        return not removed
+
+    def remove(self, name: str) -> bool:
+        """Delete a row; whether it was there."""
+        with self._connect() as connection:
+            there = self._table.c.name == name
+            return connection.execute(sa.delete(self._table).where(there)).rowcount > 0
+
+    def set_enabled(self, name: str, *, is_enabled: bool) -> bool:
+        """Have a database swept or left alone; whether it was there."""
+        there = self._table.c.name == name
+        with self._connect() as connection:
+            if connection.scalar(sa.select(self._table.c.name).where(there)) is None:
+                return False
+            change = sa.update(self._table).where(there).values(is_enabled=is_enabled)
+            connection.execute(change)
+            return True
+
+    @contextmanager
+    def _connect(self, *, may_create: bool = False) -> Iterator[sa.Connection]:
+        section = DatabaseSection(
+            name=_NAME,
+            url=self._section.url,
+            password_env=self._section.password_env,
+            password_file=self._section.password_file,
+        )
+        engine = open_engine(section, self._environment, may_create=may_create)
+        limit_in_time(engine, self._limits)
+        try:
+            with database_errors(_NAME), engine.begin() as connection:
+                yield connection
+        except OutboxMissingError as error:
+            raise ConfigurationError(
+                setting="registry.table",
+                value=f"{self._table.fullname}: {error}",
+                remedy="Run `qmq watchdog databases init`.",
+            ) from error
+        finally:
+            engine.dispose()
+
+    def _read_row(self, row: Mapping[Any, Any]) -> RegisteredDatabase:
+        values = {field: row[field] for field in DatabaseSection.__struct_fields__ if field in row}
+        values["schema"] = row["schema_name"]
+        try:
+            section = msgspec.convert(values, DatabaseSection, strict=False)
+        except msgspec.ValidationError as error:
+            raise _refused(str(row["name"]), str(error), "Mend the row.") from None
+        self._check(section)
+        return RegisteredDatabase(section=section, is_enabled=bool(row["is_enabled"]))
+
+    def _check(self, section: DatabaseSection) -> None:
+        try:
+            has_password = make_url(section.url).password is not None
+        except (sa.exc.ArgumentError, ValueError):
+            # The cause would show the URL.
+            raise _refused(section.name, "not a database URL", "Mend it.") from None
+        if has_password or mask_secrets(section.url) != section.url:
+            raise _refused(
+                section.name,
+                "the URL has a password in it",
+                "Leave it out, change it, and name where it is by password_env or password_file.",
+            )
+        if len(section.url) > _URL_CHARACTERS_MAX:
+            raise _refused(section.name, "the URL is too long", f"{_URL_CHARACTERS_MAX} at most.")
+        if section.password_env and not _PASSWORD_VARIABLE.match(section.password_env):
+            raise _refused(
+                section.name,
+                f"password_env {section.password_env!r}",
+                "Its name must contain PASSWORD, in capitals.",
+            )
+        if section.password_file:
+            self._check_file(section)
+
+    def _check_file(self, section: DatabaseSection) -> None:
+        directory = self._section.password_directory
+        if not directory:
+            remedy = "Set registry.password_directory in qmq.toml first."
+            raise _refused(section.name, "password_file is not allowed", remedy)
+        if Path(directory).resolve() not in Path(section.password_file).resolve().parents:
+            remedy = f"Put it into {directory}, the registry's password_directory."
+            raise _refused(section.name, f"password_file {section.password_file!r}", remedy)
+
+
+def _table(section: RegistrySection) -> sa.Table:
+    return sa.Table(
+        section.table,
+        sa.MetaData(),
+        sa.Column("name", sa.String(63), primary_key=True),
+        sa.Column("url", sa.String(_URL_CHARACTERS_MAX), nullable=False),
+        sa.Column("password_env", sa.String(255), nullable=False, server_default=""),
+        sa.Column("password_file", sa.String(1_024), nullable=False, server_default=""),
+        sa.Column("schema_name", sa.String(32), nullable=False, server_default=""),
+        sa.Column("table_prefix", sa.String(32), nullable=False, server_default="qmq_"),
+        sa.Column("rows_per_s", sa.Integer(), nullable=False, server_default="0"),
+        sa.Column("keep_sent_s", sa.Double(), nullable=False, server_default="0"),
+        sa.Column("keep_inbox_s", sa.Double(), nullable=False, server_default="0"),
+        sa.Column("is_enabled", sa.Boolean(), nullable=False, server_default=sa.true()),
+        schema=section.schema or None,
+    )
+
+
+def _refused(name: str, value: str, remedy: str) -> ConfigurationError:
+    return ConfigurationError(setting=f"registry: {name}", value=value, remedy=remedy)

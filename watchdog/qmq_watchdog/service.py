@@ -1,0 +1,154 @@
+"""Everything that `qmq watchdog run` puts together, and the loop around it.
+
+One transport, one gate of the broker and one connection budget for all databases; the fleet from the
+configuration and, where one is named, from the registry; metrics where they are asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random as random_source
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Final
+
+from qmq_client.clock import SYSTEM_CLOCK, Clock
+from qmq_client.config import Config
+from qmq_client.errors import ConfigurationError
+from qmq_client.sections import DatabaseSection
+from qmq_client.transport.http import HttpTransport
+from qmq_watchdog.broker_gate import BrokerGate
+from qmq_watchdog.connections import ConnectionBudget
+from qmq_watchdog.daemon import Daemon
+from qmq_watchdog.databases import open_database
+from qmq_watchdog.endpoint import Endpoint, Health
+from qmq_watchdog.events import log_event
+from qmq_watchdog.fleet import Fleet
+from qmq_watchdog.job import DaemonOptions, SweepJob
+from qmq_watchdog.registry import Registry
+from qmq_watchdog.registry_job import RegistryJob
+from qmq_watchdog.sweep import Sweep, SweepOptions
+
+#: How often the main loop looks at the clock, at slow sweeps and at signals.
+LOOK_S: Final = 0.5
+_NAMES_SHOWN_MAX: Final = 20
+
+
+class Service:
+    """One watchdog process. `run` belongs to the main thread.
+
+    Raises `ConfigurationError` for what cannot work, before anything is started.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        environment: Mapping[str, str],
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        random: Callable[[], float] = random_source.random,
+    ) -> None:
+        self._config = config
+        self._environment = environment
+        self._clock = clock
+        self._random = random
+        limits = config.watchdog
+        kept_max = limits.connections_max - limits.workers - limits.held_workers
+        if kept_max < 0:
+            raise ConfigurationError(
+                setting="watchdog.connections_max",
+                value=f"{limits.connections_max}, fewer than workers and held_workers together",
+                remedy=f"Give at least {limits.workers + limits.held_workers}, or fewer workers.",
+            )
+        self._options = DaemonOptions.from_config(limits)
+        self._transport = HttpTransport(config.broker.url)
+        self._gate = BrokerGate(self._options.backoff, random, clock)
+        self._budget = ConnectionBudget(kept_max)
+        self.daemon = Daemon(options=self._options, clock=clock, random=random)
+        self.fleet = Fleet(self.daemon, self._open_job)
+        self.fleet.set_configured(config.databases)
+        if config.registry.url:
+            self.daemon.add(self._registry_job())
+        self.health = Health(self.daemon, clock)
+        self.endpoint: Endpoint | None = None
+        if limits.metrics_listen:
+            self.endpoint = Endpoint(limits.metrics_listen, self.daemon, self.health, self._budget)
+
+    def run(
+        self,
+        stopping: threading.Event,
+        reloading: threading.Event,
+        reload: Callable[[], Config],
+    ) -> bool:
+        """Sweep until `stopping` is set; whether everything ended in time then.
+
+        When `reloading` is set the databases are taken from `reload()`; other settings stay.
+        """
+        with ExitStack() as cleanup:
+            if self.endpoint is not None:
+                self.endpoint.start()
+                cleanup.callback(self.endpoint.close)
+                log_event("metrics.started", address=self.endpoint.address)
+            self._say_started()
+            self.daemon.start()
+            while not stopping.wait(LOOK_S):
+                self.health.beat()
+                self.daemon.step()
+                if reloading.is_set():
+                    reloading.clear()
+                    self.reload(reload)
+            is_clean = self.daemon.stop(self._config.watchdog.stop_s)
+        if is_clean:
+            self._transport.close()
+        log_event(
+            "watchdog.stopped" if is_clean else "watchdog.abandoned",
+            level=logging.INFO if is_clean else logging.ERROR,
+        )
+        return is_clean
+
+    def reload(self, read: Callable[[], Config]) -> None:
+        """Take the databases of the configuration as it is now; keep the old ones if it is wrong."""
+        try:
+            config = read()
+        except ConfigurationError as error:
+            log_event("config.refused", level=logging.ERROR, error=str(error))
+            return
+        self.fleet.set_configured(config.databases)
+        self.daemon.wake_all()
+        log_event("config.reloaded", databases=len(config.databases))
+
+    def _say_started(self) -> None:
+        names = self.fleet.names
+        shown = ",".join(names[:_NAMES_SHOWN_MAX]) + (",…" if names[_NAMES_SHOWN_MAX:] else "")
+        log_event("watchdog.started", databases=shown, count=len(names), process=os.getpid())
+
+    def _open_job(self, section: DatabaseSection) -> SweepJob:
+        limits = self._config.watchdog
+        sweep = Sweep(
+            open_database(section, self._environment, limits),
+            self._transport,
+            SweepOptions.from_config(limits, seconds_max=limits.share_s),
+            clock=self._clock,
+            random=self._random,
+        )
+        return SweepJob(
+            sweep,
+            self._options,
+            self._random,
+            clock=self._clock,
+            gate=self._gate,
+            budget=self._budget,
+        )
+
+    def _registry_job(self) -> RegistryJob:
+        section = self._config.registry
+        registry = Registry(section, self._environment, self._config.watchdog)
+        return RegistryJob(
+            registry,
+            self.fleet,
+            self._options,
+            refresh_s=section.refresh_s,
+            random=self._random,
+        )

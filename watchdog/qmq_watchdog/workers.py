@@ -1,0 +1,248 @@
+"""The threads that sweep: few, fair, and never all of them at what hangs.
+
+Jobs wait in the order in which they came and each runs for a bounded share, so hundreds of databases
+go round and round on a handful of threads. A run that takes too long is counted as *held* from then
+on and a spare thread takes its place; the next run of that job starts among the held ones, of which
+there is a bounded number. A server on which run after run fails is held as a whole, two of its
+databases at a time, until one of them succeeds: however many databases died with it, the others go
+round as before. Promise W3 stands on this page.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
+
+from qmq_client.clock import SYSTEM_CLOCK, Clock
+
+#: Failures in a row, of any databases of one server, after which the server is held as a whole.
+SERVER_FAILURES_MAX: Final = 3
+#: Databases of such a server that are tried at the same time.
+RUNS_PER_HELD_SERVER: Final = 2
+
+
+class Work(Protocol):
+    """What the workers need to know about a job."""
+
+    @property
+    def name(self) -> str:
+        """Unique among the jobs."""
+        ...
+
+    @property
+    def server(self) -> str:
+        """What hangs together: where one database is away, the others of this server are too."""
+        ...
+
+
+_Work = TypeVar("_Work", bound=Work)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """A job that is under way."""
+
+    name: str
+    server: str
+    started_s: float
+    is_held: bool
+    #: Whether it has been found to take too long.
+    is_slow: bool = False
+    #: Whether it was offered again meanwhile.
+    is_wanted_again: bool = False
+
+
+class Workers(Generic[_Work]):
+    """Runs jobs on a bounded number of threads. Safe for any number of callers.
+
+    `run` does one share of a job and returns whether its database was well. It must not raise. A job
+    never runs twice at once: one that is offered during its run waits for its end.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[_Work], bool],
+        *,
+        threads: int,
+        held_max: int,
+        slow_s: float,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._run = run
+        self._threads_max = threads
+        self._held_max = held_max
+        self._slow_s = slow_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        #: Idle threads wait here …
+        self._wanted = threading.Condition(self._lock)
+        #: … and here whoever waits for the end of all runs.
+        self._ended = threading.Condition(self._lock)
+        self._brisk: deque[_Work] = deque()
+        self._held: deque[_Work] = deque()
+        self._running: dict[int, _Run] = {}
+        self._suspects: set[str] = set()
+        self._server_failures: Counter[str] = Counter()
+        self._thread_count = 0
+        #: Threads that wait and that nobody has called yet.
+        self._idle_count = 0
+        self._is_stopped = False
+
+    def offer(self, job: _Work) -> None:
+        """Let `job` run when its turn comes; dropped when the workers have been stopped."""
+        with self._lock:
+            if self._is_stopped:
+                return
+            if (run := self._running.get(id(job))) is not None:
+                run.is_wanted_again = True
+                return
+            self._lane(job).append(job)
+            self._start_or_wake()
+
+    def forget(self, job: _Work) -> None:
+        """It will not be offered again."""
+        with self._lock:
+            self._suspects.discard(job.name)
+
+    def look(self) -> None:
+        """Count runs that take too long as held, so that others take their places.
+
+        Call it a few times a second.
+        """
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            for run in self._running.values():
+                if now_s - run.started_s < self._slow_s:
+                    continue
+                if not run.is_slow:
+                    run.is_slow = True
+                    self._note(run.name, run.server, is_well=False)
+                if not run.is_held and self._count(is_held=True) < self._held_max:
+                    run.is_held = True
+                    self._start_or_wake()
+
+    def stop(self) -> None:
+        """Drop what waits; runs that are under way go on to their end."""
+        with self._lock:
+            self._is_stopped = True
+            self._brisk.clear()
+            self._held.clear()
+            self._wake_all()
+            self._ended.notify_all()
+
+    def wait_idle(self, deadline_s: float) -> bool:
+        """Wait until nothing is under way or waits; whether that came about in time."""
+        with self._lock:
+            return self._ended.wait_for(
+                lambda: not (self._running or self._brisk or self._held), deadline_s
+            )
+
+    def under_way(self) -> tuple[int, int, int]:
+        """How many jobs run, how many runs are held, and how many jobs wait."""
+        with self._lock:
+            held = self._count(is_held=True)
+            return len(self._running) - held, held, len(self._brisk) + len(self._held)
+
+    # -- everything below: with the lock
+
+    def _lane(self, job: _Work) -> deque[_Work]:
+        is_held = job.name in self._suspects or self._is_server_held(job.server)
+        return self._held if is_held else self._brisk
+
+    def _is_server_held(self, server: str) -> bool:
+        return self._server_failures[server] >= SERVER_FAILURES_MAX
+
+    def _count(self, *, is_held: bool, server: str | None = None) -> int:
+        return sum(
+            run.is_held is is_held and server in (None, run.server)
+            for run in self._running.values()
+        )
+
+    def _start_or_wake(self) -> None:
+        if self._idle_count:
+            self._idle_count -= 1
+            self._wanted.notify()
+        elif self._thread_count < self._threads_max + self._held_max:
+            self._thread_count += 1
+            name = f"qmq-watchdog-{self._thread_count}"
+            threading.Thread(target=self._loop, name=name, daemon=True).start()
+
+    def _wake_all(self) -> None:
+        self._idle_count = 0
+        self._wanted.notify_all()
+
+    def _note(self, name: str, server: str, *, is_well: bool) -> None:
+        was_held = self._is_server_held(server)
+        if is_well:
+            self._suspects.discard(name)
+            del self._server_failures[server]
+        else:
+            self._suspects.add(name)
+            self._server_failures[server] += 1
+        if was_held != self._is_server_held(server):
+            self._sort_again()
+
+    def _sort_again(self) -> None:
+        waiting = [*self._brisk, *self._held]
+        self._brisk.clear()
+        self._held.clear()
+        for job in waiting:
+            self._lane(job).append(job)
+        self._wake_all()
+
+    def _next(self) -> tuple[_Work, bool] | None:
+        if self._brisk and self._count(is_held=False) < self._threads_max:
+            return self._brisk.popleft(), False
+        if self._count(is_held=True) < self._held_max:
+            for index, job in enumerate(self._held):
+                server = job.server
+                if (
+                    not self._is_server_held(server)
+                    or self._count(is_held=True, server=server) < RUNS_PER_HELD_SERVER
+                ):
+                    del self._held[index]
+                    return job, True
+        return None
+
+    # -- the threads
+
+    def _loop(self) -> None:
+        while (job := self._take()) is not None:
+            is_well = False
+            try:
+                is_well = self._run(job)
+            finally:
+                self._end(job, is_well)
+
+    def _take(self) -> _Work | None:
+        with self._lock:
+            while not self._is_stopped:
+                found = self._next()
+                if found is not None:
+                    job, is_held = found
+                    self._running[id(job)] = _Run(
+                        name=job.name,
+                        server=job.server,
+                        started_s=self._clock.monotonic_s(),
+                        is_held=is_held,
+                    )
+                    return job
+                self._idle_count += 1
+                self._wanted.wait()
+            self._thread_count -= 1
+            return None
+
+    def _end(self, job: _Work, is_well: bool) -> None:
+        with self._lock:
+            run = self._running.pop(id(job))
+            if is_well or not run.is_slow:  # that it is slow was noted when it was found out
+                self._note(run.name, run.server, is_well=is_well)
+            if run.is_slow:
+                self._suspects.add(run.name)  # it proves among the held ones that it is quick
+            if run.is_wanted_again and not self._is_stopped:
+                self._lane(job).append(job)
+                self._start_or_wake()
+            self._ended.notify_all()
