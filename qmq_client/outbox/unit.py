@@ -238,6 +238,8 @@ class Unit:
             self._has_text_savepoints |= telling["savepoint"] is not None
             self._was_written_early = True
             self.write(connection)
+        elif self._is_overdue:
+            self.write(connection)
 
     def on_savepoint(self, connection: sa.Connection) -> None:
         """A savepoint is about to be made."""
