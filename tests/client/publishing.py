@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from qmq_client.ordering import turns_of
 from qmq_client.outbox.row import BatchOutcome
 from qmq_client.publish import publish_rows
 from qmq_client.publisher import Publisher
@@ -32,8 +33,10 @@ def sibling_statements(world: World) -> Statements:
 def sweep(world: World) -> BatchOutcome:
     """What a watchdog does with whatever is due."""
     rows = world.store.claim(token=WATCHDOG, limit=1000, lease_ms=5000)
+    turns = turns_of(rows, world.store)
+    world.store.settle(turns.given_back(), token=WATCHDOG)
     outcome = publish_rows(
-        rows,
+        turns.free,
         transport=world.transport,
         backoff=Backoff(),
         max_attempts=50,

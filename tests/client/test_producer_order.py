@@ -1,0 +1,227 @@
+"""O4: messages of one subject and key are accepted in the order in which they committed."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy.orm import Session
+
+from qmq_client.message import Message
+from qmq_client.options import ProducerOptions
+from qmq_client.outbox.table import SENT
+from qmq_client.producer import Producer
+from tests.client.publishing import sweep
+from tests.client.world import OUTBOX, SUBJECT, World, a_world
+from tests.services.databases import Database
+
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def world(tmp_path: Path, a_database: Database) -> Iterator[World]:
+    with a_world(tmp_path, database=a_database, order_by_key=True) as made:
+        yield made
+
+
+def send(
+    world: World, body: str, key: str | None = "k", *, producer: Producer | None = None
+) -> str:
+    with Session(world.sync_engine) as session, session.begin():
+        return (producer or world.producer).send(Message(SUBJECT, body, key=key), session=session)
+
+
+def sweep_all(world: World) -> None:
+    """What watchdogs do until nothing is left."""
+    for _ in range(50):
+        if not world.stored_ids():
+            return
+        world.make_due()
+        sweep(world)
+    raise AssertionError(f"rows are left: {world.stored_ids()}")
+
+
+def test_O4_messages_of_a_key_go_at_once_and_leave_nothing_in_the_way(world: World) -> None:
+    for i in range(3):
+        send(world, f"{i}")
+        done = world.producer.publisher.step(i * 10.0)
+        assert (done.sent, done.deleted) == (1, 1)  # deleted at once: others wait for that
+    assert world.sent() == ["0", "1", "2"]
+    assert world.producer.stats.held == 0
+
+
+def test_O4_a_message_waits_for_an_earlier_one_of_another_process(world: World) -> None:
+    other = world.make_producer(order_by_key=True)
+    send(world, "first", producer=other)
+    send(world, "second")
+    send(world, "elsewhere", key="l")
+    send(world, "free", key=None)
+    publisher = world.producer.publisher
+    waits = publisher.step(0.0)
+    assert (waits.sent, waits.left, publisher.is_idle) == (2, 0, False)
+    assert other.flush()
+    assert publisher.step(0.03).sent == 1
+    assert sorted(world.sent()[:2]) == ["elsewhere", "free"]
+    assert world.sent()[2:] == ["first", "second"]
+    other.close()
+
+
+def test_O4_what_waited_too_long_is_left_and_sent_in_order_by_the_watchdog(world: World) -> None:
+    dead = world.make_producer(order_by_key=True)
+    send(world, "0", producer=dead)
+    dead.publisher.leave_all()
+    for i in range(1, 4):
+        send(world, f"{i}")
+    flushed = world.producer.flush()
+    assert (flushed.is_done, flushed.left, world.sent()) == (True, 3, [])
+    send(world, "4")
+    sweep_all(world)
+    assert world.sent() == ["0", "1", "2", "3", "4"]
+    dead.close()
+
+
+def test_O4_commits_that_are_handed_over_the_other_way_round_are_sorted(world: World) -> None:
+    for i in range(3):
+        send(world, f"{i}")
+    queue = world.producer.publisher.queue
+    handed = queue.take(10)
+    for each in reversed(handed):
+        queue.put(each)
+    assert world.producer.flush()
+    assert world.sent() == ["0", "1", "2"]
+    assert world.producer.stats.held == 0
+
+
+def test_O4_a_commit_that_is_handed_over_late_holds_the_next_one_back(world: World) -> None:
+    send(world, "0")
+    publisher = world.producer.publisher
+    (late,) = publisher.queue.take(1)
+    send(world, "1")
+    assert publisher.step(0.0).sent == 0
+    publisher.queue.put(late)
+    assert publisher.step(0.001).sent == 1
+    assert publisher.step(0.1).sent == 1
+    assert world.sent() == ["0", "1"]
+
+
+def test_O4_a_parked_message_stops_its_key_until_a_person_retries_it(world: World) -> None:
+    bad = send(world, "0")
+    for i in range(1, 4):
+        send(world, f"{i}")
+    send(world, "other", key="l")
+    world.broker.faults.refused_ids = {bad}
+    flushed = world.producer.flush()
+    assert (flushed.parked, flushed.left, world.sent()) == (1, 3, ["other"])
+    world.make_due()
+    assert sweep(world).sent == ()
+    send(world, "4")
+    assert not world.producer.flush()
+    world.broker.faults.refused_ids = set()
+    assert world.store.retry() == 1
+    sweep_all(world)
+    assert world.sent() == ["other", "0", "1", "2", "3", "4"]
+
+
+def test_O4_a_purged_message_lets_the_next_one_pass(world: World) -> None:
+    world.broker.faults.refused_ids = {send(world, "0")}
+    assert world.producer.flush().parked == 1
+    send(world, "1")
+    assert world.producer.flush().left == 1
+    assert world.store.purge() == 1
+    send(world, "2")
+    sweep_all(world)
+    assert world.sent() == ["1", "2"]
+
+
+def test_O4_held_rows_count_no_attempt_and_say_why_they_wait(world: World) -> None:
+    world.broker.faults.refused_ids = {send(world, "0")}
+    send(world, "1")
+    world.producer.flush()
+    world.make_due()
+    sweep(world)
+    ((attempts, error),) = world.read(f"SELECT attempts, last_error FROM {OUTBOX} WHERE state = 0")
+    assert attempts == 0
+    assert "earlier message of its ordering key" in error
+
+
+def test_O4_an_outage_changes_no_order(world: World) -> None:
+    world.broker.faults.is_unreachable = True
+    for i in range(3):
+        send(world, f"{i}")
+    assert world.producer.flush().left == 3
+    world.broker.faults.is_unreachable = False
+    send(world, "3")
+    assert world.producer.flush().left == 1
+    sweep_all(world)
+    assert world.sent() == ["0", "1", "2", "3"]
+
+
+def test_O4_without_the_option_a_key_asks_for_no_order(tmp_path: Path) -> None:
+    with a_world(tmp_path) as world:
+        other = world.make_producer()
+        send(world, "first", producer=other)
+        send(world, "second")
+        assert world.producer.flush()
+        assert other.flush()
+        assert world.sent() == ["second", "first"]
+        other.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_O4_whoever_publishes_when_accepted_order_is_commit_order(world: World, seed: int) -> None:
+    chance = random.Random(seed)
+    producers = [world.producer, *(world.make_producer(order_by_key=True) for _ in range(2))]
+    sent: dict[str, list[str]] = {"k": [], "l": []}
+    for i in range(60):
+        key = chance.choice("kl")
+        sent[key].append(f"{key}{i}")
+        send(world, f"{key}{i}", key, producer=chance.choice(producers))
+        if chance.random() < 0.3:
+            world.broker.faults.lost_answers = int(chance.random() < 0.3)
+            world.broker.faults.is_unreachable = chance.random() < 0.2
+            chance.choice(producers).publisher.step(i * 10.0)
+            world.broker.faults.is_unreachable = False
+        if chance.random() < 0.05:
+            world.make_due()
+            sweep(world)
+    world.broker.faults.lost_answers = 0
+    for producer in producers:
+        producer.flush()
+    sweep_all(world)
+    for key, bodies in sent.items():
+        assert [body for body in world.sent() if body[0] == key] == bodies, f"seed {seed}"
+    for producer in producers[1:]:
+        producer.close()
+
+
+def test_O4_uncontended_messages_take_the_direct_path(world: World) -> None:
+    """Of ordered messages whose key is used by one process, over 95 of 100 go directly."""
+    threads_count, each_count = 4, 50
+    options = ProducerOptions(order_by_key=True, keep_sent_s=3600, sqlite_begin="IMMEDIATE")
+    with Producer(world.sync_engine, world.transport, options=options) as producer:
+
+        def work(name: int) -> None:
+            for i in range(each_count):
+                key = "shared" if i % 2 else f"own {name}"
+                send(world, f"{name}.{i}", key, producer=producer)
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(threads_count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        producer.flush(DEADLINE_S)
+        stats = producer.stats
+    total = threads_count * each_count
+    assert stats.handed_over == total
+    assert stats.sent > 0.95 * total, stats
+    assert stats.failed == stats.parked == stats.dropped == 0
+    for key in {"shared", *(f"own {name}" for name in range(threads_count))}:
+        committed = world.read(
+            f"SELECT message_id FROM {OUTBOX} WHERE ordering_key = '{key}' AND state = {SENT} ORDER BY id"
+        )
+        accepted = [m.message_id for m in world.broker.messages(SUBJECT) if m.key == key]
+        assert [bytes(row[0]).hex() for row in committed] == accepted
