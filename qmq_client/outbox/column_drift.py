@@ -50,7 +50,7 @@ class _Shape:
     is_padded: bool = False
 
 
-def compare(
+def compare_column(
     connection: sa.Connection, column: sa.Column[Any], live: Any
 ) -> Iterator[tuple[str, str]]:
     """Each fault of the live column, as the inspector describes it, with the statement against it."""
@@ -164,9 +164,19 @@ def _anew(table: str) -> str:
 
 
 def _specification(connection: sa.Connection, column: sa.Column[Any]) -> str:
-    made = sa.schema.CreateColumn(column).compile(dialect=connection.dialect)
-    return " ".join(str(made).split())
+    return statement_text(connection, sa.schema.CreateColumn(column))
 
 
 def _table(connection: sa.Connection, column: sa.Column[Any]) -> str:
-    return connection.dialect.identifier_preparer.format_table(column.table)
+    return table_text(connection, column.table)
+
+
+def statement_text(connection: sa.Connection, element: sa.sql.ClauseElement) -> str:
+    """One line for a person; SQLAlchemy's own is for a driver, to which a percent sign means more."""
+    text = str(element.compile(dialect=connection.dialect)).replace("%%", "%")
+    return " ".join(text.split())
+
+
+def table_text(connection: sa.Connection, table: Any) -> str:
+    """The table's name as a person would write it into a statement."""
+    return connection.dialect.identifier_preparer.format_table(table).replace("%%", "%")

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from qmq_client.outbox import column_drift
+from qmq_client.outbox.column_drift import compare_column, statement_text, table_text
 from qmq_client.outbox.dialect import dialect_of
 from qmq_client.outbox.schema import version_table
 from qmq_client.outbox.table import REVISIONS, Tables
@@ -46,7 +46,7 @@ def find_drift(connection: sa.Connection, tables: Tables) -> list[Drift]:
         if table.name in names:
             found += _of_table(connection, table, may_migrate)
         else:
-            create = _text(sa.schema.CreateTable(table), connection)
+            create = statement_text(connection, sa.schema.CreateTable(table))
             remedy = _MIGRATE if may_migrate else create
             found.append(Drift(fault=f"table {table.fullname} is missing", remedy=remedy))
     for fault in dialect_of(connection.engine).faults(connection, tables.all):
@@ -78,11 +78,11 @@ def _of_table(connection: sa.Connection, table: sa.Table, may_migrate: bool) -> 
         if column.name not in live:
             yield Drift(
                 fault=f"column {table.fullname}.{column.name} is missing",
-                remedy=f"ALTER TABLE {_name(table, connection)} ADD COLUMN "
-                + _text(sa.schema.CreateColumn(column), connection),
+                remedy=f"ALTER TABLE {table_text(connection, table)} ADD COLUMN "
+                + statement_text(connection, sa.schema.CreateColumn(column)),
             )
             continue
-        for fault, remedy in column_drift.compare(connection, column, live[column.name]):
+        for fault, remedy in compare_column(connection, column, live[column.name]):
             yield Drift(fault=f"column {table.fullname}.{column.name} {fault}", remedy=remedy)
     ours = {column.name for column in table.columns}
     for name, stranger in live.items():
@@ -106,7 +106,7 @@ def _of_keys(connection: sa.Connection, table: sa.Table) -> Iterator[Drift]:
     wanted = [column.name for column in table.primary_key.columns]
     inspector = sa.inspect(connection)
     key = inspector.get_pk_constraint(table.name, table.schema)["constrained_columns"]
-    name = _name(table, connection)
+    name = table_text(connection, table)
     columns = ", ".join(wanted)
     if sorted(key) != sorted(wanted):
         yield Drift(
@@ -141,10 +141,10 @@ def _of_indexes(connection: sa.Connection, table: sa.Table, may_migrate: bool) -
     for index in sorted(table.indexes, key=lambda index: str(index.name)):
         columns = [column.name for column in index.columns]
         serving = [each for each in live if _serves(each, index, columns)]
-        create = _text(sa.schema.CreateIndex(index), connection)
+        create = statement_text(connection, sa.schema.CreateIndex(index))
         if not serving:
             is_taken = any(each["name"] == index.name for each in live)
-            drop = _text(sa.schema.DropIndex(index), connection) + "; " if is_taken else ""
+            drop = statement_text(connection, sa.schema.DropIndex(index)) + "; " if is_taken else ""
             remedy = _MIGRATE if may_migrate and not is_taken else drop + create
             text = f"table {table.fullname} has no index on ({', '.join(columns)})"
             yield Drift(fault=text, remedy=remedy)
@@ -181,12 +181,4 @@ def _invalid_indexes(connection: sa.Connection, table: sa.Table) -> set[str]:
         "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
         "WHERE i.indrelid = to_regclass(:name) AND NOT i.indisvalid"
     )
-    return set(connection.scalars(query, {"name": _name(table, connection)}))
-
-
-def _name(table: sa.Table, connection: sa.Connection) -> str:
-    return connection.dialect.identifier_preparer.format_table(table)
-
-
-def _text(element: Any, connection: sa.Connection) -> str:
-    return " ".join(str(element.compile(dialect=connection.dialect)).split())
+    return set(connection.scalars(query, {"name": table_text(connection, table)}))

@@ -1,208 +1,227 @@
-"""The stand-alone door: the schema, the history, two at once, killed half-way."""
+"""The stand-alone door on every database: the schema, the history, names, down again."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from sqlalchemy import event
 
-from qmq_client.outbox.table import create_tables, make_tables
-from qmq_migrations.errors import MigrationBusyError, NoLockError, UnknownRevisionError
+from qmq_client.outbox.drift import find_drift
+from qmq_client.outbox.table import REVISIONS, create_tables, make_tables
+from qmq_migrations.errors import (
+    MigrationBusyError,
+    NoLockError,
+    NoRevisionError,
+    UnknownRevisionError,
+)
 from qmq_migrations.lock import lock_for
 from qmq_migrations.upgrade import (
-    VERSIONS,
     Migrated,
     current_revision,
+    downgrade,
     migrate,
     newest_revision,
     upgrade_sql,
 )
+from tests.conftest import MakeDatabase
+from tests.migrations.schemas import live_schema
+from tests.services.databases import KINDS, Database
 
-DEADLINE_S = 60.0
-DIE_AFTER = "CREATE TABLE qmq_inbox"
-
-
-def a_database(path: Path) -> sa.Engine:
-    return sa.create_engine(f"sqlite:///{path}")
+NAMES = ("inbox", "order_lock", "outbox")
 
 
-def schema_of(engine: sa.Engine) -> dict[str, str | None]:
-    """Every table and index, as SQLite keeps its text; the version table aside."""
-    query = "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE '%version%'"
+def execute(engine: sa.Engine, *statements: str) -> None:
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+
+def count(engine: sa.Engine, table: str) -> Any:
     with engine.connect() as connection:
-        return {row.name: row.sql for row in connection.exec_driver_sql(query)}
-
-
-def described(engine: sa.Engine) -> dict[str, Any]:
-    """Columns, keys and indexes as the inspector sees them."""
-    inspector = sa.inspect(engine)
-    found: dict[str, Any] = {}
-    for table in inspector.get_table_names():
-        if table.endswith("version"):
-            continue
-        columns = [(c["name"], str(c["type"]), c["nullable"]) for c in inspector.get_columns(table)]
-        found[table] = {
-            "columns": columns,
-            "key": inspector.get_pk_constraint(table)["constrained_columns"],
-            "unique": [c["column_names"] for c in inspector.get_unique_constraints(table)],
-            "indexes": {i["name"]: i["column_names"] for i in inspector.get_indexes(table)},
-        }
-    return found
+        return connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar()
 
 
 @pytest.mark.parametrize("prefix", ["qmq_", "shop_", ""])
-def test_revisions_in_order_are_the_schema_from_scratch(tmp_path: Path, prefix: str) -> None:
-    migrated, created = a_database(tmp_path / "a.db"), a_database(tmp_path / "b.db")
+@pytest.mark.parametrize("kind", KINDS)
+def test_revisions_in_order_are_the_schema_from_scratch(
+    make_database: MakeDatabase, kind: str, prefix: str
+) -> None:
+    migrated, created = make_database(kind).engine(), make_database(kind).engine()
     migrate(migrated, prefix=prefix)
-    create_tables(created, make_tables(sa.MetaData(), prefix=prefix))
-    assert described(migrated) == described(created)
-    assert schema_of(migrated) == schema_of(created)
-    assert set(described(migrated)) == {
-        f"{prefix}{name}" for name in ("outbox", "inbox", "order_lock")
-    }
-    migrated.dispose()
-    created.dispose()
+    tables = make_tables(sa.MetaData(), prefix=prefix)
+    create_tables(created, tables)
+    assert live_schema(migrated) == live_schema(created)
+    assert set(live_schema(migrated)) == {f"{prefix}{name}" for name in NAMES}
+    for engine in (migrated, created):
+        with engine.connect() as connection:
+            assert find_drift(connection, tables) == []
 
 
-@pytest.mark.parametrize("dialect_name", ["mysql", "postgresql", "sqlite"])
-def test_revisions_make_the_same_columns_for_every_database(dialect_name: str) -> None:
-    tables = make_tables(sa.MetaData())
-    dialect = sa.engine.url.URL.create(dialect_name).get_dialect()()
-    printed = " ".join(upgrade_sql(dialect_name).split())
-    for table in tables.all:
-        created = " ".join(str(sa.schema.CreateTable(table).compile(dialect=dialect)).split())
-        assert created in printed
-        for index in table.indexes:
-            assert str(sa.schema.CreateIndex(index).compile(dialect=dialect)) in printed
+def test_the_newest_revision_is_the_one_that_the_client_works_with() -> None:
+    assert newest_revision() == REVISIONS[-1]
 
 
-def test_the_history_is_our_own(tmp_path: Path) -> None:
-    engine = a_database(tmp_path / "a.db")
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE alembic_version (version_num TEXT)")
-        connection.exec_driver_sql("INSERT INTO alembic_version VALUES ('theirs')")
+def test_the_history_is_our_own(a_database: Database) -> None:
+    engine = a_database.engine()
+    execute(
+        engine,
+        "CREATE TABLE alembic_version (version_num VARCHAR(32))",
+        "INSERT INTO alembic_version VALUES ('theirs')",
+    )
     assert current_revision(engine) is None
     assert migrate(engine) == Migrated(before=None, after=newest_revision())
     assert migrate(engine) == Migrated(before=newest_revision(), after=newest_revision())
     with engine.connect() as connection:
-        theirs = connection.exec_driver_sql("SELECT version_num FROM alembic_version").all()
-    assert [row.version_num for row in theirs] == ["theirs"]
-    engine.dispose()
+        theirs = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalars()
+        assert list(theirs) == ["theirs"]
 
 
-def test_tables_that_were_made_without_us_are_taken_over(tmp_path: Path) -> None:
-    engine = a_database(tmp_path / "a.db")
+def test_tables_that_were_made_without_us_are_taken_over(a_database: Database) -> None:
+    engine = a_database.engine()
     create_tables(engine)
+    before = live_schema(engine)
+    execute(engine, "INSERT INTO qmq_order_lock VALUES (7)")
+    assert migrate(engine) == Migrated(before=None, after=newest_revision(), is_adopted=True)
+    assert (live_schema(engine), count(engine, "qmq_order_lock")) == (before, 1)
+
+
+def test_a_database_of_the_first_revision_goes_on_with_its_messages(a_database: Database) -> None:
+    engine = a_database.engine()
+    migrate(engine)
+    assert downgrade(engine, "qmq0001") == Migrated(before="qmq0002", after="qmq0001")
+    assert sorted(live_schema(engine)) == ["qmq_inbox", "qmq_outbox"]
+    row = sa.insert(make_tables(sa.MetaData()).inbox).values(
+        consumer_group="g", message_id=bytes(16), received_at_ms=1
+    )
     with engine.begin() as connection:
-        connection.exec_driver_sql("INSERT INTO qmq_inbox VALUES ('g', x'00', 1)")
-    assert migrate(engine).after == newest_revision()
-    with engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT count(*) FROM qmq_inbox").scalar() == 1
-    engine.dispose()
+        connection.execute(row)
+    assert migrate(engine) == Migrated(before="qmq0001", after="qmq0002")
+    assert count(engine, "qmq_inbox") == 1
 
 
-@pytest.mark.parametrize(
-    "done",
-    [
-        ["CREATE TABLE qmq_outbox"],
-        ["CREATE TABLE qmq_outbox", "CREATE INDEX qmq_outbox_state_due"],
-        ["CREATE TABLE qmq_outbox", "CREATE INDEX qmq_outbox_state_due", "CREATE TABLE qmq_inbox"],
-    ],
-)
-def test_a_run_goes_on_where_one_without_transactional_ddl_was_killed(
-    tmp_path: Path, done: list[str]
+def test_down_to_the_base_nothing_of_ours_is_left_and_up_again_all_is_there(
+    a_database: Database,
 ) -> None:
-    whole = a_database(tmp_path / "whole.db")
-    migrate(whole)
-    engine = a_database(tmp_path / "half.db")
-    with engine.begin() as connection:
-        for sql in schema_of(whole).values():
-            if sql is not None and any(sql.startswith(f"{each} ") for each in done):
-                connection.exec_driver_sql(sql)
-    assert schema_of(engine) != schema_of(whole)
+    engine = a_database.engine()
     migrate(engine)
-    assert schema_of(engine) == schema_of(whole)
-    engine.dispose()
-    whole.dispose()
-
-
-def migrate_and_die(path: str) -> None:
-    """Kill this process in the middle of a migration."""
-    engine = a_database(Path(path))
-
-    def die(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if statement.strip().startswith(DIE_AFTER):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    event.listen(engine, "after_cursor_execute", die)
-    migrate(engine)
-
-
-def start(role: str, path: Path) -> subprocess.Popen[str]:
-    root = Path(__file__).resolve().parents[2]
-    line = [sys.executable, "-m", "tests.migrations.test_upgrade", role, str(path)]
-    return subprocess.Popen(line, cwd=root, stdout=subprocess.PIPE, text=True)
-
-
-def test_a_killed_run_leaves_nothing_and_the_next_one_does_all(tmp_path: Path) -> None:
-    path = tmp_path / "a.db"
-    killed = start("die", path)
-    killed.communicate(timeout=DEADLINE_S)
-    assert killed.returncode == -signal.SIGKILL
-    engine = a_database(path)
-    assert schema_of(engine) == {}
+    whole = live_schema(engine)
+    assert downgrade(engine, "base") == Migrated(before=newest_revision(), after=None)
+    assert live_schema(engine) == {}
+    assert downgrade(engine, "base") == Migrated(before=None, after=None)
     assert migrate(engine).before is None
-    assert {"qmq_outbox", "qmq_inbox"} <= set(schema_of(engine))
-    engine.dispose()
+    assert live_schema(engine) == whole
 
 
-def test_several_starts_at_once_migrate_once(tmp_path: Path) -> None:
-    path = tmp_path / "a.db"
-    engine = a_database(path)
-    gate = engine.connect()
-    gate.exec_driver_sql("BEGIN IMMEDIATE")  # all of them get as far as the lock
-    processes = [start("migrate", path) for _ in range(4)]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "migrating\n"
-    gate.rollback()
-    gate.close()
-    for process in processes:
-        process.communicate(timeout=DEADLINE_S)
-    assert [process.returncode for process in processes] == [0] * 4
+def test_down_is_never_up(a_database: Database) -> None:
+    engine = a_database.engine()
+    migrate(engine)
+    downgrade(engine, "qmq0001")
+    assert downgrade(engine, "qmq0002").after == "qmq0001"
+    with pytest.raises(NoRevisionError, match="qmq7; there are: base, qmq0001, qmq0002"):
+        downgrade(engine, "qmq7")
+
+
+@pytest.mark.parametrize("kind", ["mysql", "postgresql"])
+def test_tables_may_live_in_a_schema_of_their_own(make_database: MakeDatabase, kind: str) -> None:
+    """On MySQL that is another database of the same server."""
+    business = make_database(kind)
+    engine = business.engine()
+    schema = make_database(kind).name if kind == "mysql" else "messages"
+    if kind == "postgresql":
+        execute(engine, f"CREATE SCHEMA {schema}")
+    assert migrate(engine, schema=schema).after == newest_revision()
+    inspector = sa.inspect(engine)
+    assert inspector.get_table_names() == []
+    assert sorted(inspector.get_table_names(schema)) == sorted(
+        f"qmq_{name}" for name in [*NAMES, "version"]
+    )
+    tables = make_tables(sa.MetaData(), schema=schema)
     with engine.connect() as connection:
-        versions = connection.exec_driver_sql("SELECT version_num FROM qmq_version").all()
-    assert [row.version_num for row in versions] == [newest_revision()]
-    engine.dispose()
+        assert find_drift(connection, tables) == []
+    assert current_revision(engine, schema=schema) == newest_revision()
+    assert downgrade(engine, "base", schema=schema).after is None
+    assert sa.inspect(engine).get_table_names(schema) == ["qmq_version"]
 
 
-def test_a_database_that_stays_locked_is_busy_and_named_so(tmp_path: Path) -> None:
-    engine = a_database(tmp_path / "a.db")
-    with engine.connect() as other:
-        other.exec_driver_sql("BEGIN IMMEDIATE")
-        with pytest.raises(MigrationBusyError, match=r"locked for 0\.01 s"):
-            migrate(engine, wait_s=0.01)
+@pytest.mark.parametrize("prefix", ["Mixed Case ", "with-dash_", "50%_"])
+def test_names_that_need_quotes_get_them(a_database: Database, prefix: str) -> None:
+    engine = a_database.engine()
+    migrate(engine, prefix=prefix)
+    tables = make_tables(sa.MetaData(), prefix=prefix)
+    with engine.connect() as connection:
+        assert find_drift(connection, tables) == []
+    assert migrate(engine, prefix=prefix).before == newest_revision()
+
+
+def test_a_revision_of_the_future_is_refused(a_database: Database) -> None:
+    engine = a_database.engine()
     migrate(engine)
-    engine.dispose()
-
-
-def test_a_revision_of_the_future_is_refused(tmp_path: Path) -> None:
-    engine = a_database(tmp_path / "a.db")
-    migrate(engine)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE qmq_version SET version_num = 'qmq9999'")
+    execute(engine, "UPDATE qmq_version SET version_num = 'qmq9999'")
     with pytest.raises(UnknownRevisionError, match="qmq9999"):
         migrate(engine)
-    engine.dispose()
+
+
+def run_printed(engine: sa.Engine, text: str) -> None:
+    """By the driver alone, as an administrator's own tool would."""
+    driver = engine.raw_connection()
+    try:
+        cursor = driver.cursor()
+        for statement in filter(str.strip, text.split(";\n")):
+            cursor.execute(statement)
+        driver.commit()
+    finally:
+        driver.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_printed_statements_make_the_same_tables(make_database: MakeDatabase, kind: str) -> None:
+    migrated, printed = make_database(kind).engine(), make_database(kind).engine()
+    migrate(migrated)
+    run_printed(printed, upgrade_sql(kind))
+    assert live_schema(printed) == live_schema(migrated)
+    assert migrate(printed) == Migrated(before=newest_revision(), after=newest_revision())
+
+
+@pytest.mark.parametrize("kind", ["mysql", "postgresql"])
+def test_printed_statements_name_the_schema(make_database: MakeDatabase, kind: str) -> None:
+    engine = make_database(kind).engine()
+    schema = make_database(kind).name if kind == "mysql" else "messages"
+    if kind == "postgresql":
+        execute(engine, f"CREATE SCHEMA {schema}")
+    run_printed(engine, upgrade_sql(kind, schema=schema))
+    assert sa.inspect(engine).get_table_names() == []
+    assert migrate(engine, schema=schema).before == newest_revision()
+
+
+def test_a_lock_that_another_holds_is_busy_and_named_so(a_database: Database) -> None:
+    engine = a_database.engine()
+    with engine.connect() as other:
+        if a_database.kind == "sqlite":
+            other.exec_driver_sql("BEGIN IMMEDIATE")
+            with pytest.raises(MigrationBusyError, match=r"locked for 0\.01 s"):
+                migrate(engine, wait_s=0.01)
+        else:
+            with lock_for(other, 5.0), pytest.raises(MigrationBusyError, match=r"in 0\.01 s"):
+                migrate(engine, wait_s=0.01)
+        other.rollback()
+    assert migrate(engine).after == newest_revision()
+
+
+def test_the_lock_is_given_back_after_an_error(a_database: Database) -> None:
+    engine = a_database.engine()
+    with pytest.raises(RuntimeError), engine.connect() as one, lock_for(one, 5.0):
+        raise RuntimeError
+    with engine.connect() as other, lock_for(other, 0.01):
+        pass
+
+
+def test_databases_of_one_mysql_server_do_not_wait_for_each_other(
+    make_database: MakeDatabase,
+) -> None:
+    one, other = make_database("mysql").engine(), make_database("mysql").engine()
+    with one.connect() as connection, lock_for(connection, 5.0):
+        migrate(other, wait_s=0.01)
 
 
 def test_a_database_without_a_lock_is_refused() -> None:
@@ -213,41 +232,3 @@ def test_a_database_without_a_lock_is_refused() -> None:
     odd: Any = Odd()
     with pytest.raises(NoLockError, match="oracle"):
         lock_for(odd, 1.0)
-
-
-ENVIRONMENT = """
-from alembic import context
-context.configure(connection=context.config.attributes["connection"])
-with context.begin_transaction():
-    context.run_migrations()
-"""
-
-
-def test_our_branch_runs_inside_an_application_s_own_environment(tmp_path: Path) -> None:
-    scripts = tmp_path / "scripts"
-    (scripts / "versions").mkdir(parents=True)
-    (scripts / "env.py").write_text(ENVIRONMENT)
-    config = Config()
-    config.set_main_option("script_location", str(scripts))
-    config.set_main_option("path_separator", "os")
-    config.set_main_option("version_locations", f"{scripts / 'versions'}{os.pathsep}{VERSIONS}")
-    ours, theirs = a_database(tmp_path / "ours.db"), a_database(tmp_path / "theirs.db")
-    migrate(ours)
-    with theirs.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "qmq@head")
-    assert schema_of(theirs) == schema_of(ours)
-    with theirs.begin() as connection:
-        config.attributes["connection"] = connection
-        command.downgrade(config, "qmq@base")
-    assert schema_of(theirs) == {}
-    ours.dispose()
-    theirs.dispose()
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "die":
-        migrate_and_die(sys.argv[2])
-    else:
-        print("migrating", flush=True)
-        migrate(a_database(Path(sys.argv[2])))

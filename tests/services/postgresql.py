@@ -51,6 +51,7 @@ class PostgresqlRecipe:
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",
             "shared_buffers": "32MB",
+            "max_wal_size": "256MB",
             "max_connections": "300",
             "max_prepared_transactions": "20",
             "timezone": "UTC",

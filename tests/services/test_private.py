@@ -19,7 +19,7 @@ from tests.services.ladder import find_service
 from tests.services.private import PrivateServer
 from tests.services.run import TestRun
 
-DEADLINE_S = 60.0
+DEADLINE_S = 100.0
 ROOT = Path(__file__).resolve().parents[2]
 SERVERS = pytest.mark.parametrize("kind", ["mysql", "postgresql"])
 
