@@ -64,8 +64,9 @@ def noted(given: Any, engine: sa.Engine, outlet: Outlet, message_id: bytes) -> O
 
 def _unwrapped(scope: Any) -> Any:
     """The plain session or connection behind what the application holds."""
-    if isinstance(scope, scoped_session):
-        return scope()
+    # The asynchronous kind is known by what it has, for its module brings asyncio with it.
+    if isinstance(scope, scoped_session) or hasattr(scope, "registry"):
+        scope = scope.registry()
     if isinstance(found := sync_of(scope), Session | sa.Connection):
         return found
     raise TypeError(
