@@ -81,7 +81,13 @@ class Receipt:
 
     def watch(self, row: OutboxRow) -> None:
         """Answer when nobody holds this row any more. Requires: it is not handed over yet."""
-        self._row = ref(row, lambda _: self.tell(Fate.ROLLED_BACK))
+        receipt = ref(self)  # a circle would keep receipts that nobody holds
+
+        def on_gone(_: ReferenceType[OutboxRow]) -> None:
+            if (watching := receipt()) is not None:
+                watching.tell(Fate.ROLLED_BACK)
+
+        self._row = ref(row, on_gone)
 
     def unwatch(self) -> None:
         """Let the row go without an answer."""

@@ -1,0 +1,192 @@
+"""S11: in asynchronous code the same promises, and nothing blocks the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from qmq_client.errors import ConfigurationError, InvalidMessageError
+from qmq_client.message import Message
+from qmq_client.options import ProducerOptions
+from qmq_client.producer import Producer
+from qmq_client.receipts import Fate
+from qmq_client.request_headers import request_headers
+from qmq_client.testing import MemoryBroker, MemoryTransport
+from qmq_client.transactional import transaction
+from qmq_client.wire.requests import SendAnswer
+from tests.client.publishing import sweep
+from tests.client.world import SUBJECT, World
+from tests.services.databases import Database
+
+DEADLINE_S = 20.0
+
+
+@asynccontextmanager
+async def a_world(folder: Path, database: Database) -> AsyncIterator[World]:
+    world = World(folder, database=database, is_async=True)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield world
+    finally:
+        await world.engine.dispose()
+        world.close()
+
+
+Story = Callable[[World], Awaitable[None]]
+
+
+def tell(story: Story, folder: Path, database: Database) -> None:
+    async def main() -> None:
+        async with a_world(folder, database) as world:
+            await story(world)
+
+    asyncio.run(main())
+
+
+def test_S11_send_now_stores_before_it_returns(tmp_path: Path, a_database: Database) -> None:
+    async def story(world: World) -> None:
+        with request_headers({"tenant": "7"}):
+            message_id = await world.producer.send_now_async(Message(SUBJECT, "a"))
+        ids = await world.producer.send_now_many_async([Message(SUBJECT, "b")] * 2)
+        assert world.stored_ids() == {message_id, *ids}
+        assert await world.producer.send_now_many_async([]) == []
+        with pytest.raises(InvalidMessageError):
+            await world.producer.send_now_many_async([Message(SUBJECT), Message("no name")])
+        flushed = await world.producer.aflush()
+        assert (bool(flushed), flushed.accepted, world.stored_ids()) == (True, 3, set())
+        assert world.broker.messages(SUBJECT)[0].headers == {"tenant": "7"}
+
+    tell(story, tmp_path, a_database)
+
+
+def test_S11_the_blocking_form_is_refused_on_an_asynchronous_engine(
+    tmp_path: Path, sqlite_database: Database
+) -> None:
+    async def story(world: World) -> None:
+        with pytest.raises(ConfigurationError, match="send_now_async"):
+            world.producer.send_now(Message(SUBJECT, "a"))
+
+    tell(story, tmp_path, sqlite_database)
+
+
+def test_S11_the_awaited_form_works_with_a_blocking_engine(
+    tmp_path: Path, sqlite_database: Database
+) -> None:
+    world = World(tmp_path, database=sqlite_database)
+    message_id = asyncio.run(world.producer.send_now_async(Message(SUBJECT, "a")))
+    assert world.stored_ids() == {message_id}
+    world.close()
+
+
+def test_S11_a_message_is_cancelled_in_the_transaction_it_was_sent_in_or_a_later_one(
+    tmp_path: Path, a_database: Database
+) -> None:
+    async def story(world: World) -> None:
+        producer = world.producer
+        async with AsyncSession(world.engine) as session, session.begin():
+            own = world.send("own", session)
+            world.send("kept", session)
+            assert await producer.cancel_async(own, session=session)
+            assert not await producer.cancel_async(own, session=session)
+        assert await producer.aflush()
+        assert world.sent() == ["kept"]
+        world.broker.faults.is_unreachable = True
+        earlier = await producer.send_now_async(Message(SUBJECT, "earlier"))
+        assert not await producer.aflush()
+        async with transaction(world.engine):
+            assert await producer.cancel_async(earlier)
+        assert world.stored_ids() == set()
+
+    tell(story, tmp_path, a_database)
+
+
+def test_S11_receipts_of_an_asynchronous_session(tmp_path: Path, a_database: Database) -> None:
+    async def story(world: World) -> None:
+        async with AsyncSession(world.engine) as session, session.begin():
+            # Nothing has begun yet: the message waits for the first statement or the commit.
+            first = world.producer.receipt(world.send("a", session), session=session)
+            await session.connection()
+            second = world.producer.receipt(world.send("b", session), session=session)
+        async with AsyncSession(world.engine) as session:
+            undone = world.producer.receipt(world.send("c", session), session=session)
+            await session.rollback()
+        await world.producer.aflush()
+        assert [await each for each in (first, second, undone)] == [
+            Fate.ACCEPTED, Fate.ACCEPTED, Fate.ROLLED_BACK,
+        ]  # fmt: skip
+
+    tell(story, tmp_path, a_database)
+
+
+class Gated(MemoryTransport):
+    """Holds each send until the event loop lets it go."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.arrived = threading.Event()
+        self.go_on = threading.Event()
+
+    def send(self, frame: bytes) -> SendAnswer:
+        self.arrived.set()
+        assert self.go_on.wait(DEADLINE_S)
+        return super().send(frame)
+
+
+@pytest.mark.parametrize("way", ["flush", "close", "block"])
+def test_S11_the_loop_goes_on_while_somebody_waits_for_the_broker(
+    tmp_path: Path, sqlite_database: Database, way: str
+) -> None:
+    async def story(world: World) -> None:
+        transport = Gated(world.broker)
+        producer = Producer(world.engine, transport, options=ProducerOptions())
+
+        async def wait() -> None:
+            if way == "flush":
+                assert await producer.aflush(DEADLINE_S)
+            elif way == "close":
+                await producer.aclose(DEADLINE_S)
+            else:
+                async with producer:
+                    pass
+
+        await producer.send_now_async(Message(SUBJECT, "a"))
+        waiting = asyncio.ensure_future(wait())
+        while not transport.arrived.is_set():
+            await asyncio.sleep(0.001)
+        assert not waiting.done()
+        transport.go_on.set()  # were the loop blocked, nobody would come here
+        await waiting
+        assert world.sent() == ["a"]
+        await producer.aclose()
+
+    tell(story, tmp_path, sqlite_database)
+
+
+def test_S6_a_send_now_that_is_cancelled_is_sent_if_and_only_if_it_is_stored(
+    tmp_path: Path, a_database: Database
+) -> None:
+    async def story(world: World) -> None:
+        world.clock.advance(1)
+        for turns in range(40):
+            task = asyncio.ensure_future(
+                world.producer.send_now_async(Message(SUBJECT, f"{turns}"))
+            )
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+        stored = world.stored_ids()
+        await world.producer.aflush()
+        assert world.sent_ids() == stored
+        if world.stored_ids():
+            world.make_due()
+            sweep(world)
+        assert len(world.sent()) == len(stored)
+
+    tell(story, tmp_path, a_database)
