@@ -74,12 +74,14 @@ class Command:
 
 
 COMMANDS = {
-    "demo": Command(summary="run the demo of examples/flights; arguments go to it"),
+    "demo": Command(
+        summary="run the demo of examples/flights; arguments go to it", groups=("drivers",)
+    ),
     "test": Command(summary="run pytest on all tests; arguments go to pytest", groups=("test",)),
     "check": Command(
         summary="lint, format, types, floors, tidy: all, or those named", groups=("test", "lint")
     ),
-    "bench": Command(summary="run the benchmarks; arguments go to them"),
+    "bench": Command(summary="run the benchmarks; arguments go to them", groups=("drivers",)),
     "clean": Command(summary="remove the caches and the virtual environment"),
 }
 

@@ -14,9 +14,15 @@ from pathlib import Path
 
 from examples.flights import consumers, departures
 from examples.flights.data import data_file
+from examples.flights.database import (
+    KINDS,
+    ServerMissingError,
+    open_databases,
+    version_of,
+)
 from examples.flights.expected import count_by_hand
 from examples.flights.judge import judge
-from examples.flights.plan import COUNTER, TALLIES, Plan, plan_from_argument
+from examples.flights.plan import BOARD, COUNTER, TALLIES, Plan, plan_from_environment
 from examples.flights.process import ProcessError
 from examples.flights.result import collect, print_result
 from examples.flights.run import DEPARTURES, Run, free_port
@@ -26,7 +32,7 @@ from examples.flights.screen import Screen
 def main(arguments: list[str]) -> int:
     """Run the demo, or, when named first, one of its services."""
     if arguments and arguments[0] in (DEPARTURES, TALLIES, COUNTER):
-        _service(*arguments)
+        _service(arguments[0])
         return 0
     options = _parse(arguments)
     if options.keep is not None:
@@ -35,17 +41,29 @@ def main(arguments: list[str]) -> int:
             print(f"--keep: {directory} is not empty; name a new folder", file=sys.stderr)
             return 2
         directory.mkdir(parents=True, exist_ok=True)
-        return _demo(_plan(directory.resolve(), options), options.json)
+        return _demo(directory.resolve(), options)
     with tempfile.TemporaryDirectory(prefix="qmq-flights-") as folder:
-        return _demo(_plan(Path(folder), options), options.json)
+        return _demo(Path(folder), options)
 
 
-def _plan(directory: Path, options: argparse.Namespace) -> Plan:
+def _demo(directory: Path, options: argparse.Namespace) -> int:
     months = tuple(range(1, 13)) if options.all else (options.month,)
-    return Plan(directory=str(directory), port=free_port(), months=months, days=options.days)
+    try:
+        with open_databases(options.database, directory) as databases:
+            plan = Plan(
+                directory=str(directory),
+                databases=databases,
+                port=free_port(),
+                months=months,
+                days=options.days,
+            )
+            return _run(plan, options.json)
+    except ServerMissingError as error:
+        print(f"The demo cannot start: {error}", file=sys.stderr)
+        return 1
 
 
-def _demo(plan: Plan, json_file: str | None) -> int:
+def _run(plan: Plan, json_file: str | None) -> int:
     months = frozenset(plan.months)
     expected = count_by_hand(data_file(), months, plan.days)
     flights = expected.committed + expected.rolled_back
@@ -58,15 +76,15 @@ def _demo(plan: Plan, json_file: str | None) -> int:
     except ProcessError as error:
         print(f"\nThe demo failed: {error}", file=sys.stderr)
         return 1
-    result = collect(run, expected, judgement)
+    result = collect(run, expected, judgement, version_of(plan.databases[BOARD]))
     print_result(result)
     if json_file is not None:
         Path(json_file).write_text(json.dumps(result, indent=2) + "\n")
     return 0 if judgement.ok else 1
 
 
-def _service(name: str, plan_argument: str) -> None:
-    plan = plan_from_argument(plan_argument)
+def _service(name: str) -> None:
+    plan = plan_from_environment()
     if name == DEPARTURES:
         departures.main(plan)
     else:
@@ -88,8 +106,14 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         metavar="N",
         help="only the first N days of a month, 3 to 31 (31)",
     )
+    parser.add_argument(
+        "--database",
+        choices=tuple(KINDS),
+        default="sqlite",
+        help="where the services keep their tables; a server is found or started (sqlite)",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures for programs")
-    parser.add_argument("--keep", metavar="DIR", help="leave databases, logs and history there")
+    parser.add_argument("--keep", metavar="DIR", help="leave files, logs and history there")
     return parser.parse_args(arguments)
 
 

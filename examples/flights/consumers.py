@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.orm import Session, sessionmaker
 
+from examples.flights.database import open_engine
 from examples.flights.events import fingerprint
-from examples.flights.models import Effect, Tally, TallyBase, open_database
+from examples.flights.models import Effect, Tally, TallyBase
 from examples.flights.plan import (
     COUNTER,
     DELAYED,
@@ -41,6 +42,8 @@ TALLIES_BATCH = 100
 COUNTER_BATCH = 200
 #: How long messages may wait for company; keeps requests and transactions few.
 BATCH_WAIT_MS = 100
+#: The key of a tally.
+PLACE = ("event", "airport", "carrier", "day")
 
 
 class Figures:
@@ -109,20 +112,28 @@ def book_tallies(session: Session, deliveries: list[Delivery]) -> None:
     connection = session.connection()
     ids = [{"message_id": delivery.message.message_id} for delivery in deliveries]
     connection.execute(sa.insert(Effect), ids)
-    names = ("event", "airport", "carrier", "day")
-    rows = [dict(zip(names, place, strict=True), count=count) for place, count in counts.items()]
-    query = insert(Tally)
-    connection.execute(
-        query.on_conflict_do_update(
-            index_elements=names, set_={"count": Tally.count + query.excluded.count}
-        ),
-        rows,
+    # In one order everywhere, or two of these transactions could wait for each other.
+    rows = [
+        dict(zip(PLACE, place, strict=True), count=count) for place, count in sorted(counts.items())
+    ]
+    connection.execute(add_up(connection.dialect.name), rows)
+
+
+def add_up(dialect: str) -> sa.Insert:
+    """A statement that inserts a tally or adds its count to the one that is there."""
+    if dialect in ("mysql", "mariadb"):
+        into = mysql.insert(Tally)
+        return into.on_duplicate_key_update(count=Tally.count + into.inserted.count)
+    query = (postgresql if dialect == "postgresql" else sqlite).insert(Tally)
+    statement: sa.Insert = query.on_conflict_do_update(
+        index_elements=PLACE, set_={"count": Tally.count + query.excluded.count}
     )
+    return statement
 
 
 def make_tallies(plan: Plan, history: History, figures: Figures) -> Callable[..., None]:
     """The handler of the group `tallies`, for every subject."""
-    engine = open_database(plan.database(TALLIES), TallyBase, synchronous="FULL")
+    engine = open_engine(plan.databases[TALLIES], TallyBase)
     create_tables(engine)
     die = plan.path("die")
 

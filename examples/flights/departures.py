@@ -16,9 +16,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
 from examples.flights.data import ON_TIME_MINUTES_MAX, Flight, read_flights, severity
+from examples.flights.database import open_engine
 from examples.flights.events import fingerprint
-from examples.flights.models import BoardBase, BoardEntry, open_database
-from examples.flights.plan import ARRIVED, CANCELLED, DELAYED, DEPARTED, Plan, latency_ms
+from examples.flights.models import BoardBase, BoardEntry
+from examples.flights.plan import ARRIVED, BOARD, CANCELLED, DELAYED, DEPARTED, Plan, latency_ms
 from examples.flights.process import say
 from qmq_client import Message, Producer, ProducerOptions, create_tables, current_session
 from qmq_client import transactional as in_transaction
@@ -187,7 +188,7 @@ def next_index(sessions: sessionmaker[Session]) -> int:
 
 def main(plan: Plan) -> None:
     flights = read_flights(frozenset(plan.months), plan.days)
-    engine = open_database(plan.database("departures"), BoardBase, synchronous="FULL")
+    engine = open_engine(plan.databases[BOARD], BoardBase)
     create_tables(engine)
     sessions = sessionmaker(engine, expire_on_commit=False)
     first = next_index(sessions)

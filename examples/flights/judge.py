@@ -6,15 +6,15 @@ Two questions, answered apart: do the tallies equal the counts made by hand from
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from examples.flights.database import read
 from examples.flights.events import fingerprint
 from examples.flights.expected import Expected, Tally
-from examples.flights.plan import COUNTER, SUBJECTS, TALLIES, Plan
+from examples.flights.plan import BOARD, COUNTER, SUBJECTS, TALLIES, Plan
 from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.disk import OsDisk
@@ -63,7 +63,7 @@ def judge(plan: Plan, expected: Expected) -> Judgement:
     verdict = check([*events, *found], groups=groups, promises=Promises())
     return Judgement(
         differences=_differences(expected.tallies, _tallies(plan)),
-        board=(expected.committed, _count(plan, "departures", "SELECT count(*) FROM board")),
+        board=(expected.committed, len(_board(plan))),
         stored=len(stored),
         verdict=verdict,
     )
@@ -93,20 +93,26 @@ def read_stored(plan: Plan) -> Iterator[Stored]:
 
 def _truths(plan: Plan, events: list[AnyEvent]) -> list[Truth]:
     """Which transactions stand, as the board says."""
-    rows = _rows(plan, "departures", "SELECT transaction_id, has_arrived FROM board")
+    rows = _board(plan)
     standing = {transaction_id for transaction_id, _ in rows}
     standing |= {f"{transaction_id}.arrival" for transaction_id, arrived in rows if arrived}
     tried = {event.transaction_id for event in events if isinstance(event, Attempt)}
     return [Truth(transaction_id=one, is_committed=one in standing) for one in tried]
 
 
+def _board(plan: Plan) -> list[Any]:
+    return read(plan.databases[BOARD], "SELECT transaction_id, has_arrived FROM board")
+
+
 def _effects(plan: Plan) -> list[Effect]:
-    rows = _rows(plan, TALLIES, "SELECT message_id, count(*) FROM effects GROUP BY message_id")
+    rows = read(
+        plan.databases[TALLIES], "SELECT message_id, count(*) FROM effects GROUP BY message_id"
+    )
     return [Effect(group=TALLIES, message_id=one, times=times) for one, times in rows]
 
 
 def _tallies(plan: Plan) -> Tally:
-    rows = _rows(plan, TALLIES, "SELECT event, airport, carrier, day, count FROM tallies")
+    rows = read(plan.databases[TALLIES], "SELECT event, airport, carrier, day, count FROM tallies")
     return Counter({(event, airport, carrier, day): n for event, airport, carrier, day, n in rows})
 
 
@@ -118,16 +124,3 @@ def _differences(
         for place in by_hand.keys() | counted.keys()
         if by_hand[place] != counted[place]
     }
-
-
-def _count(plan: Plan, database: str, query: str) -> int:
-    count: int = _rows(plan, database, query)[0][0]
-    return count
-
-
-def _rows(plan: Plan, database: str, query: str) -> list[Any]:
-    connection = sqlite3.connect(f"file:{plan.path(database + '.sqlite')}?mode=ro", uri=True)
-    try:
-        return connection.execute(query).fetchall()
-    finally:
-        connection.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ CANCELLED = "flight.cancelled"
 DELAYED = "flight.delayed"
 ARRIVED = "flight.arrived"
 SUBJECTS = (DEPARTED, CANCELLED, DELAYED, ARRIVED)
+#: The database of the departures service.
+BOARD = "departures"
 TALLIES = "tallies"
 COUNTER = "counter"
 GROUPS = (TALLIES, COUNTER)
@@ -21,12 +24,15 @@ GROUPS = (TALLIES, COUNTER)
 LEASE_MS = 5_000
 #: How long the broker stays away so that the watchdog has rows to bring back.
 ABSENCE_S = 5.0
+_VARIABLE = "FLIGHTS_PLAN"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Handed to every process of the run as one JSON argument."""
+    """Handed to every process of the run in a variable of its environment."""
 
     directory: str
+    #: Addresses by name, for SQLAlchemy; there may be passwords in them.
+    databases: dict[str, str]
     port: int
     months: tuple[int, ...]
     #: Only the first days of each month.
@@ -40,17 +46,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """A file or folder of this run."""
         return Path(self.directory) / name
 
-    def database(self, name: str) -> str:
-        """URL of one of the run's SQLite databases."""
-        return f"sqlite:///{self.path(name + '.sqlite')}"
-
-    def to_argument(self) -> str:
-        return msgspec.json.encode(self).decode()
+    def to_environment(self) -> dict[str, str]:
+        return {_VARIABLE: msgspec.json.encode(self).decode()}
 
 
-def plan_from_argument(text: str) -> Plan:
+def plan_from_environment() -> Plan:
     """The plan that the supervisor gave."""
-    return msgspec.json.decode(text, type=Plan)
+    return msgspec.json.decode(os.environ[_VARIABLE], type=Plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,17 @@ class ProcessError(Exception):
 class Child:
     """One process with a name; `start` again after a kill gives it a new life."""
 
-    def __init__(self, name: str, arguments: Sequence[str], directory: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        directory: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self._arguments = [sys.executable, *arguments]
+        #: Beside this process's own; what other users of the machine must not see is here.
+        self._environment = {} if environment is None else dict(environment)
         self._log = directory / f"{name}.log"
         self._process: subprocess.Popen[str] | None = None
         self._listener: threading.Thread | None = None
@@ -54,7 +62,12 @@ class Child:
                 stderr=log,
                 text=True,
                 cwd=REPOSITORY,
-                env=os.environ | {"PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"},
+                env={
+                    **os.environ,
+                    **self._environment,
+                    "PYTHONPATH": _python_path(),
+                    "PYTHONUNBUFFERED": "1",
+                },
             )
         self._listener = threading.Thread(target=self._listen, args=(self._process,), daemon=True)
         self._listener.start()

@@ -16,13 +16,14 @@ from examples.flights.run import DEPARTURES, WATCHDOG, Run
 _SENT_BY_WATCHDOG = re.compile(r"\bsent=(\d+)")
 
 
-def collect(run: Run, expected: Expected, judgement: Judgement) -> dict[str, Any]:
+def collect(run: Run, expected: Expected, judgement: Judgement, database: str) -> dict[str, Any]:
     """Everything that was measured and judged."""
     status = {name: child.status for name, child in run.children.items()}
     counts = judgement.verdict.counts
     messages = expected.messages.total()
     return {
         "ok": judgement.ok,
+        "database": database,
         "months": list(run.plan.months),
         "expected": {
             "committed": expected.committed,
@@ -88,6 +89,7 @@ def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:
     latency = result["latency"]
     handler = latency["send_to_handler"]
     return [
+        ("database", result["database"]),
         ("transactions committed", f"{result['board']['counted']:,}"),
         ("transactions rolled back", f"{result['expected']['rolled_back']:,}"),
         ("savepoints rolled back", f"{result['expected']['savepoints_rolled_back']:,}"),

@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import json
 import socket
-import sqlite3
 import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from examples.flights.plan import ABSENCE_S, COUNTER, FAULTS, GROUPS, SUBJECTS, TALLIES, Plan
+from examples.flights.database import read
+from examples.flights.plan import (
+    ABSENCE_S,
+    BOARD,
+    COUNTER,
+    FAULTS,
+    GROUPS,
+    SUBJECTS,
+    TALLIES,
+    Plan,
+)
 from examples.flights.process import Child, ProcessError, wait_until
 from tests.kit.events import Drained, Fault, Heal
 from tests.kit.history import History
@@ -53,21 +61,24 @@ class Run:
         self._faults = list(FAULTS)
         directory = plan.path("logs")
         directory.mkdir(exist_ok=True)
-        argument = plan.to_argument()
         listen = f"127.0.0.1:{plan.port}"
         data = str(plan.path("broker"))
-        service = ["-m", "examples.flights"]
         self.children = {
             BROKER: Child(
                 BROKER,
                 ["-m", "qmq_broker", "serve", "--data", data, "--listen", listen],
                 directory,
             ),
-            WATCHDOG: Child(WATCHDOG, _watchdog_arguments(plan), directory),
-            TALLIES: Child(TALLIES, [*service, TALLIES, argument], directory),
-            COUNTER: Child(COUNTER, [*service, COUNTER, argument], directory),
-            DEPARTURES: Child(DEPARTURES, [*service, DEPARTURES, argument], directory),
+            WATCHDOG: Child(
+                WATCHDOG,
+                ["-m", "qmq_client", "watchdog", "run", "--broker", plan.broker_url],
+                directory,
+                {"QMQ_DATABASE_URL": plan.databases[BOARD]},
+            ),
         }
+        for name in (TALLIES, COUNTER, DEPARTURES):
+            service = ["-m", "examples.flights", name]
+            self.children[name] = Child(name, service, directory, plan.to_environment())
 
     def __enter__(self) -> Run:
         return self
@@ -209,7 +220,7 @@ class Run:
         self._report()
 
     def _is_drained(self) -> bool:
-        if outbox_rows(self.plan.path("departures.sqlite")):
+        if self._outbox_rows():
             return False
         groups = self._groups()
         if len(groups) < len(SUBJECTS) * len(GROUPS):
@@ -217,6 +228,11 @@ class Run:
         return not any(
             group["lag"] or group["in_flight"] or group["redelivery"] for group in groups
         )
+
+    def _outbox_rows(self) -> int:
+        """Rows waiting in the departures service's outbox, parked ones included."""
+        rows: int = read(self.plan.databases[BOARD], "SELECT count(*) FROM qmq_outbox")[0][0]
+        return rows
 
     def _groups(self) -> list[dict[str, Any]]:
         groups: list[dict[str, Any]] = json.loads(self._get("/v1/groups"))["groups"]
@@ -244,24 +260,9 @@ class _FaultSpan:
         self._history.write(Fault(kind=self._kind, target=self._target, phase="end"))
 
 
-def outbox_rows(database: Path) -> int:
-    """Rows waiting in the departures service's outbox, parked ones included."""
-    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=10)
-    try:
-        rows: int = connection.execute("SELECT count(*) FROM qmq_outbox").fetchone()[0]
-        return rows
-    finally:
-        connection.close()
-
-
 def free_port() -> int:
     """A TCP port of the loopback address that nobody uses now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _watchdog_arguments(plan: Plan) -> list[str]:
-    command = ["-m", "qmq_client", "watchdog", "run"]
-    return [*command, "--database", plan.database("departures"), "--broker", plan.broker_url]

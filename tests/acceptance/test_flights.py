@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from examples.flights.data import data_file
+from examples.flights.database import open_databases
 from examples.flights.expected import Expected, count_by_hand
 from examples.flights.judge import judge
 from examples.flights.plan import FAULTS, SUBJECTS, TALLIES, Plan
@@ -55,7 +56,8 @@ def expected() -> Expected:
 
 
 def the_plan(folder: Path) -> Plan:
-    return Plan(directory=str(folder), port=1, months=(MONTH,), days=DAYS)
+    with open_databases("sqlite", folder) as databases:
+        return Plan(directory=str(folder), databases=databases, port=1, months=(MONTH,), days=DAYS)
 
 
 def test_nothing_is_lost_no_ghost_is_sent_and_no_effect_is_doubled(figures: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ reason why not; all reasons together are what a skipped test shows.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import socket
@@ -188,6 +189,8 @@ def install(kind: str) -> None:
 def container(run: TestRun, kind: str) -> str:
     """A container; the keeper removes it after the run."""
     _ask_docker()
+    if importlib.util.find_spec("testcontainers") is None:  # the demo goes without it
+        raise RungError("testcontainers is not installed")
     os.environ["TESTCONTAINERS_RYUK_DISABLED"] = "true"  # it would end with this worker
     made: Any
     if kind == "mysql":

@@ -1,0 +1,67 @@
+"""What the demo does differently on each kind of database."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from examples.flights import __main__ as demo
+from examples.flights.consumers import PLACE, add_up
+from examples.flights.database import open_databases, open_engine, read, version_of
+from examples.flights.models import TallyBase
+from tests.services.databases import Database
+from tests.services.ladder import VARIABLES
+from tests.services.run import TestRun
+
+ROW = dict(zip(PLACE, ("departed", "JFK", "UA", "2013-01-01"), strict=True))
+QUERY = "SELECT count FROM tallies"
+
+
+def test_a_tally_that_is_there_is_added_to_and_the_judge_reads_what_is_committed(
+    a_database: Database,
+) -> None:
+    engine = open_engine(a_database.url, TallyBase)
+    with engine.begin() as connection:
+        connection.execute(add_up(engine.dialect.name), [{**ROW, "count": 3}])
+    with engine.connect() as connection:
+        connection.execute(add_up(engine.dialect.name), [{**ROW, "count": 4}])
+        assert [tuple(row) for row in read(a_database.url, QUERY)] == [(3,)]
+        connection.commit()
+    assert [tuple(row) for row in read(a_database.url, QUERY)] == [(7,)]
+    engine.dispose()
+
+
+def test_the_figures_say_on_what_they_were_made(a_database: Database) -> None:
+    with a_database.engine().connect():  # a file comes into being
+        names = {"sqlite": "SQLite 3", "mysql": "", "postgresql": "PostgreSQL 1"}
+        assert version_of(a_database.url).startswith(names[a_database.kind])
+
+
+def test_a_demo_without_a_server_says_what_was_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(VARIABLES["postgresql"], raising=False)
+    monkeypatch.setenv("PYTEST_XDIST_TESTRUNUID", os.urandom(6).hex())
+    run = TestRun()
+    with run.alone():  # what the ladder leaves when none of its rungs holds
+        run.note("service-postgresql", {"missing": "no postgresql for the tests. planted"})
+    assert demo.main(["--database", "postgresql", "--days", "3"]) == 1
+    run.close()
+    assert "The demo cannot start: no postgresql for the tests. planted" in capsys.readouterr().err
+
+
+def test_the_databases_of_a_server_are_dropped_after_the_run(
+    mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLES["mysql"], mysql_database.url)
+    with open_databases("mariadb", tmp_path) as urls:
+        names = [str(sa.make_url(url).database) for url in urls.values()]
+        assert set(names) < shown(mysql_database)
+    assert set(names).isdisjoint(shown(mysql_database))
+
+
+def shown(database: Database) -> set[str]:
+    return {row[0] for row in read(database.url, "SHOW DATABASES")}
