@@ -34,6 +34,16 @@ _MYSQL_BYTES: Final = {
 }
 _UNBOUNDED: Final = 2**62
 _MYSQL: Final = ("mysql", "mariadb")
+_POSTGRESQL_COLLATION: Final = (
+    "SELECT c.collname FROM pg_attribute a JOIN pg_collation c ON c.oid = a.attcollation "
+    "WHERE a.attrelid = to_regclass(:path) AND a.attname = :column"
+)
+#: The inspector leaves out a collation that is the default of its character set.
+_MYSQL_COLLATION: Final = (
+    "SELECT collation_name FROM information_schema.columns "
+    "WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table "
+    "AND column_name = :column"
+)
 #: As exact as ours, on PostgreSQL.
 _EXACT: Final = ("C", "POSIX", "ucs_basic")
 
@@ -62,12 +72,12 @@ def compare_column(
         fault = f"is {live['type']!s}, which does not hold {need.sort}"
     elif has.room < need.room:
         fault = f"is {live['type']!s}: it holds {has.room:,}, and {need.room:,} are needed"
-    elif has.is_padded and has.room != need.room:
+    elif has.is_padded and (has.room != need.room or not need.is_padded):
         fault = f"is {live['type']!s}, which lengthens what is stored"
-    elif (collation := _wrong_collation(connection, column, live["type"])) is not None:
-        fault = f"has the collation {collation}, which is not exact"
+    elif collation := _wrong_collation(connection, column):
+        fault = f"has the collation {collation}"
     if fault:
-        yield fault, _change_type(connection, column)
+        yield fault, _change_type(connection, column, is_cast=need.sort != has.sort)
     if bool(live["nullable"]) != bool(column.nullable):
         problem = "may be NULL" if live["nullable"] else "may not be NULL, and for us it must"
         yield problem, _change_null(connection, column)
@@ -94,28 +104,32 @@ def _shape(kind_of: Any, dialect_name: str) -> _Shape:
     return _Shape(sort=word.lower(), room=_UNBOUNDED)
 
 
-def _wrong_collation(
-    connection: sa.Connection, column: sa.Column[Any], live: sa.types.TypeEngine[Any]
-) -> str | None:
+def _wrong_collation(connection: sa.Connection, column: sa.Column[Any]) -> str:
+    """The live collation and what is wrong with it; empty for a good one."""
     wanted = getattr(column.type.dialect_impl(connection.dialect), "collation", None)
     if wanted is None:
-        return None
+        return ""
     if connection.dialect.name == "postgresql":
-        found = _postgresql_collation(connection, column)
-        return None if found in _EXACT else found
-    found = getattr(live, "collation", None) or "of the table"
-    charset = wanted.split("_")[0]
-    is_exact = found.endswith("_bin") and found.startswith((charset, "utf8mb4"))
-    return None if is_exact else found
+        found = _live(connection, column, _POSTGRESQL_COLLATION)
+        return "" if found in _EXACT else f"{found}, which is not exact"
+    found = _live(connection, column, _MYSQL_COLLATION)
+    if not found.startswith((wanted.split("_")[0], "utf8mb4")):
+        return f"{found}, which lacks characters that we store"
+    # Text is only shown; names are compared.
+    is_good = isinstance(column.type, sa.Text) or found.endswith("_bin")
+    return "" if is_good else f"{found}, which is not exact"
 
 
-def _postgresql_collation(connection: sa.Connection, column: sa.Column[Any]) -> str:
-    query = sa.text(
-        "SELECT c.collname FROM pg_attribute a JOIN pg_collation c ON c.oid = a.attcollation "
-        "WHERE a.attrelid = to_regclass(:table) AND a.attname = :column"
-    )
-    values = {"table": _table(connection, column), "column": column.name}
-    return connection.execute(query, values).scalar() or "default"
+def _live(connection: sa.Connection, column: sa.Column[Any], query: str) -> str:
+    values = {
+        "path": _table(connection, column),
+        "schema": column.table.schema,
+        "table": column.table.name,
+        "column": column.name,
+    }
+    text = sa.text(query)
+    used = {name: values[name] for name in text.compile().params}
+    return connection.execute(text, used).scalar() or "of the database"
 
 
 def _is_numbered(connection: sa.Connection, live: Any) -> bool:
@@ -125,14 +139,15 @@ def _is_numbered(connection: sa.Connection, live: Any) -> bool:
     return bool(live.get("autoincrement") or live.get("identity"))
 
 
-def _change_type(connection: sa.Connection, column: sa.Column[Any]) -> str:
+def _change_type(connection: sa.Connection, column: sa.Column[Any], *, is_cast: bool) -> str:
     specification = _specification(connection, column)
     table = _table(connection, column)
     if connection.dialect.name in _MYSQL:
         return f"ALTER TABLE {table} MODIFY COLUMN {specification}"
     if connection.dialect.name == "postgresql":
         text = column.type.compile(dialect=connection.dialect)
-        return f"ALTER TABLE {table} ALTER COLUMN {column.name} TYPE {text}"
+        cast = f" USING {column.name}::{text.partition(' ')[0]}" if is_cast else ""
+        return f"ALTER TABLE {table} ALTER COLUMN {column.name} TYPE {text}{cast}"
     return _anew(table)
 
 
