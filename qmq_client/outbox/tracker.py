@@ -317,12 +317,23 @@ def _after_session_commit(session: Session) -> None:
 def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
     drop(session, transaction)
     if transaction.parent is not None:
+        _enlist_parent(session, transaction, transaction.parent)
         return
     _active.sessions.pop(session, None)
     enlisted: _Enlisted | None = session.info.pop(_INFO_KEY, None)
     if enlisted:
         for _, connection in enlisted.values():
             forget(connection)
+
+
+def _enlist_parent(
+    session: Session, ended: SessionTransaction, parent: SessionTransaction
+) -> None:
+    """A savepoint is over: the transaction around it has begun on the same connections before it."""
+    enlisted: _Enlisted = session.info.get(_INFO_KEY, {})
+    for pool, (innermost, connection) in enlisted.items():
+        if innermost is ended:
+            enlisted[pool] = (parent, connection)
 
 
 def _is_watched(engine: sa.Engine) -> bool:
