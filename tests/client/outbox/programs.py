@@ -1,244 +1,274 @@
 """Random programs against the session tracker: every way to open, nest, end and abuse a transaction.
 
-A program is made from a seed, runs one transaction after the other on one pooled connection, and in
+A program is made from a seed, runs one transaction after the other on pooled connections, and in
 each writes business rows and sends messages with the same labels. Nothing here predicts what the
 database keeps: the oracle reads that afterwards from another connection.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from contextlib import suppress
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from qmq_client.message import Message
+from qmq_client.current import current_session
+from qmq_client.errors import AutocommitError, NoTransactionError, OutboxError
 from qmq_client.transactional import transaction, transactional
-from tests.client.world import SUBJECT, Order, World
+from tests.client.outbox.actions import AbandonError, Actions
+from tests.client.outbox.faces import drive, new_registry, new_session, settled, within
+from tests.client.outbox.interference import kill
 
 JOIN_MODES: Final = ("conditional_savepoint", "rollback_only", "control_fully", "create_savepoint")
-NESTED_MAX: Final = 3
-NO_SUCH_ORDER: Final = 10**9
+TRANSACTIONS_MAX: Final = 6
+#: A cancelled program is cancelled at one of its first awaits, this many turns of the loop later.
+CANCEL_AWAITS_MAX: Final = 40
+CANCEL_TURNS_MAX: Final = 6
+#: What ends a transaction and not the program.
+SURVIVED: Final = (AbandonError, OutboxError, sa.exc.DatabaseError, sa.exc.InvalidRequestError)
+
+Kind = Callable[[], Awaitable[None]]
 
 
-class AbandonError(Exception):
-    """The application's own error, which leaves a block."""
-
-
-class Program:
+class Program(Actions):
     """Runs what its seed says; `trace` is what it did."""
 
-    def __init__(self, world: World, seed: int) -> None:
-        self.world = world
-        self.random = random.Random(seed)
-        self.trace: list[str] = []
-        self.labels: dict[str, str] = {}
-
-    def run(self) -> None:
+    async def run(self, *, is_core: bool = False) -> None:
         """Some transactions, one after the other."""
-        kinds: list[Callable[[], None]] = [
+        core: list[Kind] = [self.core_block, self.bare_connection, self.bare_connection]
+        kinds = [*core, self.autocommit] if is_core else [*core, *self._session_kinds()]
+        for _ in range(self.random.randint(1, TRANSACTIONS_MAX)):
+            kind = self.random.choice(kinds)
+            self.note(f"= {kind.__name__}")
+            if self.world.is_async and self.random.random() < 0.2:
+                self.cancel_at = self.awaits + self.random.randint(1, CANCEL_AWAITS_MAX)
+                self.cancel_turns = self.random.randint(0, CANCEL_TURNS_MAX)
+            try:
+                await kind()
+            except SURVIVED as error:
+                self.note(f"!{type(error).__name__}")
+            except asyncio.CancelledError:
+                self.note("!cancelled")
+            finally:
+                self.fate.disarm()
+                await self.let_cancellation_pass()
+
+    def _session_kinds(self) -> list[Kind]:
+        kinds = [
+            self.plain_session,
             self.plain_session,
             self.plain_session,
             self.scoped,
             self.decorated,
+            self.decorated,
             self.joined_session,
-            self.core_block,
-            self.bare_connection,
+            self.joined_session,
+            self.interleaved,
+            self.autocommit,
         ]
-        for _ in range(self.random.randint(1, 6)):
-            kind = self.random.choice(kinds)
-            self.note(f"= {kind.__name__}")
-            with suppress(AbandonError, sa.exc.DatabaseError):
-                kind()
-
-    def note(self, text: str) -> None:
-        self.trace.append(text)
+        if self.world.kind != "sqlite" and not self.world.is_async:
+            kinds.append(self.two_phase)
+        return kinds
 
     # -- kinds of transactions
 
-    def plain_session(self) -> None:
-        with Session(self.world.engine) as session:
+    async def plain_session(self) -> None:
+        async with within(new_session(self.world)) as session:
             for _ in range(self.random.randint(1, 3)):  # one session, several transactions
-                self.work(session)
-                self.end_session(session)
+                await self.work(session)
+                await self.end_session(session)
 
-    def scoped(self) -> None:
-        registry = scoped_session(sessionmaker(self.world.engine))
+    async def two_phase(self) -> None:
+        async with within(new_session(self.world, twophase=True)) as session:
+            await self.work(session, is_plain=True)
+            await self.end_session(session, ["commit", "commit", "rollback", "close", "raise"])
+
+    async def scoped(self) -> None:
+        key = object()
+        registry = new_registry(self.world, lambda: key)
         try:
-            self.work(registry(), given=registry)
-            self.end_session(registry())
+            await self.work(registry(), given=registry)
+            await self.end_session(registry())
         finally:
-            registry.remove()
+            await self.do(registry.remove())
 
-    def decorated(self) -> None:
-        @transactional(self.world.producer)
-        def inner() -> None:
-            self.send_and_write(self.current(), given=None)
+    async def interleaved(self) -> None:
+        """Two sessions by turns. On SQLite only one of them writes: there is one lock."""
+        async with (
+            within(new_session(self.world)) as one,
+            within(new_session(self.world)) as other,
+        ):
+            is_sqlite = self.world.kind == "sqlite"
+            for _ in range(self.random.randint(1, 3)):
+                await self.send_and_write(one)
+                if is_sqlite:
+                    self.send(["undone"], other)
+                else:
+                    await self.send_and_write(other)
+            first, second = (one, other) if self.random.random() < 0.5 else (other, one)
+            for session in (first, second):
+                ending = self.random.choice(["commit", "rollback", "close"])
+                ending = "rollback" if is_sqlite and session is other else ending
+                self.note(f"{'one' if session is one else 'other'} {ending}")
+                if ending == "commit":
+                    await self.do(session.flush())
+                await self.do(getattr(session, ending)())
+
+    async def decorated(self) -> None:
+        # On SQLite two cannot write at once, so there is no second transaction inside.
+        is_new = self.world.kind != "sqlite" and self.random.random() < 0.4
+        self.note("requires_new" if is_new else "nested")
+
+        async def inner() -> None:
+            await self.send_and_write(current_session(), given=None)
             self.maybe_abandon()
 
-        @transactional(self.world.producer)
-        def outer() -> None:
-            self.work(self.current(), given=None)
-            with suppress(AbandonError):
-                inner()
+        async def outer() -> None:
+            await self.work(current_session(), given=None)
+            try:
+                await self.decorate(inner, requires_new=is_new)()
+            except AbandonError:
+                pass
             self.maybe_abandon()
 
-        outer()
+        await self.decorate(outer)()
 
-    def joined_session(self) -> None:
+    def decorate(self, function: Callable[[], Any], **options: Any) -> Callable[[], Any]:
+        """`@transactional` above a function of the world's kind."""
+        if self.world.is_async:
+            return transactional(self.world.producer, **options)(function)
+
+        @transactional(self.world.producer, **options)
+        def plain() -> None:
+            drive(function())
+
+        async def call() -> None:
+            plain()
+
+        return call
+
+    async def joined_session(self) -> None:
         mode: Any = self.random.choice(JOIN_MODES)
         self.note(mode)
-        with self.world.engine.connect() as connection:
-            outer = connection.begin()
+        async with within(self.world.engine.connect()) as connection:
+            outer = await self.do(connection.begin())
             if self.random.random() < 0.3:
-                self.send_and_write(connection)
-            with Session(connection, join_transaction_mode=mode) as session:
+                await self.send_and_write(connection)
+            session = new_session(self.world, connection, join_transaction_mode=mode)
+            async with within(session):
                 for _ in range(self.random.randint(1, 2)):
-                    self.work(session)
-                    self.end_session(session)
+                    await self.work(session, is_joined=True)
+                    await self.end_session(session, is_joined=True)
             if self.random.random() < 0.6 and outer.is_active:
                 self.note("outer commit")
-                outer.commit()
+                await self.do(outer.commit())
             elif outer.is_active:
                 self.note("outer rollback")
-                outer.rollback()
+                await self.do(outer.rollback())
 
-    def core_block(self) -> None:
-        with transaction(self.world.engine) as connection:
-            self.work(connection, given=self.random.choice([None, connection]))
+    async def core_block(self) -> None:
+        async with within(transaction(self.world.engine)) as connection:
+            await self.work(connection, given=self.random.choice([None, connection]))
             self.maybe_abandon()
+            self.maybe_arm()
 
-    def bare_connection(self) -> None:
-        with self.world.engine.connect() as connection:
+    async def bare_connection(self) -> None:
+        async with within(self.world.engine.connect()) as connection:
             for _ in range(self.random.randint(1, 2)):
-                connection.begin()
-                self.work(connection)
-                ending = self.random.choice(["commit", "commit", "rollback", "close", "fail"])
+                await self.do(connection.begin())
+                await self.work(connection)
+                ending = self.random.choice(["commit"] * 3 + ["rollback", "close", "fail"])
                 self.note(f"bare {ending}")
                 if ending == "close":
                     return
                 if ending == "fail":
-                    self.break_promise(connection)
-                    with suppress(sa.exc.IntegrityError):
-                        connection.commit()
-                    return  # the failed transaction is still open until the connection goes back
-                getattr(connection, ending)()
+                    await self.fail_the_commit(connection)
+                    return  # the failed transaction is open until the connection goes back
+                self.maybe_arm(ending)
+                await self.do(getattr(connection, ending)())
 
-    # -- what happens inside
-
-    def work(self, scope: Any, *, given: Any = ..., depth: int = 0) -> None:
-        given = scope if given is ... else given
-        for _ in range(self.random.randint(0, 4)):
-            actions: list[Callable[..., None]] = [self.send_and_write] * 4
-            actions += [self.swallow_an_error, self.look]
-            if depth < NESTED_MAX:
-                actions += [self.nest, self.nest, self.nest_in_core]
-            self.random.choice(actions)(scope, given=given, depth=depth)
-
-    def send_and_write(self, scope: Any, *, given: Any = ..., depth: int = 0) -> None:
-        given = scope if given is ... else given
-        count = self.random.choice([1, 1, 1, 2, 3, 120 if self.random.random() < 0.1 else 1])
-        labels = [f"o{len(self.labels) + i}" for i in range(count)]
-        self.note(f"send {labels[0]} x{count}")
-        ids = self.world.producer.send_many(
-            [Message(SUBJECT, label) for label in labels], session=given
-        )
-        self.labels.update(zip(labels, ids, strict=True))
-        if isinstance(scope, Session) and self.random.random() < 0.5:
-            scope.add_all([Order(label=label) for label in labels])
-            if self.random.random() < 0.5:
-                scope.flush()
-        else:
-            scope.execute(sa.insert(Order), [{"label": label} for label in labels])
-
-    def nest(self, scope: Any, *, given: Any, depth: int) -> None:
-        """A savepoint of the session, or of the connection."""
-        self.note("(")
-        try:
-            nested = scope.begin_nested()
-        except sa.exc.InvalidRequestError:
-            return
-        try:
-            self.work(scope, given=given, depth=depth + 1)
-            ending = self.random.choice(["commit", "rollback", "rollback", "raise"])
-            self.note(f"{ending} )")
-            if ending == "raise":
-                raise AbandonError
-        except AbandonError:
-            nested.rollback()
-        except sa.exc.SQLAlchemyError:
-            nested.rollback()
-            raise
-        else:
-            getattr(nested, ending)()
-
-    def nest_in_core(self, scope: Any, *, given: Any, depth: int) -> None:
-        """A savepoint of the connection that the session knows nothing of."""
-        connection = scope.connection() if isinstance(scope, Session) else scope
-        self.note("[")
-        if isinstance(scope, Session):
-            scope.flush()
-        nested = connection.begin_nested()
-        for _ in range(self.random.randint(0, 2)):
-            self.send_and_write(connection, given=given)
-        ending = self.random.choice(["commit", "rollback"])
-        self.note(f"{ending} ]")
-        if isinstance(scope, Session):
-            scope.flush()
-        getattr(nested, ending)()
-
-    def swallow_an_error(self, scope: Any, **_: Any) -> None:
-        """A statement that fails, and an application that goes on as if nothing was."""
-        self.note("error swallowed")
-        with suppress(sa.exc.IntegrityError):
-            scope.execute(sa.text("INSERT INTO business_order (id, label) VALUES (1, NULL)"))
-
-    def look(self, scope: Any, **_: Any) -> None:
-        scope.execute(sa.select(sa.func.count()).select_from(Order)).all()
+    async def autocommit(self) -> None:
+        """By three ways; a message would stay after a rollback, so all are refused."""
+        way = self.random.choice(["engine", "connection", "execution"])
+        self.note(way)
+        options = {"isolation_level": "AUTOCOMMIT"}
+        engine = self.world.engine.execution_options(**options) if way == "engine" else None
+        async with within((engine or self.world.engine).connect()) as connection:
+            if way == "connection":
+                await settled(connection.execution_options(**options))
+            if way == "execution":
+                session = new_session(self.world, connection)
+                await self.do(session.connection(execution_options=options))
+            await self.do(connection.execute(sa.text("SELECT 1")))
+            try:
+                self.send([self.new_label()], connection)
+            except (AutocommitError, NoTransactionError):
+                return
+            raise AssertionError("a message was taken in AUTOCOMMIT")
 
     # -- how a transaction ends
 
-    def end_session(self, session: Session) -> None:
-        ending = self.random.choice(
-            ["commit"] * 4 + ["rollback", "close", "fail", "behind", "behind_back", "raise"]
-        )
+    async def end_session(
+        self, session: Any, endings: list[str] | None = None, *, is_joined: bool = False
+    ) -> None:
+        plain = ["commit"] * 5 + ["rollback", "close", "raise"]
+        abused = ["fail", "behind", "behind_back", "text", "driver", "kill", "invalidate"]
+        ending = self.random.choice(endings or [*plain, *([] if is_joined else abused)])
         self.note(ending)
         if ending == "raise":
             raise AbandonError
-        if ending == "fail":
-            self.break_promise(session)
-            with suppress(sa.exc.IntegrityError):
-                session.commit()
-            session.rollback()
-            session.close()
-        elif ending in ("behind", "behind_back"):
-            session.flush()
-            connection = session.connection()
-            if connection.in_nested_transaction():
-                return
-            connection.commit() if ending == "behind" else connection.rollback()
-            session.close()
-        else:
-            # Closing a joined session drops what was not flushed but keeps what was: a send counts
-            # as flushed, so the business rows must be, too, for the two to be compared.
-            session.flush()
-            getattr(session, ending)()
+        if ending in ("fail", "behind", "behind_back", "text", "driver", "kill", "invalidate"):
+            await getattr(self, f"_end_by_{ending.removesuffix('_back')}")(session, ending)
+            await self.do(session.close())
+            return
+        # Closing a joined session drops what was not flushed but keeps what was: a send counts
+        # as flushed, so the business rows must be, too, for the two to be compared.
+        await self.do(session.flush())
+        if endings is None and not is_joined:
+            self.maybe_arm(ending)
+        await self.do(getattr(session, ending)())
 
-    def maybe_abandon(self) -> None:
-        if self.random.random() < 0.3:
-            self.note("raise")
-            raise AbandonError
+    async def _end_by_fail(self, session: Any, _: str) -> None:
+        await self.fail_the_commit(session)
+        await self.do(session.rollback())
 
-    def break_promise(self, scope: Any) -> None:
-        """Make the COMMIT itself fail."""
-        label = f"broken{len(self.trace)}"
-        scope.execute(sa.insert(Order).values(label=label, promise=NO_SUCH_ORDER))
+    async def _end_by_behind(self, session: Any, ending: str) -> None:
+        """Through the session's connection, past the session."""
+        await self.do(session.flush())
+        connection = await self.do(session.connection())
+        if not connection.in_nested_transaction():
+            await self.do(connection.commit() if ending == "behind" else connection.rollback())
 
-    def current(self) -> Session:
-        from qmq_client.current import current_session
+    async def _end_by_text(self, session: Any, _: str) -> None:
+        """By a statement given as text, and then perhaps as if nothing was."""
+        await self.do(session.flush())
+        statement = self.random.choice(["COMMIT", "ROLLBACK", "/* done */ commit"])
+        self.note(statement)
+        await self.do(session.execute(sa.text(statement)))
+        if self.random.random() < 0.5:
+            await self.send_and_write(session)
+        await self.do(session.commit())
 
-        session: Session = current_session()
-        return session
+    async def _end_by_driver(self, session: Any, _: str) -> None:
+        """By the driver itself, of which nobody hears: what was sent may be lost with the commit."""
+        await self.do(session.flush())
+        what = self.random.choice(["commit", "rollback"])
+        self.note(what)
+        if what == "commit":
+            self.excuse_open_labels()
+        await self.on_driver(session, what)
+        if self.random.random() < 0.5:
+            await self.send_and_write(session)
+        await self.do(session.commit())
+
+    async def _end_by_kill(self, session: Any, _: str) -> None:
+        await self.do(session.flush())
+        await self.on_connection(session, lambda connection: kill(self.world, connection))
+        if self.random.random() < 0.5:
+            await self.send_and_write(session)
+        await self.do(session.commit())
+
+    async def _end_by_invalidate(self, session: Any, _: str) -> None:
+        await self.do(session.flush())
+        await self.do(session.invalidate())
