@@ -167,7 +167,8 @@ class Daemon:
             is_first, self._is_stopped = not self._is_stopped, True
         if is_first:
             self._workers.stop()
-            self._scheduler.shutdown(wait=False)
+            if self._is_started:
+                self._scheduler.shutdown(wait=False)
         is_idle = self.wait_idle(deadline_s)
         if is_idle:
             for job in self.jobs().values():
