@@ -31,6 +31,9 @@ if _TYPE_CHECKING:
     from qmq_client.options import ProducerOptions
     from qmq_client.outbox.table import create_tables, make_tables, metadata
     from qmq_client.producer import Producer
+    from qmq_client.publisher_stats import Flushed
+    from qmq_client.receipts import Fate, Receipt
+    from qmq_client.request_headers import request_headers
     from qmq_client.retry import Reject, Retry
     from qmq_client.transactional import transaction, transactional
 
@@ -39,6 +42,8 @@ _MODULES = {
     "ConfigurationError": "qmq_client.errors",
     "Consumers": "qmq_client.consumer",
     "Delivery": "qmq_client.consumer",
+    "Fate": "qmq_client.receipts",
+    "Flushed": "qmq_client.publisher_stats",
     "Inbox": "qmq_client.inbox",
     "InvalidMessageError": "qmq_client.errors",
     "Message": "qmq_client.message",
@@ -49,6 +54,7 @@ _MODULES = {
     "Producer": "qmq_client.producer",
     "ProducerOptions": "qmq_client.options",
     "QmqError": "qmq_client.errors",
+    "Receipt": "qmq_client.receipts",
     "Reject": "qmq_client.retry",
     "Retry": "qmq_client.retry",
     "TransportError": "qmq_client.errors",
@@ -59,6 +65,7 @@ _MODULES = {
     "make_tables": "qmq_client.outbox.table",
     "metadata": "qmq_client.outbox.table",
     "pull": "qmq_client.consumer",
+    "request_headers": "qmq_client.request_headers",
     "transaction": "qmq_client.transactional",
     "transactional": "qmq_client.transactional",
 }
@@ -68,6 +75,8 @@ __all__ = [
     "ConfigurationError",
     "Consumers",
     "Delivery",
+    "Fate",
+    "Flushed",
     "Inbox",
     "InvalidMessageError",
     "Message",
@@ -78,6 +87,7 @@ __all__ = [
     "Producer",
     "ProducerOptions",
     "QmqError",
+    "Receipt",
     "Reject",
     "Retry",
     "TransportError",
@@ -88,6 +98,7 @@ __all__ = [
     "make_tables",
     "metadata",
     "pull",
+    "request_headers",
     "transaction",
     "transactional",
 ]
