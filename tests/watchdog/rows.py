@@ -13,7 +13,6 @@ from sqlalchemy import event
 
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import Message, message_to_record
-from qmq_client.outbox.sqlite import NOW_MS
 from qmq_client.outbox.store import OutboxStore
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, create_tables
 from qmq_client.wire.record import encode_record
@@ -23,7 +22,6 @@ OUTBOX = DEFAULT_TABLES.outbox
 SUBJECT = "orders.created"
 #: Token of a sender that no test is.
 DEAD_SENDER = b"a dead sender's!"
-_NOW_MS = sa.literal_column(NOW_MS, sa.BigInteger())
 
 
 def make_database(path: Path, *, name: str = "") -> Database:
@@ -58,7 +56,8 @@ def put_rows(
             }
             | ({} if first_id is None else {"id": first_id + number})
         )
-    insert = sa.insert(OUTBOX).values(due_at_ms=_NOW_MS + due_in_ms, created_at_ms=_NOW_MS)
+    now_ms = database.store.now_ms
+    insert = sa.insert(OUTBOX).values(due_at_ms=now_ms + due_in_ms, created_at_ms=now_ms)
     with database.engine.begin() as connection:
         connection.execute(insert, values)
     return ids
@@ -66,7 +65,7 @@ def put_rows(
 
 def make_due(database: Database, message_ids: Iterable[bytes] | None = None) -> None:
     """Let the time of these rows, or of all, have come."""
-    update = sa.update(OUTBOX).values(due_at_ms=_NOW_MS)
+    update = sa.update(OUTBOX).values(due_at_ms=database.store.now_ms)
     if message_ids is not None:
         update = update.where(OUTBOX.c.message_id.in_(list(message_ids)))
     with database.engine.begin() as connection:

@@ -1,0 +1,208 @@
+"""Bounds that one database or a dead broker meets: rate, connections, the gate, time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qmq_client.retry import Backoff
+from qmq_client.sections import DatabaseSection, WatchdogSection
+from qmq_client.transport.memory import MemoryBroker, MemoryTransport
+from qmq_watchdog.broker_gate import BrokerGate
+from qmq_watchdog.connections import ConnectionBudget
+from qmq_watchdog.daemon import DaemonOptions, SweepJob
+from qmq_watchdog.databases import Database, open_database
+from qmq_watchdog.rate import RowRate
+from qmq_watchdog.sweep import PROBE_ROWS, Sweep
+from tests.watchdog.rows import left, make_database, make_due, put_rows
+from tests.watchdog.transports import HandClock
+
+
+def never() -> bool:
+    return False
+
+
+def limited(path: Path, rows_per_s: int) -> Database:
+    made = make_database(path)
+    return Database(name="shop", store=made.store, engine=made.engine, rows_per_s=rows_per_s)
+
+
+def test_the_rate_of_a_database_is_bounded_and_it_comes_back_when_more_may_go(
+    tmp_path: Path, broker: MemoryBroker
+) -> None:
+    database, clock = limited(tmp_path / "shop.db", 10), HandClock()
+    put_rows(database, 100)
+    job = SweepJob(
+        Sweep(database, MemoryTransport(broker), clock=clock),
+        DaemonOptions(),
+        lambda: 0.0,
+        clock=clock,
+    )
+    sent = 0
+    while left(database):
+        sent += job.step(never).sent
+        clock.elapsed_s += job.delay_s
+        assert sent <= 10 + clock.elapsed_s * 10
+    assert 9.0 <= clock.elapsed_s <= 10.5
+    assert job.totals.sweeps < 50, "a few rows each time, not one"
+    database.close()
+
+
+def test_a_pause_earns_no_burst() -> None:
+    rate = RowRate(10, 0.0)
+    assert rate.allowed(1_000.0) == 10
+    rate.take(10)
+    assert rate.allowed(1_000.0) == 0
+    assert rate.wait_s() == 0.25
+
+
+def test_without_a_rate_nothing_is_bounded() -> None:
+    rate = RowRate(0, 0.0)
+    rate.take(1_000_000)
+    assert (rate.allowed(0.0), rate.wait_s()) == (None, 0.0)
+
+
+def test_one_row_a_second_is_sent_one_at_a_time() -> None:
+    rate = RowRate(1, 0.0)
+    rate.take(1)
+    assert rate.allowed(0.99) == 0
+    assert rate.allowed(1.0) == 1
+
+
+def used(budget: ConnectionBudget, database: Database, *, was_busy: bool) -> None:
+    with database.lock:
+        budget.take(database)
+        database.store.oldest_unsent_age_ms()
+    budget.give_back(database, was_busy=was_busy)
+
+
+def open_connections(database: Database) -> int:
+    pool: Any = database.store._sibling.pool
+    return int(pool.checkedin())
+
+
+def test_connections_are_kept_while_there_is_room_and_for_those_with_work(tmp_path: Path) -> None:
+    databases = [make_database(tmp_path / f"{number}.db") for number in range(4)]
+    budget = ConnectionBudget(2)
+    for database in databases[:3]:
+        used(budget, database, was_busy=False)
+    assert [open_connections(each) for each in databases] == [1, 1, 0, 0]
+    used(budget, databases[3], was_busy=True)
+    assert [open_connections(each) for each in databases] == [0, 1, 0, 1]
+    used(budget, databases[2], was_busy=True)
+    assert [open_connections(each) for each in databases] == [0, 0, 1, 1]
+    used(budget, databases[0], was_busy=True)
+    assert [open_connections(each) for each in databases] == [0, 0, 1, 1], "all have work"
+    assert budget.kept == 2
+    for database in databases:
+        database.close()
+
+
+def test_a_database_in_use_is_not_closed_to_make_room(tmp_path: Path) -> None:
+    idle, busy = (make_database(tmp_path / f"{name}.db") for name in ("idle", "busy"))
+    budget = ConnectionBudget(1)
+    used(budget, idle, was_busy=False)
+    with idle.lock:  # about to be swept again
+        used(budget, busy, was_busy=True)
+        assert open_connections(idle) == 1
+    idle.close()
+    busy.close()
+
+
+def gates(clock: HandClock) -> BrokerGate:
+    return BrokerGate(Backoff(first_ms=1_000, max_ms=30_000, jitter=0.0), lambda: 0.0, clock)
+
+
+def test_W8_a_dead_broker_is_tried_by_one_of_two_hundred_databases_at_a_time(
+    tmp_path: Path, broker: MemoryBroker
+) -> None:
+    clock = HandClock()
+    gate, transport = gates(clock), MemoryTransport(broker)
+    databases = [make_database(tmp_path / f"{number}.db") for number in range(20)]
+    for database in databases:
+        put_rows(database, 1)
+    jobs = [
+        SweepJob(Sweep(each, transport), DaemonOptions(), lambda: 0.0, clock=clock, gate=gate)
+        for each in databases
+    ]
+    due_s = [0.0] * len(jobs)
+    broker.faults.is_unreachable = True
+    claimed = 0
+    while clock.elapsed_s < 600:
+        number = due_s.index(min(due_s))
+        clock.elapsed_s = max(clock.elapsed_s, due_s[number])
+        make_due(databases[number])
+        claimed += jobs[number].step(never).claimed
+        due_s[number] = clock.elapsed_s + jobs[number].delay_s
+    assert claimed == transport.calls["send"]
+    assert transport.calls["send"] <= 30, "2, and then 1, 2, 4, 8, 16, 30, 30, … s apart"
+    assert gate.is_shut
+    broker.faults.is_unreachable = False
+    end_s = clock.elapsed_s + 90
+    while any(left(each) for each in databases):
+        number = due_s.index(min(due_s))
+        clock.elapsed_s = max(clock.elapsed_s, due_s[number])
+        assert clock.elapsed_s < end_s
+        make_due(databases[number])
+        jobs[number].step(never)
+        due_s[number] = clock.elapsed_s + jobs[number].delay_s
+    assert not gate.is_shut
+    for database in databases:
+        database.close()
+
+
+def test_the_gate_stays_open_when_one_batch_fails_among_others_that_do_not() -> None:
+    gate = gates(HandClock())
+    for _ in range(5):
+        gate.on_failure()
+        assert gate.wait_s() == 0.0
+        gate.on_success()
+
+
+def test_one_that_has_nothing_to_send_lets_the_next_try_at_once() -> None:
+    clock = HandClock()
+    gate = gates(clock)
+    gate.on_failure()
+    gate.on_failure()
+    assert gate.wait_s() == 1.0
+    clock.elapsed_s += 1.0
+    assert gate.wait_s() == 0.0
+    assert gate.wait_s() == 2.0, "one tries, the others wait"
+    gate.on_nothing()
+    assert gate.wait_s() == 0.0
+    gate.on_failure(at_least_s=77.0)
+    assert gate.wait_s() == 77.0
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("mysql+pymysql://a@b/c", {"connect_timeout": 3, "read_timeout": 7, "write_timeout": 7}),
+        (
+            "postgresql+psycopg://a@b/c?options=-csearch_path%3Dx",
+            {"connect_timeout": 3, "options": "-csearch_path=x -c statement_timeout=7000"},
+        ),
+    ],
+)
+def test_every_connect_and_every_statement_ends_by_itself(
+    url: str, expected: dict[str, Any]
+) -> None:
+    limits = WatchdogSection(connect_s_max=3.0, statement_s_max=7.0)
+    database = open_database(DatabaseSection(name="a", url=url), {}, limits)
+    dialect = database.engine.dialect
+    _, options = dialect.create_connect_args(database.engine.url)
+    for listener in dialect.dispatch.do_connect:
+        assert listener(dialect, None, (), options) is None
+    assert expected.items() <= options.items()
+
+
+def test_one_batch_is_all_that_a_first_claim_gives_back(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    database = make_database(tmp_path / "shop.db")
+    put_rows(database, 3 * PROBE_ROWS)
+    broker.faults.is_unreachable = True
+    assert Sweep(database, MemoryTransport(broker)).step().claimed == PROBE_ROWS
+    database.close()

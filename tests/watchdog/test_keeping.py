@@ -1,0 +1,164 @@
+"""What a sweep keeps: the order of a key, sent rows for an audit; and what the chores delete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from qmq_client.ids import MESSAGE_IDS
+from qmq_client.outbox.row import RowFilter
+from qmq_client.outbox.store import OutboxStore
+from qmq_client.outbox.table import DEFAULT_TABLES, SENT, create_tables
+from qmq_client.transport.memory import MemoryBroker, MemoryTransport
+from qmq_client.wire.message_id import format_message_id
+from qmq_watchdog.chores import ROWS_PER_TRANSACTION, do_chores
+from qmq_watchdog.daemon import DaemonOptions, SweepJob
+from qmq_watchdog.databases import Database
+from qmq_watchdog.sweep import Sweep, SweepOptions
+from tests.services.databases import Database as ServedDatabase
+from tests.watchdog.rows import OUTBOX, SUBJECT, left, make_due, put_rows, rows_of
+from tests.watchdog.transports import HandClock, PickyTransport
+
+INBOX = DEFAULT_TABLES.inbox
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def kept(a_database: ServedDatabase) -> Iterator[Database]:
+    """On each kind of database; keeps sent rows and inbox ids for an hour."""
+    engine = a_database.engine()
+    create_tables(engine)
+    made = Database(
+        name="shop",
+        store=OutboxStore(engine),
+        engine=engine,
+        keep_sent_ms=HOUR_MS,
+        keep_inbox_ms=HOUR_MS,
+    )
+    yield made
+    made.close()
+
+
+def with_key(database: Database, ids: list[bytes], key: str) -> None:
+    with database.engine.begin() as connection:
+        change = sa.update(OUTBOX).where(OUTBOX.c.message_id.in_(ids)).values(ordering_key=key)
+        connection.execute(change)
+
+
+def stored(broker: MemoryBroker) -> list[str | None]:
+    return [message.message_id for message in broker.messages(SUBJECT)]
+
+
+def test_O4_rows_of_one_key_wait_for_an_earlier_one_that_somebody_else_has(
+    kept: Database, broker: MemoryBroker
+) -> None:
+    ids = put_rows(kept, 4, due_in_ms=60_000)
+    with_key(kept, ids[:3], "order-17")
+    make_due(kept, ids[:1])
+    assert len(kept.store.claim(token=b"the other one's!", limit=1, lease_ms=60_000)) == 1
+    make_due(kept, ids[1:])
+    counts = Sweep(kept, MemoryTransport(broker)).step()
+    assert (counts.sent, counts.held, counts.failed) == (1, 2, 0)
+    assert stored(broker) == [format_message_id(ids[3])], "no other row waits for that key"
+    waiting = {row.message_id: row for row in rows_of(kept)}
+    assert [waiting[each].attempts for each in ids[1:3]] == [0, 0], "held back is no attempt"
+
+    make_due(kept, ids[:3])
+    assert Sweep(kept, MemoryTransport(broker)).step().sent == 3
+    assert stored(broker)[1:] == [format_message_id(each) for each in ids[:3]]
+
+
+def test_O4_a_parked_row_stops_those_behind_it_until_a_person_removes_it(
+    kept: Database, broker: MemoryBroker
+) -> None:
+    ids = put_rows(kept, 3)
+    with_key(kept, ids, "order-17")
+    sweep = Sweep(kept, PickyTransport(broker, ids[:1]), SweepOptions(max_attempts=1))
+    for _ in range(2):
+        sweep.step()
+        make_due(kept, ids[1:])
+    assert stored(broker) == []
+    assert kept.store.purge(RowFilter(message_ids=ids[:1])) == 1
+    assert sweep.step().sent == 2
+    assert stored(broker) == [format_message_id(each) for each in ids[1:]]
+
+
+def test_a_long_tail_of_a_key_goes_in_order_over_many_batches(
+    kept: Database, broker: MemoryBroker
+) -> None:
+    ids = put_rows(kept, 60)
+    with_key(kept, ids, "order-17")
+    sweep = Sweep(kept, MemoryTransport(broker), SweepOptions(batch_rows=7))
+    while sweep.step().claimed:
+        make_due(kept, left(kept) - sent_rows(kept))
+    assert stored(broker) == [format_message_id(each) for each in ids]
+
+
+def sent_rows(database: Database) -> set[bytes]:
+    return {row.message_id for row in rows_of(database) if row.state == SENT}
+
+
+def test_accepted_rows_are_kept_for_an_audit_and_deleted_when_their_time_is_over(
+    kept: Database, broker: MemoryBroker
+) -> None:
+    ids = put_rows(kept, 5)
+    sweep = Sweep(kept, MemoryTransport(broker))
+    assert sweep.step().sent == 5
+    assert sent_rows(kept) == set(ids)
+    assert sweep.step().claimed == 0, "what was sent is not sent again"
+    assert do_chores(kept).sent_purged == 0
+    make_due(kept, ids[:2])
+    assert do_chores(kept).sent_purged == 2
+    assert left(kept) == set(ids[2:])
+    assert kept.store.oldest_unsent_age_ms() is None
+
+
+def put_inbox(database: Database, count: int, *, age_ms: int, group: str = "billing") -> None:
+    rows = [{"consumer_group": group, "message_id": MESSAGE_IDS.next_id()} for _ in range(count)]
+    values = {"received_at_ms": database.store.now_ms - age_ms}
+    with database.engine.begin() as connection:
+        connection.execute(sa.insert(INBOX).values(values), rows)
+
+
+def inbox_count(database: Database) -> int:
+    with database.engine.connect() as connection:
+        return connection.scalar(sa.select(sa.func.count()).select_from(INBOX)) or 0
+
+
+def test_C5_inbox_ids_of_all_groups_are_deleted_when_their_time_is_over_in_small_transactions(
+    kept: Database,
+) -> None:
+    put_inbox(kept, ROWS_PER_TRANSACTION, age_ms=2 * HOUR_MS)
+    put_inbox(kept, 30, age_ms=2 * HOUR_MS, group="mail")
+    put_inbox(kept, 20, age_ms=0)
+    assert do_chores(kept, lambda: True).inbox_purged == ROWS_PER_TRANSACTION, "and then a stop"
+    assert do_chores(kept).inbox_purged == 30
+    assert (do_chores(kept).inbox_purged, inbox_count(kept)) == (0, 20)
+
+
+def test_inbox_ids_stay_for_ever_where_no_time_is_set(kept: Database) -> None:
+    put_inbox(kept, 3, age_ms=1_000 * HOUR_MS)
+    for_ever = Database(name="shop", store=kept.store, engine=kept.engine)
+    assert do_chores(for_ever).inbox_purged == 0
+    assert inbox_count(kept) == 3
+
+
+def test_the_daemon_does_the_chores_from_time_to_time(
+    database: Database, broker: MemoryBroker, tmp_path: Path
+) -> None:
+    keeping = Database(name="shop", store=database.store, engine=database.engine, keep_sent_ms=1)
+    clock = HandClock()
+    job = SweepJob(
+        Sweep(keeping, MemoryTransport(broker)), DaemonOptions(), lambda: 0.0, clock=clock
+    )
+    ids = put_rows(keeping, 3)
+    job.step(lambda: False)
+    make_due(keeping, ids)
+    job.step(lambda: False)
+    assert left(keeping) == set(ids)
+    clock.elapsed_s += DaemonOptions().chore_s
+    job.step(lambda: False)
+    assert left(keeping) == set()
