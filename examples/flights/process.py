@@ -66,6 +66,7 @@ class Child:
                     **os.environ,
                     **self._environment,
                     "PYTHONPATH": _python_path(),
+                    "PYTHONFAULTHANDLER": "1",
                     "PYTHONUNBUFFERED": "1",
                 },
             )
