@@ -167,8 +167,11 @@ def _is_missing(error: sa.exc.SQLAlchemyError) -> bool:
     if origin is None:
         return False
     first = origin.args[0] if origin.args else ""
-    code = getattr(origin, "sqlstate", None) or first
-    return code in _MISSING_CODES or str(first).startswith(_MISSING_IN_SQLITE)
+    # PyMySQL tells both, and its numbers say more.
+    codes = (first, getattr(origin, "sqlstate", None))
+    return any(code in _MISSING_CODES for code in codes) or str(first).startswith(
+        _MISSING_IN_SQLITE
+    )
 
 
 def _refuse_missing_file(

@@ -13,6 +13,8 @@ from qmq_client.commands.root import root
 from qmq_client.database import KNOWN_DATABASES
 from qmq_client.outbox import dialect as outbox_dialect
 from qmq_client.outbox.table import create_tables
+from tests.conftest import MakeDatabase
+from tests.services.databases import Database
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def test_json_for_programs(url: str) -> None:
         "is_adopted": False,
     }
     checked = json.loads(db("check", "--database", url, "--json").output)
-    assert checked == {"database": "shop", "ok": True, "fault": ""}
+    assert checked == {"database": "shop", "ok": True, "faults": []}
 
 
 def test_check_names_what_is_missing_and_exits_with_1(url: str) -> None:
@@ -78,12 +80,63 @@ def test_a_file_name_in_place_of_a_url_is_answered_with_a_url() -> None:
     assert "or a URL like sqlite:///e.db" in refused.output
 
 
-@pytest.mark.parametrize("url", ["postgresql://app:hunter2@db/shop", "mysql://app:hunter2@db/x"])
-def test_a_database_of_later_is_refused_by_its_kind(url: str) -> None:
-    refused = db("check", "--database", url)
+def test_a_database_of_another_kind_is_refused_by_its_kind() -> None:
+    refused = db("check", "--database", "oracle://app:hunter2@db/shop")
     assert refused.exit_code == 2
-    assert "The outbox knows sqlite." in refused.output
+    assert "The outbox knows mariadb, mysql, postgresql, sqlite." in refused.output
     assert "hunter2" not in refused.output
+
+
+@pytest.mark.parametrize("kind", ["mysql", "postgresql"])
+def test_a_server_where_nobody_answers_is_unreachable(kind: str) -> None:
+    refused = db("check", "--database", f"{kind}://app:hunter2@127.0.0.1:1/shop")
+    assert refused.exit_code == 3
+    assert "hunter2" not in refused.output
+
+
+@pytest.mark.parametrize("kind", ["mysql", "postgresql"])
+def test_a_database_that_is_not_there_is_not_taken_for_missing_tables(
+    make_database: MakeDatabase, kind: str
+) -> None:
+    url = sa.make_url(make_database(kind).url).set(database="qmq_test_of_nobody")
+    refused = db("check", "--database", url.render_as_string(hide_password=False))
+    assert refused.exit_code == 3
+    assert "qmq_test_of_nobody" in refused.output
+    assert "migrate" not in refused.output
+
+
+def test_check_tells_each_fault_with_what_mends_it(a_database: Database) -> None:
+    assert db("migrate", "--database", a_database.url).exit_code == 0
+    with a_database.engine().begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE qmq_outbox DROP COLUMN last_error")
+    checked = db("check", "--database", a_database.url)
+    assert checked.exit_code == 1
+    assert "qmq_outbox.last_error is missing\n  mend it by: ALTER TABLE qmq_o" in checked.output
+    told = json.loads(db("check", "--database", a_database.url, "--json").output)
+    assert (told["ok"], len(told["faults"])) == (False, 1)
+    assert told["faults"][0]["remedy"].startswith("ALTER TABLE qmq_outbox ADD COLUMN last_error")
+
+
+def test_downgrade_asks_for_a_yes_and_goes_back(a_database: Database) -> None:
+    name = Path(a_database.name).stem
+    db("migrate", "--database", a_database.url)
+    refused = db("downgrade", "base", "--database", a_database.url)
+    assert refused.exit_code == 2
+    assert "say --yes" in refused.output
+    back = db("downgrade", "qmq0001", "--database", a_database.url, "--yes")
+    assert back.output == f"{name}: qmq0002 -> qmq0001\n"
+    checked = db("check", "--database", a_database.url)
+    assert checked.exit_code == 1
+    assert "mend it by: qmq db migrate" in checked.output
+    gone = db("downgrade", "base", "--database", a_database.url, "--yes", "--json")
+    assert json.loads(gone.output) == {"database": name, "from": "qmq0001", "to": None}
+
+
+def test_downgrade_to_a_revision_that_is_none(url: str) -> None:
+    db("migrate", "--database", url)
+    refused = db("downgrade", "qmq7", "--database", url, "--yes")
+    assert refused.exit_code == 2
+    assert "there is no revision qmq7; there are: base, qmq0001, qmq0002" in refused.output
 
 
 def test_the_known_databases_are_those_with_a_dialect() -> None:
@@ -115,7 +168,7 @@ def test_sql_prints_what_migrate_would_run_and_connects_to_nothing(
 
 
 @pytest.mark.parametrize("backend", ["mysql+pymysql", "postgresql+psycopg"])
-def test_sql_can_be_printed_for_databases_of_later(backend: str) -> None:
+def test_sql_can_be_printed_where_no_server_is(backend: str) -> None:
     printed = db("sql", "--database", f"{backend}://app:hunter2@nowhere/shop")
     assert printed.exit_code == 0
     assert "CREATE TABLE qmq_outbox" in printed.output

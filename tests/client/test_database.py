@@ -1,0 +1,139 @@
+"""From a URL to an engine: drivers, bounds in time, and errors that say what to do."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import make_url
+
+from qmq_client.config import DatabaseSection
+from qmq_client.database import database_errors, open_engine, with_driver
+from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, OutboxMissingError
+from tests.conftest import MakeDatabase
+from tests.services.databases import Database
+
+
+def section(url: str) -> DatabaseSection:
+    return DatabaseSection(name="shop", url=url)
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("mysql", "mysql+pymysql"),
+        ("mariadb", "mariadb+pymysql"),
+        ("postgresql", "postgresql+psycopg"),
+        ("postgres", "postgresql+psycopg"),
+        ("sqlite", "sqlite+pysqlite"),
+        ("mysql+asyncmy", "mysql+pymysql"),
+        ("mysql+aiomysql", "mysql+pymysql"),
+        ("postgresql+asyncpg", "postgresql+psycopg"),
+        ("postgresql+psycopg_async", "postgresql+psycopg"),
+        ("sqlite+aiosqlite", "sqlite+pysqlite"),
+        ("mysql+mysqldb", "mysql+mysqldb"),
+        ("oracle", "oracle"),
+    ],
+)
+def test_a_url_without_a_driver_or_with_one_for_loops_gets_ours(given: str, used: str) -> None:
+    assert with_driver(make_url(f"{given}://a:b@c/d")).drivername == used
+
+
+@pytest.mark.parametrize("kind", ["mysql", "mariadb", "postgresql", "sqlite"])
+def test_an_engine_without_a_driver_in_its_url_connects(
+    make_database: MakeDatabase, kind: str
+) -> None:
+    database = make_database("mysql" if kind == "mariadb" else kind)
+    url = make_url(database.url).set(drivername=kind)
+    engine = open_engine(section(url.render_as_string(hide_password=False)), {}, may_create=True)
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("module", "url", "remedy"),
+    [
+        ("psycopg", "postgresql://a:hunter2@b/c", 'pip install "qmq[postgres]"'),
+        ("pymysql", "mysql://a:hunter2@b/c", "mysql"),
+        ("MySQLdb", "mysql+mysqldb://a:hunter2@b/c", r"write mysql\+pymysql://"),
+        ("psycopg2", "postgresql+psycopg2://a:hunter2@b/c", r"write postgresql\+psycopg://"),
+    ],
+)
+def test_a_driver_that_is_not_installed_is_named_with_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch, module: str, url: str, remedy: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigurationError) as caught:
+        open_engine(section(url), {})
+    caught.match(remedy.replace("[", r"\[").replace("]", r"\]"))
+    assert "hunter2" not in str(caught.value)
+
+
+def test_every_wait_has_an_end_on_mysql(mysql_database: Database) -> None:
+    engine = open_engine(section(mysql_database.url), {})
+    migrating = open_engine(section(mysql_database.url), {}, may_create=True)
+    with engine.connect() as usual, migrating.connect() as long:
+        driver, other = usual.connection.dbapi_connection, long.connection.dbapi_connection
+        assert (driver.connect_timeout, driver._read_timeout) == (5, 60)  # type: ignore[union-attr]
+        assert (other.connect_timeout, other._read_timeout) == (5, 3600)  # type: ignore[union-attr]
+    engine.dispose()
+    migrating.dispose()
+
+
+def test_every_wait_has_an_end_on_postgresql(postgresql_database: Database) -> None:
+    engine = open_engine(section(postgresql_database.url), {})
+    with engine.connect() as connection:
+        driver = connection.connection.dbapi_connection
+        given = driver.info.get_parameters()  # type: ignore[union-attr]
+    engine.dispose()
+    assert (given["connect_timeout"], given["tcp_user_timeout"]) == ("5", "60000")
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """Connections are accepted by the kernel, and nobody ever says a word."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield listening.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["mysql://a@127.0.0.1:{}/b?read_timeout=1", "postgresql://a@127.0.0.1:{}/b?connect_timeout=2"],
+)
+def test_a_server_that_says_nothing_is_given_up(silent_port: int, url: str) -> None:
+    """Also shows that the URL's own bounds count."""
+    engine = open_engine(section(url.format(silent_port)), {})
+    with pytest.raises(DatabaseUnavailableError), database_errors("shop"):
+        engine.connect()
+    engine.dispose()
+
+
+MISSING = ["SELECT * FROM not_there", "SELECT not_there FROM there"]
+
+
+@pytest.mark.parametrize("statement", MISSING)
+def test_a_table_or_column_that_is_missing_asks_for_a_migration(
+    a_database: Database, statement: str
+) -> None:
+    with a_database.engine().begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE there (id INTEGER)")
+    with (
+        pytest.raises(OutboxMissingError, match="qmq db migrate"),
+        database_errors("shop"),
+        a_database.engine().connect() as connection,
+    ):
+        connection.exec_driver_sql(statement)
+
+
+def test_a_schema_that_is_missing_is_told_apart_from_a_server_that_is_away(
+    a_server_database: Database,
+) -> None:
+    engine = a_server_database.engine()
+    with pytest.raises(OutboxMissingError), database_errors("shop"), engine.connect() as connection:
+        connection.execute(sa.text("SELECT * FROM nowhere_at_all.there"))
