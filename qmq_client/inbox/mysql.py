@@ -35,7 +35,7 @@ def make_dialect(engine: sa.Engine, inbox: sa.Table) -> MySqlInboxDialect:
 class MySqlInboxDialect:
     """See `InboxDialect`."""
 
-    #: At the default level a purge would keep other consumers from inserting.
+    #: At the default level a delete would keep other consumers from inserting beside its rows.
     purge_options: Mapping[str, Any] = {"isolation_level": "READ COMMITTED"}
 
     def __init__(self, engine: sa.Engine, inbox: sa.Table) -> None:
@@ -43,8 +43,8 @@ class MySqlInboxDialect:
         self._inbox = inbox
         self._table = engine.dialect.identifier_preparer.format_table(inbox)
         self._insert_sql = lru_cache(maxsize=_IDS_PER_STATEMENT_MAX)(self._make_insert_sql)
-        self._purge_sql = (
-            f"DELETE FROM {self._table} WHERE received_at_ms < {NOW_MS} - %s "
+        self._old_sql = (
+            f"SELECT message_id FROM {self._table} WHERE received_at_ms < {NOW_MS} - %s "
             "AND consumer_group = %s ORDER BY received_at_ms LIMIT %s"
         )
 
@@ -112,8 +112,25 @@ class MySqlInboxDialect:
     def purge(
         self, connection: sa.Connection, group: str, *, older_than_ms: int, limit: int
     ) -> int:
-        deleted = connection.exec_driver_sql(self._purge_sql, (older_than_ms, group, limit))
-        return deleted.rowcount
+        found = connection.exec_driver_sql(self._old_sql, (older_than_ms, group, limit))
+        old = [row[0] for row in found]
+        deleted = 0
+        for first in range(0, len(old), _IDS_PER_STATEMENT_MAX):
+            chosen = old[first : first + _IDS_PER_STATEMENT_MAX]
+            sql = self._delete_sql(len(chosen))
+            deleted += connection.exec_driver_sql(sql, (*chosen, group)).rowcount
+        return deleted
+
+    def _delete_sql(self, count: int) -> str:
+        # Joined to the list, each row is found by its key. Any other form may read the whole table,
+        # as it likes, and then waits for rows that others are noting now.
+        ids = " UNION ALL ".join(
+            ["SELECT CAST(%s AS BINARY(16)) AS message_id", *["SELECT %s"] * (count - 1)]
+        )
+        return (
+            f"DELETE old FROM ({ids}) AS chosen STRAIGHT_JOIN {self._table} AS old "
+            "ON old.consumer_group = %s AND old.message_id = chosen.message_id"
+        )
 
     def _make_insert_sql(self, count: int) -> str:
         rows = ", ".join([f"(%s, %s, {NOW_MS})"] * count)
