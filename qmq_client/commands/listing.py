@@ -14,6 +14,7 @@ SUMMARIES: Final[Mapping[str, str]] = {
     "config": "Show every setting and where its value came from.",
     "consume": "Run the consumers of a module.",
     "db": "Create, check or print the tables in a business database.",
+    "doctor": "Say what breaks promises in a database, and what mends it.",
     "outbox": "Look after the rows that wait in an outbox.",
     "watchdog": "Send the outbox rows that a dead or slow process left behind.",
 }

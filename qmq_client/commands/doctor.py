@@ -1,0 +1,97 @@
+"""`qmq doctor`: what breaks promises in the configured databases and at the broker."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from qmq_client.commands.exit_codes import ATTENTION, DONE, exit_code_of
+from qmq_client.commands.settings import database_options, json_option, loaded
+from qmq_client.config import BrokerSection, DatabaseSection, LoadedConfig
+from qmq_client.database import database_errors, open_engine, section_tables
+from qmq_client.doctor import Finding, Severity, examine_configured
+from qmq_client.doctor.broker import broker as examine_broker
+from qmq_client.errors import ConfigurationError, DatabaseUnavailableError
+
+_MARKS = {Severity.BREAKS: "BREAKS", Severity.RISK: "risk", Severity.NOTE: "note"}
+
+
+@click.command()
+@database_options
+@json_option
+@click.option("--broker", "broker_url", metavar="URL", help="Examine the broker there too.")
+def doctor(
+    database: str | None, config_file: Path | None, as_json: bool, broker_url: str | None
+) -> None:
+    """Say what breaks promises, and what mends it.
+
+    Looks at all configured databases, or at --database, and at the broker where one is configured.
+    Changes nothing. Exit code 0 when sound, 1 for findings, 3 when a database does not answer.
+    """
+    known = loaded(config_file, () if database is None else (database,))
+    url = broker_url or _configured_broker(known)
+    if not known.config.databases and url is None:
+        raise ConfigurationError(
+            setting="--database",
+            value="no database and no broker is configured",
+            remedy="Give --database with a URL, or --broker.",
+        )
+    exit_code = DONE
+    for section in known.config.databases:
+        try:
+            findings = _examined(section)
+        except DatabaseUnavailableError as error:  # the others are looked at nevertheless
+            _show_error(section.name, error, as_json=as_json)
+            exit_code = exit_code_of(error)
+            continue
+        _show(section.name, findings, as_json=as_json)
+        exit_code = max(exit_code, _exit_code(findings))
+    if url is not None:
+        findings = tuple(examine_broker(url))
+        _show("broker", findings, as_json=as_json)
+        exit_code = max(exit_code, _exit_code(findings))
+    raise SystemExit(exit_code)
+
+
+def _configured_broker(known: LoadedConfig) -> str | None:
+    """Its address, unless it is only the built-in one."""
+    url = known.config.broker.url
+    return None if url == BrokerSection().url else url
+
+
+def _examined(section: DatabaseSection) -> tuple[Finding, ...]:
+    engine = open_engine(section, os.environ)
+    try:
+        with database_errors(section.name):
+            return examine_configured(engine, section_tables(section))
+    finally:
+        engine.dispose()
+
+
+def _exit_code(findings: Sequence[Finding]) -> int:
+    return ATTENTION if any(one.severity is not Severity.NOTE for one in findings) else DONE
+
+
+def _show(name: str, findings: Sequence[Finding], *, as_json: bool) -> None:
+    if as_json:
+        found = [finding.as_json() for finding in findings]
+        click.echo(json.dumps({"name": name, "ok": not findings, "findings": found}))
+        return
+    if not findings:
+        click.echo(f"{name}: sound")
+    for finding in findings:
+        promise = f" {finding.promise}" if finding.promise else ""
+        click.echo(f"{name}: {_MARKS[finding.severity]}{promise} {finding.id}: {finding.read}")
+        click.echo(f"  {finding.meaning}\n  mend it by: {finding.fix}")
+
+
+def _show_error(name: str, error: DatabaseUnavailableError, *, as_json: bool) -> None:
+    text = " ".join(str(error).split())
+    if as_json:
+        click.echo(json.dumps({"name": name, "ok": False, "error": text}))
+    else:
+        click.echo(f"{name}: {text}", err=True)

@@ -1,0 +1,15 @@
+"""What breaks promises in a database, and what mends it."""
+
+from qmq_client.doctor.catalogue import CHECKS, Check, Severity
+from qmq_client.doctor.examination import examine, examine_configured
+from qmq_client.doctor.finding import Finding, Thresholds
+
+__all__ = [
+    "CHECKS",
+    "Check",
+    "Finding",
+    "Severity",
+    "Thresholds",
+    "examine",
+    "examine_configured",
+]

@@ -1,0 +1,65 @@
+"""The broker, as far as it tells over HTTP. Who holds its data directory it does not tell: a second
+process on that directory refuses by itself (promise B9)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import httpx
+
+from qmq_client.doctor.finding import Findings, found
+from qmq_client.errors import ConfigurationError
+from qmq_client.transport.http import as_transport_error
+
+_ANSWER_S_MAX: Final = 5.0
+_ANSWER_BYTES_MAX: Final = 64 * 1024
+_DURABLE: Final = "durable"
+
+
+def broker(url: str) -> Findings:
+    """Ask whether it is ready."""
+    answer = _ask(f"{url.rstrip('/')}/readyz")
+    if isinstance(answer, str):
+        read = answer
+        yield found("broker.unreachable", read, "start it with `qmq broker`, or give its address")
+        return
+    status, told = answer
+    if status != 200:
+        read = f"{url}: {told.get('status', status)}: {told.get('reason') or 'no reason given'}"
+        yield found("broker.not_ready", read, "read the broker's log, mend the reason, restart it")
+    elif told.get("takes_messages") is False:
+        read = f"{url}: {told.get('status')}, and takes no messages"
+        fix = "free disk space on the broker's machine, or lower its reserve"
+        yield found("broker.disk_reserve", read, fix)
+    durability = told.get("durability", _DURABLE)
+    if durability != _DURABLE:
+        read = f"{url}: its durability is {durability}"
+        yield found("broker.durability", read, "run the broker without its weaker mode")
+
+
+def _ask(url: str) -> tuple[int, dict[str, Any]] | str:
+    """Status and answer, or why there is none."""
+    try:
+        with (
+            httpx.Client(timeout=_ANSWER_S_MAX, trust_env=False) as client,
+            client.stream("GET", url, headers={"accept-encoding": "identity"}) as response,
+        ):
+            data = b""
+            for chunk in response.iter_raw():
+                data += chunk
+                if len(data) > _ANSWER_BYTES_MAX:
+                    return f"{url}: an answer that is no broker's"
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        raise ConfigurationError(
+            setting="--broker", value=url, remedy="Give one like http://127.0.0.1:9470."
+        ) from error
+    except httpx.HTTPError as error:
+        return str(as_transport_error(error, url=url))
+    try:
+        told = json.loads(data)
+    except ValueError:
+        return f"{url}: {response.status_code}, and an answer that is no broker's"
+    if not isinstance(told, dict):
+        return f"{url}: {response.status_code}, and an answer that is no broker's"
+    return response.status_code, told

@@ -1,0 +1,341 @@
+"""Everything that the doctor looks for: one check each, with what it means when it strikes.
+
+`docs/doctor.md` shows the same table; a test holds both equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+_MYSQL: Final = ("mysql",)
+_POSTGRESQL: Final = ("postgresql",)
+_SQLITE: Final = ("sqlite",)
+_SERVERS: Final = ("mysql", "postgresql")
+_ALL: Final = ("mysql", "postgresql", "sqlite")
+_BROKER: Final = ("broker",)
+
+
+class Severity(Enum):
+    """How bad a finding is."""
+
+    #: A promise does not hold.
+    BREAKS = "breaks"
+    #: A promise holds today and may not tomorrow, or work is held up.
+    RISK = "risk"
+    #: Good to know.
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that is looked at."""
+
+    id: str
+    severity: Severity
+    #: Id of the promise in `docs/guarantees.md`; empty for a note.
+    promise: str
+    #: What it is about: kinds of database, or the broker.
+    where: tuple[str, ...]
+    #: What it means when found.
+    meaning: str
+
+
+def _check(
+    id_: str, severity: Severity, promise: str, where: tuple[str, ...], meaning: str
+) -> Check:
+    return Check(id=id_, severity=severity, promise=promise, where=where, meaning=meaning)
+
+
+_BREAKS, _RISK, _NOTE = Severity.BREAKS, Severity.RISK, Severity.NOTE
+
+CHECKS: Final = (
+    # -- tables
+    _check(
+        "schema.missing",
+        _BREAKS,
+        "W7",
+        _ALL,
+        "A table or column is not there, or of another revision: nothing can be sent or received.",
+    ),
+    _check(
+        "table.engine",
+        _BREAKS,
+        "S1",
+        _MYSQL,
+        "The engine keeps what a transaction rolled back: messages are sent for what never happened.",
+    ),
+    _check(
+        "column.type",
+        _BREAKS,
+        "S9",
+        _ALL,
+        "A column holds less or other values than are stored: messages are refused, cut or altered.",
+    ),
+    _check(
+        "column.collation",
+        _BREAKS,
+        "S9",
+        _SERVERS,
+        "Comparing is not exact: names and keys that differ in case or a blank are taken for one.",
+    ),
+    _check(
+        "table.key",
+        _BREAKS,
+        "C5",
+        _ALL,
+        "A key is missing: the same message may be stored twice, or have its effect twice.",
+    ),
+    _check(
+        "index.missing",
+        _RISK,
+        "W1",
+        _ALL,
+        "Every search reads the whole table: sweeps get slow, and lock more than they need.",
+    ),
+    # -- durability
+    _check(
+        "mysql.flush_log",
+        _BREAKS,
+        "S2",
+        _MYSQL,
+        "Commits are on disk only later: a crash forgets transactions whose messages were sent. "
+        "SET GLOBAL lasts until the restart: write it under [mysqld] too.",
+    ),
+    _check(
+        "mysql.sync_binlog",
+        _BREAKS,
+        "S2",
+        _MYSQL,
+        "The binary log is on disk only later: after a crash it and the tables differ, and replicas "
+        "lack what was sent. SET GLOBAL lasts until the restart: write it under [mysqld] too.",
+    ),
+    _check(
+        "mysql.doublewrite",
+        _BREAKS,
+        "S2",
+        _MYSQL,
+        "A page that is half written in a power cut cannot be mended: committed rows are lost.",
+    ),
+    _check(
+        "postgresql.synchronous_commit",
+        _BREAKS,
+        "S2",
+        _POSTGRESQL,
+        "Commits are on disk only later: a crash forgets transactions whose messages were sent.",
+    ),
+    _check(
+        "postgresql.fsync",
+        _BREAKS,
+        "S2",
+        _POSTGRESQL,
+        "Nothing is forced to disk: a power cut may lose or destroy everything.",
+    ),
+    _check(
+        "postgresql.full_page_writes",
+        _BREAKS,
+        "S2",
+        _POSTGRESQL,
+        "A page that is half written in a power cut cannot be mended: committed rows are lost.",
+    ),
+    _check(
+        "sqlite.synchronous",
+        _BREAKS,
+        "S2",
+        _SQLITE,
+        "Commits are on disk only later: a power cut forgets transactions whose messages were sent. "
+        "Run it on every connection, in a `connect` listener of the engine.",
+    ),
+    _check(
+        "sqlite.journal_off",
+        _BREAKS,
+        "S1",
+        _SQLITE,
+        "The journal is kept in memory or not at all: a crash leaves half a transaction behind.",
+    ),
+    _check(
+        "sqlite.journal_mode",
+        _RISK,
+        "S5",
+        _SQLITE,
+        "Readers and the publisher keep each other from committing; a COMMIT may fail as busy.",
+    ),
+    # -- how transactions run
+    _check(
+        "mysql.sql_mode",
+        _BREAKS,
+        "S9",
+        _MYSQL,
+        "The server cuts what is too long for a column and says nothing. SET GLOBAL lasts until the "
+        "restart and counts for new connections: write it under [mysqld] too.",
+    ),
+    _check(
+        "mysql.max_allowed_packet",
+        _RISK,
+        "S7",
+        _MYSQL,
+        "Messages that the limits allow are refused, because one statement cannot carry them. "
+        "SET GLOBAL lasts until the restart and counts for new connections: write it under "
+        "[mysqld] too.",
+    ),
+    _check(
+        "relay.isolation",
+        _BREAKS,
+        "W5",
+        _SERVERS,
+        "The publisher's claims keep the application from inserting, and deadlocks kill its "
+        "transactions.",
+    ),
+    _check(
+        "server.read_only",
+        _BREAKS,
+        "W6",
+        _ALL,
+        "Rows cannot be claimed or settled here, and a replica shows rows that were sent long ago.",
+    ),
+    _check(
+        "server.pooler",
+        _BREAKS,
+        "S2",
+        _POSTGRESQL,
+        "A pooler stands in between. In transaction mode settings of one client reach others, among "
+        "them the publisher's relaxed durability. Give a direct address, or one in session mode.",
+    ),
+    _check(
+        "sqlite.busy_timeout",
+        _RISK,
+        "S5",
+        _SQLITE,
+        "A transaction fails as locked when another one writes, instead of waiting for it. "
+        "Run it on every connection, in a `connect` listener of the engine.",
+    ),
+    _check(
+        "session.time_zone",
+        _NOTE,
+        "",
+        _SERVERS,
+        "Our times are UTC in any case; what the application stores without a zone is not.",
+    ),
+    _check(
+        "clock.difference",
+        _RISK,
+        "D1",
+        _ALL,
+        "The clocks of this machine and of the database differ: delays and ages are off by as much.",
+    ),
+    # -- what is going on
+    _check(
+        "transactions.prepared",
+        _BREAKS,
+        "O1",
+        _SERVERS,
+        "A transaction was prepared and nobody ended it: its rows stay hidden and locked. Look "
+        "whether it belongs to a coordinator that will come back.",
+    ),
+    _check(
+        "transactions.old",
+        _RISK,
+        "O1",
+        _SERVERS,
+        "A transaction is open for long: what it sends waits for it, and so does cleaning up.",
+    ),
+    _check(
+        "rows.parked",
+        _RISK,
+        "O7",
+        _ALL,
+        "Messages were given up after too many bad answers and wait for a person.",
+    ),
+    _check(
+        "rows.overdue",
+        _RISK,
+        "W1",
+        _ALL,
+        "Messages are due and nobody takes them: no watchdog looks after this database.",
+    ),
+    _check(
+        "rows.unsent",
+        _RISK,
+        "O1",
+        _ALL,
+        "A message is tried again and again and was not accepted for long.",
+    ),
+    _check(
+        "rights.missing",
+        _NOTE,
+        "",
+        _SERVERS,
+        "A check could not be made, because this user may not read what it needs.",
+    ),
+    # -- the application's own engine; only `examine` sees it
+    _check(
+        "session.autocommit",
+        _BREAKS,
+        "S1",
+        _ALL,
+        "Sessions commit each statement by itself: a rollback leaves the message. Every send is "
+        "refused.",
+    ),
+    _check(
+        "session.bind",
+        _BREAKS,
+        "S1",
+        _ALL,
+        "Sessions and outbox have engines of their own and would not commit together. Every send is "
+        "refused.",
+    ),
+    _check(
+        "session.hook",
+        _BREAKS,
+        "S2",
+        _ALL,
+        "The transactions of this engine are followed by no producer, or by two copies of the "
+        "product.",
+    ),
+    _check(
+        "sqlite.explicit_begin",
+        _BREAKS,
+        "S3",
+        _SQLITE,
+        "The driver does not begin where SQLAlchemy does: a savepoint at first commits by itself.",
+    ),
+    _check(
+        "pool.small",
+        _RISK,
+        "S5",
+        _ALL,
+        "More threads than connections: some wait for a connection, and fail when it takes too long.",
+    ),
+    # -- the broker
+    _check(
+        "broker.unreachable",
+        _RISK,
+        "O1",
+        _BROKER,
+        "Nobody answers there: messages wait in their databases.",
+    ),
+    _check(
+        "broker.not_ready",
+        _RISK,
+        "O1",
+        _BROKER,
+        "The broker lives and does not serve: messages wait in their databases.",
+    ),
+    _check(
+        "broker.disk_reserve",
+        _RISK,
+        "B6",
+        _BROKER,
+        "The disk's reserve is reached: the broker takes no messages until there is room.",
+    ),
+    _check(
+        "broker.durability",
+        _BREAKS,
+        "B1",
+        _BROKER,
+        "The broker acknowledges before messages are on disk: a power cut loses accepted ones.",
+    ),
+)
+
+CHECK_BY_ID: Final = {check.id: check for check in CHECKS}

@@ -1,0 +1,132 @@
+"""One look at one database: everything that breaks a promise, from one connection and few queries.
+
+Nothing is changed. The connection is not given back to the application's pool, so that the time limit
+of its statements stays with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.pool import StaticPool
+
+from qmq_client.clock import SYSTEM_CLOCK, Clock
+from qmq_client.doctor import application, mysql, postgresql, sqlite
+from qmq_client.doctor.broker import broker
+from qmq_client.doctor.catalogue import Severity
+from qmq_client.doctor.finding import Finding, Findings, Thresholds, found
+from qmq_client.doctor.outbox_tables import drifted, waiting
+from qmq_client.outbox.dialect import dialect_of
+from qmq_client.outbox.table import DEFAULT_TABLES, Tables
+
+_SERVERS: Final[dict[str, Any]] = {
+    "mysql": mysql,
+    "mariadb": mysql,
+    "postgresql": postgresql,
+}
+_ORDER: Final = list(Severity)
+_DEFAULTS: Final = Thresholds()
+
+
+def examine(
+    engine: Any,
+    *,
+    tables: Tables = DEFAULT_TABLES,
+    session_factory: Callable[[], Any] | None = None,
+    threads: int | None = None,
+    broker_url: str | None = None,
+    thresholds: Thresholds = _DEFAULTS,
+    clock: Clock = SYSTEM_CLOCK,
+) -> tuple[Finding, ...]:
+    """What is wrong with this database and how to mend it, the worst first; empty when sound.
+
+    `engine`: the application's, asynchronous or not. With `session_factory` also how its sessions
+    work, after its Producer was made; with `threads` whether its pool is large enough for as many;
+    with `broker_url` the broker. Blocks: an asynchronous application calls it in a thread. Raises
+    SQLAlchemy's errors when the database does not answer, `ConfigurationError` for one of a kind
+    that the outbox does not know.
+    """
+    application_engine: sa.Engine = getattr(engine, "sync_engine", engine)
+    findings: list[Finding] = []
+    with _connection(application_engine) as connection:
+        is_own = not application_engine.dialect.is_async
+        findings += _of_database(connection, thresholds, is_application=is_own)
+        findings += _of_outbox(connection, tables, thresholds)
+        findings += _of_clock(connection, clock, thresholds)
+    if application_engine.dialect.name in _SERVERS:
+        findings += application.relay(application_engine)
+    if session_factory is not None:
+        findings += application.sessions(application_engine, session_factory, tables.outbox)
+    if threads is not None:
+        findings += application.pool(application_engine, threads)
+    if broker_url is not None:
+        findings += broker(broker_url)
+    return by_severity(findings)
+
+
+def examine_configured(
+    engine: sa.Engine, tables: Tables, thresholds: Thresholds = _DEFAULTS
+) -> tuple[Finding, ...]:
+    """`examine` for an engine that is no application's: what belongs to connections is left out."""
+    findings: list[Finding] = []
+    with _connection(engine) as connection:
+        findings += _of_database(connection, thresholds, is_application=False)
+        findings += _of_outbox(connection, tables, thresholds)
+        findings += _of_clock(connection, SYSTEM_CLOCK, thresholds)
+    return by_severity(findings)
+
+
+def by_severity(findings: list[Finding]) -> tuple[Finding, ...]:
+    """The worst first."""
+    return tuple(sorted(findings, key=lambda finding: _ORDER.index(finding.severity)))
+
+
+@contextmanager
+def _connection(engine: sa.Engine) -> Iterator[sa.Connection]:
+    dialect = dialect_of(engine)  # refuses what the outbox refuses
+    own = dialect.open_sibling(engine) if engine.dialect.is_async else engine
+    try:
+        with own.connect() as connection:
+            if not isinstance(own.pool, StaticPool):
+                connection.detach()
+            yield connection
+            connection.rollback()
+    finally:
+        if own is not engine:
+            own.dispose()
+
+
+def _of_database(
+    connection: sa.Connection, thresholds: Thresholds, *, is_application: bool
+) -> Findings:
+    server = _SERVERS.get(connection.dialect.name)
+    if server is None:
+        yield from sqlite.settings(connection, is_application=is_application)
+        return
+    server.bound(connection)
+    yield from server.settings(connection, thresholds)
+    yield from server.transactions(connection, thresholds)
+
+
+def _of_outbox(connection: sa.Connection, tables: Tables, thresholds: Thresholds) -> Findings:
+    drift = list(drifted(connection, tables))
+    yield from drift
+    if not any(finding.id == "schema.missing" for finding in drift):
+        yield from waiting(connection, tables, thresholds)
+
+
+def _of_clock(connection: sa.Connection, clock: Clock, thresholds: Thresholds) -> Findings:
+    statement = f"SELECT {dialect_of(connection.engine).now_ms}"
+    before_ms = clock.now_ms()
+    database_ms = int(connection.exec_driver_sql(statement).scalar_one())
+    after_ms = clock.now_ms()
+    off_ms = max(before_ms - database_ms, database_ms - after_ms)
+    if off_ms > thresholds.clock_s_max * 1000:
+        side = "behind" if database_ms < before_ms else "ahead of"
+        read = f"the database is {off_ms / 1000:,.1f} s {side} this machine"
+        yield found(
+            "clock.difference", read, "keep the clocks of both by NTP: timedatectl set-ntp true"
+        )

@@ -1,0 +1,68 @@
+"""One thing that was found, with the value that was read and what mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from qmq_client.config import mask_secrets
+from qmq_client.doctor.catalogue import CHECK_BY_ID, Severity
+from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
+
+_READ_CHARACTERS_MAX: Final = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Made by `found`."""
+
+    id: str
+    severity: Severity
+    #: Id of the promise that is broken or at risk; empty for a note.
+    promise: str
+    #: What was read, with names and values.
+    read: str
+    #: What it means.
+    meaning: str
+    #: The statement or command that mends it; several are separated by "; ".
+    fix: str
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        names = ("id", "promise", "read", "meaning", "fix")
+        return {name: getattr(self, name) for name in names} | {"severity": self.severity.value}
+
+
+Findings = Iterator[Finding]
+
+
+def found(id_: str, read: str, fix: str) -> Finding:
+    """The finding of this check. No password leaves here, wherever the text comes from."""
+    check = CHECK_BY_ID[id_]
+    return Finding(
+        id=check.id,
+        severity=check.severity,
+        promise=check.promise,
+        read=mask_secrets(" ".join(read.split()))[:_READ_CHARACTERS_MAX],
+        meaning=check.meaning,
+        fix=fix,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """From where on something is a finding."""
+
+    #: A transaction that is open for longer.
+    transaction_s_max: float = 300.0
+    #: A prepared transaction that nobody has ended for longer.
+    prepared_s_max: float = 60.0
+    #: A row that is due for longer; a watchdog takes one within seconds.
+    overdue_s_max: float = 30.0
+    #: A message that waits for longer.
+    unsent_s_max: float = 600.0
+    #: Difference of the clocks, beyond what asking takes.
+    clock_s_max: float = 1.0
+    #: What messages may measure.
+    limits: Limits = DEFAULT_LIMITS
