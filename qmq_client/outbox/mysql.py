@@ -52,8 +52,11 @@ class MySqlDialect(ServerDialect):
         self._is_undone_by_timeout = False
 
     def is_open(self, connection: sa.Connection) -> bool:
-        # None until the first answer.
-        return bool((driver_of(connection).server_status or 0) & _IN_TRANSACTION)
+        driver = driver_of(connection)
+        # asyncmy 0.2 keeps the connection's old flags when an answer says "none of them", which is
+        # what ends a transaction; the answer itself is right. Both are None until the first one.
+        status = getattr(getattr(driver, "_result", None), "server_status", None)
+        return bool(((driver.server_status if status is None else status) or 0) & _IN_TRANSACTION)
 
     def is_autocommit(self, connection: sa.Connection) -> bool:
         return bool(driver_of(connection).get_autocommit())
