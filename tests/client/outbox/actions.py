@@ -142,7 +142,7 @@ class Actions:
                 raise AbandonError
         except AbandonError:
             await self.do(nested.rollback())
-        except sa.exc.SQLAlchemyError:
+        except BaseException:  # what `with` would do, too
             self.note("error )")
             await self.do(nested.rollback())
             raise

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any, Final
 
+import pymysql
 import sqlalchemy as sa
 
 from qmq_client.outbox.driver import driver_of
@@ -46,7 +47,8 @@ def kill_driver(world: World, driver: Any) -> None:
     if world.kind == "sqlite":
         return
     with closing(world.truth.connect()) as administrator, closing(administrator.cursor()) as cursor:
-        cursor.execute(_KILL[world.kind].format(server_id(driver)))
+        with suppress(pymysql.err.OperationalError):  # it is gone already
+            cursor.execute(_KILL[world.kind].format(server_id(driver)))
 
 
 class Fate:

@@ -26,7 +26,7 @@ TRANSACTIONS_MAX: Final = 6
 CANCEL_AWAITS_MAX: Final = 40
 CANCEL_TURNS_MAX: Final = 6
 #: What ends a transaction and not the program.
-SURVIVED: Final = (AbandonError, OutboxError, sa.exc.DatabaseError, sa.exc.InvalidRequestError)
+SURVIVED: Final = (AbandonError, OutboxError, sa.exc.DBAPIError, sa.exc.InvalidRequestError)
 
 Kind = Callable[[], Awaitable[None]]
 

@@ -36,17 +36,20 @@ def seeds_of(config: pytest.Config, chunk: int, face: str) -> list[int]:
     return list(range(chunk, count, CHUNKS))
 
 
+def story_of(program: Program) -> str:
+    return f"seed {program.seed}: {' '.join(program.trace)}"
+
+
 def judge(world: World, programs: list[Program]) -> None:
     """Compare what was sent with what another connection sees; one look for all of them."""
     assert world.producer.flush()
-    assert world.checked_out() == 0, [program.seed for program in programs]
     sweep_what_is_left(world)
     committed, sent = world.committed_orders(), world.sent()
     for program in programs:
         own = f"{program.seed}."
         rows = {label for label in committed if label.startswith(own)}
         messages = {label for label in sent if label.startswith(own)}
-        story = f"seed {program.seed}: {' '.join(program.trace)}"
+        story = story_of(program)
         assert messages <= rows, f"GHOST {sorted(messages - rows)}\n{story}"
         lost = rows - messages - program.excused
         assert not lost, f"LOST {sorted(lost)}\n{story}"
@@ -68,6 +71,7 @@ async def run_programs(world: World, seeds: list[int], face: str) -> None:
             programs = [Program(world, fate, seed) for seed in seeds[first : first + BATCH]]
             for program in programs:
                 await program.run(is_core="core" in face)
+                assert world.checked_out() == 0, story_of(program)
             judge(world, programs)
     finally:
         fate.close()
@@ -76,6 +80,7 @@ async def run_programs(world: World, seeds: list[int], face: str) -> None:
 
 
 @pytest.mark.timeout(0)
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")  # it minds some of the abuses
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("kind", KINDS)
