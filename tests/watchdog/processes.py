@@ -59,8 +59,8 @@ class StoppingTransport(HttpTransport):
         return answer
 
 
-def start(role: str, path: Path, broker_url: str) -> subprocess.Popen[str]:
-    """One of the roles above as a child process."""
+def start(role: str, path: Path | str, broker_url: str) -> subprocess.Popen[str]:
+    """One of the roles above as a child process, at a database file or a URL."""
     command = [sys.executable, "-m", "tests.watchdog.processes", role, str(path), broker_url]
     root = Path(__file__).resolve().parents[2]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
@@ -82,7 +82,7 @@ def resume(process: subprocess.Popen[str]) -> dict[str, int]:
 
 
 def main(role: str, path: str, broker_url: str) -> None:
-    engine = sa.create_engine(f"sqlite:///{path}")
+    engine = sa.create_engine(path if "://" in path else f"sqlite:///{path}")
     if role == "producer":
         producer = Producer(engine, SilentTransport(broker_url))
         with transaction(engine) as connection:

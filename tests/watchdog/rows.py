@@ -31,21 +31,20 @@ def make_database(path: Path, *, name: str = "") -> Database:
     return Database(name=name or path.stem, store=OutboxStore(engine), engine=engine)
 
 
-def put_rows(
-    database: Database,
-    count: int = 1,
+def new_rows(
+    store: OutboxStore,
+    count: int,
     *,
     due_in_ms: int = -1,
     first_id: int | None = None,
     body: bytes = b"{}",
-) -> list[bytes]:
-    """Commit rows that a dead sender owns; their message ids."""
-    ids, values = [], []
+) -> tuple[sa.Insert, list[dict[str, Any]]]:
+    """What inserts rows of a dead sender: the statement and its values."""
+    rows = []
     for number in range(count):
         message_id = MESSAGE_IDS.next_id()
         record = message_to_record(Message(SUBJECT, body), new_id=message_id, now_ms=1)
-        ids.append(message_id)
-        values.append(
+        rows.append(
             {
                 "message_id": message_id,
                 "subject": SUBJECT,
@@ -56,11 +55,16 @@ def put_rows(
             }
             | ({} if first_id is None else {"id": first_id + number})
         )
-    now_ms = database.store.now_ms
-    insert = sa.insert(OUTBOX).values(due_at_ms=now_ms + due_in_ms, created_at_ms=now_ms)
+    due_at_ms = store.now_ms + due_in_ms
+    return sa.insert(OUTBOX).values(due_at_ms=due_at_ms, created_at_ms=store.now_ms), rows
+
+
+def put_rows(database: Database, count: int = 1, **options: Any) -> list[bytes]:
+    """Commit rows that a dead sender owns; their message ids. Options as of `new_rows`."""
+    insert, rows = new_rows(database.store, count, **options)
     with database.engine.begin() as connection:
-        connection.execute(insert, values)
-    return ids
+        connection.execute(insert, rows)
+    return [row["message_id"] for row in rows]
 
 
 def make_due(database: Database, message_ids: Iterable[bytes] | None = None) -> None:
