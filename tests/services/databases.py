@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -79,7 +80,8 @@ class Databases:
             path = folder / f"database-{self._count}.db"
             return Database(kind, f"sqlite+pysqlite:///{path}", lambda: None)
         service = self.service(kind)
-        name = f"qmq_test_{self.run.name}_{self._worker}_{self._count}"
+        # With the process in it, for a run of tests inside of a test has our names for the rest.
+        name = f"qmq_test_{self.run.name}_{self._worker}_{os.getpid()}_{self._count}"
         return self.make_on(service.url, kind, name)
 
     def make_on(self, server_url: str, kind: str, name: str) -> Database:

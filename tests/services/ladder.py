@@ -28,6 +28,8 @@ from tests.services.run import TestRun
 Rung = Callable[[], str]
 
 VARIABLES: Final = {"mysql": "QMQ_TEST_MYSQL_URL", "postgresql": "QMQ_TEST_POSTGRESQL_URL"}
+#: Names of rungs with commas between them, such as `environment,private`.
+CHOSEN: Final = "QMQ_TEST_RUNGS"
 RECIPES: Final = {"mysql": MysqlRecipe.find, "postgresql": PostgresqlRecipe.find}
 PACKAGES: Final = {"mysql": "mariadb-server", "postgresql": "postgresql"}
 #: Where a running server is looked for: as users who may get in without a password.
@@ -43,6 +45,8 @@ RUNNING: Final = {
         "postgresql+psycopg://postgres@127.0.0.1:5432/postgres",
     ),
 }
+#: What the product needs, and `DROP DATABASE … WITH (FORCE)`.
+_OLDEST: Final = {"mariadb": (10, 6), "mysql": (8, 0, 1), "postgresql": (13,)}
 _CONNECT_S: Final = {"connect_timeout": 5}
 _APT_S_MAX: Final = 600
 _DOCKER_S_MAX: Final = 10
@@ -95,14 +99,25 @@ def find_service(run: TestRun, kind: str) -> Service:
 
 
 def rungs_of(run: TestRun, kind: str, environment: Mapping[str, str]) -> list[tuple[str, Rung]]:
-    """The ladder, best rung first."""
-    return [
+    """The ladder, best rung first; of it those that `QMQ_TEST_RUNGS` names, when it is set."""
+    rungs: list[tuple[str, Rung]] = [
         ("environment", lambda: from_environment(VARIABLES[kind], environment)),
         ("running", lambda: running(RUNNING[kind])),
         ("private", lambda: private(run, kind)),
         ("apt-get", lambda: by_apt(run, kind)),
         ("container", lambda: container(run, kind)),
     ]
+    return [(name, rung if is_allowed(name, environment) else _left_out) for name, rung in rungs]
+
+
+def is_allowed(name: str, environment: Mapping[str, str]) -> bool:
+    """Whether this rung may be tried."""
+    chosen = environment.get(CHOSEN, "")
+    return not chosen or name in chosen.split(",")
+
+
+def _left_out() -> str:
+    raise RungError(f"left out by {CHOSEN}")
 
 
 def from_environment(variable: str, environment: Mapping[str, str]) -> str:
@@ -112,7 +127,7 @@ def from_environment(variable: str, environment: Mapping[str, str]) -> str:
         raise RungError(f"{variable} is not set")
     try:
         try_out(url)
-    except sa.exc.SQLAlchemyError as error:
+    except (RungError, sa.exc.SQLAlchemyError) as error:
         raise AssertionError(f"{variable} names a server that is of no use: {error}") from error
     return url
 
@@ -127,6 +142,8 @@ def running(urls: Sequence[str]) -> str:
             continue
         try:
             try_out(url)
+        except RungError as error:
+            reasons.append(str(error))
         except sa.exc.SQLAlchemyError as error:
             reasons.append(" ".join(str(error).split())[:_REASON_CHARACTERS])
         else:
@@ -140,10 +157,19 @@ def try_out(url: str) -> None:
     name = f"qmq_test_{os.urandom(6).hex()}"
     try:
         with engine.connect() as connection:
+            _refuse_old(connection)
             connection.exec_driver_sql(f"CREATE DATABASE {name}")
             connection.exec_driver_sql(f"DROP DATABASE {name}")
     finally:
         engine.dispose()
+
+
+def _refuse_old(connection: sa.Connection) -> None:
+    dialect: Any = connection.dialect
+    kind = "mariadb" if getattr(dialect, "is_mariadb", False) else dialect.name
+    version = tuple(dialect.server_version_info)
+    if version < _OLDEST[kind]:
+        raise RungError(f"{kind} {'.'.join(map(str, version))} runs, which is too old")
 
 
 def private(run: TestRun, kind: str) -> str:
@@ -172,7 +198,7 @@ def by_apt(run: TestRun, kind: str) -> str:
 def recipe_or_install(run: TestRun, kind: str) -> Recipe:
     """How to run the server that is installed here, now if it was not before."""
     with run.alone(f"climb-{kind}"):
-        if RECIPES[kind]() is None:
+        if RECIPES[kind]() is None and is_allowed("apt-get", os.environ):
             install(kind)
     return recipe(kind)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,8 @@ from tests.services.ladder import (
     running,
 )
 from tests.services.run import TestRun
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def refuses(reason: str) -> str:
@@ -81,6 +85,41 @@ def test_without_a_server_a_test_is_skipped_and_in_ci_it_fails() -> None:
         give_up("no mysql for the tests. a: b", {})
     with pytest.raises(pytest.fail.Exception, match="CI is set"):
         give_up("no mysql for the tests. a: b", {"CI": "1"})
+
+
+def test_a_rung_may_be_left_out(databases: Databases) -> None:
+    rungs = rungs_of(databases.run, "mysql", {"QMQ_TEST_RUNGS": "environment,running"})
+    reasons = {}
+    for name, rung in rungs[2:]:
+        with pytest.raises(RungError) as caught:
+            rung()
+        reasons[name] = str(caught.value)
+    assert reasons == dict.fromkeys(
+        ["private", "apt-get", "container"], "left out by QMQ_TEST_RUNGS"
+    )
+
+
+ASKING = "def test_asks(mysql_database): pass"
+
+
+@pytest.mark.parametrize("ci", ["", "1"])
+def test_a_run_says_loudly_what_was_not_tested(tmp_path: Path, ci: str) -> None:
+    """In a process of its own, which has no rung to stand on."""
+    (tmp_path / "test_asking.py").write_text(ASKING)
+    environment = {**os.environ, "QMQ_TEST_RUNGS": "environment", "CI": ci}
+    for name in ("QMQ_TEST_MYSQL_URL", "PYTEST_XDIST_TESTRUNUID", "PYTEST_XDIST_WORKER"):
+        environment.pop(name, None)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "-p", "tests.conftest", f"--rootdir={tmp_path}"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert "environment: QMQ_TEST_MYSQL_URL is not set; running: left out" in done.stdout
+    assert ("NOT TESTED for want of a server" in done.stdout) == (not ci)
+    assert done.returncode == (1 if ci else 0), done.stdout
 
 
 def test_no_service_starts_while_packages_are_installed(tmp_path: Path) -> None:
