@@ -20,6 +20,7 @@ from qmq_client.sections import BrokerSection, DatabaseSection, RegistrySection,
 from qmq_watchdog.registry import Registry
 from qmq_watchdog.service import Service
 from tests.contract.broker_process import BrokerProcess
+from tests.services.databases import Database as ServedDatabase
 from tests.watchdog.rows import left, make_database, put_rows
 
 DEADLINE_S = 30.0
@@ -36,8 +37,9 @@ def section_of(name: str, **settings: Any) -> DatabaseSection:
     return DatabaseSection(name=name, **{"url": "postgresql://app@db/shop", **settings})
 
 
-def test_rows_are_written_read_changed_and_removed(tmp_path: Path) -> None:
-    registry = a_registry(tmp_path)
+def test_rows_are_written_read_changed_and_removed(a_database: ServedDatabase) -> None:
+    registry = Registry(RegistrySection(url=a_database.url), {})
+    assert registry.create()
     assert not registry.create(), "it may be asked for again"
     orders = section_of(
         "orders", password_env="ORDERS_PASSWORD", schema="sales", rows_per_s=5, keep_sent_s=60.5

@@ -297,13 +297,15 @@ def test_W6_a_postgresql_database_that_is_read_only_is_refused_and_taken_again(
     setting = f'ALTER DATABASE "{postgresql_database.name}" SET default_transaction_read_only'
     with engine.connect() as connection:
         connection.exec_driver_sql(f"{setting} = on")
-        job = job_of(as_database(postgresql_database.engine()), broker)
+        watched = as_database(postgresql_database.engine())
+        job = job_of(watched, broker)
         counts = job.step(never)
         assert "read-only" in str(counts.error)
         assert job.trouble == READ_ONLY
         assert rows_of(database)[0].state == LIVE
         connection.exec_driver_sql(f"{setting} = off")
         assert job.step(never).sent == 1
+    watched.close()
     database.close()
 
 
