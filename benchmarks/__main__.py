@@ -67,7 +67,9 @@ def main(arguments: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     parser = argparse.ArgumentParser(prog="dev.py bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="number or name; all when none")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="number, name or group (outbox); all when none"
+    )
     parser.add_argument("--list", action="store_true", help="show the benchmarks and stop")
     parser.add_argument("--quick", action="store_true", help="three short rounds, no page")
     parser.add_argument(

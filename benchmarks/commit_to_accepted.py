@@ -17,9 +17,10 @@ from sqlalchemy.orm import Session
 
 from benchmarks.load import BODY_BYTES, make_messages
 from benchmarks.measure import percentile
+from benchmarks.places import Place, open_places
 from benchmarks.processes import written_bytes
 from benchmarks.result import Conditions, Goal, Row
-from benchmarks.shop import DURABILITY, Order, make_order, open_database
+from benchmarks.shop import Order, make_order
 from benchmarks.suite import Bench
 from qmq_client import Message, Producer, ProducerOptions
 
@@ -34,12 +35,18 @@ class NotAcceptedError(Exception):
 
 
 def run(bench: Bench) -> list[Row]:
-    """Percentiles of each round, in milliseconds."""
-    message_count = bench.effort.pick(tiny=3, quick=60, full=200)
-    outcomes = [run_round(bench, message_count) for _ in range(bench.rounds)]
+    """Percentiles of each round, in milliseconds, one database after the other."""
+    with open_places(bench) as places:
+        return [row for place in places for row in run_place(bench, place)]
+
+
+def run_place(bench: Bench, place: Place) -> list[Row]:
+    """All figures on one database."""
+    message_count = bench.effort.pick(tiny=3, quick=40, full=120)
+    outcomes = [run_round(bench, place, i, message_count) for i in range(bench.rounds)]
     rounds = [times for times, _ in outcomes]
     conditions = Conditions(
-        durability=DURABILITY,
+        durability=place.durability,
         client="SQLAlchemy ORM, one caller thread, publisher thread; stock httpx",
         batch_messages=1,
         message_bytes=BODY_BYTES,
@@ -52,7 +59,7 @@ def run(bench: Bench) -> list[Row]:
     ]
     return [
         Row(
-            figure=figure,
+            figure=f"{place.name}: {figure}",
             unit="ms",
             samples=tuple(percentile(times, share) for times in rounds),
             conditions=conditions,
@@ -62,11 +69,18 @@ def run(bench: Bench) -> list[Row]:
     ]
 
 
-def run_round(bench: Bench, message_count: int) -> tuple[list[float], int]:
+def run_round(
+    bench: Bench, place: Place, number: int, message_count: int
+) -> tuple[list[float], int]:
     """Milliseconds from each commit to the answer, and bytes written; broker and database are new."""
     with bench.processes() as processes:
         broker = processes.start_broker()
-        engine = open_database(processes.directory / "shop.sqlite")
+        engine = place.open(f"shop_{number}")
+
+        def all_bytes() -> int:
+            own_bytes = broker.written_bytes() + written_bytes(os.getpid())
+            return own_bytes + place.written_bytes()
+
         answers: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         options = ProducerOptions(on_sent=lambda ids: note(answers, ids))
         messages = make_messages()
@@ -74,13 +88,13 @@ def run_round(bench: Bench, message_count: int) -> tuple[list[float], int]:
             with Producer(engine, broker.url, options=options) as producer:
                 for i in range(WARM_UP_MESSAGES):
                     send_one(engine, producer, answers, make_order(i), next(messages))
-                before_bytes = broker.written_bytes() + written_bytes(os.getpid())
+                before_bytes = all_bytes()
                 times = [
                     send_one(engine, producer, answers, make_order(i), next(messages))
                     for i in range(message_count)
                 ]
                 producer.flush(ANSWER_DEADLINE_S)
-                after_bytes = broker.written_bytes() + written_bytes(os.getpid())
+                after_bytes = all_bytes()
         finally:
             engine.dispose()
     return times, after_bytes - before_bytes

@@ -158,10 +158,12 @@ class Processes:
         wait_until_ready(broker)
         return broker
 
-    def start_worker(self, function: str, **arguments: Any) -> Worker:
+    def start_worker(
+        self, function: str, *, python: str = sys.executable, **arguments: Any
+    ) -> Worker:
         """A process that runs a function, given as `module:function`, of (control, **arguments)."""
         name = f"{function.rpartition(':')[2]}-{len(self._children)}"
-        line = [sys.executable, "-m", "benchmarks.worker", function, json.dumps(arguments)]
+        line = [python, "-m", "benchmarks.worker", function, json.dumps(arguments)]
         process, log = self._start(name, line, is_worker=True)
         worker = Worker(name=name, process=process, log=log)
         self._children.append(worker)

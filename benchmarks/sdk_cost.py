@@ -102,7 +102,7 @@ def start(program: str) -> Times:
 def send_rows(bench: Bench) -> list[Row]:
     """Processor time of a send beside its SQL."""
     transaction_count = bench.effort.pick(tiny=5, quick=200, full=500)
-    engine = open_database(bench.directory / "sdk.sqlite")
+    engine = open_database(f"sqlite:///{bench.directory}/sdk.sqlite")
     with Producer(engine, MemoryTransport(MemoryBroker())) as producer:
         sends = Sends(engine, producer)
         times = interleave(

@@ -1,24 +1,26 @@
-"""The business database of the outbox benchmarks: SQLite in a file, two small tables, the outbox.
+"""The business database of the outbox benchmarks: two small tables and the outbox.
 
-WAL with synchronous=FULL, so that each commit is on the disk when it returns; otherwise SQLAlchemy's
-defaults.
+On SQLite WAL with synchronous=FULL, so that each commit is on the disk when it returns; otherwise
+SQLAlchemy's defaults.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from qmq_client import create_tables
 
-DURABILITY: Final = "SQLite WAL, synchronous=FULL; broker fdatasync"
+#: MySQL wants to know how long a text may be.
+_TEXT: Final = {str: sa.String(64)}
 
 
 class Base(DeclarativeBase):
     """The tables of the business."""
+
+    type_annotation_map: ClassVar = _TEXT
 
 
 class Order(Base):
@@ -43,10 +45,11 @@ class Posting(Base):
     note: Mapped[str]
 
 
-def open_database(path: Path) -> sa.Engine:
-    """A new database file with business tables and outbox."""
-    engine = sa.create_engine(f"sqlite:///{path}")
-    sa.event.listen(engine, "connect", set_durability)
+def open_database(url: str) -> sa.Engine:
+    """A new database with business tables and outbox."""
+    engine = sa.create_engine(url)
+    if engine.dialect.name == "sqlite":
+        sa.event.listen(engine, "connect", set_durability)
     Base.metadata.create_all(engine)
     create_tables(engine)
     return engine

@@ -33,10 +33,10 @@ class TestRun:
 
     __test__ = False  # pytest would collect it by its name
 
-    def __init__(self, name: str | None = None) -> None:
+    def __init__(self, name: str | None = None, *, where: Path | None = None) -> None:
         chosen = name or os.environ.get(_RUN_VARIABLE) or secrets.token_hex(6)
         self.name = chosen[:12]
-        self.folder = _where() / f"qmq-test-{os.geteuid()}-{self.name}"
+        self.folder = (where or _where()) / f"qmq-test-{os.geteuid()}-{self.name}"
         self._holding = self._hold()
         with self.alone():
             self._start_keeper()
