@@ -192,7 +192,8 @@ CHECKS: Final = (
         _BREAKS,
         "W6",
         _ALL,
-        "Rows cannot be claimed or settled here, and a replica shows rows that were sent long ago.",
+        "Rows cannot be claimed or settled here, and a replica shows rows that were sent long ago. On "
+        "a replica do not mend it: give the primary's address instead.",
     ),
     _check(
         "server.pooler",
@@ -230,8 +231,8 @@ CHECKS: Final = (
         _BREAKS,
         "O1",
         _SERVERS,
-        "A transaction was prepared and nobody ended it: its rows stay hidden and locked. Look "
-        "whether it belongs to a coordinator that will come back.",
+        "A transaction was prepared and nobody ended it: its rows stay hidden and locked. Look first "
+        "whether it belongs to a coordinator that will come back, and whether it should be committed.",
     ),
     _check(
         "transactions.old",

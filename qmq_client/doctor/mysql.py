@@ -55,8 +55,7 @@ def settings(connection: sa.Connection, thresholds: Thresholds) -> Findings:
         yield found("mysql.sql_mode", read, fix)
     yield from _packet(row.packet_bytes, thresholds)
     if row.is_read_only:
-        fix = "give the primary's address; on the primary itself: SET GLOBAL read_only = 0"
-        yield found("server.read_only", "read_only is 1", fix)
+        yield found("server.read_only", "read_only is 1", "SET GLOBAL read_only = 0")
     if row.offset_minutes:
         read = f"time_zone is {row.time_zone}, {row.offset_minutes} minutes from UTC"
         yield found("session.time_zone", read, "SET GLOBAL time_zone = '+00:00'")
@@ -78,7 +77,7 @@ def transactions(connection: sa.Connection, thresholds: Thresholds) -> Findings:
         if error_number(error.orig) not in _DENIED:
             raise
         read = "information_schema.innodb_trx, for open and prepared transactions"
-        yield found("rights.missing", read, "GRANT PROCESS ON *.* TO CURRENT_USER()")
+        yield found("rights.missing", read, f"GRANT PROCESS ON *.* TO {_user(connection)}")
         return
     orphans = [row for row in rows if not row.trx_mysql_thread_id]
     if orphans and orphans[0].age_s >= thresholds.prepared_s_max:
@@ -105,17 +104,22 @@ def _prepared(connection: sa.Connection, age: str) -> Findings:
     except sa.exc.DBAPIError as error:
         if error_number(error.orig) not in (*_DENIED, 1401):
             raise
-        fix = "GRANT XA_RECOVER_ADMIN ON *.* TO CURRENT_USER()"
+        fix = f"GRANT XA_RECOVER_ADMIN ON *.* TO {_user(connection)}"
         yield found("rights.missing", f"XA RECOVER, for prepared transactions ({age})", fix)
         return
     names = [_xid(row) for row in rows[:_TRANSACTIONS_MAX]]
     if names:
         read = f"{len(rows)} prepared transactions, {age}: {', '.join(names)}"
         fix = "; ".join(f"XA ROLLBACK {name}" for name in names)
-        yield found("transactions.prepared", read, f"{fix}; or XA COMMIT with the same names")
+        yield found("transactions.prepared", read, fix)
 
 
 def _xid(row: Any) -> str:
     data = row.data.encode("latin-1", "replace") if isinstance(row.data, str) else bytes(row.data)
     global_part, branch = data[: row.gtrid_length], data[row.gtrid_length :]
     return f"X'{global_part.hex()}',X'{branch.hex()}',{row.formatID}"
+
+
+def _user(connection: sa.Connection) -> str:
+    name, _, host = connection.exec_driver_sql("SELECT CURRENT_USER()").scalar_one().rpartition("@")
+    return f"'{name}'@'{host}'"

@@ -77,7 +77,7 @@ def _parked(connection: sa.Connection, outbox: sa.Table) -> Findings:
     shown = [f"{row[2]} of {row.subject} ({row.error or 'no error noted'})" for row in groups]
     more = " …" if len(shown) > _GROUPS_MAX else ""
     read = "; ".join(shown[:_GROUPS_MAX]) + more
-    yield found("rows.parked", read, "qmq outbox retry")
+    yield found("rows.parked", read, "qmq outbox retry --all")
 
 
 def _unsent(

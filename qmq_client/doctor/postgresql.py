@@ -51,7 +51,10 @@ def settings(connection: sa.Connection, _: Thresholds) -> Findings:
         yield found("server.read_only", "the server is in recovery: a replica", fix)
     elif read_only.setting == "on":
         read = f"default_transaction_read_only is on, set by {read_only.source}"
-        yield found("server.read_only", read, _session_fix(connection, read_only, "off"))
+        fix = _session_fix(connection, read_only, "off")
+        if fix.startswith("ALTER"):
+            fix = f"SET default_transaction_read_only = off; {fix}"
+        yield found("server.read_only", read, fix)
     offset_s = connection.exec_driver_sql("SELECT extract(timezone FROM now())").scalar_one()
     if offset_s:
         zone = rows["TimeZone"]
@@ -68,7 +71,7 @@ def transactions(connection: sa.Connection, thresholds: Thresholds) -> Findings:
         age = f"the oldest for {prepared[0].age_s:,.0f} s"
         read = f"{len(prepared)} prepared transactions, {age}: {', '.join(names)}"
         fix = "; ".join(f"ROLLBACK PREPARED {name}" for name in names)
-        yield found("transactions.prepared", read, f"{fix}; or COMMIT PREPARED with the same names")
+        yield found("transactions.prepared", read, fix)
     oldest = connection.exec_driver_sql(_OLDEST).first()
     if oldest is not None and oldest.age_s > thresholds.transaction_s_max:
         read = f"process {oldest.pid} {oldest.name} ({oldest.state}), for {oldest.age_s:,.0f} s"
