@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from qmq_watchdog.sweep import Sweep, SweepOptions
 from tests.conftest import MakeServer
 from tests.contract.broker_process import BrokerProcess
 from tests.services.databases import Database as ServedDatabase
+from tests.services.postgresql import PostgresqlRecipe
+from tests.services.private import PrivateServer, as_user
 from tests.watchdog.processes import DEADLINE_S, resume, start, wait_until_stopped
 from tests.watchdog.rows import OUTBOX, SUBJECT, damage, left, make_due, new_rows, put_rows, rows_of
 
@@ -307,6 +310,44 @@ def test_W6_a_postgresql_database_that_is_read_only_is_refused_and_taken_again(
         assert job.step(never).sent == 1
     watched.close()
     database.close()
+
+
+def standby_of(primary: PrivateServer, standby: PrivateServer) -> None:
+    """Make one private server the hot standby of another."""
+    recipe = standby._recipe
+    assert isinstance(recipe, PostgresqlRecipe)
+    standby.stop()
+    shutil.rmtree(standby._data)
+    command = [str(recipe._programs / "pg_basebackup"), "-h", "127.0.0.1", "-U", "qmq", "-R"]
+    command += ["-p", str(primary.port), "-D", str(standby._data), "--checkpoint=fast", "--no-sync"]
+    # The directory is for it to make, and the folder around it is not its own.
+    standby.folder.chmod(0o777)
+    as_user(recipe.user(), command)
+    standby.start()
+
+
+def test_W6_a_hot_standby_is_refused_and_taken_up_when_it_is_promoted(
+    make_private_server: MakeServer, broker: MemoryBroker
+) -> None:
+    """F21, with a real replica and a real failover."""
+    primary, standby = (make_private_server("postgresql") for _ in range(2))
+    if not (standby._recipe._programs / "pg_basebackup").exists():  # type: ignore[attr-defined]
+        pytest.skip("pg_basebackup is not installed")
+    first = as_database(sa.create_engine(primary.url()))
+    create_tables(first.engine)
+    put_rows(first, 3)
+    first.close()
+    standby_of(primary, standby)
+    second = as_database(sa.create_engine(standby.url()))
+    job = job_of(second, broker)
+    counts = job.step(never)
+    assert "replica" in str(counts.error)
+    assert (counts.sent, job.trouble) == (0, READ_ONLY)
+    primary.kill()
+    with second.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT pg_promote()").scalar_one() is True
+    assert job.step(never).sent == 3
+    second.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM])
