@@ -49,6 +49,16 @@ class StoreOptions:
     checkpoint_ms: int = 1_000
     #: Log bytes after which entries of consume queues go to their files; a restart reads as much.
     queue_flush_bytes: int = 256 * MIB
+    #: A segment of the commit log is given up when all of it is older than this …
+    retain_ms: int = 72 * 3_600_000
+    #: … or when the log is longer than this without it; 0 for no bound.
+    retain_bytes: int = 0
+    #: Give up also what a group has not got yet.
+    force_retention: bool = False
+    #: Action log bytes after which the groups are noted down; a restart replays as much.
+    snapshot_bytes: int = 4 * MIB
+    #: Segments of the commit log that are kept, when they are given up, to be written again.
+    spare_segments: int = 2
     #: Consume queue files kept open at once.
     open_files: int = 256
 
@@ -63,6 +73,10 @@ class StoreOptions:
         _check_range(self, "checkpoint_bytes", 1, GIB)
         _check_range(self, "checkpoint_ms", 1, 60_000)
         _check_range(self, "queue_flush_bytes", 1, 16 * GIB)
+        _check_range(self, "retain_ms", 1_000, 366 * 100 * 24 * 3_600_000)
+        _check_range(self, "retain_bytes", 0, 2**62)
+        _check_range(self, "snapshot_bytes", 1, 16 * GIB)
+        _check_range(self, "spare_segments", 0, 1_000)
         _check_range(self, "open_files", 4, 65_536)
         for setting in ("segment_bytes", "action_segment_bytes", "growth_bytes"):
             if getattr(self, setting) % SEGMENT_MULTIPLE_BYTES:

@@ -17,7 +17,6 @@ from tests.crash.power_cut import cut_states
 from tests.crash.recording_disk import Image, RecordingDisk, images
 from tests.crash.scenarios import Scenario
 from tests.crash.world import (
-    OPTIONS,
     BrokenPromiseError,
     FakeClock,
     History,
@@ -26,6 +25,7 @@ from tests.crash.world import (
     check,
     check_messages,
     make_frame,
+    replayed,
 )
 
 SEED = int(os.environ.get("QMQ_CRASH_SEED", "1"))
@@ -106,7 +106,8 @@ def _keep_survivors(world: World, finished: int) -> list[Sent]:
     del known.sent[survivors:]
     for one in known.sent:
         one.acknowledged_at = one.submitted_at
-    del known.actions[len(list(world.store.actions.replay())) :]
+    noted, rest = replayed(world.store)
+    del known.actions[noted + len(rest) :]
     known.synced_actions.append((len(known.actions), finished))
     return lost
 
@@ -131,7 +132,7 @@ def _openings(image: Image, rng: random.Random) -> Iterator[Image]:
 
 def _crash_one_recovery(state: Image, known: History, rng: random.Random, where: str) -> int:
     second = RecordingDisk(state)
-    store = Store.open(second, FakeClock(), OPTIONS)
+    store = Store.open(second, FakeClock(), known.options)
     finished = len(second.operations)
     survivors = check_messages(store, known.sent)
     # What the opening shows may have been seen: from then on it is as good as acknowledged.

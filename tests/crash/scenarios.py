@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from qmq_client.wire.frame import MessageFrame
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import FakeClock, World
+from tests.crash.world import RETAINING, FakeClock, History, World
 
 Scenario = Callable[[RecordingDisk], World]
 
@@ -134,6 +134,79 @@ def kills(disk: RecordingDisk) -> World:
     return world
 
 
+def retention(disk: RecordingDisk) -> World:
+    """Old segments are given up while new ones are written, some of them over the old ones."""
+    world = _retaining(disk)
+    given_up_bytes = 0
+    for round_ in range(20):
+        _send_and_wait(world, 300 + 10 * round_)
+        if round_ % 4 == 3:
+            given_up_bytes += world.give_up()
+    assert given_up_bytes >= 3 * 2048
+    return world
+
+
+def retention_of_a_quiet_subject(disk: RecordingDisk) -> World:
+    """A subject loses its last message, and goes on where it was."""
+    world = _retaining(disk)
+    world.send(world.frame(quiet=[40, 50]))
+    for round_ in range(9):
+        _send_and_wait(world, 500)
+        if round_ == 7:
+            assert world.give_up() > 0
+    world.send(world.frame(quiet=60))
+    return world
+
+
+def kills_among_recycled_segments(disk: RecordingDisk) -> World:
+    """Killed with requests under way in segments that hold old frames."""
+    world = _retaining(disk)
+    for life in range(3):
+        for _ in range(7):
+            _send_and_wait(world, 400)
+        assert world.give_up() > 0
+        for length in (350, 500, 90):
+            world.append(world.frame(orders=length), world.frame(invoices=life))
+        disk.unlock()
+        world = _after_kill(world)
+    world.send(world.frame(orders=5))
+    return world
+
+
+def snapshots(disk: RecordingDisk) -> World:
+    """The groups are noted down again and again, and old actions go."""
+    world = World(disk)
+    for _ in range(6):
+        world.act(6)
+        world.note_groups()
+        world.act(9)
+    world.sync_actions()
+    return world
+
+
+def snapshots_and_kills(disk: RecordingDisk) -> World:
+    """Killed after a snapshot, and with actions behind it that were not synced."""
+    world = World(disk)
+    for count in (7, 12, 4):
+        world.act(count)
+        world.note_groups()
+        world.act(count)
+        disk.unlock()
+        world = _after_kill(world)
+    world.act()
+    return world
+
+
+def _retaining(disk: RecordingDisk) -> World:
+    return World(disk, history=History(options=RETAINING))
+
+
+def _send_and_wait(world: World, length: int) -> None:
+    world.send(world.frame(orders=[length, 20], invoices=60))
+    world.clock.pass_ms(1_100)
+    world.store.step()
+
+
 def random_life(seed: int) -> Scenario:
     """Anything a broker may go through, drawn from `seed`."""
 
@@ -234,4 +307,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     repeats,
     clean_stops,
     kills,
+    retention,
+    retention_of_a_quiet_subject,
+    kills_among_recycled_segments,
+    snapshots,
+    snapshots_and_kills,
 )

@@ -18,7 +18,9 @@ from tests.crash.scenarios import (
     checkpoints_and_flushes,
     first_start,
     kills,
+    kills_among_recycled_segments,
     random_life,
+    retention,
     rolls,
 )
 
@@ -62,6 +64,8 @@ RECOVERED: tuple[tuple[Scenario, int], ...] = (
     (checkpoints_and_flushes, 17),
     (actions_among_messages, 11),
     (kills, 11),
+    (retention, 41),
+    (kills_among_recycled_segments, 67),
 )
 
 

@@ -7,7 +7,7 @@ had been submitted and what had been acknowledged by then. `check` opens a crash
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.actions import Acked, Action
@@ -29,6 +29,10 @@ OPTIONS = StoreOptions(
     checkpoint_ms=1_000,
     queue_flush_bytes=1_500,
 )
+
+
+#: The same for lives that give up old segments: few ids are remembered, so that they may go.
+RETAINING = replace(OPTIONS, dedupe_ids=6)
 
 
 class FakeClock:
@@ -76,6 +80,7 @@ class Sent:
 class History:
     """What happened in the lives before a crash."""
 
+    options: StoreOptions = OPTIONS
     sent: list[Sent] = field(default_factory=list)
     #: Each action with the operations before it was written, and before it was synced.
     actions: list[tuple[Action, int]] = field(default_factory=list)
@@ -83,10 +88,14 @@ class History:
     synced_actions: list[tuple[int, int]] = field(default_factory=list)
     #: Epochs that callers saw, with the operations before that.
     epochs: list[tuple[int, int]] = field(default_factory=list)
+    #: Below which offset segments were given up at most, with the operations before that.
+    given_up: list[tuple[int, int]] = field(default_factory=list)
 
     def up_to(self, count: int) -> History:
         """What was known after `count` operations, at most; times become 0."""
         return History(
+            options=self.options,
+            given_up=[(offset, 0) for offset, at in self.given_up if at <= count],
             sent=[
                 Sent(
                     frame=one.frame,
@@ -116,11 +125,11 @@ class World:
         clock: FakeClock | None = None,
     ) -> None:
         self.disk = disk
-        self.history = History() if history is None else history
+        self.history = History(options=options) if history is None else history
+        self.options = self.history.options
         self.ids = MessageIds(7) if ids is None else ids
         self.clock = FakeClock() if clock is None else clock
-        self.options = options
-        self.store = Store.open(disk, self.clock, options)
+        self.store = Store.open(disk, self.clock, self.history.options)
         self.history.epochs.append((self.store.epoch, self._now))
 
     @property
@@ -160,6 +169,12 @@ class World:
         self.sync()
         return placed
 
+    def give_up(self) -> int:
+        """Let go of everything old; returns how many bytes that was."""
+        offset = self.store.written_offset
+        self.history.given_up.append((offset, self._now))
+        return self.store.give_up_below(offset)
+
     def act(self, count: int = 1) -> None:
         """Write actions."""
         first = len(self.history.actions)
@@ -174,6 +189,13 @@ class World:
         """Make the actions durable."""
         self.store.actions.sync()
         self.history.synced_actions.append((len(self.history.actions), self._now))
+
+    def note_groups(self) -> None:
+        """Write a snapshot; here the groups are simply the number of actions."""
+        offset = self.store.actions.log.written_offset
+        count = len(self.history.actions)
+        self.store.actions.write_snapshot(offset, str(count).encode())
+        self.history.synced_actions.append((count, self._now))
 
     def visible(self) -> dict[str, int]:
         """Visible messages of each subject."""
@@ -203,17 +225,19 @@ def visible(store: Store) -> dict[str, int]:
     return counts
 
 
-def check(image: Image, history: History, count: int, options: StoreOptions = OPTIONS) -> None:
+def check(image: Image, history: History, count: int) -> None:
     """Open a crash state of `count` operations into the history and hold it to every promise."""
     try:
-        _check_all(RecordingDisk(image), history.up_to(count), options)
+        _check_all(RecordingDisk(image), history.up_to(count))
     except QmqError as error:
         raise BrokenPromiseError(f"B3: the store does not open or read: {error!r}") from error
 
 
-def _check_all(disk: RecordingDisk, known: History, options: StoreOptions) -> None:
-    store = Store.open(disk, FakeClock(), options)
+def _check_all(disk: RecordingDisk, known: History) -> None:
+    store = Store.open(disk, FakeClock(), known.options)
     _check_epoch(store, known)
+    if store.first_offset > max((offset for offset, _ in known.given_up), default=0):
+        raise BrokenPromiseError(f"B12: the log begins at {store.first_offset}: {known.given_up}")
     survivors = check_messages(store, known.sent)
     _check_actions(store, known)
     _check_goes_on(store, known.sent, survivors)
@@ -225,11 +249,19 @@ def _check_epoch(store: Store, known: History) -> None:
 
 
 def check_messages(store: Store, sent: Sequence[Sent]) -> int:
-    """Returns how many of the frames survived: the first ones, each whole."""
+    """Returns how many of the frames survived: the first ones, each whole.
+
+    Those that were given up count as survivors: their sequences are used for good.
+    """
     acknowledged = sum(one.acknowledged_at is not None for one in sent)
     found = {subject: records_of(store, subject) for subject in store.subjects()}
-    expected: dict[str, list[bytes]] = {}
-    survivors = 0
+    survivors, firsts = _given_up(store, sent)
+    for subject in store.subjects():
+        queue = store.queue(subject)
+        if queue is None or queue.first_sequence != firsts.get(subject, 0):
+            raise BrokenPromiseError(f"B8: {subject} does not begin at {firsts.get(subject, 0)}")
+    given_up = survivors
+    expected: dict[str, list[bytes]] = {subject: [] for subject in firsts}
     while True:
         if found == expected and survivors >= acknowledged:
             break
@@ -238,9 +270,22 @@ def check_messages(store: Store, sent: Sequence[Sent]) -> int:
         for subject, record in sent[survivors].frame.records():
             expected.setdefault(subject, []).append(record)
         survivors += 1
-    for one in sent[:survivors]:
+    for one in sent[given_up:survivors]:
         _check_places(store, one)
     return survivors
+
+
+def _given_up(store: Store, sent: Sequence[Sent]) -> tuple[int, dict[str, int]]:
+    """How many frames stand below the log's beginning, and how many records of each subject."""
+    firsts: dict[str, int] = {}
+    count = 0
+    for one in sent:
+        if one.placed.physical_offset >= store.first_offset:
+            break
+        for run in one.frame.runs:
+            firsts[run.subject] = firsts.get(run.subject, 0) + run.count
+        count += 1
+    return count, firsts
 
 
 def _check_places(store: Store, one: Sent) -> None:
@@ -256,13 +301,19 @@ def _check_places(store: Store, one: Sent) -> None:
         raise BrokenPromiseError(f"B8: places moved from {offsets} to {found}")
 
 
+def replayed(store: Store) -> tuple[int, list[Action]]:
+    """How many actions the snapshot holds, and those that follow it."""
+    return int(store.actions.snapshot or b"0"), list(store.actions.replay())
+
+
 def _check_actions(store: Store, known: History) -> None:
-    replayed = list(store.actions.replay())
+    noted, rest = replayed(store)
+    count = noted + len(rest)
     written = [action for action, _ in known.actions]
     synced = max((n for n, _ in known.synced_actions), default=0)
-    if replayed != written[: len(replayed)] or len(replayed) < synced:
+    if rest != written[noted:count] or count < synced:
         raise BrokenPromiseError(
-            f"actions: {len(replayed)} replayed, {synced} synced, {len(written)} written"
+            f"actions: {noted} noted, {len(rest)} replayed, {synced} synced, {len(written)} written"
         )
 
 
@@ -296,7 +347,7 @@ def records_of(store: Store, subject: str) -> list[bytes]:
     if queue is None:
         return []
     entries = queue.entries(0, queue.next_sequence)
-    if len(entries) != queue.next_sequence:
+    if len(entries) != queue.next_sequence - queue.first_sequence:
         raise BrokenPromiseError(
             f"B8: {len(entries)} entries of {queue.next_sequence} in {subject}"
         )

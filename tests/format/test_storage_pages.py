@@ -9,7 +9,16 @@ import msgspec
 import pytest
 
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage import checkpoint, consume_queue, consume_queues, format_file, recovery
+from qmq_broker.service import snapshot
+from qmq_broker.storage import (
+    checkpoint,
+    consume_queue,
+    consume_queues,
+    format_file,
+    recovery,
+    retained,
+    snapshots,
+)
 from qmq_broker.storage import segments as segment_files
 from qmq_broker.storage.actions import Action
 from qmq_broker.storage.queue_files import ENTRY_BYTES
@@ -66,6 +75,10 @@ def test_the_checkpoint_slot_is_the_struct_of_the_code() -> None:
     [
         ("consume-queue.md", "QueueTable", consume_queues.QueueTable),
         ("consume-queue.md", "QueueState", consume_queues.QueueState),
+        ("retained.md", "Retained", retained.Retained),
+        ("snapshot.md", "Snapshot", snapshots.Snapshot),
+        ("snapshot.md", "SnapshotImage", snapshot.SnapshotImage),
+        ("snapshot.md", "GroupImage", snapshot.GroupImage),
     ],
 )
 def test_an_array_on_a_page_is_the_struct_of_the_code(page: str, name: str, kind: Any) -> None:

@@ -26,6 +26,7 @@ from qmq_broker.storage.disk import OsDisk
 from qmq_broker.storage.log_recovery import LogFinding
 from qmq_broker.storage.segmented_log import LogSettings, SegmentedLog
 from qmq_broker.storage.segments import Segments
+from qmq_broker.storage.snapshots import SnapshotFiles
 from qmq_client.wire.deliveries import DeliveryRun
 from tests.golden.version_1 import golden
 
@@ -114,7 +115,7 @@ def write_sealed_segment(root: Path) -> bytes:
 def write_actions(root: Path) -> bytes:
     """The frame of all actions, as it stands behind the segment's head."""
     log, segments = open_log(root, "actionlog")
-    ActionLog(log, segments, STORE_ID).append(ACTIONS)
+    ActionLog(log, segments, STORE_ID, SnapshotFiles(OsDisk(str(root)), STORE_ID)).append(ACTIONS)
     next_offset = log.written_offset
     log.close()
     return (root / "actionlog" / f"{0:020d}").read_bytes()[88:next_offset]

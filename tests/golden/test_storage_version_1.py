@@ -19,9 +19,11 @@ from qmq_broker.storage.format_file import open_format
 from qmq_broker.storage.frame_scan import FrameScan
 from qmq_broker.storage.log_recovery import examine
 from qmq_broker.storage.recovery import write_clean_stop
+from qmq_broker.storage.retained import Retained
 from qmq_broker.storage.segmented_log import LogSettings, SegmentedLog
 from qmq_broker.storage.segments import Segments
 from qmq_broker.storage.small_file import replace_file, unseal
+from qmq_broker.storage.snapshots import SnapshotFiles
 from qmq_client.wire.frame import FrameKind, parse_message_frame
 from tests.golden.storage_version_1 import (
     ACTIONS,
@@ -108,12 +110,14 @@ def test_actions_are_written_as_in_version_1(tmp_path: Path) -> None:
 
 def test_the_golden_actions_are_replayed(tmp_path: Path) -> None:
     write_actions(tmp_path)
-    segments = Segments(OsDisk(str(tmp_path)), "actionlog", SEGMENT_BYTES)
+    disk = OsDisk(str(tmp_path))
+    segments = Segments(disk, "actionlog", SEGMENT_BYTES)
     finding = examine(segments, ACTION_KINDS, store_id=STORE_ID, point=START)
     assert (finding.epoch, finding.last_stored_at_ms, finding.records) == (EPOCH, NOW_MS, 7)
     settings = LogSettings(store_id=STORE_ID, epoch=4, growth_bytes=512, reserve_bytes=0)
     log = SegmentedLog(segments, StoppedClock(), settings, finding)
-    assert tuple(ActionLog(log, segments, STORE_ID).replay()) == ACTIONS
+    snapshots = SnapshotFiles(disk, STORE_ID)
+    assert tuple(ActionLog(log, segments, STORE_ID, snapshots).replay()) == ACTIONS
     log.close()
 
 
@@ -138,7 +142,7 @@ def test_the_golden_queues_are_taken_over(tmp_path: Path) -> None:
     place(tmp_path, f"consumequeue/flight.departed/{0:020d}", golden("queue_entries"))
     disk = place(tmp_path, "state/queues", golden("queue_table"))
     queues = ConsumeQueues(disk, StoreOptions(), STORE_ID)
-    assert queues.load(920)
+    assert queues.load(920, Retained(STORE_ID, 0, {}))
     queue = queues.visible("flight.departed")
     assert queue is not None
     assert queue.entries(0, 100) == entries_of_the_segment()

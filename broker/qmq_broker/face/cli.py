@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import sys
+from typing import Any
 
 import click
 
@@ -41,6 +42,19 @@ def broker() -> None:
 )
 @click.option("--reserve-bytes", type=int, help="Free disk space below which messages are refused.")
 @click.option(
+    "--retain-hours",
+    type=float,
+    help="Age at which segments of the commit log are given up; 72 by default.",
+)
+@click.option(
+    "--retain-bytes", type=int, help="Length above which the oldest segments are given up."
+)
+@click.option(
+    "--force-retention",
+    is_flag=True,
+    help="Give up also what a consumer group has not got yet; what it loses is counted.",
+)
+@click.option(
     "--drain-ms",
     type=int,
     default=10_000,
@@ -61,6 +75,9 @@ def serve(
     insecure: bool,
     segment_bytes: int | None,
     reserve_bytes: int | None,
+    retain_hours: float | None,
+    retain_bytes: int | None,
+    force_retention: bool,
     drain_ms: int,
     read_only: bool,
     log_level: str,
@@ -77,14 +94,19 @@ def serve(
             f"--listen {listen}: {host} can be reached from other machines and this broker has no "
             "authentication. Listen on 127.0.0.1, or add --insecure when the network is trusted."
         )
-    of_store = _given(segment_bytes=segment_bytes, reserve_bytes=reserve_bytes)
+    of_store = _given(
+        segment_bytes=segment_bytes,
+        reserve_bytes=reserve_bytes,
+        retain_ms=None if retain_hours is None else round(retain_hours * 3_600_000),
+        retain_bytes=retain_bytes,
+    )
     try:
         options = ServeOptions(
             directory=directory,
             host=host,
             port=port,
             is_read_only=read_only,
-            store=StoreOptions(**of_store),
+            store=StoreOptions(**of_store, force_retention=force_retention),
             drain_ms=drain_ms,
         )
     except ValueError as error:
@@ -97,7 +119,7 @@ def serve(
     sys.exit(serve_until_stopped(options, SYSTEM_CLOCK))
 
 
-def _given(**options: int | None) -> dict[str, int]:
+def _given(**options: int | None) -> dict[str, Any]:
     """The options that were given; the rest has its default."""
     return {name: value for name, value in options.items() if value is not None}
 

@@ -70,7 +70,7 @@ def serve(
         settings = BrokerSettings(
             wire=options.limits,
             limits=limits or ServiceLimits(),
-            reserve_bytes=options.store.reserve_bytes,
+            store=options.store,
             is_read_only=options.is_read_only,
         )
         process = _Process(options, store, clock, settings, bounds)
@@ -164,7 +164,7 @@ class _Process:
         while True:
             pause_s = _TICK_S
             try:
-                broker.delivery.step(broker.time.now_ms())
+                broker.step()
                 if loop.time() >= next_sweep_s:
                     next_sweep_s = loop.time() + self._face_limits.sweep_ms / 1000
                     self._sweep(server, loop.time())

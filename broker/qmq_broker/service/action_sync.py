@@ -1,4 +1,4 @@
-"""Syncs the action log at an interval, off the loop thread.
+"""Syncs the action log at an interval, and writes its snapshots, off the loop thread.
 
 Pulls and settlements are answered when they are written, not when they are synced: a power cut
 takes at most one interval of them, and what it takes is delivered again. A thin thread around
@@ -7,11 +7,15 @@ takes at most one interval of them, and what it takes is delivered again. A thin
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
+from qmq_broker.errors import NoRoomError
 from qmq_broker.service.delivery import Delivery
 from qmq_broker.storage.store import Store
+
+_log = logging.getLogger(__name__)
 
 
 class ActionSync:
@@ -32,15 +36,34 @@ class ActionSync:
         self._post = post
         self._on_poisoned = on_poisoned
         self._stopped = threading.Event()
+        self._snapshot: tuple[int, bytes] | None = None
+
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether one waits to be written."""
+        return self._snapshot is not None
+
+    def keep(self, offset: int, content: bytes) -> None:
+        """Let a snapshot be written with the next step. Called in the loop thread."""
+        self._snapshot = (offset, content)
 
     def step(self) -> int:
         """Sync if something was written since; returns how many syncs that took."""
+        if (snapshot := self._snapshot) is not None:
+            self._keep_snapshot(*snapshot)
+            self._snapshot = None
         if not self._delivery.is_unsynced:
             return 0
         # Cleared first: what is written while the sync runs is left for the next one.
         self._delivery.is_unsynced = False
         self._store.actions.sync()
         return 1
+
+    def _keep_snapshot(self, offset: int, content: bytes) -> None:
+        try:
+            self._store.actions.write_snapshot(offset, content)
+        except NoRoomError as error:
+            _log.warning("no snapshot of the groups: reason=%s", error)
 
     def run(self) -> None:
         """Sync at the interval until `stop`, and once more."""

@@ -15,8 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from qmq_broker.clock import Clock
+from qmq_broker.options import StoreOptions
 from qmq_broker.service.action_sync import ActionSync
 from qmq_broker.service.delivery import Delivery
+from qmq_broker.service.housekeeping import Housekeeping
 from qmq_broker.service.intake import Intake
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.query import Query
@@ -39,8 +41,7 @@ class BrokerSettings:
     wire: Limits = DEFAULT_LIMITS
     limits: ServiceLimits = field(default_factory=ServiceLimits)
     backoff: Backoff = field(default_factory=Backoff)
-    #: Free disk space below which messages are refused.
-    reserve_bytes: int = 256 * 1024 * 1024
+    store: StoreOptions = field(default_factory=StoreOptions)
     #: Whether only pulls and settlements are served.
     is_read_only: bool = False
 
@@ -76,7 +77,7 @@ class Broker:
             self.serving,
             wire=settings.wire,
             limits=settings.limits,
-            reserve_bytes=settings.reserve_bytes,
+            reserve_bytes=settings.store.reserve_bytes,
         )
         self.writer = CommitWriter(
             store,
@@ -94,6 +95,14 @@ class Broker:
             post=post,
             on_poisoned=self._on_poisoned,
         )
+        self._housekeeping = Housekeeping(
+            store,
+            self.delivery,
+            self.writer,
+            self._action_sync,
+            options=settings.store,
+            limits=settings.limits,
+        )
         self._threads = [
             threading.Thread(target=self.writer.run, name="qmq-writer", daemon=True),
             threading.Thread(target=self._action_sync.run, name="qmq-action-sync", daemon=True),
@@ -103,10 +112,16 @@ class Broker:
 
     def start(self) -> int:
         """Rebuild the groups and start the threads; returns how many actions were replayed."""
-        replayed = self.delivery.replay(self._store.actions.replay(), self.time.now_ms())
+        replayed = self.delivery.start(self.time.now_ms())
         for thread in self._threads:
             thread.start()
         return replayed
+
+    def step(self) -> None:
+        """What is to be done by time, in the loop thread: bounded, called again and again."""
+        now_ms = self.time.now_ms()
+        self.delivery.step(now_ms)
+        self._housekeeping.step(now_ms)
 
     def send(self, data: bytes, on_done: OnDone) -> MessageFrame:
         """Check a request and let it wait for its commit; raises when it is refused."""

@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-import msgspec
-
 from qmq_broker.errors import BusyError, NoRoomError, PoisonedError, StoreError
 from qmq_broker.service.checks import LATEST, check_pull, check_settle
 from qmq_broker.service.groups import GroupState
 from qmq_broker.service.handing_out import Room, Selection, Turns, select
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.redelivery import Backoff
+from qmq_broker.service.restart import groups_at_end, new_state
 from qmq_broker.service.settling import (
     Outcome,
     Stale,
@@ -29,8 +28,9 @@ from qmq_broker.service.settling import (
     plan_ended_leases,
     plan_settlements,
 )
+from qmq_broker.service.snapshot import encode_groups
 from qmq_broker.service.waiting import GroupKey, WaitingPulls
-from qmq_broker.storage.actions import Action, GroupDefined, Pulled
+from qmq_broker.storage.actions import Action, GroupDefined, Pulled, Skipped
 from qmq_broker.storage.store import Store
 from qmq_client.wire.deliveries import DeliveriesHead
 from qmq_client.wire.requests import PullRequest, SettleAnswer, SettleRequest
@@ -96,26 +96,30 @@ class Delivery:
         #: Whether actions were written since the action log was last synced.
         self.is_unsynced = False
 
-    def replay(self, actions: Iterable[Action], now_ms: int) -> int:
-        """Rebuild all groups from the action log; returns how many actions there were.
+    def snapshot(self, now_ms: int) -> tuple[int, bytes]:
+        """Where all groups are, and the offset of the action log at which they are there."""
+        return self._store.actions.log.written_offset, encode_groups(self.groups(), now_ms)
 
-        Actions stamped later than now were written before the clock went back: their deadlines
-        are moved with it, so that no lease lasts longer than it was given for.
-        """
-        count = 0
-        for action in actions:
-            key = (action.subject, action.group)
-            if key not in self._groups:
-                if not isinstance(action, GroupDefined):
-                    continue
-                self._groups[key] = _Group(_new_state(action))
-            self._groups[key].state.apply(_not_in_future(action, now_ms))
-            count += 1
-        for group in self._groups.values():
-            queue = self._store.queue(group.state.subject)
-            group.state.clamp(0 if queue is None else queue.next_sequence)
+    def start(self, now_ms: int) -> int:
+        """Stand where the action log ends; returns how many actions were replayed."""
+        actions = self._store.actions
+        states, count = groups_at_end(actions.snapshot, actions.replay(), now_ms)
+        for state in states:
+            queue = self._store.queue(state.subject)
+            state.clamp(0 if queue is None else queue.next_sequence)
+            group = self._groups[state.subject, state.group] = _Group(state)
             self._reschedule(group, now_ms)
         return count
+
+    def needed_offset(self, dead_since_ms: int) -> int:
+        """Where the first message stands that some group may still be given."""
+        offset = self._store.durable_offset
+        for group in self._groups.values():
+            queue = self._store.queue(group.state.subject)
+            first = group.state.first_needed(dead_since_ms)
+            if queue is not None and (entries := queue.entries(first, 1)):
+                offset = min(offset, entries[0].physical_offset)
+        return offset
 
     def groups(self) -> list[GroupState]:
         """The state of every group, to be read only."""
@@ -254,6 +258,7 @@ class Delivery:
         queue = self._store.queue(request.subject)
         if queue is None:
             return Selection(runs=(), entries=[])
+        self._skip_what_is_gone(group, queue.first_sequence, now_ms)
         log = state.consumer(request.consumer)
         room_messages = limits.in_flight_per_consumer - (0 if log is None else log.in_flight)
         if log is not None:
@@ -276,6 +281,21 @@ class Delivery:
         )
         return select(state, group.turns, queue, room)
 
+    def _skip_what_is_gone(self, group: _Group, first_sequence: int, now_ms: int) -> None:
+        """Pass over what was given up by force before this group got it."""
+        state = group.state
+        waiting = next(state.redeliveries.runs(), None)
+        first = state.cursor if waiting is None else min(state.cursor, waiting.first)
+        if first < first_sequence:
+            skipped = Skipped(
+                at_ms=now_ms,
+                subject=state.subject,
+                group=state.group,
+                first=first,
+                next=first_sequence,
+            )
+            self._write([skipped], group)
+
     def _group_for(self, request: PullRequest, now_ms: int) -> _Group:
         key = (request.subject, request.group)
         group = self._groups.get(key)
@@ -287,7 +307,7 @@ class Delivery:
             if queue is not None and not is_latest:
                 first_sequence = queue.first_sequence
             defined = _definition(request, first_sequence, now_ms)
-            group = _Group(_new_state(defined))
+            group = _Group(new_state(defined))
             self._write([defined], group)
             self._groups[key] = group
         elif group.state.max_attempts != request.max_attempts:
@@ -361,15 +381,6 @@ class Delivery:
         return Terms(now_ms=now_ms, backoff=self._backoff, draw=self._draw)
 
 
-def _new_state(defined: GroupDefined) -> GroupState:
-    return GroupState(
-        subject=defined.subject,
-        group=defined.group,
-        first_sequence=defined.first_sequence,
-        max_attempts=defined.max_attempts,
-    )
-
-
 def _definition(request: PullRequest, first_sequence: int, now_ms: int) -> GroupDefined:
     return GroupDefined(
         at_ms=now_ms,
@@ -378,15 +389,3 @@ def _definition(request: PullRequest, first_sequence: int, now_ms: int) -> Group
         first_sequence=first_sequence,
         max_attempts=request.max_attempts,
     )
-
-
-def _not_in_future(action: Action, now_ms: int) -> Action:
-    shift_ms = action.at_ms - now_ms
-    if shift_ms <= 0:
-        return action
-    changes: dict[str, int] = {"at_ms": now_ms}
-    for name in ("lease_until_ms", "retry_at_ms"):
-        value = getattr(action, name, 0)
-        if value:
-            changes[name] = max(1, value - shift_ms)
-    return msgspec.structs.replace(action, **changes)

@@ -19,7 +19,7 @@ action for each of the messages stands before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Final
@@ -35,6 +35,7 @@ from qmq_broker.storage.actions import (
     GroupDefined,
     Nacked,
     Pulled,
+    Skipped,
 )
 
 #: `retry_at_ms` of messages that are not delivered again.
@@ -72,12 +73,14 @@ class GroupState:
         self.redeliveries = RedeliveryHeap()
         self.dead: dict[int, DeadLetter] = {}
         self.acked_count = 0
+        #: Messages that were given up by force before this group was done with them.
+        self.lost_count = 0
         self._consumers: dict[str, PullLog] = {}
         #: (until, consumer, first pull sequence); entries of ended or extended leases are skipped.
         self._deadlines: list[tuple[int, str, int]] = []
         self._deadlines_max = _DEADLINES_MIN
         #: Where the pull log of a consumer that was forgotten would go on.
-        self._next_pull_floor = 0
+        self.next_pull_floor = 0
         self._in_flight = 0
 
     @property
@@ -106,7 +109,37 @@ class GroupState:
     def next_pull_sequence(self, consumer: str) -> int:
         """Under which pull sequence this consumer gets its next message."""
         log = self._consumers.get(consumer)
-        return self._next_pull_floor if log is None else log.next_pull_sequence
+        return self.next_pull_floor if log is None else log.next_pull_sequence
+
+    def restore_consumer(
+        self,
+        name: str,
+        *,
+        next_pull_sequence: int,
+        last_seen_ms: int,
+        leases: Sequence[Lease],
+        acked: Mapping[int, Sequence[tuple[int, int]]],
+    ) -> None:
+        """Put a consumer back as a snapshot has it. Requires: it is not there yet."""
+        log = self._log(name)
+        log.restore(leases, acked, next_pull_sequence=next_pull_sequence)
+        log.last_seen_ms = last_seen_ms
+        self._in_flight += log.in_flight
+        for lease in leases:
+            self._watch(name, lease)
+
+    def first_needed(self, dead_since_ms: int) -> int:
+        """The lowest sequence that this group may still be given.
+
+        Dead letters count when they died at or after `dead_since_ms`: they can be replayed.
+        """
+        needed = [self.cursor]
+        needed += [run.first for run in self.redeliveries.runs()]
+        needed += [
+            lease.first_sequence for log in self._consumers.values() for lease in log.leases()
+        ]
+        needed += [one.sequence for one in self.dead.values() if one.at_ms >= dead_since_ms]
+        return min(needed)
 
     def apply(self, action: Action) -> None:
         """Change the state as this action says. Requires: it is of this subject and group."""
@@ -130,6 +163,11 @@ class GroupState:
                     error=action.error,
                     at_ms=action.at_ms,
                 )
+            case Skipped():
+                waiting = self.redeliveries.take(action.first, action.next)
+                self.lost_count += sum(run.next - run.first for run in waiting)
+                self.lost_count += max(0, action.next - self.cursor)
+                self.cursor = max(self.cursor, action.next)
             case GroupDefined():
                 self.max_attempts = action.max_attempts
 
@@ -191,7 +229,7 @@ class GroupState:
         ]
         for name in idle:
             log = self._consumers.pop(name)
-            self._next_pull_floor = max(self._next_pull_floor, log.next_pull_sequence)
+            self.next_pull_floor = max(self.next_pull_floor, log.next_pull_sequence)
         return len(idle)
 
     def _log(self, consumer: str) -> PullLog:

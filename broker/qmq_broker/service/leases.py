@@ -9,7 +9,7 @@ only. Kept in memory; the action log is what makes it durable.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -73,6 +73,26 @@ class PullLog:
     def leases(self) -> Iterator[Lease]:
         """All leases by pull sequence."""
         return iter(self._leases)
+
+    def acked(self) -> dict[int, RangeSet]:
+        """Which pull sequences are remembered as acked, by token."""
+        return self._acked
+
+    def restore(
+        self,
+        leases: Iterable[Lease],
+        acked: Mapping[int, Iterable[tuple[int, int]]],
+        *,
+        next_pull_sequence: int,
+    ) -> None:
+        """Hold what a snapshot says. Requires: nothing was given yet."""
+        self.next_pull_sequence = next_pull_sequence
+        for lease in leases:
+            self._leases.add(lease)
+        for token, ranges in acked.items():
+            known = self._acked[token] = RangeSet()
+            for first, next_ in ranges:
+                known.add(first, next_)
 
     def hand_out(
         self, first_pull_sequence: int, runs: Sequence[DeliveryRun], *, token: int, until_ms: int

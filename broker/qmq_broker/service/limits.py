@@ -32,6 +32,8 @@ class ServiceLimits:
     unsettled_per_group: int = 200_000
     #: Dead letters of one group kept in memory, about 300 bytes each.
     dead_letters_per_group: int = 1_000_000
+    #: A dead letter holds its message back from the retention for so long.
+    dead_letter_ms: int = 7 * 24 * 3_600_000
     #: Pulls that wait for messages, over all groups.
     waiting_pulls: int = 2_000
     #: Longest wait of one pull; below the 60 s after which many proxies give up.

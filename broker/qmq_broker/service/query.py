@@ -40,8 +40,10 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     dead: int
     consumers: int
     max_attempts: int
-    #: Messages acked since the action log began.
+    #: Messages acked since the group began.
     acked: int
+    #: Messages that were given up by force before the group was done with them.
+    lost: int
 
 
 class DeadLetterStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,4 +136,5 @@ class Query:
             consumers=state.consumer_count,
             max_attempts=state.max_attempts,
             acked=state.acked_count,
+            lost=state.lost_count,
         )

@@ -74,6 +74,7 @@ class CommitWriter:
         self._on_visible = on_visible
         self._on_poisoned = on_poisoned
         self._submissions: SimpleQueue[_Submission | None] = SimpleQueue()
+        self._chores: SimpleQueue[Callable[[], object]] = SimpleQueue()
         #: Submission time and length of each request that was not answered yet, in order.
         self._unanswered: deque[tuple[float, int]] = deque()
         self._poison: PoisonedError | None = None
@@ -93,12 +94,18 @@ class CommitWriter:
         self.waiting_bytes += len(frame.data)
         self._submissions.put(_Submission(frame=frame, on_done=on_done))
 
+    def run_soon(self, chore: Callable[[], object]) -> None:
+        """Let this be done to the store by the writer, between two commits or when it is idle."""
+        self._chores.put(chore)
+
     def step(self, *, wait_s: float = 0.0) -> CommitCounts:
         """One commit of everything that waits; waits up to `wait_s` for the first request.
 
         Without requests the store gets its turn for what it does by time.
         """
         submissions, is_stopped = self._gather(wait_s)
+        if not self._chores.empty():
+            self._guarded(self._chores.get())
         if not submissions:
             self._guarded(self._store.step)
         else:

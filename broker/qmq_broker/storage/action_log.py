@@ -1,4 +1,4 @@
-"""The action log: what consumers did, in order; replay gives the state of every group.
+"""The action log: what consumers did, in order; a snapshot and what follows it give every group.
 
 Frames of kind ACTIONS in segments of their own. Body: length 4 (big-endian), MessagePack list of
 actions (`actions.py`), zero fill. Losing the newest actions in a power cut means redelivery, never
@@ -18,6 +18,7 @@ from qmq_broker.storage.actions import Action
 from qmq_broker.storage.frame_scan import FrameScan
 from qmq_broker.storage.segmented_log import SegmentedLog
 from qmq_broker.storage.segments import Segments
+from qmq_broker.storage.snapshots import SnapshotFiles
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, build_frame
 from qmq_client.wire.requests import decode_msgpack, sized_part
@@ -33,11 +34,18 @@ _FRAME_TABLE_BYTES: Final = FRAME_HEADER_BYTES + _LENGTH.size + 8
 class ActionLog:
     """Actions on disk. `append` belongs to one thread; `sync` may run in another meanwhile."""
 
-    def __init__(self, log: SegmentedLog, segments: Segments, store_id: bytes) -> None:
+    def __init__(
+        self, log: SegmentedLog, segments: Segments, store_id: bytes, snapshots: SnapshotFiles
+    ) -> None:
         self.log = log
         self._segments = segments
         self._store_id = store_id
+        self._snapshots = snapshots
         self._first_new_offset = log.written_offset
+        newest = snapshots.newest
+        #: Where the newest snapshot ends and what it holds; empty when there is none.
+        self.snapshot_offset = 0 if newest is None else newest.offset
+        self.snapshot = b"" if newest is None else newest.content
 
     def append(self, actions: Sequence[Action]) -> None:
         """Write actions behind those that are there; with the operating system on return.
@@ -51,12 +59,24 @@ class ActionLog:
         """Make everything appended before this call durable."""
         self.log.sync()
 
+    def write_snapshot(self, offset: int, content: bytes) -> int:
+        """Keep where the groups were at `offset`; durable on return, then old segments go.
+
+        Requires: `content` is the effect of everything below `offset`, and a frame ends there.
+        Returns how many segments went. May run beside `append`, in the thread of `sync`. Raises
+        `NoRoomError` with nothing changed, or `PoisonedError`.
+        """
+        self.log.sync()
+        self._snapshots.write(offset, content)
+        self.snapshot_offset, self.snapshot = offset, b""
+        return self.log.give_up_below(self._snapshots.first_offset)
+
     def replay(self) -> Iterator[Action]:
-        """All actions that were there when the log was opened, in order.
+        """All actions behind the snapshot that were there when the log was opened, in order.
 
         Raises `CorruptionError` where the log is damaged.
         """
-        first_offset = self._segments.bases[0] if self._segments.bases else 0
+        first_offset = self.snapshot_offset
         scan = FrameScan(
             self._segments, ACTION_KINDS, store_id=self._store_id, first_offset=first_offset
         )

@@ -99,4 +99,15 @@ class Dead(msgspec.Struct, frozen=True, array_like=True, tag=7):
     error: str
 
 
-Action = GroupDefined | Pulled | Acked | Nacked | Extended | Expired | Dead
+class Skipped(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """Messages that were given up by force before the group was done with them."""
+
+    at_ms: int
+    subject: str
+    group: str
+    #: Consume queue sequences.
+    first: int
+    next: int
+
+
+Action = GroupDefined | Pulled | Acked | Nacked | Extended | Expired | Dead | Skipped

@@ -58,11 +58,14 @@ class ConsumeQueue:
         subject: str,
         files: QueueFiles,
         *,
+        first_sequence: int = 0,
         flushed_sequence: int = 0,
         crcs: tuple[int, ...] = (),
     ) -> None:
+        """Requires: `first_sequence` is not beyond `flushed_sequence`."""
         self.subject = subject
-        self.first_sequence = 0
+        #: The first that is still there.
+        self.first_sequence = first_sequence
         #: Behind the last visible entry.
         self.next_sequence = flushed_sequence
         #: Behind the last entry that was added: the next message of the subject gets this one.
@@ -95,6 +98,17 @@ class ConsumeQueue:
         if first >= next_sequence:
             return []
         return list(starmap(Entry, _ENTRY.iter_unpack(self._packed(first, next_sequence))))
+
+    def sequence_at(self, offset: int) -> int:
+        """The first sequence whose record stands at `offset` of the commit log or behind it."""
+        first, after = self.first_sequence, self.next_sequence
+        while first < after:
+            middle = (first + after) // 2
+            if self.entries(middle, 1)[0].physical_offset < offset:
+                first = middle + 1
+            else:
+                after = middle
+        return first
 
     def unflushed(self, next_sequence: int) -> tuple[int, bytes]:
         """The first sequence that is not in the files, and the packed entries up to the given one.

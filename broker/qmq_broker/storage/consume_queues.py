@@ -23,6 +23,7 @@ from qmq_broker.storage import layout
 from qmq_broker.storage.consume_queue import ConsumeQueue
 from qmq_broker.storage.disk import Disk
 from qmq_broker.storage.queue_files import QueueFiles
+from qmq_broker.storage.retained import Retained
 from qmq_broker.storage.small_file import read_file, replace_file, unseal
 
 
@@ -66,20 +67,31 @@ class ConsumeQueues:
         self._staged: dict[str, ConsumeQueue] = {}
         self._unflushed: dict[str, ConsumeQueue] = {}
         self._flush: _Flush | None = None
+        self._first_sequences: dict[str, int] = {}
         #: Commit log offset below which all entries are in the files.
         self.indexed_offset = 0
         #: Packed bytes that are not in the files.
         self.unflushed_bytes = 0
 
-    def load(self, log_next_offset: int) -> bool:
+    def load(self, log_next_offset: int, retained: Retained) -> bool:
         """Take over what the files hold; returns whether anything could be taken.
 
         Changes no file. `log_next_offset` is where the commit log ends; a table of what was synced
         behind it says that accepted messages are missing: `CorruptionError`.
         """
+        self._first_sequences = retained.first_sequences
         table = self._read_table()
-        if table is None:
+        if table is None or not self._take_over(table, log_next_offset):
+            self._start_over(retained)
             return False
+        return True
+
+    def _start_over(self, retained: Retained) -> None:
+        """Stand where the log begins: everything is made again from there."""
+        self._queues = {subject: self._new_queue(subject) for subject in retained.first_sequences}
+        self.indexed_offset = retained.first_offset
+
+    def _take_over(self, table: QueueTable, log_next_offset: int) -> bool:
         if table.indexed_offset > log_next_offset:
             raise CorruptionError(
                 segment=layout.COMMIT_LOG,
@@ -87,15 +99,58 @@ class ConsumeQueues:
                 reason=f"the log ends here; {layout.QUEUE_TABLE} says synced up to offset "
                 f"{table.indexed_offset}",
             )
+        firsts = self._first_sequences
         for state in table.queues:
-            if not self._files.is_as_flushed(state.subject, state.next_sequence, list(state.crcs)):
+            first_sequence = firsts.get(state.subject, 0)
+            if first_sequence > state.next_sequence or not self._files.is_as_flushed(
+                state.subject, first_sequence, state.next_sequence, list(state.crcs)
+            ):
                 return False
+        if not firsts.keys() <= {state.subject for state in table.queues}:
+            return False
         for state in table.queues:
             self._queues[state.subject] = ConsumeQueue(
-                state.subject, self._files, flushed_sequence=state.next_sequence, crcs=state.crcs
+                state.subject,
+                self._files,
+                first_sequence=firsts.get(state.subject, 0),
+                flushed_sequence=state.next_sequence,
+                crcs=state.crcs,
             )
         self.indexed_offset = table.indexed_offset
         return True
+
+    def sequences_at(self, offset: int) -> dict[str, int]:
+        """Of each queue, the first sequence whose record stands at `offset` or behind it.
+
+        Only of those that have lost any below it.
+        """
+        found = {
+            subject: queue.sequence_at(offset)
+            for subject, queue in self._queues.items()
+            if queue.next_sequence
+        }
+        return {subject: sequence for subject, sequence in found.items() if sequence}
+
+    def give_up_below(self, first_sequences: dict[str, int]) -> None:
+        """Show no entry below these sequences any more."""
+        self._first_sequences = first_sequences
+        for subject, first_sequence in first_sequences.items():
+            queue = self._queues[subject]
+            queue.first_sequence = max(queue.first_sequence, first_sequence)
+
+    def remove_given_up(self) -> None:
+        """Remove the files that hold nothing but entries which were given up."""
+        for subject, first_sequence in self._first_sequences.items():
+            self._files.remove_below(subject, first_sequence)
+
+    def _new_queue(self, subject: str) -> ConsumeQueue:
+        first_sequence = self._first_sequences.get(subject, 0)
+        return ConsumeQueue(
+            subject,
+            self._files,
+            first_sequence=first_sequence,
+            flushed_sequence=first_sequence,
+        )
 
     def subjects(self) -> list[str]:
         """Subjects with visible messages, sorted."""
@@ -111,7 +166,9 @@ class ConsumeQueues:
     def staged_sequence(self, subject: str) -> int:
         """The sequence that the subject's next message gets."""
         queue = self._queues.get(subject)
-        return 0 if queue is None else queue.staged_sequence
+        if queue is None:
+            return self._first_sequences.get(subject, 0)
+        return queue.staged_sequence
 
     def stage(self, subject: str, first_sequence: int, entries: bytes, *, offset: int) -> None:
         """Add the entries of one run of the frame at `offset`.
@@ -121,7 +178,7 @@ class ConsumeQueues:
         """
         queue = self._queues.get(subject)
         if queue is None:
-            queue = self._queues[subject] = ConsumeQueue(subject, self._files)
+            queue = self._queues[subject] = self._new_queue(subject)
         if queue.staged_sequence != first_sequence:
             raise CorruptionError(
                 segment=layout.COMMIT_LOG,

@@ -4,9 +4,12 @@
 
     LOCK  FORMAT  CLEAN  checkpoint.0  checkpoint.1
     commitlog/<20 digits>                     offset of the segment's first byte
-    actionlog/<20 digits>                     the same
+    commitlog/spare.<number>                  a segment that is kept to be written again
+    actionlog/<20 digits>                     the same as of the commit log
     consumequeue/<subject>/<20 digits>        byte offset of the file's first entry in its queue
     state/queues                              how far the consume queues are in their files
+    state/retained                            where the commit log begins
+    state/groups.0  state/groups.1            where the groups were at some point of the action log
 
 Paths are relative to the data directory, with forward slashes. A subject becomes a folder name
 that is also its own on disks that fold case: an upper-case letter is written as `~` and its lower
@@ -30,10 +33,13 @@ ACTION_LOG: Final = "actionlog"
 CONSUME_QUEUES: Final = "consumequeue"
 STATE: Final = "state"
 QUEUE_TABLE: Final = "state/queues"
+RETAINED: Final = "state/retained"
+SNAPSHOTS: Final = ("state/groups.0", "state/groups.1")
 #: Written first and renamed over the file it replaces.
 DRAFT_SUFFIX: Final = ".new"
 
 _DIGITS: Final = 20
+_SPARE: Final = re.compile(r"spare\.([0-9]{1,4})\Z")
 _NUMBER: Final = re.compile(rf"[0-9]{{{_DIGITS}}}\Z")
 _UPPER: Final = re.compile("[A-Z]")
 _ESCAPE: Final = re.compile("~([a-z])")
@@ -52,6 +58,17 @@ def segment_path(log: str, base_offset: int) -> str:
 def parse_number(name: str) -> int | None:
     """The offset that a segment or queue file is named by; None when it is no such name."""
     return int(name) if _NUMBER.match(name) else None
+
+
+def spare_path(log: str, number: int) -> str:
+    """A segment of `log` that is kept to be written again."""
+    return f"{log}/spare.{number}"
+
+
+def parse_spare(name: str) -> int | None:
+    """The number of a spare segment; None when it is no such name."""
+    found = _SPARE.match(name)
+    return int(found[1]) if found else None
 
 
 def queue_directory(subject: str) -> str:

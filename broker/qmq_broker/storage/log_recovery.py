@@ -30,7 +30,8 @@ from qmq_broker.storage.frame_scan import (
     durable_claim,
 )
 from qmq_broker.storage.segments import Segments
-from qmq_client.wire.frame import FrameHeader, FrameKind
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameHeader, FrameKind, read_header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +57,18 @@ class LogFinding:
 
 
 def examine(
-    segments: Segments, kinds: frozenset[FrameKind], *, store_id: bytes, point: LogPoint
+    segments: Segments,
+    kinds: frozenset[FrameKind],
+    *,
+    store_id: bytes,
+    point: LogPoint,
+    first_offset: int = 0,
 ) -> LogFinding:
     """Read the log from the checkpoint's last frame on and decide where it ends.
 
-    Raises `CorruptionError`. Changes nothing.
+    `first_offset` is where the log begins. Raises `CorruptionError`. Changes nothing.
     """
+    _check_unbroken(segments, first_offset, point)
     scan = FrameScan(segments, kinds, store_id=store_id, first_offset=point.last_frame_offset)
     frames = records = 0
     last_frame_offset = point.last_frame_offset
@@ -87,11 +94,17 @@ def examine(
     )
 
 
-def mend(segments: Segments, finding: LogFinding) -> None:
+def mend(
+    segments: Segments, finding: LogFinding, *, first_offset: int = 0, spares_max: int = 0
+) -> None:
     """Cut what was not accepted, make sure of what was; durable on return.
 
-    May be interrupted anywhere and begun again: the same end is found again.
+    Segments below `first_offset` were given up: that is brought to its end. May be interrupted
+    anywhere and begun again: the same end is found again.
     """
+    given_up = [b for b in segments.bases if b + segments.segment_bytes <= first_offset]
+    for base in given_up:
+        segments.give_up(base, spares_max=spares_max)
     cut = finding.next_offset
     _rewrite(segments, finding.durable_offset, cut)
     behind = [base for base in segments.bases if base >= cut]
@@ -100,6 +113,18 @@ def mend(segments: Segments, finding: LogFinding) -> None:
     segments.disk.sync_directory(segments.directory)
     if finding.torn_bytes and segments.bases:
         _cut(segments, cut)
+
+
+def _check_unbroken(segments: Segments, first_offset: int, point: LogPoint) -> None:
+    """Raise unless each segment from `first_offset` to the one of `point` is there.
+
+    What lies behind is for the scan: a cut that was interrupted may leave any of them.
+    """
+    last_base = segments.base_of(point.last_frame_offset)
+    for base in range(first_offset, last_base, segments.segment_bytes):
+        if not segments.has(base):
+            reason = f"segment is missing; there is one at offset {last_base}"
+            raise CorruptionError(segment=segments.path(base), offset=base, reason=reason)
 
 
 def _check_end(segments: Segments, scan: FrameScan, point: LogPoint) -> None:
@@ -132,6 +157,9 @@ def _torn_bytes(segments: Segments, offset: int) -> int:
     torn_bytes = 0
     for base in segments.bases_from(offset):
         first = max(base, offset)
+        if segments.is_recycled(base):
+            torn_bytes += _claimed_bytes(segments, first)
+            continue
         next_nonzero = first
         for block_offset, block in blocks(segments, first, base):
             content = block.rstrip(b"\0")
@@ -139,6 +167,15 @@ def _torn_bytes(segments: Segments, offset: int) -> int:
                 next_nonzero = block_offset + len(content)
         torn_bytes += next_nonzero - first
     return torn_bytes
+
+
+def _claimed_bytes(segments: Segments, offset: int) -> int:
+    """Length of the frame that was meant to stand here, if one was; old ones say another offset."""
+    try:
+        header = read_header(segments.read(offset, FRAME_HEADER_BYTES))
+    except ProtocolError:
+        return 0
+    return header.frame_bytes if header.physical_offset == offset else 0
 
 
 def _rewrite(segments: Segments, offset: int, next_offset: int) -> None:
@@ -160,11 +197,17 @@ def _rewrite(segments: Segments, offset: int, next_offset: int) -> None:
 
 
 def _cut(segments: Segments, offset: int) -> None:
-    """Let everything behind `offset` in the last segment read as zeros."""
+    """Let everything behind `offset` in the last segment read as zeros.
+
+    In a recycled segment only the head of the torn frame: what stands behind it is of an older epoch
+    than whatever will be written before it, and no scan goes back to an older epoch.
+    """
     base = segments.bases[-1]
     file = segments.file(base)
     length = file.length()
-    if offset - base < length:
+    if segments.is_recycled(base):
+        file.write(offset - base, [bytes(min(FRAME_HEADER_BYTES, length - (offset - base)))])
+    elif offset - base < length:
         file.truncate(offset - base)
         file.allocate(length)
     file.sync()

@@ -54,8 +54,9 @@ class QueueFiles:
             base = offset - offset % self._file_bytes
             part = entries[position : position + base + self._file_bytes - offset]
             number = base // self._file_bytes
-            if number == len(crcs):
-                crcs.append(0)
+            if number >= len(crcs):
+                # Entries that were given up stand as zeros before the first one of a queue.
+                crcs += [0] * (number - len(crcs)) + [crc32c(bytes(offset - base))]
                 has_new = True
             crcs[number] = crc32c(part, crcs[number])
             self._write(layout.queue_path(subject, base), offset - base, part)
@@ -65,13 +66,16 @@ class QueueFiles:
             self._disk.sync_directory(directory)
         return crcs
 
-    def is_as_flushed(self, subject: str, next_sequence: int, crcs: list[int]) -> bool:
-        """Whether the files hold all entries below `next_sequence`, unchanged."""
+    def is_as_flushed(
+        self, subject: str, first_sequence: int, next_sequence: int, crcs: list[int]
+    ) -> bool:
+        """Whether the files hold all entries from the first to below the next, unchanged."""
         next_offset = next_sequence * ENTRY_BYTES
         if len(crcs) != -(-next_offset // self._file_bytes):
             return False
         there = set(self._disk.names(layout.queue_directory(subject)))
-        for number, crc in enumerate(crcs):
+        first_file = first_sequence * ENTRY_BYTES // self._file_bytes
+        for number, crc in list(enumerate(crcs))[first_file:]:
             base = number * self._file_bytes
             path = layout.queue_path(subject, base)
             if path.rpartition("/")[2] not in there:
@@ -81,6 +85,25 @@ class QueueFiles:
             if len(data) != count or crc32c(data) != crc:
                 return False
         return True
+
+    def remove_below(self, subject: str, first_sequence: int) -> int:
+        """Remove the files that end at or below `first_sequence`; returns how many.
+
+        Not durable on return: who opens next removes what came back.
+        """
+        directory = layout.queue_directory(subject)
+        removed = 0
+        for name in self._disk.names(directory):
+            base = layout.parse_number(name)
+            if base is None or base + self._file_bytes > first_sequence * ENTRY_BYTES:
+                continue
+            path = layout.queue_path(subject, base)
+            with self._lock:
+                if (file := self._open.pop(path, None)) is not None:
+                    file.close()
+                self._disk.unlink(path)
+            removed += 1
+        return removed
 
     def close(self) -> None:
         """Give all files back. Safe to call twice."""

@@ -34,8 +34,10 @@ from qmq_broker.storage.format_file import Format
 from qmq_broker.storage.frame_scan import FrameScan
 from qmq_broker.storage.log_recovery import LogFinding, examine, mend
 from qmq_broker.storage.repeats import StoredFrame
+from qmq_broker.storage.retained import Retained, read_retained
 from qmq_broker.storage.segments import Segments
 from qmq_broker.storage.small_file import read_file, replace_file, unseal
+from qmq_broker.storage.snapshots import SnapshotFiles
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameKind
 
@@ -88,6 +90,8 @@ class Recovered:
     action_finding: LogFinding
     queues: ConsumeQueues
     window: DedupeWindow
+    retained: Retained
+    snapshots: SnapshotFiles
     report: RecoveryReport
 
 
@@ -98,6 +102,9 @@ class Recovery:
         self._disk = disk
         self._clock = clock
         self._store_id = format_.store_id
+        self._spares_max = options.spare_segments
+        self._retained = read_retained(disk, format_.store_id)
+        self._snapshots = SnapshotFiles(disk, format_.store_id)
         self._commit = Segments(disk, layout.COMMIT_LOG, format_.segment_bytes)
         self._actions = Segments(disk, layout.ACTION_LOG, format_.action_segment_bytes)
         self._queues = ConsumeQueues(disk, options, format_.store_id)
@@ -112,13 +119,14 @@ class Recovery:
         last = checkpoints.read()
         clean = _is_clean(self._disk, last)
         commit, actions = self._examine(last)
-        is_loaded = self._queues.load(commit.next_offset)
+        is_loaded = self._queues.load(commit.next_offset, self._retained)
         # Names, of FORMAT above all, may be known to this kernel and not to the disk when the last
         # process was killed: nothing is built on them before they are durable.
         self._disk.sync_directory(layout.ROOT)
         for directory in _DIRECTORIES:
             self._disk.make_directory(directory)
-        self._derive(last.window_offset if last else 0, commit)
+        first_offset = self._retained.first_offset
+        self._derive(max(last.window_offset if last else 0, first_offset), commit)
         self._mend(commit, actions)
         checkpoint = self._next_checkpoint(last, commit, actions)
         checkpoints.prepare()
@@ -131,6 +139,8 @@ class Recovery:
             action_finding=actions,
             queues=self._queues,
             window=self._window,
+            retained=self._retained,
+            snapshots=self._snapshots,
             report=RecoveryReport(
                 clean=clean,
                 frames=commit.frames,
@@ -154,16 +164,26 @@ class Recovery:
             self._commit,
             COMMIT_KINDS,
             store_id=self._store_id,
-            point=last.commit_log if last else START,
+            point=last.commit_log if last else _start_at(self._retained.first_offset),
+            first_offset=self._retained.first_offset,
         )
-        # From its beginning: all of it is replayed, and damage must be found before anything changes.
-        first_offset = self._actions.bases[0] if self._actions.bases else 0
+        # All that is replayed: damage there must be found before anything changes.
+        newest = self._snapshots.newest
+        snapshot_offset = 0 if newest is None else newest.offset
+        first_offset = self._actions.base_of(snapshot_offset)
         actions = examine(
             self._actions,
             ACTION_KINDS,
             store_id=self._store_id,
             point=replace(last.action_log if last else START, last_frame_offset=first_offset),
+            first_offset=first_offset,
         )
+        if actions.next_offset < snapshot_offset:
+            raise CorruptionError(
+                segment=self._actions.path(actions.next_offset),
+                offset=actions.next_offset,
+                reason=f"the log ends here; the snapshot of the groups ends at {snapshot_offset}",
+            )
         return commit, actions
 
     def _derive(self, window_offset: int, commit: LogFinding) -> None:
@@ -210,7 +230,12 @@ class Recovery:
                     finding.torn_bytes,
                     finding.torn_reason,
                 )
-            mend(segments, finding)
+            if segments is self._commit:
+                first_offset, spares_max = self._retained.first_offset, self._spares_max
+            else:
+                first_offset, spares_max = self._snapshots.first_offset, 0
+            mend(segments, finding, first_offset=first_offset, spares_max=spares_max)
+        self._queues.remove_given_up()
 
     def _next_checkpoint(
         self, last: Checkpoint | None, commit: LogFinding, actions: LogFinding
@@ -244,6 +269,10 @@ def _is_clean(disk: Disk, last: Checkpoint | None) -> bool:
     except msgspec.MsgspecError:
         return False
     return (stop.generation, stop.epoch) == (last.generation, last.epoch)
+
+
+def _start_at(first_offset: int) -> LogPoint:
+    return replace(START, durable_offset=first_offset, last_frame_offset=first_offset)
 
 
 def _point(finding: LogFinding) -> LogPoint:

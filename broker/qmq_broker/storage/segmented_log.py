@@ -39,6 +39,8 @@ class LogSettings:
     growth_bytes: int
     #: Free space below which no more room is taken.
     reserve_bytes: int
+    #: Segments that were given up and are kept to be written again.
+    spare_segments: int = 0
 
 
 class SegmentedLog:
@@ -135,6 +137,30 @@ class SegmentedLog:
         """The segment that holds `offset`, for reports."""
         return self._segments.path(offset)
 
+    def bases(self) -> list[int]:
+        """Where the segments begin, in order."""
+        return list(self._segments.bases)
+
+    def made_at_ms(self, base: int) -> int:
+        """When the segment was begun that begins at `base`; 0 when it is gone."""
+        return self._segments.made_at_ms(base)
+
+    def give_up_below(self, offset: int) -> int:
+        """Give up the segments that end at or below `offset`; returns how many.
+
+        Durable on return. Requires: it is durably known that nothing below is needed, and the
+        last segment is not among them. Raises `PoisonedError`.
+        """
+        with self._lock:
+            self._check_poison()
+            bases = [base for base in self._segments.bases if base + self.segment_bytes <= offset]
+            with self._poisoning("removal of a segment"):
+                for base in bases:
+                    self._segments.give_up(base, spares_max=self._settings.spare_segments)
+                if bases:
+                    self._segments.disk.sync_directory(self._segments.directory)
+            return len(bases)
+
     def close(self) -> None:
         """Give the files back without syncing. Safe to call twice."""
         self._segments.close()
@@ -184,12 +210,19 @@ class SegmentedLog:
             self._take(base, needed, stored_at_ms)
 
     def _take(self, base: int, grown: int, stored_at_ms: int) -> None:
-        self._check_reserve(grown - self._allocated.get(base, 0))
+        segments = self._segments
         try:
-            if self._segments.has(base):
-                self._segments.file(base).allocate(grown)
+            if not segments.has(base) and segments.spares:
+                segments.adopt(base, self._head(base, stored_at_ms, is_recycled=True))
+                self._allocated[base] = segments.file(base).length()
+            more_bytes = grown - self._allocated.get(base, 0)
+            if more_bytes <= 0:
+                return
+            self._check_reserve(more_bytes)
+            if segments.has(base):
+                segments.file(base).allocate(grown)
             else:
-                self._segments.make(base, grown, self._head(base, stored_at_ms))
+                segments.make(base, grown, self._head(base, stored_at_ms))
         except DiskError as error:
             raise self._poisoned("growth", error) from error
         self._allocated[base] = grown
@@ -205,8 +238,9 @@ class SegmentedLog:
                 f"{reserve_bytes}. Make room on the disk, or lower the reserve."
             )
 
-    def _head(self, base: int, stored_at_ms: int) -> bytes:
-        head = build_segment_head(self._settings.store_id, base, stored_at_ms)
+    def _head(self, base: int, stored_at_ms: int, *, is_recycled: bool = False) -> bytes:
+        store_id = self._settings.store_id
+        head = build_segment_head(store_id, base, stored_at_ms, is_recycled=is_recycled)
         return self._stamped(head, base, (), stored_at_ms) + head[FRAME_HEADER_BYTES:]
 
     def _write(self, drafts: Sequence[Draft], offsets: Sequence[int]) -> None:

@@ -5,10 +5,15 @@
     <log>/00000000000000000000    SEGMENT_HEAD frame, frames …, PADDING frame to the end
     <log>/00000000001073741824    SEGMENT_HEAD frame, frames …, zeros that were taken ahead
 
-Body of a SEGMENT_HEAD frame, 32 bytes big-endian: store id 16, base offset 8, made at 8 (ms since
-1970 UTC): a segment of another store, or one under a wrong name, is recognised. A frame never
+Body of a SEGMENT_HEAD frame, 32 bytes big-endian: store id 16, base offset 8, flags 1, made at 7 (ms
+since 1970 UTC): a segment of another store, or one under a wrong name, is recognised. A frame never
 crosses a segment. It is written only where it either ends with the segment or leaves room for the
 header of a PADDING frame, so a sealed segment has frames from its first to its last byte.
+
+A segment that is given up may be kept as a spare and written again under another name: writing over
+blocks that the disk has given before is several times faster than taking new ones. Flag 1 says so:
+behind its last frame stand old frames instead of zeros, which no scan takes for new ones, because
+they were stamped for other offsets.
 
 Not for: what is in the frames. Files beside the segments are left alone.
 """
@@ -21,10 +26,14 @@ from typing import Final
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.disk import Disk, DiskFile
-from qmq_broker.storage.layout import parse_number, segment_path
+from qmq_broker.storage.layout import parse_number, parse_spare, segment_path, spare_path
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, build_frame
 
 _HEAD_BODY: Final = struct.Struct(">16sQQ")
+_RECYCLED: Final = 1 << 56  # of flags and time as one number
+_TIME_MASK: Final = _RECYCLED - 1
+#: Given up segments whose files stay open for readers.
+GIVEN_UP_MAX: Final = 4
 SEGMENT_HEAD_BYTES: Final = FRAME_HEADER_BYTES + _HEAD_BODY.size
 
 
@@ -37,12 +46,18 @@ class Segments:
         self.directory = directory
         self.segment_bytes = segment_bytes
         self._files: dict[int, DiskFile] = {}
+        #: Files that were given up and may still be in the hands of a reader.
+        self._given_up: list[DiskFile] = []
         #: Base offsets in order.
         self.bases: list[int] = []
+        #: Numbers of the spare segments.
+        self.spares: list[int] = []
         for name in disk.names(directory):
-            base = parse_number(name)
+            base, spare = parse_number(name), parse_spare(name)
             if base is not None and base % segment_bytes == 0:
                 self._add(base, disk.open(segment_path(directory, base)))
+            elif spare is not None:
+                self.spares.append(spare)
 
     def path(self, offset: int) -> str:
         """The segment that holds `offset`, for reports."""
@@ -85,6 +100,56 @@ class Segments:
             raise
         self._add(base, file)
 
+    def adopt(self, base: int, head: bytes) -> None:
+        """A spare as a new segment that begins with `head`; durable on return.
+
+        Requires: there is a spare. Until its last step the file is a spare like any other.
+        """
+        number = self.spares[-1]
+        file = self.disk.open(spare_path(self.directory, number))
+        try:
+            file.write(0, [head])
+            file.sync()
+            self.disk.rename(spare_path(self.directory, number), segment_path(self.directory, base))
+            self.disk.sync_directory(self.directory)
+        except BaseException:
+            file.close()
+            raise
+        self.spares.pop()
+        self._add(base, file)
+
+    def give_up(self, base: int, *, spares_max: int) -> None:
+        """Take a whole segment away, or keep it as a spare while there are fewer than that.
+
+        Durable after the next sync of the directory. A reader that is at it may go on for a while.
+        """
+        while len(self._given_up) > GIVEN_UP_MAX:
+            self._given_up.pop(0).close()
+        self.bases.remove(base)
+        file = self._files.pop(base)
+        self._given_up.append(file)
+        path = segment_path(self.directory, base)
+        # One that was closed early by long frames is worth keeping too; it is grown again.
+        is_worth_it = file.length() * 2 >= self.segment_bytes
+        if is_worth_it and len(self.spares) < spares_max:
+            number = max(self.spares, default=-1) + 1
+            self.disk.rename(path, spare_path(self.directory, number))
+            self.spares.append(number)
+        else:
+            self.disk.unlink(path)
+
+    def is_recycled(self, base: int) -> bool:
+        """Whether this segment was a spare: old frames stand behind its last one."""
+        return bool(self._flags_and_time(base) & _RECYCLED)
+
+    def made_at_ms(self, base: int) -> int:
+        """When this segment was begun; 0 when there is none, or no whole head in it."""
+        return self._flags_and_time(base) & _TIME_MASK
+
+    def _flags_and_time(self, base: int) -> int:
+        body = self.read(base + FRAME_HEADER_BYTES, _HEAD_BODY.size)
+        return int(_HEAD_BODY.unpack(body)[2]) if len(body) == _HEAD_BODY.size else 0
+
     def remove(self, base: int) -> None:
         """Take a segment away; durable after the next sync of the directory."""
         self.bases.remove(base)
@@ -93,9 +158,10 @@ class Segments:
 
     def close(self) -> None:
         """Give all files back. Safe to call twice."""
-        for file in self._files.values():
+        for file in (*self._files.values(), *self._given_up):
             file.close()
         self._files.clear()
+        self._given_up.clear()
         self.bases.clear()
 
     def _add(self, base: int, file: DiskFile) -> None:
@@ -103,9 +169,12 @@ class Segments:
         insort(self.bases, base)
 
 
-def build_segment_head(store_id: bytes, base: int, made_at_ms: int) -> bytes:
+def build_segment_head(
+    store_id: bytes, base: int, made_at_ms: int, *, is_recycled: bool = False
+) -> bytes:
     """The first frame of a segment, not yet stamped."""
-    return build_frame(FrameKind.SEGMENT_HEAD, _HEAD_BODY.pack(store_id, base, made_at_ms))
+    flags_and_time = made_at_ms & _TIME_MASK | (_RECYCLED if is_recycled else 0)
+    return build_frame(FrameKind.SEGMENT_HEAD, _HEAD_BODY.pack(store_id, base, flags_and_time))
 
 
 def check_segment_head(frame: bytes, *, store_id: bytes, segment: str, base: int) -> None:

@@ -23,6 +23,7 @@ from qmq_broker.storage.consume_queue import ConsumeQueue, Entry
 from qmq_broker.storage.disk import Disk, DiskLock
 from qmq_broker.storage.format_file import Format, open_format
 from qmq_broker.storage.recovery import Recovered, Recovery, RecoveryReport, write_clean_stop
+from qmq_broker.storage.retained import Retained, write_retained
 from qmq_broker.storage.segmented_log import LogSettings, SegmentedLog
 from qmq_client.wire.frame import MessageFrame
 
@@ -62,6 +63,7 @@ class Store:
         self._checkpoint_s = clock.monotonic_s()
         self._queues = recovered.queues
         self._window = recovered.window
+        self._retained = recovered.retained
         self._poison: str | None = None
         self._is_closed = False
         #: One more at each opening; stamped on every frame and part of every hand-out's name.
@@ -72,6 +74,7 @@ class Store:
             epoch=self.epoch,
             growth_bytes=options.growth_bytes,
             reserve_bytes=options.reserve_bytes,
+            spare_segments=options.spare_segments,
         )
         log = SegmentedLog(recovered.commit_segments, clock, settings, recovered.commit_finding)
         self._commit_log = CommitLog(log, recovered.queues, recovered.window)
@@ -86,7 +89,9 @@ class Store:
             recovered.action_segments, clock, action_settings, recovered.action_finding
         )
         #: What consumers did.
-        self.actions = ActionLog(action_log, recovered.action_segments, format_.store_id)
+        self.actions = ActionLog(
+            action_log, recovered.action_segments, format_.store_id, recovered.snapshots
+        )
 
     @classmethod
     def open(cls, disk: Disk, clock: Clock, options: StoreOptions) -> Store:
@@ -177,6 +182,61 @@ class Store:
             self._queues.begin_flush(log.durable_offset)
         self._write_checkpoint()
         return True
+
+    @property
+    def first_offset(self) -> int:
+        """Where the commit log begins; everything below was given up."""
+        return self._retained.first_offset
+
+    def expired_offset(self, now_ms: int) -> int:
+        """Up to where the commit log may go by age and by length; a segment begins there."""
+        log, options = self._commit_log.log, self._options
+        too_long_offset = log.written_offset - options.retain_bytes if options.retain_bytes else 0
+        bases = log.bases()
+        expired_offset = bases[0] if bases else 0
+        for base in bases[1:]:
+            # When a segment was begun, the one before it got its last message.
+            is_old = log.made_at_ms(base) <= now_ms - options.retain_ms
+            if not is_old and base > too_long_offset:
+                break
+            expired_offset = base
+        return expired_offset
+
+    def give_up_below(self, offset: int) -> int:
+        """Let the commit log begin at the last segment at or below `offset`; returns bytes given up.
+
+        Never gives up what a restart needs: the segment of the last checkpoint, ids that may be
+        repeated, entries that are not in their files. First it is noted, durably, where the log
+        begins; then files go, oldest first. Raises `PoisonedError`.
+        """
+        self._check()
+        self._check_place()
+        log, last = self._commit_log.log, self._checkpoint
+        window_offset = self._window.first_offset
+        bounds = [offset, last.commit_log.last_frame_offset, last.window_offset]
+        bounds += [self._queues.indexed_offset, log.written_offset - 1]
+        bounds += [] if window_offset is None else [window_offset]
+        before = self.first_offset
+        first_offset = log.base_of(max(0, min(bounds)))
+        if first_offset <= before:
+            return 0
+        sequences = self._queues.sequences_at(first_offset)
+        retained = Retained(self._retained.store_id, first_offset, sequences)
+        try:
+            write_retained(self._disk, retained)
+        except NoRoomError as error:
+            _log.warning("nothing given up: reason=%s", error)
+            return 0
+        except DiskError as error:
+            raise self._poisoned("a failed retention", error) from error
+        self._retained = retained
+        self._queues.give_up_below(sequences)  # before the files, so that nobody looks for them
+        log.give_up_below(first_offset)
+        try:
+            self._queues.remove_given_up()
+        except DiskError as error:
+            raise self._poisoned("a failed retention", error) from error
+        return first_offset - before
 
     def subjects(self) -> list[str]:
         """Subjects with visible messages, sorted."""

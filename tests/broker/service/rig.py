@@ -103,11 +103,11 @@ class Rig:
         self.broker = Broker(
             self.store,
             self.clock,
-            BrokerSettings(limits=self._limits, reserve_bytes=self._store_options.reserve_bytes),
+            BrokerSettings(limits=self._limits, store=self._store_options),
             post=self.posted.append,
             draw=self._draw,
         )
-        self.broker.delivery.replay(self.store.actions.replay(), self.now_ms)
+        self.broker.delivery.start(self.now_ms)
 
     def restart(self) -> None:
         """Stop in order and start again."""

@@ -23,7 +23,7 @@ from qmq_broker.options import MIB, ServeOptions, StoreOptions
 )
 def test_a_setting_outside_its_bounds_is_named(field: str, value: int) -> None:
     with pytest.raises(ValueError, match=field):
-        StoreOptions(**{field: value})
+        StoreOptions(**{field: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

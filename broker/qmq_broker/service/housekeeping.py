@@ -1,0 +1,86 @@
+"""Chores of the broker by time: old segments go, and the groups are noted down in snapshots.
+
+Decided in the loop thread, where the groups live, and done beside it: segments by the writer, snapshots
+by the thread that syncs the action log. A segment of the commit log may go when it is older than the
+retention, or when the log is longer, and only when every group on every subject in it has got past it;
+`force_retention` lifts that bound, and what a group loses by it is counted for the group.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from qmq_broker.options import StoreOptions
+from qmq_broker.service.action_sync import ActionSync
+from qmq_broker.service.delivery import Delivery
+from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.service.writer import CommitWriter
+from qmq_broker.storage.store import Store
+
+_log = logging.getLogger(__name__)
+#: Nothing changes fast enough to be looked at more often.
+INTERVAL_MS: Final = 1_000
+
+
+class Housekeeping:
+    """The chores of one broker; belongs to the loop thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        delivery: Delivery,
+        writer: CommitWriter,
+        action_sync: ActionSync,
+        *,
+        options: StoreOptions,
+        limits: ServiceLimits,
+    ) -> None:
+        self._store = store
+        self._delivery = delivery
+        self._writer = writer
+        self._action_sync = action_sync
+        self._options = options
+        self._limits = limits
+        self._next_ms = 0
+        #: The log's beginning that was last asked for: a request is not repeated while it waits.
+        self._asked_offset = 0
+
+    def step(self, now_ms: int) -> bool:
+        """Look whether something is to be done, once in `INTERVAL_MS`; whether it was looked."""
+        if now_ms < self._next_ms:
+            return False
+        self._next_ms = now_ms + INTERVAL_MS
+        self._note_groups(now_ms)
+        self._retain(now_ms)
+        return True
+
+    def _note_groups(self, now_ms: int) -> None:
+        actions = self._store.actions
+        new_bytes = actions.log.written_offset - actions.snapshot_offset
+        if new_bytes >= self._options.snapshot_bytes and not self._action_sync.has_snapshot:
+            self._action_sync.keep(*self._delivery.snapshot(now_ms))
+
+    def _retain(self, now_ms: int) -> None:
+        expired_offset = self._store.expired_offset(now_ms)
+        if expired_offset <= max(self._store.first_offset, self._asked_offset):
+            return
+        offset = expired_offset
+        if not self._options.force_retention:
+            dead_since_ms = now_ms - self._limits.dead_letter_ms
+            offset = min(offset, self._delivery.needed_offset(dead_since_ms))
+        if offset <= self._store.first_offset:
+            return
+        self._asked_offset = offset
+        self._writer.run_soon(lambda: self._give_up(offset))
+
+    def _give_up(self, offset: int) -> None:
+        """In the writer's thread."""
+        given_up_bytes = self._store.give_up_below(offset)
+        self._asked_offset = 0
+        if given_up_bytes:
+            _log.info(
+                "segments given up: first_offset=%d bytes=%d",
+                self._store.first_offset,
+                given_up_bytes,
+            )

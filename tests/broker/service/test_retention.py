@@ -1,0 +1,270 @@
+"""Old segments go, never past a group; the groups survive in snapshots when old actions go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from qmq_broker.errors import CorruptionError
+from qmq_broker.service.snapshot import encode_groups
+from qmq_broker.storage import layout
+from tests.broker.service.rig import STORE, SUBJECT, Rig
+
+#: Segments of a few messages; ids are forgotten at once, so that they hold nothing back.
+RETAINING = replace(
+    STORE,
+    segment_bytes=2048,
+    action_segment_bytes=1024,
+    growth_bytes=512,
+    retain_ms=60_000,
+    snapshot_bytes=1024 * 1024,
+    dedupe_ids=1,
+    checkpoint_ms=1,
+    queue_flush_bytes=1,
+)
+BODY = b"b" * 300
+HOUR_MS = 3_600_000
+LONG_MS = 12 * HOUR_MS
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path, store_options=RETAINING)
+    yield made
+    made.close()
+
+
+def with_options(rig: Rig, **changes: object) -> None:
+    rig._store_options = replace(RETAINING, **changes)  # type: ignore[arg-type]
+    rig.restart()
+
+
+def send(rig: Rig, count: int, subject: str = SUBJECT) -> None:
+    for _ in range(count):
+        rig.send(BODY, subject=subject)
+        rig.clock.pass_ms(5)
+        rig.broker.writer.step()
+
+
+def keep_house(rig: Rig, ms: int = HOUR_MS) -> int:
+    """Let time pass and the chores be done; returns where the log begins."""
+    for _ in range(3):
+        rig.clock.pass_ms(ms)
+        rig.broker.step()
+        rig.broker.writer.step()
+        rig.broker._action_sync.step()
+    return rig.store.first_offset
+
+
+def first_sequence(rig: Rig) -> int:
+    queue = rig.store.queue(SUBJECT)
+    assert queue is not None
+    return queue.first_sequence
+
+
+def files(rig: Rig, folder: str) -> list[str]:
+    return sorted(path.name for path in (rig.directory / folder).iterdir())
+
+
+def test_B12_a_segment_goes_when_it_is_old_and_every_group_has_passed_it(rig: Rig) -> None:
+    send(rig, 12)
+    fast = rig.pull(max_messages=20, group="fast", lease_ms=LONG_MS)
+    slow = rig.pull(max_messages=20, group="slow", lease_ms=LONG_MS)
+    assert keep_house(rig, ms=1_000) == 0, "nothing is old yet"
+    assert keep_house(rig) == 0, "both groups hold the first message"
+    for given, group in ((fast, "fast"), (slow, "slow")):
+        assert rig.store.first_offset == 0
+        settle(rig, group, given.ack())
+    assert keep_house(rig) > 0
+    assert first_sequence(rig) > 0
+    assert files(rig, "commitlog")[0] != "0" * 20
+
+
+def settle(rig: Rig, group: str, settlement: object) -> None:
+    from qmq_client.wire.requests import SettleRequest
+
+    request = SettleRequest(
+        subject=SUBJECT,
+        group=group,
+        consumer="one",
+        settlements=(settlement,),  # type: ignore[arg-type]
+    )
+    assert rig.broker.delivery.settle(request, rig.now_ms).settled
+
+
+def test_B12_what_nobody_consumes_goes_by_age_alone(rig: Rig) -> None:
+    send(rig, 12)
+    assert keep_house(rig) > 0
+
+
+def test_B12_a_group_that_has_not_begun_with_the_last_messages_keeps_them_all(rig: Rig) -> None:
+    send(rig, 3)
+    rig.settle(rig.pull(max_messages=3).ack())
+    send(rig, 12)
+    kept = keep_house(rig)
+    queue = rig.store.queue(SUBJECT)
+    assert queue is not None
+    assert queue.entries(3, 1)[0].physical_offset >= kept
+    assert rig.pull(max_messages=1).sequences == [3]
+
+
+def test_B12_a_dead_letter_holds_its_message_back_until_its_time_is_over(rig: Rig) -> None:
+    send(rig, 1)
+    rig.settle(rig.pull().reject("bad"))
+    send(rig, 12)
+    rig.settle(rig.pull(max_messages=20, lease_ms=LONG_MS).ack())
+    assert keep_house(rig) == 0
+    assert keep_house(rig, ms=8 * 24 * HOUR_MS) > 0
+
+
+def test_a_log_that_is_too_long_loses_its_oldest_segments(rig: Rig) -> None:
+    with_options(rig, retain_ms=1000 * HOUR_MS, retain_bytes=3 * 2048)
+    send(rig, 30)
+    rig.settle(rig.pull(max_messages=30).ack())
+    first_offset = keep_house(rig, ms=1_000)
+    assert rig.store.written_offset - first_offset <= 4 * 2048
+    assert first_offset > 0
+
+
+def test_B12_by_force_a_group_loses_messages_and_their_number_is_told(rig: Rig) -> None:
+    with_options(rig, force_retention=True)
+    send(rig, 5)
+    assert len(rig.pull(max_messages=2).bodies) == 2
+    send(rig, 10)
+    assert keep_house(rig) > 0
+    lost = first_sequence(rig)
+    given = rig.pull(max_messages=3, consumer="two")
+    assert given.sequences == [lost, lost + 1, lost + 2]
+    (status,) = rig.broker.query.groups()
+    # The two that were handed out came back by their lease, and are lost like the others.
+    assert status.lost == lost
+    rig.restart()
+    (status,) = rig.broker.query.groups()
+    assert status.lost == lost
+
+
+def test_B8_a_subject_that_lost_all_its_messages_goes_on_where_it_was(rig: Rig) -> None:
+    send(rig, 2, subject="quiet")
+    send(rig, 12)
+    assert keep_house(rig) > 0
+    for _ in range(2):
+        rig.restart()
+        assert rig.send(b"next", subject="quiet").places[0].first_sequence in (2, 3)
+    (rig.directory / layout.QUEUE_TABLE).unlink()
+    rig.restart()
+    assert rig.send(b"next", subject="quiet").places[0].first_sequence == 4
+
+
+def test_B11_queues_are_made_again_from_a_log_that_has_lost_its_beginning(rig: Rig) -> None:
+    send(rig, 20)
+    assert keep_house(rig) > 0
+    before = first_sequence(rig)
+    rig.close()
+    for path in (rig.directory / "consumequeue" / SUBJECT).iterdir():
+        path.unlink()
+    (rig.directory / layout.QUEUE_TABLE).unlink()
+    rig.start()
+    assert first_sequence(rig) == before
+    assert rig.pull(max_messages=100).sequences == list(range(before, 20))
+
+
+def test_given_up_segments_are_written_again(rig: Rig) -> None:
+    send(rig, 12)
+    keep_house(rig)
+    spares = [name for name in files(rig, "commitlog") if name.startswith("spare")]
+    assert len(spares) == RETAINING.spare_segments
+    send(rig, 12)
+    assert not [name for name in files(rig, "commitlog") if name.startswith("spare")]
+    rig.restart()
+    assert rig.pull(max_messages=100).bodies[-12:] == [BODY] * 12
+
+
+def test_a_beginning_that_cannot_be_read_stops_the_start(rig: Rig) -> None:
+    send(rig, 12)
+    keep_house(rig)
+    rig.close()
+    path = rig.directory / layout.RETAINED
+    content = path.read_bytes()
+    path.write_bytes(b"?" + content[1:])
+    with pytest.raises(CorruptionError, match="retained"):
+        rig.start()
+    path.write_bytes(content)
+    rig.start()
+
+
+def act(rig: Rig, rounds: int) -> None:
+    """Pull, ack, nack, reject, extend, let leases end: something of every kind."""
+    for number in range(rounds):
+        send(rig, 3)
+        consumer = f"c{number % 3}"
+        given = rig.pull(max_messages=4, consumer=consumer, lease_ms=60_000 + number)
+        kind = (given.ack, given.nack, given.reject, None, given.ack)[number % 5]
+        if kind is not None and given.records:
+            rig.settle(kind(), consumer=consumer)
+        rig.pass_ms(2_000)
+
+
+def test_a_snapshot_and_what_follows_give_the_groups_of_the_whole_log(rig: Rig) -> None:
+    act(rig, 12)
+    whole = encode_groups(rig.broker.delivery.groups(), 0)
+    with_options(rig, snapshot_bytes=1)
+    assert encode_groups(rig.broker.delivery.groups(), 0) == whole
+    keep_house(rig, ms=1_000)
+    assert files(rig, "state")[0].startswith("groups.")
+    act(rig, 7)
+    keep_house(rig, ms=1_000)
+    act(rig, 7)
+    after = encode_groups(rig.broker.delivery.groups(), 0)
+    rig.restart()
+    assert encode_groups(rig.broker.delivery.groups(), 0) == after
+    assert files(rig, "actionlog")[0] != "0" * 20, "actions below both snapshots are gone"
+
+
+def test_a_damaged_snapshot_leaves_the_one_before_and_more_of_the_log(rig: Rig) -> None:
+    with_options(rig, snapshot_bytes=1)
+    for _ in range(3):
+        act(rig, 5)
+        keep_house(rig, ms=1_000)
+    act(rig, 2)
+    expected = encode_groups(rig.broker.delivery.groups(), 0)
+    for path in layout.SNAPSHOTS:
+        content = (rig.directory / path).read_bytes()
+        rig.close()
+        (rig.directory / path).write_bytes(content[:-1])
+        rig.start()
+        assert encode_groups(rig.broker.delivery.groups(), 0) == expected
+        (rig.directory / path).write_bytes(content)
+
+
+def test_without_any_snapshot_and_with_the_first_actions_gone_the_start_is_refused(
+    rig: Rig,
+) -> None:
+    with_options(rig, snapshot_bytes=1)
+    for _ in range(3):
+        act(rig, 5)
+        keep_house(rig, ms=1_000)
+    rig.close()
+    kept = {path: (rig.directory / path).read_bytes() for path in layout.SNAPSHOTS}
+    for path in kept:
+        (rig.directory / path).unlink()
+    with pytest.raises(CorruptionError, match="actionlog"):
+        rig.start()
+    for path, content in kept.items():
+        (rig.directory / path).write_bytes(content)
+    rig.start()
+
+
+def test_a_clock_set_back_moves_the_times_of_a_snapshot_with_it(rig: Rig) -> None:
+    with_options(rig, snapshot_bytes=1)
+    send(rig, 2)
+    rig.pull(max_messages=1, lease_ms=60_000)
+    keep_house(rig, ms=1_000)
+    rig.clock.wall_ms -= 24 * HOUR_MS
+    rig.restart()
+    rig.pass_ms(61_000)
+    assert rig.pull(max_messages=2, consumer="two").sequences == [1]
+    rig.pass_ms(2_000)
+    assert rig.pull(max_messages=2, consumer="two").sequences == [0]
