@@ -51,6 +51,8 @@ class PostgresqlRecipe:
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",
             "shared_buffers": "32MB",
+            # In files of the data directory: others outlive a server that is killed.
+            "dynamic_shared_memory_type": "mmap",
             "max_wal_size": "256MB",
             "max_connections": "300",
             "max_prepared_transactions": "20",

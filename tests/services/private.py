@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-from tests.services import launch
+from tests.services import keeper, launch
 from tests.services.run import TestRun
 
 _READY_S_MAX: Final = 60.0
@@ -116,6 +116,7 @@ class PrivateServer:
         """Stop it and remove its data."""
         if self.process is not None:
             self.kill()
+        keeper.free_memory(self._data)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _launch(self) -> None:

@@ -92,16 +92,31 @@ def test_every_commit_is_on_disk(make_private_server: MakeServer, kind: str) -> 
             assert connection.exec_driver_sql(query).scalar() == value
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @SERVERS
 def test_a_closed_server_leaves_no_process_and_no_file(
     make_private_server: MakeServer, kind: str
 ) -> None:
     server = make_private_server(kind)
     process, folder = server.process, server.folder
+    segment = segment_of(server)
+    assert (segment in segments()) == (kind == "postgresql")
     server.close()
+    assert segment not in segments()
     assert process is not None
     assert not is_ours(process, str(folder))
     assert not folder.exists()
+
+
+def segment_of(server: PrivateServer) -> str:
+    """The piece of the kernel's memory by which a PostgreSQL knows that it runs; it outlives it."""
+    path = server.folder / "data" / "postmaster.pid"
+    return path.read_text().splitlines()[6].split()[1] if path.exists() else "none"
+
+
+def segments() -> set[str]:
+    lines = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
+    return {line.split()[1] for line in lines}
 
 
 def worker(name: str, *kinds: str) -> subprocess.Popen[str]:
