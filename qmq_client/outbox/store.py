@@ -27,6 +27,7 @@ from qmq_client.outbox.row import (
 )
 from qmq_client.outbox.schema import schema_faults
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, ORDER_LOCKS, PARKED, SENT, Tables
+from qmq_client.outbox.waiting import waiting_ids
 
 _Value = TypeVar("_Value")
 
@@ -36,8 +37,6 @@ IDS_PER_STATEMENT_MAX: Final = 500
 _OLDEST_AMONG_ROWS: Final = 1_000
 _LISTED_ROWS_MAX: Final = 1_000
 _CHOSEN_ROWS_MAX: Final = 10_000
-#: Rows that are looked at to see who is first of its ordering key.
-_WAITING_ROWS_MAX: Final = 10_000
 
 
 class OutboxStore:
@@ -119,26 +118,10 @@ class OutboxStore:
     def waiting_before(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[bytes]]:
         """For each subject and ordering key, the ids of its unsent rows in the order of commits.
 
-        Live and parked ones. A list may end early when very many wait; what is not in it has
-        others before it.
+        See `waiting.py`.
         """
-        columns = self._outbox.c
-        waiting: dict[tuple[str, str], list[bytes]] = {pair: [] for pair in keys}
-        query = (
-            sa.select(columns.subject, columns.ordering_key, columns.message_id)
-            .where(columns.state.in_((LIVE, PARKED)))
-            .order_by(columns.id)
-            .limit(_WAITING_ROWS_MAX)
-        )
-        wanted = list(dict.fromkeys(key for _, key in keys))
         with self._dialect.read(self._sibling) as connection:
-            for some in _chunks(wanted):
-                for subject, key, message_id in connection.execute(
-                    query.where(columns.ordering_key.in_(some))
-                ):
-                    if (subject, key) in waiting:
-                        waiting[subject, key].append(bytes(message_id))
-        return waiting
+            return waiting_ids(connection, self._outbox, keys)
 
     def prepare_ordering(self) -> None:
         """Fill the table of locks for ordering keys, where that was not done before."""

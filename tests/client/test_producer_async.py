@@ -124,6 +124,40 @@ def test_S11_receipts_of_an_asynchronous_session(tmp_path: Path, a_database: Dat
     tell(story, tmp_path, a_database)
 
 
+def test_S11_S6_a_transaction_run_again_sends_once(tmp_path: Path, a_database: Database) -> None:
+    async def story(world: World) -> None:
+        for run in range(4):
+            world.clock.advance(1_000)
+            async with AsyncSession(world.engine) as session, session.begin():
+                world.send(f"run {run}", session, dedupe_key="order-17-paid")
+            if run % 2:
+                assert await world.producer.aflush()
+        assert (world.sent(), world.stored_ids()) == (["run 0"], set())
+
+    tell(story, tmp_path, a_database)
+
+
+def test_S11_O4_messages_of_a_key_are_accepted_in_the_order_of_their_commits(
+    tmp_path: Path, a_database: Database
+) -> None:
+    async def story(world: World) -> None:
+        ordered, other = (world.make_producer(order_by_key=True) for _ in range(2))
+        for i in range(6):
+            async with AsyncSession(world.engine) as session, session.begin():
+                message = Message(SUBJECT, f"{i}", key="k")
+                (other if i % 3 == 1 else ordered).send(message, session=session)
+        assert (await ordered.aflush()).accepted == 1  # the second is in other hands
+        assert (await other.aflush()).accepted == 1
+        for _ in range(10):
+            world.make_due()
+            sweep(world)
+        assert world.sent() == [f"{i}" for i in range(6)]
+        await ordered.aclose()
+        await other.aclose()
+
+    tell(story, tmp_path, a_database)
+
+
 class Gated(MemoryTransport):
     """Holds each send until the event loop lets it go."""
 

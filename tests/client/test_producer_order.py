@@ -125,6 +125,40 @@ def test_O4_a_parked_message_stops_its_key_until_a_person_retries_it(world: Worl
     assert world.sent() == ["other", "0", "1", "2", "3", "4"]
 
 
+def test_O4_O6_a_key_with_very_many_waiting_rows_stops_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qmq_client.outbox.waiting.WAITING_ROWS_MAX", 5)
+    world.broker.faults.refused_ids = {send(world, "head")}
+    assert world.producer.flush().parked == 1
+    for i in range(12):
+        send(world, f"{i}")
+    keys = "lmn"
+    for key in keys:
+        send(world, f"1 of {key}", key)
+        send(world, f"2 of {key}", key)
+    done = world.producer.publisher.step(100.0, is_hurried=True)
+    assert done.sent == 6
+    for key in keys:
+        assert [body for body in world.sent() if body.endswith(key)] == [
+            f"1 of {key}", f"2 of {key}",
+        ]  # fmt: skip
+    world.broker.faults.refused_ids = set()
+    world.store.retry()
+    sweep_all(world)
+    assert world.sent()[6:] == ["head", *(f"{i}" for i in range(12))]
+
+
+def test_O4_the_same_key_of_another_subject_is_another(world: World) -> None:
+    world.broker.faults.refused_ids = {send(world, "head")}
+    assert world.producer.flush().parked == 1
+    for subject in ("elsewhere", SUBJECT):
+        with Session(world.sync_engine) as session, session.begin():
+            world.producer.send(Message(subject, "x", key="k"), session=session)
+    assert world.producer.flush().accepted == 1
+    assert [message.body for message in world.broker.messages("elsewhere")] == ["x"]
+
+
 def test_O4_a_purged_message_lets_the_next_one_pass(world: World) -> None:
     world.broker.faults.refused_ids = {send(world, "0")}
     assert world.producer.flush().parked == 1

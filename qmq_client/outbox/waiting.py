@@ -1,0 +1,89 @@
+"""Which unsent rows of an ordering key there are, in the order of their commits.
+
+Asked before each batch that has ordered rows, so it must cost little where little waits, and a key
+behind which very many rows wait must not hide those of another. Without an order in the query every
+database finds the keys by the index `(ordering_key, id)`; with one and a limit some would rather walk
+through the whole table by its number.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from qmq_client.outbox.table import LIVE, PARKED
+
+#: Rows that one query may read; a key with more is asked for alone, and the first of it are read.
+WAITING_ROWS_MAX: Final = 10_000
+_PAIRS_PER_QUERY_MAX: Final = 250
+
+_Pair = tuple[str, str]
+
+
+def waiting_ids(
+    connection: sa.Connection, outbox: sa.Table, pairs: Sequence[_Pair]
+) -> dict[_Pair, list[bytes]]:
+    """For each subject and ordering key the message ids of its live and parked rows, by row id.
+
+    A list may end early when very many wait; what is not in it has others before it.
+    """
+    waiting: dict[_Pair, list[bytes]] = {pair: [] for pair in pairs}
+    groups = deque(_groups(list(waiting)))
+    while groups:
+        group = groups.popleft()
+        if len(group) == 1:
+            waiting[group[0]] = _first_of(connection, outbox, group[0])
+            continue
+        found = _all_of(connection, outbox, group)
+        if found is None:
+            middle = len(group) // 2
+            groups += (group[:middle], group[middle:])
+            continue
+        for _, subject, key, message_id in sorted(found):
+            if (subject, key) in waiting:
+                waiting[subject, key].append(bytes(message_id))
+    return waiting
+
+
+def _groups(pairs: list[_Pair]) -> Iterator[list[_Pair]]:
+    for first in range(0, len(pairs), _PAIRS_PER_QUERY_MAX):
+        yield pairs[first : first + _PAIRS_PER_QUERY_MAX]
+
+
+def _all_of(
+    connection: sa.Connection, outbox: sa.Table, pairs: list[_Pair]
+) -> list[tuple[Any, ...]] | None:
+    """Row id, subject, key and message id of the rows of these pairs; None when there are too many.
+
+    Of their subjects and keys crosswise: the caller takes what it asked for.
+    """
+    columns = outbox.c
+    query = (
+        sa.select(columns.id, columns.subject, columns.ordering_key, columns.message_id)
+        .where(
+            columns.ordering_key.in_({key for _, key in pairs}),
+            columns.subject.in_({subject for subject, _ in pairs}),
+            columns.state.in_((LIVE, PARKED)),
+        )
+        .limit(WAITING_ROWS_MAX + 1)
+    )
+    found = [(id_, *rest) for id_, *rest in connection.execute(query)]
+    return None if len(found) > WAITING_ROWS_MAX else found
+
+
+def _first_of(connection: sa.Connection, outbox: sa.Table, pair: _Pair) -> list[bytes]:
+    columns = outbox.c
+    query = (
+        sa.select(columns.message_id)
+        .where(
+            columns.ordering_key == pair[1],
+            columns.subject == pair[0],
+            columns.state.in_((LIVE, PARKED)),
+        )
+        .order_by(columns.id)
+        .limit(WAITING_ROWS_MAX)
+    )
+    return [bytes(message_id) for message_id in connection.scalars(query)]
