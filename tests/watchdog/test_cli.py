@@ -127,6 +127,26 @@ def test_exit_2_for_a_database_without_the_tables(
     assert "qmq db migrate" in result.output
 
 
+def test_W7_an_unknown_revision_is_refused_with_exit_2_and_the_others_are_swept(
+    database: Database, tmp_path: Path, broker_process: BrokerProcess
+) -> None:
+    newer = make_database(tmp_path / "newer.db")
+    with newer.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE qmq_version (version_num VARCHAR(32))")
+        connection.exec_driver_sql("INSERT INTO qmq_version VALUES ('qmq9999')")
+    for each in (database, newer):
+        put_rows(each, 2)
+    result = sweep(
+        "--database", url(newer), "--database", url(database),
+        "--broker", broker_process.url, "--json",
+    )  # fmt: skip
+    assert result.exit_code == 2
+    found = {each["database"]: each for each in as_json(result)["databases"]}
+    assert "qmq9999" in found["newer"]["error"]
+    assert (found["newer"]["claimed"], found["shop"]["sent"]) == (0, 2)
+    newer.close()
+
+
 def test_exit_3_when_the_broker_is_not_there(database: Database) -> None:
     ids = put_rows(database, 3)
     result = sweep("--database", url(database), "--broker", ABSENT_BROKER, "--json")

@@ -169,8 +169,9 @@ class Sweep:
             # The next try begins with a new connection, which is looked at before it is used: what
             # this one leads to may have become a replica.
             self.database.close()
-        if counts.error is not None or counts.unreachable:
+        if counts.error is not None:
             self._is_checked = False
+        if counts.error is not None or counts.unreachable:
             self._limit_rows = min(PROBE_ROWS, self._options.batch_rows)
         return counts
 
