@@ -18,8 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from qmq_client.config import Config
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.store import OutboxStore
+from qmq_client.retry import Backoff
 from qmq_client.sections import BrokerSection, DatabaseSection, WatchdogSection
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
+from qmq_watchdog.broker_gate import BrokerGate
 from qmq_watchdog.daemon import Daemon, DaemonOptions, SweepJob
 from qmq_watchdog.databases import Database
 from qmq_watchdog.endpoint import BEAT_S_MAX, Health
@@ -90,6 +92,31 @@ def test_the_age_of_the_oldest_unsent_row_grows_between_two_looks_and_while_nobo
     watched.clock.elapsed_s += 100.0
     assert watched.value("oldest_unsent_age_seconds", database="shop") == first + 100.0
     assert watched.value("last_success_age_seconds", database="shop") == 100.0
+
+
+def test_the_age_is_looked_at_also_while_the_broker_is_away_and_nobody_claims(
+    database: Database, watched: Watched, broker: MemoryBroker
+) -> None:
+    gate = BrokerGate(Backoff(jitter=0.0), lambda: 0.0, watched.clock)
+    job = SweepJob(
+        Sweep(database, MemoryTransport(broker)),
+        OPTIONS,
+        lambda: 0.0,
+        clock=watched.clock,
+        gate=gate,
+    )
+    watched.daemon.add(job)
+    job.step(never)
+    assert watched.value("rows", database="shop", state="live") == 0
+    gate.on_failure()
+    gate.on_failure(at_least_s=3_600.0)
+    put_rows(database, 2)
+    watched.clock.elapsed_s += OPTIONS.sample_s
+    assert job.step(never).claimed == 0
+    assert watched.value("rows", database="shop", state="live") == 2
+    assert (watched.value("oldest_unsent_age_seconds", database="shop") or 0.0) >= 0.0
+    assert job.totals.oldest_unsent_ms is not None
+    assert job.delay_s == OPTIONS.sample_s
 
 
 def test_a_look_is_taken_only_as_often_as_configured_and_a_scrape_asks_no_database(

@@ -155,24 +155,15 @@ class SweepJob:
 
     def step(self, is_stopped: Callable[[], bool]) -> SweepCounts:
         """One sweep; afterwards `delay_s` says when the next one is wanted."""
-        if self._gate is not None and (wait_s := self._gate.wait_s()) > 0:
-            self.delay_s = wait_s
-            return SweepCounts()
-        with self.database.lock:
-            if self._budget is not None:
-                self._budget.take(self.database)
-            started_s = self._clock.monotonic_s()
-            counts = self._sweep.step(is_stopped)
-            self._tell_gate(counts)
-            self.totals.add(counts)
-            self.totals.seconds += self._clock.monotonic_s() - started_s
-            if counts.error is None:
-                self._look_after(counts, is_stopped)
-        if self._budget is not None:
-            self._budget.give_back(self.database, was_busy=counts.claimed > 0)
+        wait_s = 0.0 if self._gate is None else self._gate.wait_s()
+        counts = SweepCounts()
+        if wait_s == 0 or self._is_sample_due() or self._is_chore_due():
+            self._visit(counts, is_stopped, is_to_sweep=wait_s == 0)
         self.is_well = counts.error is None
         if counts.error is not None:
             self._fail(counts, kind_of(counts.error))
+        elif wait_s > 0:  # how late messages are is told also while none can be sent
+            self.delay_s = min(wait_s, self._options.sample_s or wait_s)
         elif counts.unreachable:
             self._fail(counts, BROKER_AWAY)
         else:
@@ -191,6 +182,31 @@ class SweepJob:
         if self._budget is not None:
             self._budget.forget(self.database)
 
+    def _visit(
+        self, counts: SweepCounts, is_stopped: Callable[[], bool], *, is_to_sweep: bool
+    ) -> None:
+        """Whatever needs the database's connections."""
+        with self.database.lock:
+            if self._budget is not None:
+                self._budget.take(self.database)
+            if is_to_sweep:
+                started_s = self._clock.monotonic_s()
+                self._sweep.step(is_stopped, counts)
+                self._tell_gate(counts)
+                self.totals.add(counts)
+                self.totals.seconds += self._clock.monotonic_s() - started_s
+            if counts.error is None:
+                self._look_after(counts, is_stopped)
+        if self._budget is not None:
+            self._budget.give_back(self.database, was_busy=counts.claimed > 0)
+
+    def _is_chore_due(self) -> bool:
+        return self._clock.monotonic_s() - self._chores_at_s >= self._options.chore_s
+
+    def _is_sample_due(self) -> bool:
+        every_s, at_s = self._options.sample_s, self.totals.sampled_at_s
+        return every_s > 0 and (at_s is None or self._clock.monotonic_s() - at_s >= every_s)
+
     def _tell_gate(self, counts: SweepCounts) -> None:
         if self._gate is None:
             return
@@ -207,16 +223,11 @@ class SweepJob:
         self.totals.well_at_s = now_s
         if counts.claimed:
             self._busy_at_s = now_s
-        is_chore_due = now_s - self._chores_at_s >= self._options.chore_s
-        sampled_at_s = self.totals.sampled_at_s
-        is_sample_due = self._options.sample_s > 0 and (
-            sampled_at_s is None or now_s - sampled_at_s >= self._options.sample_s
-        )
         try:
             with database_errors(self.name):
-                if is_sample_due:
+                if self._is_sample_due():
                     self._sample(now_s)
-                if is_chore_due and not is_stopped():
+                if self._is_chore_due() and not is_stopped():
                     self._do_chores(now_s, is_stopped)
         except (DatabaseUnavailableError, OutboxMissingError) as error:
             counts.error = error

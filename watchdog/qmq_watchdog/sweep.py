@@ -146,12 +146,17 @@ class Sweep:
         """The database's."""
         return self.database.server
 
-    def step(self, is_stopped: Callable[[], bool] = lambda: False) -> SweepCounts:
+    def step(
+        self,
+        is_stopped: Callable[[], bool] = lambda: False,
+        counts: SweepCounts | None = None,
+    ) -> SweepCounts:
         """Send what is due until nothing is, or a bound is reached, or somebody says stop.
 
-        Raises nothing for a database or broker that is away; the counts say it.
+        Raises nothing for a database or broker that is away; the counts, those that were given or
+        new ones, say it.
         """
-        counts = SweepCounts()
+        counts = SweepCounts() if counts is None else counts
         end_s = self._clock.monotonic_s() + self._options.seconds_max
         try:
             with database_errors(self.database.name):
