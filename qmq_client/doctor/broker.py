@@ -22,7 +22,9 @@ def broker(url: str) -> Findings:
     answer = _ask(f"{url.rstrip('/')}/readyz")
     if isinstance(answer, str):
         read = answer
-        yield found("broker.unreachable", read, "start it with `qmq broker serve`, or give its address")
+        yield found(
+            "broker.unreachable", read, "start it with `qmq broker serve`, or give its address"
+        )
         return
     status, told = answer
     if status != 200:

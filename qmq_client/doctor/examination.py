@@ -14,11 +14,13 @@ import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
+from qmq_client.database import with_driver
 from qmq_client.doctor import application, mysql, postgresql, sqlite
 from qmq_client.doctor.broker import broker
 from qmq_client.doctor.catalogue import Severity
 from qmq_client.doctor.finding import Finding, Findings, Thresholds, found
 from qmq_client.doctor.outbox_tables import drifted, waiting
+from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.dialect import dialect_of
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
 
@@ -86,11 +88,18 @@ def by_severity(findings: list[Finding]) -> tuple[Finding, ...]:
 
 @contextmanager
 def _connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    dialect = dialect_of(engine)  # refuses what the outbox refuses
-    own = dialect.open_sibling(engine) if engine.dialect.is_async else engine
+    dialect_of(engine)  # refuses what the outbox refuses
+    is_in_memory = isinstance(engine.pool, StaticPool)
+    if engine.dialect.is_async and is_in_memory:
+        raise ConfigurationError(
+            setting="examine(engine)",
+            value="asynchronous, with its database in memory",
+            remedy="Nobody else can see it; examine one in a file.",
+        )
+    own = sa.create_engine(with_driver(engine.url)) if engine.dialect.is_async else engine
     try:
         with own.connect() as connection:
-            if not isinstance(own.pool, StaticPool):
+            if not is_in_memory:
                 connection.detach()
             yield connection
             connection.rollback()

@@ -19,7 +19,7 @@ COLUMNS = "(message_id, subject, record, state, due_at_ms, attempts, last_error,
 
 #: Check, kind of database, what is planted. What is found is mended by the statement told.
 DRIFT = [
-    ("table.engine", "mysql", "ALTER TABLE qmq_outbox ENGINE=MyISAM"),
+    ("table.engine", "mysql", "ALTER TABLE qmq_order_lock ENGINE=MyISAM"),
     ("table.engine", "mysql", "ALTER TABLE qmq_inbox ENGINE=MyISAM"),
     ("column.type", "mysql", "ALTER TABLE qmq_outbox MODIFY COLUMN record BLOB NOT NULL"),
     (

@@ -1,0 +1,80 @@
+"""The broker, asked over HTTP: a real one, and answers that only a broken one gives."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qmq_client.doctor.broker import broker
+from qmq_client.doctor.finding import Finding
+from qmq_client.errors import ConfigurationError
+from tests.broker.face.process import BrokerProcess
+
+
+def examined(url: str) -> dict[str, Finding]:
+    return {finding.id: finding for finding in broker(url)}
+
+
+@contextmanager
+def answering(status: int, body: bytes) -> Iterator[str]:
+    """Somebody who answers every question like this."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_X1_a_broker_is_sound_full_and_gone(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with BrokerProcess(data, "--reserve-bytes", "0") as sound:
+        assert examined(sound.url) == {}
+        url = sound.url
+    assert list(examined(url)) == ["broker.unreachable"]
+    with BrokerProcess(data, "--reserve-bytes", str(2**60)) as full:
+        found = examined(full.url)
+    assert list(found) == ["broker.disk_reserve"]
+    assert "lower its reserve" in found["broker.disk_reserve"].fix
+
+
+def test_X1_a_broker_that_does_not_serve_is_found_with_its_reason() -> None:
+    told = {"status": "poisoned", "reason": "a sync failed: EIO", "takes_messages": False}
+    with answering(503, json.dumps(told).encode()) as url:
+        found = examined(url)
+    assert list(found) == ["broker.not_ready"]
+    assert found["broker.not_ready"].read.endswith("poisoned: a sync failed: EIO")
+
+
+def test_X1_a_broker_in_a_weaker_mode_is_found() -> None:
+    told = {"status": "serving", "takes_messages": True, "durability": "written"}
+    with answering(200, json.dumps(told).encode()) as url:
+        assert list(examined(url)) == ["broker.durability"]
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"x" * 100_000])
+def test_somebody_who_is_no_broker_is_found(body: bytes) -> None:
+    with answering(200, body) as url:
+        assert list(examined(url)) == ["broker.unreachable"]
+
+
+@pytest.mark.parametrize("url", ["nowhere", "ftp://127.0.0.1"])
+def test_an_address_that_is_none_is_a_wrong_call(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="--broker"):
+        examined(url)

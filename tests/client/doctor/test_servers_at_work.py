@@ -1,0 +1,160 @@
+"""What goes on at a server: transactions that hold rows back, clocks, poolers, rights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+from qmq_client.doctor import examine
+from qmq_client.outbox.table import create_tables
+from tests.client.doctor.pooler import a_pooler
+from tests.client.doctor.ward import IMPATIENT, a_server, a_shop, finding_of, ids, mend, run
+from tests.conftest import MakeDatabase
+from tests.services.databases import Database, Databases
+
+
+@pytest.fixture
+def shop(a_server_database: Database) -> sa.Engine:
+    engine = a_server_database.engine(poolclass=NullPool)
+    create_tables(engine)
+    return engine
+
+
+def put_marker(connection: Any) -> None:
+    connection.execute(sa.text("INSERT INTO qmq_order_lock VALUES (1)"))
+
+
+def test_X1_a_prepared_transaction_that_nobody_ends_is_found_with_its_age(
+    databases: Databases, a_server_database: Database
+) -> None:
+    """On a server of its own: prepared transactions of MySQL belong to no database."""
+    with a_server(databases, a_server_database.kind) as server:
+        shop = a_shop(server)
+        with Session(shop, twophase=True) as session:
+            put_marker(session)
+            connection = session.connection()
+            session.prepare()
+            driver: Any = connection.connection.driver_connection
+            driver.close()  # the process died between the two phases
+            connection.invalidate()
+        assert finding_of(shop, "transactions.prepared") is None  # it may still be in time
+        finding = mend(shop, "transactions.prepared", thresholds=IMPATIENT)
+        assert "1 prepared transactions, the oldest for " in finding.read
+        assert "ROLLBACK" in finding.fix
+        run(shop, "DROP TABLE qmq_order_lock")  # which it had blocked
+
+
+def test_X1_a_transaction_that_is_open_for_long_is_found_and_gone_when_ended(
+    shop: sa.Engine,
+) -> None:
+    with shop.connect() as connection:
+        put_marker(connection)
+        assert finding_of(shop, "transactions.old") is None
+        finding = finding_of(shop, "transactions.old", thresholds=IMPATIENT)
+        assert finding is not None
+        assert finding.fix.startswith(("KILL ", "SELECT pg_terminate_backend("))
+        connection.rollback()
+
+
+def test_X1_a_publisher_at_another_isolation_level_is_found(shop: sa.Engine) -> None:
+    pooled = sa.create_engine(shop.url)
+
+    def on_checkout(driver: Any, *_: Any) -> None:
+        if shop.dialect.name == "postgresql":
+            driver.isolation_level = 3
+            return
+        cursor = driver.cursor()
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        cursor.close()
+
+    event.listen(pooled, "checkout", on_checkout)
+    finding = finding_of(pooled, "relay.isolation")
+    assert finding is not None
+    assert "REPEATABLE READ" in finding.read
+    event.remove(pooled, "checkout", on_checkout)
+    assert finding_of(pooled, "relay.isolation") is None
+    pooled.dispose()
+
+
+class ShiftedClock:
+    """This machine's, put wrong."""
+
+    def __init__(self, off_s: float) -> None:
+        self._off_s = off_s
+
+    def now_ms(self) -> int:
+        return round((time.time() + self._off_s) * 1000)
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        raise NotImplementedError  # an examination never waits
+
+
+@pytest.mark.parametrize(("off_s", "side"), [(3600, "behind"), (-3600, "ahead of"), (0, None)])
+def test_X1_clocks_that_differ_are_found(
+    a_database: Database, off_s: float, side: str | None
+) -> None:
+    engine = a_database.engine(poolclass=NullPool)
+    create_tables(engine)
+    found = {finding.id: finding for finding in examine(engine, clock=ShiftedClock(off_s))}
+    assert ("clock.difference" in found) is (side is not None)
+    if side is not None:
+        assert f" s {side} this machine" in found["clock.difference"].read
+        assert found["clock.difference"].read.startswith("the database is 3,")
+
+
+def test_X1_a_pooler_in_between_is_found(postgresql_database: Database) -> None:
+    engine = postgresql_database.engine(poolclass=NullPool)
+    create_tables(engine)
+    assert finding_of(engine, "server.pooler") is None
+    with a_pooler(engine.url.port or 5432) as port:
+        pooled = sa.create_engine(engine.url.set(host="127.0.0.1", port=port), poolclass=NullPool)
+        finding = finding_of(pooled, "server.pooler")
+    assert finding is not None
+    assert "connected to process 4242" in finding.read
+
+
+GRANTS: dict[str, Callable[[str], str]] = {
+    "mysql": lambda name: f"CREATE USER '{name}'@'%'; GRANT SELECT ON {name}.* TO '{name}'@'%'",
+    "postgresql": lambda name: (
+        f"CREATE ROLE {name} LOGIN; GRANT SELECT ON ALL TABLES IN SCHEMA public TO {name}"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", GRANTS)
+def test_X1_a_user_who_may_only_read_the_tables_is_told_what_was_not_seen(
+    databases: Databases, kind: str
+) -> None:
+    with a_server(databases, kind) as server:
+        shop = a_shop(server, "reader")
+        run(shop, GRANTS[kind]("reader"))
+        modest = sa.create_engine(shop.url.set(username="reader"), poolclass=NullPool)
+        assert ids(examine(modest)) == ["rights.missing"]
+        finding = finding_of(modest, "rights.missing")
+        assert finding is not None
+        run(shop, finding.fix)
+        assert ids(examine(modest)) == []
+
+
+def test_an_examination_leaves_nothing_behind(make_database: MakeDatabase) -> None:
+    """Neither in the tables nor in the connections of the application's pool."""
+    for kind in ("mysql", "postgresql"):
+        database = make_database(kind)
+        engine = database.engine(pool_size=1, max_overflow=0)
+        create_tables(engine)
+        limit = {"mysql": "SELECT @@max_statement_time", "postgresql": "SHOW statement_timeout"}
+        with engine.connect() as connection:
+            before = connection.exec_driver_sql(limit[kind]).scalar_one()
+        assert ids(examine(engine)) == []
+        with engine.connect() as connection:
+            assert connection.exec_driver_sql(limit[kind]).scalar_one() == before
