@@ -1,11 +1,11 @@
 """The routes that people and tools use: health, subjects, groups, dead letters, a look at messages.
 
-Starlette, JSON only. Nothing here changes anything.
+Starlette, JSON only. Of the data nothing is changed here; `POST /v1/state` changes what is served.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from starlette.applications import Starlette
@@ -19,11 +19,13 @@ from qmq_broker.face.json_messages import record_to_json
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.query import LISTED_MAX
 from qmq_broker.service.serving import Serving
-from qmq_client.wire.errors import InvalidMessageError, QmqError
+from qmq_client.wire.errors import InvalidMessageError, QmqError, TooLargeError
 from qmq_client.wire.names import check_name, shorten
 from qmq_client.wire.requests import JSON_CONTENT_TYPE
 
 _PEEKED: Final = 20
+REASON_CHARACTERS_MAX: Final = 500
+STATE_BYTES_MAX: Final = 4096
 _SEQUENCE_MAX: Final = 2**63 - 1
 
 
@@ -39,9 +41,19 @@ def admin_app(broker: Broker) -> Starlette:
             Route("/v1/groups", admin.groups),
             Route("/v1/dead", admin.dead),
             Route("/v1/messages", admin.messages),
+            Route("/v1/state", admin.change_state, methods=["POST"]),
         ],
         exception_handlers={QmqError: _on_refused, HTTPException: _on_http},
     )
+
+
+class StateChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/state`."""
+
+    #: What the broker is to do from now on.
+    state: Literal["serving", "read-only", "draining"]
+    #: Shown to whoever is refused.
+    reason: Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)] = ""
 
 
 class _Admin:
@@ -65,6 +77,17 @@ class _Admin:
             },
             status=200 if is_ready else 503,
         )
+
+    async def change_state(self, request: Request) -> Response:
+        """Take messages or not, or stop in order."""
+        wanted = await _state_change(request)
+        reason = wanted.reason or "asked for by an operator"
+        if wanted.state == "draining":
+            self._broker.ask_to_stop(reason)
+        else:
+            self._broker.set_read_only(wanted.state == "read-only", reason)
+        serving = self._broker.serving
+        return _json({"status": serving.state, "reason": serving.reason})
 
     async def subjects(self, _: Request) -> Response:
         return _json({"subjects": self._broker.query.subjects()})
@@ -96,6 +119,28 @@ class _Admin:
                 "messages": [record_to_json(subject, data, number) for number, data in records],
             }
         )
+
+
+async def _state_change(request: Request) -> StateChange:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > STATE_BYTES_MAX:
+            raise TooLargeError(
+                field="body",
+                limit=f"{STATE_BYTES_MAX} bytes",
+                value=f"more than {STATE_BYTES_MAX} bytes",
+                remedy="Shorten the reason.",
+            )
+    try:
+        return msgspec.json.decode(body, type=StateChange)
+    except msgspec.MsgspecError as error:
+        raise InvalidMessageError(
+            field="body",
+            limit='JSON like {"state": "read-only", "reason": "…"}',
+            value=shorten(str(error)),
+            remedy="Give serving, read-only or draining as the state.",
+        ) from error
 
 
 def _name(request: Request, field: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from qmq_broker.clock import SYSTEM_CLOCK
+from qmq_broker.face.operate import drain, readonly, status
 from qmq_broker.options import ServeOptions, StoreOptions
 
 DEFAULT_LISTEN = "127.0.0.1:9470"
@@ -68,7 +69,7 @@ def broker() -> None:
     show_default=True,
     type=click.Choice(["debug", "info", "warning", "error"]),
 )
-def serve(
+def serve(  # noqa: PLR0913  # one argument for each option
     *,
     directory: str,
     listen: str,
@@ -139,3 +140,7 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+for _command in (status, readonly, drain):
+    broker.add_command(_command)

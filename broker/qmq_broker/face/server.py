@@ -102,6 +102,7 @@ class _Process:
         broker = Broker(self._store, self._clock, self._settings, post=loop.call_soon_threadsafe)
         server = self._make_server(broker)
         broker.on_end = lambda: self._on_poisoned(broker, server)
+        broker.on_stop = lambda: self._on_stop(broker, server)
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number, broker, server)
         try:
@@ -191,8 +192,11 @@ class _Process:
             log_event(_LOG, logging.WARNING, "forced", signal=name)
             logging.shutdown()
             os._exit(ExitCode.UNCLEAN)
-        woken = broker.drain(f"{name} received")
+        woken = broker.ask_to_stop(f"{name} received")
         log_event(_LOG, logging.INFO, "stopping", signal=name, waiting_pulls=woken)
+
+    def _on_stop(self, broker: Broker, server: _Server) -> None:
+        log_event(_LOG, logging.INFO, "draining", reason=broker.serving.reason)
         server.should_exit = True
 
     def _on_poisoned(self, broker: Broker, server: _Server) -> None:

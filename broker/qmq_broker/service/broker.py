@@ -109,6 +109,8 @@ class Broker:
         ]
         #: Called once, in the loop thread, when the broker can serve no longer.
         self.on_end: Callable[[], None] = lambda: None
+        #: Called in the loop thread when somebody asks the broker to stop in order.
+        self.on_stop: Callable[[], None] = lambda: None
 
     def start(self) -> int:
         """Rebuild the groups and start the threads; returns how many actions were replayed."""
@@ -128,6 +130,26 @@ class Broker:
         frame = self.intake.check(data)
         self.writer.submit(frame, on_done)
         return frame
+
+    def set_read_only(self, is_read_only: bool, reason: str) -> bool:
+        """Stop or begin to take messages; whether that changed anything.
+
+        Until the next start, which goes by its own options. Raises `UnavailableError` while the
+        broker is stopping.
+        """
+        wanted = Serving.READ_ONLY if is_read_only else Serving.SERVING
+        if self.serving.state is wanted:
+            return False
+        self.serving.check_delivers()
+        if self.serving.is_stopping:
+            raise self.serving.refusal("it cannot be changed any more")
+        return self.serving.become(wanted, reason if is_read_only else "")
+
+    def ask_to_stop(self, reason: str) -> int:
+        """Drain, and let the process end in order; returns how many pulls waited."""
+        woken = self.drain(reason)
+        self.on_stop()
+        return woken
 
     def drain(self, reason: str) -> int:
         """Take no more messages and answer all waiting pulls; returns how many waited."""

@@ -2,9 +2,10 @@
 
 ::
 
-    serving ──▶ read-only        (asked for at start: pulls and settlements only)
-       │ └────▶ draining         (a stop was asked for; ends with the process)
-       └──────▶ poisoned         (a write or sync failed; nothing is acknowledged any more)
+    serving ◀─▶ read-only        (asked for: pulls and settlements only)
+       └───┬───────┘
+           ├──▶ draining         (a stop was asked for; ends with the process)
+           └──▶ poisoned         (a write or sync failed; nothing is acknowledged any more)
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Serving(StrEnum):
 
 
 _NEXT: Final = {
-    Serving.SERVING: frozenset({Serving.DRAINING, Serving.POISONED}),
-    Serving.READ_ONLY: frozenset({Serving.DRAINING, Serving.POISONED}),
+    Serving.SERVING: frozenset({Serving.READ_ONLY, Serving.DRAINING, Serving.POISONED}),
+    Serving.READ_ONLY: frozenset({Serving.SERVING, Serving.DRAINING, Serving.POISONED}),
     Serving.DRAINING: frozenset({Serving.POISONED}),
     Serving.POISONED: frozenset[Serving](),
 }
@@ -60,14 +61,15 @@ class ServingState:
     def check_takes_messages(self) -> None:
         """Raise `UnavailableError` unless messages are taken."""
         if self.state not in _TAKES_MESSAGES:
-            raise self._refusal("messages are not taken")
+            raise self.refusal("messages are not taken")
 
     def check_delivers(self) -> None:
         """Raise `UnavailableError` unless pulls and settlements are served."""
         if self.state not in _DELIVERS:
-            raise self._refusal("nothing is delivered or settled")
+            raise self.refusal("nothing is delivered or settled")
 
-    def _refusal(self, what: str) -> UnavailableError:
+    def refusal(self, what: str) -> UnavailableError:
+        """The error that says what is not done and why."""
         return UnavailableError(
             f"{what}: the broker is {self.state}: {self.reason}",
             state=str(self.state),

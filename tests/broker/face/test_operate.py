@@ -1,0 +1,86 @@
+"""`qmq broker status | readonly | drain` on a real broker."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from qmq_broker.face.cli import broker
+from qmq_broker.face.exit_codes import ExitCode
+from tests.broker.face.process import BrokerProcess
+from tests.broker.face.test_process import HEADERS, pull_all
+from tests.broker.service.rig import make_frame, new_ids
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(broker, list(arguments))
+
+
+def send(url: str) -> httpx.Response:
+    frame = make_frame([b"one"], ids=new_ids())
+    return httpx.post(f"{url}/v1/send", content=frame, headers=HEADERS)
+
+
+def test_a_read_only_broker_refuses_messages_by_reason_and_delivers(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as process:
+        url = process.url
+        assert send(url).status_code == 200
+        assert run("readonly", "on", "--broker", url, "--reason", "disk change").output == (
+            "read-only: disk change\n"
+        )
+        refused = send(url)
+        assert (refused.status_code, "disk change" in refused.text) == (503, True)
+        assert "retry-after" in refused.headers
+        shown = run("status", "--broker", url, "--json")
+        assert shown.exit_code == 0, "a read-only broker serves its consumers"
+        assert json.loads(shown.output)["takes_messages"] is False
+        with httpx.Client(base_url=url) as client:
+            assert len(pull_all(client)) == 1
+        assert run("readonly", "off", "--broker", url).output == "serving\n"
+        assert run("readonly", "off", "--broker", url).output == "serving\n"
+        assert send(url).status_code == 200
+
+
+def test_a_drained_broker_ends_in_order(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as process:
+        assert send(process.url).status_code == 200
+        assert run("drain", "--broker", process.url, "--reason", "moving").output == (
+            "draining: moving\n"
+        )
+        assert process.wait() == ExitCode.OK
+        assert "draining reason=moving" in process.log
+    with BrokerProcess(tmp_path / "data") as process:
+        assert "recovery.clean=True" in process.log
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b'{"state": "poisoned"}',
+        b'{"state": "serving", "more": 1}',
+        b'{"state": "read-only", "reason": "%s"}' % (b"x" * 501),
+        b"[" * 5000,
+    ],
+)
+def test_S7_a_state_that_makes_no_sense_is_refused_by_field(tmp_path: Path, body: bytes) -> None:
+    with BrokerProcess(tmp_path / "data") as process:
+        answer = httpx.post(f"{process.url}/v1/state", content=body)
+        assert answer.status_code in (413, 422)
+        assert answer.json()["field"] == "body"
+        assert httpx.get(f"{process.url}/readyz").json()["status"] == "serving"
+
+
+def test_without_a_broker_the_exit_code_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for command in (["status"], ["drain"], ["readonly", "on"]):
+        result = run(*command, "--broker", f"http://127.0.0.1:{port}")
+        assert result.exit_code == 3
+        assert "no answer from a broker" in result.output
