@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -26,7 +26,7 @@ from benchmarks.processes import Broker, written_bytes
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.shop import make_order, make_posting
 from benchmarks.suite import Bench
-from qmq_client import Producer
+from qmq_client import Message, Producer
 from qmq_client.outbox.table import DEFAULT_TABLES
 
 #: Turns of each kind in one round of the benchmark.
@@ -150,12 +150,8 @@ def run_turns(
     engines = {kind: place.open(f"{kind}_caller") for kind in KINDS}
     messages = make_messages()
     with Producer(engines["send"], broker.url) as producer:
-
-        def send(session: Session, i: int) -> None:
-            session.add(make_order(i))
-            producer.send(next(messages), session=session)
-
-        fills = {"plain": insert_one, "two": insert_two, "send": send}
+        send = partial(send_one, producer, messages)
+        fills: dict[str, Fill] = {"plain": insert_one, "two": insert_two, "send": send}
         callers = {
             kind: Caller(
                 engines[kind],
@@ -186,6 +182,12 @@ def insert_two(session: Session, i: int) -> None:
     """The transaction that a send is measured against."""
     session.add(make_order(i))
     session.add(make_posting(i))
+
+
+def send_one(producer: Producer, messages: Iterator[Message], session: Session, i: int) -> None:
+    """The transaction with a message."""
+    session.add(make_order(i))
+    producer.send(next(messages), session=session)
 
 
 def check_empty(engine: sa.Engine) -> None:

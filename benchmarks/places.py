@@ -49,13 +49,18 @@ class Place:
     kind: str
     #: As figures call it.
     name: str
-    #: Version and the settings that decide when a commit is on the disk; the broker's too.
-    durability: str
+    #: Version and the settings that decide when a commit is on the disk.
+    database: str
     #: Makes an empty database of this name and returns its URL.
     make: Callable[[str], str]
     #: Bytes written so far by the server: what a MariaDB wrote, a PostgreSQL's log of changes. What
     #: SQLite writes is the callers' own.
     written_bytes: Callable[[], int]
+
+    @property
+    def durability(self) -> str:
+        """When something counts that database and broker have."""
+        return f"{self.database}; broker fdatasync"
 
     def open(self, name: str) -> sa.Engine:
         """An engine of a new database with business tables and outbox."""
@@ -79,7 +84,7 @@ def _open_place(bench: Bench, kind: str) -> Iterator[Place]:
         yield Place(
             kind=kind,
             name="SQLite",
-            durability=_durability(kind, "sqlite://"),
+            database=_in_words(kind, "sqlite://"),
             make=in_file,
             written_bytes=lambda: 0,
         )
@@ -94,7 +99,7 @@ def _open_place(bench: Bench, kind: str) -> Iterator[Place]:
     try:
         server.start()
         url, process = server.url(), server.process or 0
-        in_words = _durability(kind, url)
+        in_words = _in_words(kind, url)
 
         def on_server(name: str) -> str:
             _administer(url, f"CREATE DATABASE {name}")
@@ -103,7 +108,7 @@ def _open_place(bench: Bench, kind: str) -> Iterator[Place]:
         yield Place(
             kind=kind,
             name=_name(kind, in_words),
-            durability=in_words,
+            database=in_words,
             make=on_server,
             written_bytes=lambda: written_bytes(process) if kind == "mysql" else _logged(url),
         )
@@ -130,9 +135,8 @@ class _Roomy:
         return [*self._recipe.command(data, port), *self._options]
 
 
-def _durability(kind: str, url: str) -> str:
-    facts = _ask(url, _FACTS[kind])
-    return f"{_IN_WORDS[kind].format(*facts)}; broker fdatasync"
+def _in_words(kind: str, url: str) -> str:
+    return _IN_WORDS[kind].format(*_ask(url, _FACTS[kind]))
 
 
 def _name(kind: str, in_words: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -13,11 +14,18 @@ import pytest
 
 from benchmarks.machine import find_directory
 from benchmarks.suite import BENCHMARKS, Benchmark
+from tests.conftest import give_up
+
+#: Servers are started and the other projects installed on the first run of a machine.
+DEADLINE_S = 280
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "benchmarks", *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "benchmarks", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
     )
 
 
@@ -35,6 +43,7 @@ def test_an_unknown_name_is_refused_and_the_known_ones_named() -> None:
     assert "no benchmark nonsense; there are: R2 produce-consume" in done.stderr
 
 
+@pytest.mark.timeout(DEADLINE_S + 20)
 @pytest.mark.parametrize("entry", BENCHMARKS, ids=lambda entry: entry.name)
 def test_a_tiny_run_brings_rows_and_a_page(entry: Benchmark, tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
@@ -44,8 +53,10 @@ def test_a_tiny_run_brings_rows_and_a_page(entry: Benchmark, tmp_path: Path) -> 
     with tempfile.TemporaryDirectory(dir=find_directory(None)) as work:
         done = bench(*line, "--directory", work)
         assert list(Path(work).iterdir()) == []  # nothing is left behind on the disk
-    assert done.returncode == 0, done.stdout + done.stderr
     (result,) = json.loads(figures.read_bytes())["results"]
+    if result["failure"].startswith(("RungError", "NoPeersError")):
+        give_up(f"benchmark {entry.name} for the tests. {result['failure']}", os.environ)
+    assert done.returncode == 0, done.stdout + done.stderr
     assert result["rows"]
     for row in result["rows"]:
         assert len(row["samples"]) >= 1
