@@ -30,7 +30,7 @@ def sibling_statements(world: World) -> Statements:
     return Statements(world.producer._store._sibling)
 
 
-def sweep(world: World) -> BatchOutcome:
+def sweep(world: World, *, keep_ms: int | None = None) -> BatchOutcome:
     """What a watchdog does with whatever is due."""
     rows = world.store.claim(token=WATCHDOG, limit=1000, lease_ms=5000)
     turns = turns_of(rows, world.store)
@@ -42,7 +42,7 @@ def sweep(world: World) -> BatchOutcome:
         max_attempts=50,
         random=lambda: 0.0,
     )
-    world.store.settle(outcome, token=WATCHDOG)
+    world.store.settle(outcome, token=WATCHDOG, keep_ms=keep_ms)
     return outcome
 
 
