@@ -1,0 +1,110 @@
+"""`qmq doctor`: what it prints and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from click.testing import CliRunner, Result
+from sqlalchemy.pool import NullPool
+
+from qmq_client.commands.root import root
+from qmq_client.outbox.table import create_tables
+from tests.client.doctor.ward import run, sound_sqlite
+from tests.services.databases import Database
+
+NOBODY = "http://127.0.0.1:1"
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> sa.Engine:
+    return sound_sqlite(tmp_path / "shop.db")
+
+
+def doctor(*arguments: str) -> Result:
+    return CliRunner().invoke(root, ["doctor", *arguments])
+
+
+def url_of(engine: sa.Engine) -> str:
+    return engine.url.render_as_string(hide_password=False)
+
+
+def configured(folder: Path, *databases: tuple[str, str], more: Sequence[str] = ()) -> str:
+    path = folder / "qmq.toml"
+    lines = [*more]
+    for name, url in databases:
+        lines += ["[[database]]", f'name = "{name}"', f'url = "{url}"']
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def test_a_sound_database_of_each_kind_is_said_to_be_sound(a_database: Database) -> None:
+    engine = a_database.engine(poolclass=NullPool)
+    create_tables(engine)
+    if a_database.kind == "sqlite":
+        run(engine, "PRAGMA journal_mode = WAL")
+    done = doctor("--database", a_database.url)
+    assert done.exit_code == 0, done.output
+    assert done.output.endswith(": sound\n")
+
+
+def test_a_finding_is_shown_with_its_fix_and_exit_code_1(shop: sa.Engine) -> None:
+    run(shop, "PRAGMA journal_mode = DELETE")
+    done = doctor("--database", url_of(shop))
+    assert done.exit_code == 1
+    assert done.output.splitlines()[0] == (
+        "shop: risk S5 sqlite.journal_mode: journal_mode is delete"
+    )
+    assert "mend it by: PRAGMA journal_mode = WAL" in done.output
+
+
+def test_json_for_programs(shop: sa.Engine) -> None:
+    assert json.loads(doctor("--database", url_of(shop), "--json").output) == {
+        "name": "shop",
+        "ok": True,
+        "findings": [],
+    }
+    run(shop, "DROP TABLE qmq_inbox")
+    told = json.loads(doctor("--database", url_of(shop), "--json").output)
+    assert (told["ok"], told["findings"][0]["severity"]) == (False, "breaks")
+    assert set(told["findings"][0]) == {"id", "severity", "promise", "read", "meaning", "fix"}
+
+
+def test_all_configured_databases_are_looked_at_though_one_is_away(
+    shop: sa.Engine, tmp_path: Path
+) -> None:
+    away = f"sqlite:///{tmp_path}/nowhere.db"
+    config = configured(tmp_path, ("away", away), ("shop", url_of(shop)))
+    done = doctor("--config", config)
+    assert done.exit_code == 3
+    assert "shop: sound" in done.output
+    assert "there is no file" in done.output
+    assert not (tmp_path / "nowhere.db").exists()
+
+
+def test_a_configured_broker_is_looked_at_and_the_built_in_address_is_not(
+    shop: sa.Engine, tmp_path: Path
+) -> None:
+    config = configured(tmp_path, ("shop", url_of(shop)))
+    assert doctor("--config", config).output == "shop: sound\n"
+    more = ["[broker]", f'url = "{NOBODY}"']
+    config = configured(tmp_path, ("shop", url_of(shop)), more=more)
+    done = doctor("--config", config)
+    assert done.exit_code == 1
+    assert "broker: risk O1 broker.unreachable" in done.output
+
+
+def test_the_broker_alone_and_nothing_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "broker.unreachable" in doctor("--broker", NOBODY).output
+    assert doctor().exit_code == 2
+
+
+def test_settings_of_a_connection_are_left_to_the_application(shop: sa.Engine) -> None:
+    """The command's own connection has the driver's, whatever the application sets."""
+    assert doctor("--database", f"{url_of(shop)}?timeout=0").output == "shop: sound\n"
