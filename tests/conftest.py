@@ -23,7 +23,7 @@ MakeServer = Callable[[str], PrivateServer]
 
 @pytest.fixture(scope="session")
 def databases() -> Iterator[Databases]:
-    made = Databases(os.environ.get("PYTEST_XDIST_WORKER", "alone"))
+    made = Databases()
     yield made
     made.close()
 

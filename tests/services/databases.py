@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -63,8 +63,7 @@ class Database:
 class Databases:
     """Makes databases for one worker; `close` at its end."""
 
-    def __init__(self, worker: str) -> None:
-        self._worker = worker
+    def __init__(self) -> None:
         self._run: TestRun | None = None
         self._services: dict[str, Service] = {}
         self._administrators: dict[str, sa.Engine] = {}
@@ -80,8 +79,7 @@ class Databases:
             path = folder / f"database-{self._count}.db"
             return Database(kind, f"sqlite+pysqlite:///{path}", lambda: None)
         service = self.service(kind)
-        # With the process in it, for a run of tests inside of a test has our names for the rest.
-        name = f"qmq_test_{self.run.name}_{self._worker}_{os.getpid()}_{self._count}"
+        name = f"qmq_test_{secrets.token_hex(8)}"
         return self.make_on(service.url, kind, name)
 
     def make_on(self, server_url: str, kind: str, name: str) -> Database:

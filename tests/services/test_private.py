@@ -153,7 +153,7 @@ def be_a_worker(name: str, kind: str) -> None:
     from tests.services.databases import Databases
 
     run = TestRun(name)
-    databases = Databases("w")
+    databases = Databases()
     databases._run = run
     url = find_service(run, kind).url
     with run.alone():
