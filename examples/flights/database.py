@@ -44,7 +44,7 @@ def open_databases(kind: str, directory: Path) -> Iterator[dict[str, str]]:
     from tests.services.databases import Databases
     from tests.services.ladder import ServiceMissingError
 
-    server, made = Databases("flights"), {}
+    server, made = Databases(), {}
     try:
         try:
             address = server.service(KINDS[kind]).url
