@@ -46,9 +46,13 @@ def kill_driver(world: World, driver: Any) -> None:
     """The same for a connection of the driver."""
     if world.kind == "sqlite":
         return
-    with closing(world.truth.connect()) as administrator, closing(administrator.cursor()) as cursor:
-        with suppress(pymysql.err.OperationalError):  # it is gone already
-            cursor.execute(_KILL[world.kind].format(server_id(driver)))
+    statement = _KILL[world.kind].format(server_id(driver))
+    with (
+        closing(world.truth.connect()) as administrator,
+        closing(administrator.cursor()) as cursor,
+        suppress(pymysql.err.OperationalError),  # it is gone already
+    ):
+        cursor.execute(statement)
 
 
 class Fate:
@@ -56,7 +60,8 @@ class Fate:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._dialect: Any = world.sync_engine.dialect
+        dialect: Any = world.sync_engine.dialect
+        self._dialect = dialect
         self._real = self._dialect.do_commit
         self._dialect.do_commit = self._commit
         self._next: str | None = None

@@ -8,7 +8,8 @@ database keeps: the oracle reads that afterwards from another connection.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -28,7 +29,7 @@ CANCEL_TURNS_MAX: Final = 6
 #: What ends a transaction and not the program.
 SURVIVED: Final = (AbandonError, OutboxError, sa.exc.DBAPIError, sa.exc.InvalidRequestError)
 
-Kind = Callable[[], Awaitable[None]]
+Kind = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Program(Actions):
@@ -40,7 +41,7 @@ class Program(Actions):
         kinds = [*core, self.autocommit] if is_core else [*core, *self._session_kinds()]
         for _ in range(self.random.randint(1, TRANSACTIONS_MAX)):
             kind = self.random.choice(kinds)
-            self.note(f"= {kind.__name__}")
+            self.note(f"= {getattr(kind, '__name__', kind)}")
             if self.world.is_async and self.random.random() < 0.2:
                 self.cancel_at = self.awaits + self.random.randint(1, CANCEL_AWAITS_MAX)
                 self.cancel_turns = self.random.randint(0, CANCEL_TURNS_MAX)
@@ -55,7 +56,7 @@ class Program(Actions):
                 await self.let_cancellation_pass()
 
     def _session_kinds(self) -> list[Kind]:
-        kinds = [
+        kinds: list[Kind] = [
             self.plain_session,
             self.plain_session,
             self.plain_session,
@@ -126,10 +127,8 @@ class Program(Actions):
 
         async def outer() -> None:
             await self.work(current_session(), given=None)
-            try:
+            with suppress(AbandonError):
                 await self.decorate(inner, requires_new=is_new)()
-            except AbandonError:
-                pass
             self.maybe_abandon()
 
         await self.decorate(outer)()
