@@ -115,12 +115,12 @@ def gates(clock: HandClock) -> BrokerGate:
     return BrokerGate(Backoff(first_ms=1_000, max_ms=30_000, jitter=0.0), lambda: 0.0, clock)
 
 
-def test_W8_a_dead_broker_is_tried_by_one_of_two_hundred_databases_at_a_time(
+def test_W8_a_dead_broker_is_tried_by_one_of_many_databases_at_a_time(
     tmp_path: Path, broker: MemoryBroker
 ) -> None:
     clock = HandClock()
     gate, transport = gates(clock), MemoryTransport(broker)
-    databases = [make_database(tmp_path / f"{number}.db") for number in range(20)]
+    databases = [make_database(tmp_path / f"{number}.db") for number in range(10)]
     for database in databases:
         put_rows(database, 1)
     jobs = [
@@ -130,14 +130,14 @@ def test_W8_a_dead_broker_is_tried_by_one_of_two_hundred_databases_at_a_time(
     due_s = [0.0] * len(jobs)
     broker.faults.is_unreachable = True
     claimed = 0
-    while clock.elapsed_s < 600:
+    while clock.elapsed_s < 300:
         number = due_s.index(min(due_s))
         clock.elapsed_s = max(clock.elapsed_s, due_s[number])
         make_due(databases[number])
         claimed += jobs[number].step(never).claimed
         due_s[number] = clock.elapsed_s + jobs[number].delay_s
     assert claimed == transport.calls["send"]
-    assert transport.calls["send"] <= 30, "2, and then 1, 2, 4, 8, 16, 30, 30, … s apart"
+    assert transport.calls["send"] <= 18, "2, and then 1, 2, 4, 8, 16, 30, 30, … s apart"
     assert gate.is_shut
     broker.faults.is_unreachable = False
     end_s = clock.elapsed_s + 90

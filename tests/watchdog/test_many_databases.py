@@ -32,9 +32,9 @@ from tests.watchdog.rows import left, make_database, put_rows
 from tests.watchdog.transports import HandClock
 
 DEADLINE_S = 60.0
-OPTIONS = DaemonOptions(poll_s=3_600.0, workers=4, held_workers=12)
+OPTIONS = DaemonOptions(poll_s=3_600.0, workers=4, aside_workers=12)
 #: The shortest bounds that drivers take.
-QUICK = WatchdogSection(connect_s_max=1.0, statement_s_max=1.0, workers=4, held_workers=12)
+QUICK = WatchdogSection(connect_s_max=1.0, statement_s_max=1.0, workers=4, aside_workers=12)
 
 
 class CountingTransport(MemoryTransport):
@@ -137,7 +137,7 @@ def test_W3_hundreds_of_databases_go_round_while_ten_hang_and_twenty_are_broken(
         for _ in range(10):  # four at a time are found to hang, until all ten are known
             assert hangs.acquire(timeout=DEADLINE_S)
             all_running_are_slow(daemon, clock)
-        for _ in range(3):
+        for _ in range(2):
             for database in good:
                 put_rows(database, 1)
             swept_again(daemon, transport, len(good))
@@ -207,7 +207,7 @@ def test_a_pass_ends_at_its_deadline_and_names_what_was_not_reached(
     hanging = hanging_databases(tmp_path, 3, let_go)
     (good,) = copies(template, tmp_path, 1)
     put_rows(good, 1)
-    limits = WatchdogSection(workers=2, held_workers=2)
+    limits = WatchdogSection(workers=2, aside_workers=2)
     clock = HandClock()
     clock.step_s = 0.5  # each look takes so long
     sweeps = [Sweep(each, MemoryTransport(broker)) for each in [*hanging, good]]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from qmq_watchdog.workers import RUNS_PER_HELD_SERVER, SERVER_FAILURES_MAX, Workers
+from qmq_watchdog.workers import RUNS_PER_SERVER_ASIDE, SERVER_FAILURES_MAX, Workers
 from tests.watchdog.transports import HandClock
 
 DEADLINE_S = 20.0
@@ -33,14 +33,14 @@ class Task:
 class Round:
     """Workers over tasks, and the order in which they ran."""
 
-    def __init__(self, *, threads: int = 2, held_max: int = 3) -> None:
+    def __init__(self, *, threads: int = 2, aside_max: int = 3) -> None:
         self.clock = HandClock()
         self.order: list[str] = []
         self.most_at_once: dict[str, int] = {}
         self._at_once: dict[str, int] = {}
         self._lock = threading.Lock()
         self.workers: Workers[Task] = Workers(
-            self._run, threads=threads, held_max=held_max, slow_s=SLOW_S, clock=self.clock
+            self._run, threads=threads, aside_max=aside_max, slow_s=SLOW_S, clock=self.clock
         )
         self.on_run: Callable[[Task], None] = lambda _: None
 
@@ -141,7 +141,7 @@ def test_never_more_run_at_once_than_there_are_threads() -> None:
 
 
 def test_W3_jobs_that_hang_are_counted_apart_and_others_take_their_places() -> None:
-    with a_round(threads=2, held_max=3) as round_:
+    with a_round(threads=2, aside_max=3) as round_:
         bad, good = hanging(2), [Task(f"good-{number}") for number in range(20)]
         round_.offer(*bad)
         started(*bad)
@@ -156,7 +156,7 @@ def test_W3_jobs_that_hang_are_counted_apart_and_others_take_their_places() -> N
 
 
 def test_W3_what_has_hung_once_takes_no_thread_of_the_others_again() -> None:
-    with a_round(threads=2, held_max=1) as round_:
+    with a_round(threads=2, aside_max=1) as round_:
         bad = hanging(2)
         round_.offer(*bad)
         started(*bad)
@@ -171,14 +171,16 @@ def test_W3_what_has_hung_once_takes_no_thread_of_the_others_again() -> None:
         good = [Task(f"good-{number}") for number in range(5)]
         round_.offer(*good)
         started(*good)
-        assert round_.workers.under_way() == (0, 1, 1), "one is held, the other waits for its place"
+        assert round_.workers.under_way() == (0, 1, 1), (
+            "one is set aside, the other waits for its place"
+        )
         for task in bad:
             task.let_go.set()
         assert round_.workers.wait_idle(DEADLINE_S)
 
 
 def test_W3_a_hundred_databases_of_a_dead_server_hold_two_threads() -> None:
-    with a_round(threads=2, held_max=6) as round_:
+    with a_round(threads=2, aside_max=6) as round_:
         dead = [Task(f"dead-{number}", "server", is_well=False) for number in range(100)]
         round_.do(*dead[:SERVER_FAILURES_MAX])
         for task in dead:
@@ -189,16 +191,16 @@ def test_W3_a_hundred_databases_of_a_dead_server_hold_two_threads() -> None:
         good = [Task(f"good-{number}") for number in range(20)]
         round_.offer(*good)
         started(*good)
-        _, held, waiting = round_.workers.under_way()
-        assert (held, waiting) == (RUNS_PER_HELD_SERVER, 100 - RUNS_PER_HELD_SERVER)
+        _, aside, waiting = round_.workers.under_way()
+        assert (aside, waiting) == (RUNS_PER_SERVER_ASIDE, 100 - RUNS_PER_SERVER_ASIDE)
         for task in dead:
             task.let_go.set()
         assert round_.workers.wait_idle(DEADLINE_S)
-        assert round_.most_at_once["server"] == RUNS_PER_HELD_SERVER
+        assert round_.most_at_once["server"] == RUNS_PER_SERVER_ASIDE
 
 
 def test_W3_a_server_that_is_back_is_swept_by_all_threads_at_once() -> None:
-    with a_round(threads=4, held_max=2) as round_:
+    with a_round(threads=4, aside_max=2) as round_:
         dead = [Task(f"dead-{number}", "server", is_well=False) for number in range(10)]
         round_.do(*dead)
         for task in dead:
@@ -214,7 +216,7 @@ def test_W3_a_server_that_is_back_is_swept_by_all_threads_at_once() -> None:
 
 
 def test_a_bad_database_does_not_make_its_healthy_server_a_bad_one() -> None:
-    with a_round(threads=1, held_max=1) as round_:
+    with a_round(threads=1, aside_max=1) as round_:
         bad = Task("bad", "server", is_well=False)
         good = Task("good", "server")
         for _ in range(SERVER_FAILURES_MAX + 1):
@@ -224,7 +226,7 @@ def test_a_bad_database_does_not_make_its_healthy_server_a_bad_one() -> None:
         blocker.hangs = False
         round_.do(blocker)
         blocker.hangs = True
-        round_.offer(blocker)  # takes the only place of the held
+        round_.offer(blocker)  # takes the only place aside
         started(blocker)
         good.started = threading.Semaphore(0)
         round_.offer(good)

@@ -81,7 +81,7 @@ class Daemon:
         self._workers: Workers[Job] = Workers(
             self._run,
             threads=options.workers,
-            held_max=options.held_workers,
+            aside_max=options.aside_workers,
             slow_s=options.share_s + _SLOW_S,
             clock=clock,
         )

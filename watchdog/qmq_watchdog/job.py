@@ -48,7 +48,7 @@ class DaemonOptions:
     outage_s_max: float = WatchdogSection().outage_s_max
     share_s: float = WatchdogSection().share_s
     workers: int = WatchdogSection().workers
-    held_workers: int = WatchdogSection().held_workers
+    aside_workers: int = WatchdogSection().aside_workers
     chore_s: float = WatchdogSection().chore_s
     #: 0 where nobody looks at the metrics.
     sample_s: float = 0.0
@@ -63,7 +63,7 @@ class DaemonOptions:
             outage_s_max=section.outage_s_max,
             share_s=section.share_s,
             workers=section.workers,
-            held_workers=section.held_workers,
+            aside_workers=section.aside_workers,
             chore_s=section.chore_s,
             sample_s=section.sample_s if section.metrics_listen else 0.0,
         )

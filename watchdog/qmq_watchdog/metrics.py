@@ -71,12 +71,12 @@ class WatchdogCollector(Collector):
         yield rows
 
     def _threads(self, jobs: list[SweepJob]) -> Iterator[Metric]:
-        running, held, waiting = self._daemon.under_way()
+        running, aside, waiting = self._daemon.under_way()
         threads = GaugeMetricFamily(
-            f"{_PREFIX}_runs", "Sweeps that run, are held, or wait.", labels=["state"]
+            f"{_PREFIX}_runs", "Sweeps that run, are set aside, or wait.", labels=["state"]
         )
         threads.add_metric(["running"], running)
-        threads.add_metric(["held"], held)
+        threads.add_metric(["aside"], aside)
         threads.add_metric(["waiting"], waiting)
         yield threads
         yield GaugeMetricFamily(f"{_PREFIX}_databases", "Databases that are swept.", len(jobs))

@@ -51,7 +51,7 @@ def sweep_all(
     workers = Workers(
         sweep_one,
         threads=limits.workers,
-        held_max=limits.held_workers,
+        aside_max=limits.aside_workers,
         slow_s=_SLOW_S,
         clock=clock,
     )

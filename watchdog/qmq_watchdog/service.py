@@ -55,12 +55,12 @@ class Service:
         self._clock = clock
         self._random = random
         limits = config.watchdog
-        kept_max = limits.connections_max - limits.workers - limits.held_workers
+        kept_max = limits.connections_max - limits.workers - limits.aside_workers
         if kept_max < 0:
             raise ConfigurationError(
                 setting="watchdog.connections_max",
-                value=f"{limits.connections_max}, fewer than workers and held_workers together",
-                remedy=f"Give at least {limits.workers + limits.held_workers}, or fewer workers.",
+                value=f"{limits.connections_max}, fewer than workers and aside_workers together",
+                remedy=f"Give at least {limits.workers + limits.aside_workers}, or fewer workers.",
             )
         self._options = DaemonOptions.from_config(limits)
         self._transport = HttpTransport(config.broker.url)

@@ -1,9 +1,9 @@
 """The threads that sweep: few, fair, and never all of them at what hangs.
 
 Jobs wait in the order in which they came and each runs for a bounded share, so hundreds of databases
-go round and round on a handful of threads. A run that takes too long is counted as *held* from then
-on and a spare thread takes its place; the next run of that job starts among the held ones, of which
-there is a bounded number. A server on which run after run fails is held as a whole, two of its
+go round and round on a handful of threads. A run that takes too long is set *aside* from then on
+and a spare thread takes its place; the next run of that job starts among those aside, of which
+there is a bounded number. A server on which run after run fails is set aside as a whole, two of its
 databases at a time, until one of them succeeds: however many databases died with it, the others go
 round as before. Promise W3 stands on this page.
 """
@@ -18,10 +18,10 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 
-#: Failures in a row, of any databases of one server, after which the server is held as a whole.
+#: Failures in a row, of any databases of one server, after which the server is set aside.
 SERVER_FAILURES_MAX: Final = 3
 #: Databases of such a server that are tried at the same time.
-RUNS_PER_HELD_SERVER: Final = 2
+RUNS_PER_SERVER_ASIDE: Final = 2
 
 
 class Work(Protocol):
@@ -48,7 +48,7 @@ class _Run:
     name: str
     server: str
     started_s: float
-    is_held: bool
+    is_aside: bool
     #: Whether it has been found to take too long.
     is_slow: bool = False
     #: Whether it was offered again meanwhile.
@@ -67,13 +67,13 @@ class Workers(Generic[_Work]):
         run: Callable[[_Work], bool],
         *,
         threads: int,
-        held_max: int,
+        aside_max: int,
         slow_s: float,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._run = run
         self._threads_max = threads
-        self._held_max = held_max
+        self._aside_max = aside_max
         self._slow_s = slow_s
         self._clock = clock
         self._lock = threading.Lock()
@@ -82,7 +82,7 @@ class Workers(Generic[_Work]):
         #: … and here whoever waits for the end of all runs.
         self._ended = threading.Condition(self._lock)
         self._brisk: deque[_Work] = deque()
-        self._held: deque[_Work] = deque()
+        self._aside: deque[_Work] = deque()
         self._running: dict[int, _Run] = {}
         self._suspects: set[str] = set()
         self._server_failures: Counter[str] = Counter()
@@ -108,7 +108,7 @@ class Workers(Generic[_Work]):
             self._suspects.discard(job.name)
 
     def look(self) -> None:
-        """Count runs that take too long as held, so that others take their places.
+        """Set runs aside that take too long, so that others take their places.
 
         Call it a few times a second.
         """
@@ -120,8 +120,8 @@ class Workers(Generic[_Work]):
                 if not run.is_slow:
                     run.is_slow = True
                     self._note(run.name, run.server, is_well=False)
-                if not run.is_held and self._count(is_held=True) < self._held_max:
-                    run.is_held = True
+                if not run.is_aside and self._count(is_aside=True) < self._aside_max:
+                    run.is_aside = True
                     self._start_or_wake()
 
     def stop(self) -> None:
@@ -129,7 +129,7 @@ class Workers(Generic[_Work]):
         with self._lock:
             self._is_stopped = True
             self._brisk.clear()
-            self._held.clear()
+            self._aside.clear()
             self._wake_all()
             self._ended.notify_all()
 
@@ -137,27 +137,27 @@ class Workers(Generic[_Work]):
         """Wait until nothing is under way or waits; whether that came about in time."""
         with self._lock:
             return self._ended.wait_for(
-                lambda: not (self._running or self._brisk or self._held), deadline_s
+                lambda: not (self._running or self._brisk or self._aside), deadline_s
             )
 
     def under_way(self) -> tuple[int, int, int]:
-        """How many jobs run, how many runs are held, and how many jobs wait."""
+        """How many jobs run, how many are set aside, and how many jobs wait."""
         with self._lock:
-            held = self._count(is_held=True)
-            return len(self._running) - held, held, len(self._brisk) + len(self._held)
+            aside = self._count(is_aside=True)
+            return len(self._running) - aside, aside, len(self._brisk) + len(self._aside)
 
     # -- everything below: with the lock
 
     def _lane(self, job: _Work) -> deque[_Work]:
-        is_held = job.name in self._suspects or self._is_server_held(job.server)
-        return self._held if is_held else self._brisk
+        is_aside = job.name in self._suspects or self._is_server_aside(job.server)
+        return self._aside if is_aside else self._brisk
 
-    def _is_server_held(self, server: str) -> bool:
+    def _is_server_aside(self, server: str) -> bool:
         return self._server_failures[server] >= SERVER_FAILURES_MAX
 
-    def _count(self, *, is_held: bool, server: str | None = None) -> int:
+    def _count(self, *, is_aside: bool, server: str | None = None) -> int:
         return sum(
-            run.is_held is is_held and server in (None, run.server)
+            run.is_aside is is_aside and server in (None, run.server)
             for run in self._running.values()
         )
 
@@ -165,7 +165,7 @@ class Workers(Generic[_Work]):
         if self._idle_count:
             self._idle_count -= 1
             self._wanted.notify()
-        elif self._thread_count < self._threads_max + self._held_max:
+        elif self._thread_count < self._threads_max + self._aside_max:
             self._thread_count += 1
             name = f"qmq-watchdog-{self._thread_count}"
             threading.Thread(target=self._loop, name=name, daemon=True).start()
@@ -175,35 +175,35 @@ class Workers(Generic[_Work]):
         self._wanted.notify_all()
 
     def _note(self, name: str, server: str, *, is_well: bool) -> None:
-        was_held = self._is_server_held(server)
+        was_aside = self._is_server_aside(server)
         if is_well:
             self._suspects.discard(name)
             del self._server_failures[server]
         else:
             self._suspects.add(name)
             self._server_failures[server] += 1
-        if was_held != self._is_server_held(server):
+        if was_aside != self._is_server_aside(server):
             self._sort_again()
 
     def _sort_again(self) -> None:
-        waiting = [*self._brisk, *self._held]
+        waiting = [*self._brisk, *self._aside]
         self._brisk.clear()
-        self._held.clear()
+        self._aside.clear()
         for job in waiting:
             self._lane(job).append(job)
         self._wake_all()
 
     def _next(self) -> tuple[_Work, bool] | None:
-        if self._brisk and self._count(is_held=False) < self._threads_max:
+        if self._brisk and self._count(is_aside=False) < self._threads_max:
             return self._brisk.popleft(), False
-        if self._count(is_held=True) < self._held_max:
-            for index, job in enumerate(self._held):
+        if self._count(is_aside=True) < self._aside_max:
+            for index, job in enumerate(self._aside):
                 server = job.server
                 if (
-                    not self._is_server_held(server)
-                    or self._count(is_held=True, server=server) < RUNS_PER_HELD_SERVER
+                    not self._is_server_aside(server)
+                    or self._count(is_aside=True, server=server) < RUNS_PER_SERVER_ASIDE
                 ):
-                    del self._held[index]
+                    del self._aside[index]
                     return job, True
         return None
 
@@ -222,12 +222,12 @@ class Workers(Generic[_Work]):
             while not self._is_stopped:
                 found = self._next()
                 if found is not None:
-                    job, is_held = found
+                    job, is_aside = found
                     self._running[id(job)] = _Run(
                         name=job.name,
                         server=job.server,
                         started_s=self._clock.monotonic_s(),
-                        is_held=is_held,
+                        is_aside=is_aside,
                     )
                     return job
                 self._idle_count += 1
@@ -241,7 +241,7 @@ class Workers(Generic[_Work]):
             if is_well or not run.is_slow:  # that it is slow was noted when it was found out
                 self._note(run.name, run.server, is_well=is_well)
             if run.is_slow:
-                self._suspects.add(run.name)  # it proves among the held ones that it is quick
+                self._suspects.add(run.name)  # it proves among those aside that it is quick
             if run.is_wanted_again and not self._is_stopped:
                 self._lane(job).append(job)
                 self._start_or_wake()
