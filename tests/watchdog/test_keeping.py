@@ -9,9 +9,9 @@ import pytest
 import sqlalchemy as sa
 
 from qmq_client.ids import MESSAGE_IDS
-from qmq_client.outbox.row import RowFilter
+from qmq_client.outbox.row import OutboxCounts, RowFilter
 from qmq_client.outbox.store import OutboxStore
-from qmq_client.outbox.table import DEFAULT_TABLES, SENT, create_tables
+from qmq_client.outbox.table import DEFAULT_TABLES, PARKED, SENT, create_tables
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_client.wire.message_id import format_message_id
 from qmq_watchdog.chores import ROWS_PER_TRANSACTION, do_chores
@@ -95,6 +95,33 @@ def test_a_long_tail_of_a_key_goes_in_order_over_many_batches(
     while sweep.step().claimed:
         make_due(kept, left(kept) - sent_rows(kept))
     assert stored(broker) == [format_message_id(each) for each in ids]
+
+
+def test_O7_parked_rows_are_chosen_by_id_subject_error_and_age_on_every_database(
+    kept: Database,
+) -> None:
+    ids = put_rows(kept, 6)
+    with kept.engine.begin() as connection:
+        park = sa.update(OUTBOX).values(state=PARKED, last_error="409: 50% of it_self")
+        connection.execute(park.where(OUTBOX.c.message_id.in_(ids[:4])))
+        other = sa.update(OUTBOX).where(OUTBOX.c.message_id == ids[1])
+        connection.execute(other.values(subject="stock.moved", last_error="409: 50 of itself"))
+        old = sa.update(OUTBOX).where(OUTBOX.c.message_id == ids[2])
+        connection.execute(old.values(created_at_ms=kept.store.now_ms - HOUR_MS))
+
+    def found(chosen: RowFilter) -> list[bytes]:
+        return [bytes(row.message_id) for row in kept.store.list_rows(chosen, state=PARKED)]
+
+    assert found(RowFilter(subject="stock.moved")) == [ids[1]]
+    assert set(found(RowFilter(error="50% of it_"))) == {ids[0], ids[2], ids[3]}
+    assert found(RowFilter(older_than_ms=HOUR_MS // 2)) == [ids[2]]
+    assert found(RowFilter(message_ids=ids[3:], error="409")) == [ids[3]]
+    assert kept.store.counts(rows_max=3) == OutboxCounts(live=2, due=2, parked=3)
+    assert kept.store.retry(RowFilter(older_than_ms=HOUR_MS // 2)) == 1
+    assert kept.store.purge(RowFilter(subject="stock.moved")) == 1
+    assert kept.store.purge(RowFilter(message_ids=ids[4:])) == 0, "they are not parked"
+    assert left(kept) == {*ids} - {ids[1]}
+    assert kept.store.counts() == OutboxCounts(live=3, due=3, parked=2)
 
 
 def sent_rows(database: Database) -> set[bytes]:
