@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy import event
 
 from qmq_client.outbox.drift import find_drift
 from qmq_client.outbox.table import DEFAULT_TABLES
 from qmq_migrations.lock import lock_for
 from qmq_migrations.upgrade import migrate, newest_revision
-from tests.conftest import MakeDatabase
+from tests.conftest import MakeDatabase, MakeServer
 from tests.migrations.processes import DEADLINE_S, changes_of, start
 from tests.migrations.schemas import live_schema
-from tests.services.databases import KINDS
+from tests.services.databases import KINDS, Databases
 
 STARTS = 4
 
@@ -63,3 +66,31 @@ def test_of_four_starts_at_once_one_migrates_and_all_succeed(
     with engine.connect() as connection:
         versions = connection.exec_driver_sql("SELECT version_num FROM qmq_version").scalars()
         assert list(versions) == [newest]
+
+
+@pytest.mark.parametrize("kind", ["mysql", "postgresql"])
+def test_a_run_whose_server_was_killed_is_completed_when_it_is_back(
+    databases: Databases, make_private_server: MakeServer, kind: str
+) -> None:
+    server = make_private_server(kind)
+    whole = databases.make_on(server.url(), kind, "whole").engine()
+    migrate(whole)
+    for count in (1, 4, 6, 9):
+        half = databases.make_on(server.url(), kind, f"half_{count}").engine()
+        changes = changes_of(half)
+
+        def kill(*_: Any, changes: list[str] = changes, count: int = count) -> None:
+            if len(changes) == count:
+                server.kill()
+
+        event.listen(half, "after_cursor_execute", kill)
+        with pytest.raises(sa.exc.OperationalError):
+            migrate(half)
+        event.remove(half, "after_cursor_execute", kill)
+        server.start()
+        whole.dispose()
+        half.dispose()
+        assert migrate(half).after == newest_revision()
+        assert live_schema(half) == live_schema(whole)
+        half.dispose()
+    whole.dispose()

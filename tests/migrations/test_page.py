@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from qmq_client.commands.root import root
 from qmq_client.outbox.drift import find_drift
-from qmq_client.outbox.table import DEFAULT_TABLES
+from qmq_client.outbox.table import DEFAULT_TABLES, make_tables
 from tests.conftest import MakeDatabase
 from tests.migrations.schemas import live_schema
 from tests.services.databases import KINDS, Database
@@ -141,6 +141,32 @@ def test_several_metadata_are_compared_together(application: Application) -> Non
         application.run(f"alembic {line}")
     assert application.tables() == OURS | {"orders", "alembic_version"}
     assert application.is_sound()
+
+
+def test_the_application_s_own_alembic_takes_a_schema_for_messages(
+    application: Application, make_database: MakeDatabase
+) -> None:
+    kind = application.database.kind
+    if kind == "sqlite":
+        return  # knows no schemas
+    schema = make_database(kind).name if kind == "mysql" else "messages"
+    if kind == "postgresql":
+        with application.database.engine().begin() as connection:
+            connection.execute(sa.schema.CreateSchema(schema))
+    application.follow(section("1. "), until="alembic revision")
+    tables, environment = application.folder / "shop_tables.py", Path("migrations/env.py")
+    given = f"make_tables(metadata, schema={schema!r})"
+    tables.write_text(tables.read_text().replace("make_tables(metadata)", given))
+    shown = next(b.text for b in blocks(section("1. ")) if b.text.startswith("# schemas.py"))
+    text = environment.read_text().replace("engine =", f"{shown}\nengine =")
+    options = "include_schemas=True, include_name=is_schema_of_ours, compare_type=True"
+    text = text.replace("compare_type=True", options).replace('"messages"', repr(schema))
+    environment.write_text(text)
+    for line in ("revision --autogenerate -m all", "upgrade head", "check"):
+        application.run(f"alembic {line}")
+    assert application.tables() == {"orders", "alembic_version"}
+    with application.database.engine().connect() as connection:
+        assert find_drift(connection, make_tables(sa.MetaData(), schema=schema)) == []
 
 
 def test_our_branch_runs_beside_the_application_s_own(
