@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.store import OutboxStore
@@ -83,6 +84,7 @@ class World:
         database: Database | None = None,
         is_async: bool = False,
         engine_options: dict[str, Any] | None = None,
+        real_clock: bool = False,
         **options: Any,
     ) -> None:
         self.path = folder / "shop.sqlite"
@@ -101,7 +103,7 @@ class World:
             self.engine = sa.create_engine(self.url, **(engine_options or {}))
         self.sync_engine: sa.Engine = self.engine.sync_engine if is_async else self.engine
         prepare(self.sync_engine)
-        self.clock = FakeClock()
+        self.clock: Any = SYSTEM_CLOCK if real_clock else FakeClock()
         self.broker = MemoryBroker(clock=self.clock)
         self.transport = MemoryTransport(self.broker)
         self.producer = self.make_producer(**options)
