@@ -1,7 +1,8 @@
 """A business database with one number in it, and a consumer process that may be killed.
 
-Run as `python -m tests.client.consumer.shop URL MOMENT BATCH_SIZE`: handles three messages
-and kills itself with SIGKILL at the moment named, or ends well after all of them.
+Run as `python -m tests.client.consumer.shop URL MOMENT BATCH_SIZE [ASYNC_URL]`: handles three messages
+and kills itself with SIGKILL at the moment named, or ends well after all of them; with the last
+argument by an asynchronous handler.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from qmq_client.consumer import consumer
@@ -61,28 +65,57 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(url: str, moment: str, batch_size: int) -> None:
+ADD = sa.text("UPDATE tally SET n = n + :count")
+
+
+def main(url: str, moment: str, batch_size: int, async_url: str | None = None) -> None:
     engine = make_engine(url)
+    make = _handler if async_url is None else partial(_async_handler, async_url)
+    handler = make(engine, moment, batch_size)
+    bench = Bench()
+    bench.broker.put(*[Message(SUBJECT, i, message_id=f"{i:032x}") for i in range(3)])
+    consumers = bench.consumers(handler)
+    drain(consumers)
+    consumers.stop()
+    engine.dispose()
+
+
+def _handler(engine: sa.Engine, moment: str, batch_size: int) -> Callable[..., Any]:
     factory = sessionmaker(engine)
 
     def handle(bodies: Any, session: Session) -> None:
         if moment == "begun":
             die()
-        count = len(bodies) if batch_size > 1 else 1
-        session.execute(sa.text("UPDATE tally SET n = n + :count"), {"count": count})
-        session.flush()
+        session.execute(ADD, {"count": len(bodies) if batch_size > 1 else 1})
         if moment == "changed":
             die()
 
     handle.__annotations__["bodies"] = list[int] if batch_size > 1 else int
     if moment == "committed":
         sa.event.listen(factory, "after_commit", lambda _: die())
-    handler = consumer(SUBJECT, group=GROUP, inbox=factory, batch_size=batch_size)(handle)
-    bench = Bench()
-    bench.broker.put(*[Message(SUBJECT, i, message_id=f"{i:032x}") for i in range(3)])
-    drain(bench.consumers(handler))
-    engine.dispose()
+    return consumer(SUBJECT, group=GROUP, inbox=factory, batch_size=batch_size)(handle)
+
+
+def _async_handler(
+    async_url: str, _: sa.Engine, moment: str, batch_size: int
+) -> Callable[..., Any]:
+    class Sessions(Session):
+        """Those behind the asynchronous ones, so that a listener is on them alone."""
+
+    factory = async_sessionmaker(create_async_engine(async_url), sync_session_class=Sessions)
+
+    async def handle(bodies: Any, session: AsyncSession) -> None:
+        if moment == "begun":
+            die()
+        await session.execute(ADD, {"count": len(bodies) if batch_size > 1 else 1})
+        if moment == "changed":
+            die()
+
+    handle.__annotations__["bodies"] = list[int] if batch_size > 1 else int
+    if moment == "committed":
+        sa.event.listen(Sessions, "after_commit", lambda _: die())
+    return consumer(SUBJECT, group=GROUP, inbox=factory, batch_size=batch_size)(handle)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:])

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -241,35 +237,6 @@ def test_C5_many_workers_never_meet_a_locked_database(
             assert done.acquire(timeout=WAIT_S)
     assert count_of(engine) == 200
     assert bench.counters(consumers).get("nacked", 0) == 0
-    engine.dispose()
-
-
-KILLED_AT = ["begun", "changed", "committed"]
-
-
-@pytest.mark.parametrize("moment", KILLED_AT)
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_C5_a_process_killed_at_any_moment_has_each_effect_once(
-    a_database: Database, moment: str, batch_size: int
-) -> None:
-    engine = make_engine(a_database.url)
-    program = [sys.executable, "-m", "tests.client.consumer.shop"]
-    killed = subprocess.run(
-        [*program, a_database.url, moment, str(batch_size)],
-        check=False,
-        timeout=60,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert killed.returncode == -signal.SIGKILL
-    assert count_of(engine) == (batch_size if moment == "committed" else 0)
-    finished = subprocess.run(
-        [*program, a_database.url, "never", str(batch_size)],
-        check=False,
-        timeout=60,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert finished.returncode == 0
-    assert count_of(engine) == 3
     engine.dispose()
 
 

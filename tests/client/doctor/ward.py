@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ from tests.services.ladder import recipe_or_install
 from tests.services.private import PrivateServer, Recipe
 
 DEADLINE_S = 30.0
+#: MySQL's view of transactions shows the same for ever when it is read more often than every 0.1 s.
+LOOK_S = 0.15
 #: A fresh transaction is old, a fresh row has waited for long.
 IMPATIENT = Thresholds(transaction_s_max=-1, prepared_s_max=0, overdue_s_max=0.5, unsent_s_max=0.5)
 
@@ -109,6 +112,7 @@ def until_found(look: Callable[[], Finding | None], *, is_there: bool) -> Findin
         if (finding is not None) is is_there:
             return finding
         assert monotonic() < ends_at_s, f"found: {finding}"
+        threading.Event().wait(LOOK_S)
 
 
 def mend(
