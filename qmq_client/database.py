@@ -72,6 +72,8 @@ def open_engine(
         return engine
     refuse = _refuse_missing_directory if may_create else _refuse_missing_file
     event.listen(engine, "do_connect", refuse)
+    if may_create:
+        event.listen(engine, "connect", _choose_journal)
     return engine
 
 
@@ -192,6 +194,16 @@ def _refuse_missing_directory(
         raise sqlite3.OperationalError(
             f"{path} cannot be made: there is no directory {path.parent}; make it first"
         )
+
+
+def _choose_journal(driver: Any, _: Any) -> None:
+    """A file that is made here gets a write-ahead log, which is kept in it for good.
+
+    With a rollback journal readers and the publisher keep each other from committing.
+    """
+    (pages,) = driver.execute("PRAGMA page_count").fetchone()
+    if not pages:
+        driver.execute("PRAGMA journal_mode = WAL")
 
 
 def _file(arguments: Sequence[Any]) -> Path | None:

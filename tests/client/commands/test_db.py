@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -204,3 +206,16 @@ def test_a_database_of_a_newer_version_is_refused(url: str) -> None:
     assert refused.exit_code == 2
     assert "qmq9999" in refused.output
     assert "Upgrade the product" in refused.output
+
+
+def test_a_file_made_by_migrate_has_a_write_ahead_log_and_another_keeps_its_journal(
+    tmp_path: Path,
+) -> None:
+    for name, journal in (("new", "wal"), ("old", "delete")):
+        path = tmp_path / f"{name}.db"
+        if name == "old":
+            with closing(sqlite3.connect(path)) as connection:
+                connection.execute("CREATE TABLE business (id)")
+        assert db("migrate", "--database", f"sqlite:///{path}").exit_code == 0
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("PRAGMA journal_mode").fetchone() == (journal,)
