@@ -1,0 +1,111 @@
+"""Real servers that are killed or frozen under a watchdog, and come back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from qmq_client.outbox.store import OutboxStore
+from qmq_client.outbox.table import create_tables
+from qmq_client.sections import DatabaseSection, WatchdogSection
+from qmq_client.transport.memory import MemoryBroker, MemoryTransport
+from qmq_watchdog.daemon import DaemonOptions, SweepJob
+from qmq_watchdog.databases import Database, open_database
+from qmq_watchdog.sweep import Sweep
+from tests.conftest import MakeDatabase, MakeServer
+from tests.contract.broker_process import BrokerProcess
+from tests.services.databases import KINDS
+from tests.services.private import PrivateServer
+from tests.watchdog.processes import DEADLINE_S
+from tests.watchdog.rows import left, put_rows
+
+QUICK = WatchdogSection(connect_s_max=1.0, statement_s_max=1.0)
+
+
+def never() -> bool:
+    return False
+
+
+def at(server: PrivateServer) -> Database:
+    """A database as the daemon opens it, with the shortest bounds in time."""
+    with_tables = sa.create_engine(server.url())
+    create_tables(with_tables)
+    with_tables.dispose()
+    return open_database(DatabaseSection(name="shop", url=server.url()), {}, QUICK)
+
+
+@pytest.fixture(params=["mysql", "postgresql"])
+def server(request: pytest.FixtureRequest, make_private_server: MakeServer) -> PrivateServer:
+    return make_private_server(request.param)
+
+
+@pytest.fixture
+def watched(server: PrivateServer, broker: MemoryBroker) -> Iterator[SweepJob]:
+    database = at(server)
+    yield SweepJob(Sweep(database, MemoryTransport(broker)), DaemonOptions(), lambda: 0.0)
+    database.close()
+
+
+def test_W8_a_server_that_is_killed_is_away_until_it_is_back_and_no_row_is_lost(
+    server: PrivateServer, watched: SweepJob
+) -> None:
+    put_rows(watched.database, 2)
+    assert watched.step(never).sent == 2
+    ids = put_rows(watched.database, 3)
+    server.kill()
+    for _ in range(2):  # the connection that was open, and a new one
+        assert watched.step(never).error is not None
+    assert watched.is_in_trouble
+    server.restart()
+    assert watched.step(never).sent == 3
+    assert not watched.is_in_trouble
+    assert len(ids) == 3
+    assert left(watched.database) == set()
+
+
+def test_W3_a_server_that_is_frozen_holds_a_thread_for_a_bounded_time(
+    server: PrivateServer, watched: SweepJob
+) -> None:
+    assert watched.step(never).error is None
+    put_rows(watched.database, 2)
+    watched.database.close()  # PostgreSQL's running sessions are not frozen
+    server.freeze()
+    try:
+        assert watched.step(never).error is not None
+    finally:
+        server.thaw()
+    assert watched.step(never).sent == 2
+
+
+def test_W1_one_daemon_takes_over_rows_in_databases_of_all_kinds(
+    make_database: MakeDatabase, broker_process: BrokerProcess
+) -> None:
+    command = [sys.executable, "-m", "qmq_client.cli", "watchdog", "run"]
+    command += ["--broker", broker_process.url]
+    databases = []
+    for kind in KINDS:
+        served = make_database(kind)
+        engine = served.engine()
+        create_tables(engine)
+        databases.append(Database(name=kind, store=OutboxStore(engine), engine=engine))
+        command += ["--database", served.url]
+        put_rows(databases[-1], 2)
+    daemon = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert daemon.stderr is not None
+    try:
+        missing = len(databases)
+        for line in daemon.stderr:
+            missing -= "claimed=2 sent=2" in line
+            if not missing:
+                break
+    finally:
+        daemon.terminate()
+        daemon.communicate(timeout=DEADLINE_S)
+    assert daemon.returncode == 0
+    for database in databases:
+        assert left(database) == set()
+        database.close()
