@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.driver import driver_of, error_number
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.server import ServerDialect, as_outbox_rows, due_rows, refuse
+from qmq_client.outbox.server import ServerDialect, as_outbox_rows, due_rows, refuse, row_columns
 
 #: Of UTC, whatever the time zone of the session is.
 NOW_MS: Final = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000)"
@@ -114,15 +114,7 @@ class MySqlDialect(ServerDialect):
     ) -> list[OutboxRow]:
         columns = outbox.c
         found = connection.execute(
-            due_rows(outbox, NOW_MS, limit).with_only_columns(
-                columns.id,
-                columns.message_id,
-                columns.subject,
-                columns.ordering_key,
-                columns.record,
-                columns.attempts,
-                columns.created_at_ms,
-            )
+            due_rows(outbox, NOW_MS, limit).with_only_columns(*row_columns(outbox))
         ).all()
         if found:
             connection.execute(

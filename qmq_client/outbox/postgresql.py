@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.driver import driver_of
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.server import ServerDialect, as_outbox_rows, due_rows, refuse
+from qmq_client.outbox.server import ServerDialect, as_outbox_rows, due_rows, refuse, row_columns
 
 NOW_MS: Final = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
 _IDLE: Final = 0  # libpq's PQTRANS_IDLE
@@ -92,15 +92,7 @@ class PostgresDialect(ServerDialect):
             sa.update(outbox)
             .where(columns.id == due.c.id)
             .values(token=token, due_at_ms=sa.literal_column(NOW_MS, sa.BigInteger()) + lease_ms)
-            .returning(
-                columns.id,
-                columns.message_id,
-                columns.subject,
-                columns.ordering_key,
-                columns.record,
-                columns.attempts,
-                columns.created_at_ms,
-            )
+            .returning(*row_columns(outbox))
         ).all()
         return as_outbox_rows(found)
 

@@ -168,6 +168,20 @@ def due_rows(outbox: sa.Table, now_ms: str, limit: int) -> sa.Select[Any]:
     )
 
 
+def row_columns(outbox: sa.Table) -> tuple[sa.Column[Any], ...]:
+    """What a claim reads of each row, and the id that tells their order."""
+    columns = outbox.c
+    return (
+        columns.id,
+        columns.message_id,
+        columns.subject,
+        columns.ordering_key,
+        columns.record,
+        columns.attempts,
+        columns.created_at_ms,
+    )
+
+
 def as_outbox_rows(found: Sequence[Any]) -> list[OutboxRow]:
     """Rows in the order in which they were stored."""
     return [
