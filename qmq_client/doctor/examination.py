@@ -20,7 +20,9 @@ from qmq_client.doctor.broker import broker
 from qmq_client.doctor.catalogue import Severity
 from qmq_client.doctor.finding import Finding, Findings, Thresholds, found
 from qmq_client.doctor.outbox_tables import drifted, waiting
+from qmq_client.doctor.rights import is_denied, missing
 from qmq_client.errors import ConfigurationError
+from qmq_client.outbox.column_drift import table_text
 from qmq_client.outbox.dialect import dialect_of
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
 
@@ -121,10 +123,17 @@ def _of_database(
 
 
 def _of_outbox(connection: sa.Connection, tables: Tables, thresholds: Thresholds) -> Findings:
-    drift = list(drifted(connection, tables))
-    yield from drift
-    if not any(finding.id == "schema.missing" for finding in drift):
-        yield from waiting(connection, tables, thresholds)
+    try:
+        drift = list(drifted(connection, tables))
+        yield from drift
+        if not any(finding.id == "schema.missing" for finding in drift):
+            yield from waiting(connection, tables, thresholds)
+    except sa.exc.DBAPIError as error:
+        if not is_denied(error):
+            raise
+        connection.rollback()
+        name = table_text(connection, tables.outbox)
+        yield missing(connection, f"SELECT ON {name}", f"{name}, for rows that wait")
 
 
 def _of_clock(connection: sa.Connection, clock: Clock, thresholds: Thresholds) -> Findings:

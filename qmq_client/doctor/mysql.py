@@ -7,7 +7,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from qmq_client.doctor.finding import Findings, Thresholds, found
-from qmq_client.outbox.driver import error_number
+from qmq_client.doctor.rights import is_denied, missing
 
 _STATEMENT_S_MAX: Final = 10
 _STRICT: Final = ("STRICT_TRANS_TABLES", "STRICT_ALL_TABLES")
@@ -17,7 +17,6 @@ _TORN: Final = ("OFF", "0", "DETECT_ONLY")
 #: Two bytes of text for each byte of a record, and what stands around it; see `outbox/mysql.py`.
 _PACKET_OVERHEAD_BYTES: Final = 64 * 1024
 _MEBIBYTE: Final = 1024 * 1024
-_DENIED: Final = (1044, 1045, 1142, 1143, 1227)
 _TRANSACTIONS_MAX: Final = 5
 
 
@@ -74,10 +73,10 @@ def transactions(connection: sa.Connection, thresholds: Thresholds) -> Findings:
     try:
         rows = connection.execute(_OPEN).all()
     except sa.exc.DBAPIError as error:
-        if error_number(error.orig) not in _DENIED:
+        if not is_denied(error):
             raise
         read = "information_schema.innodb_trx, for open and prepared transactions"
-        yield found("rights.missing", read, f"GRANT PROCESS ON *.* TO {_user(connection)}")
+        yield missing(connection, "PROCESS ON *.*", read)
         return
     orphans = [row for row in rows if not row.trx_mysql_thread_id]
     if orphans and orphans[0].age_s >= thresholds.prepared_s_max:
@@ -99,15 +98,18 @@ _OPEN: Final = sa.text(
 
 
 def _prepared(connection: sa.Connection, age: str) -> Findings:
+    dialect: Any = connection.dialect
+    # Names may be any bytes: both servers can spell them, each in its own way.
+    spelled = "FORMAT='SQL'" if dialect.is_mariadb else "CONVERT XID"
     try:
-        rows = connection.exec_driver_sql("XA RECOVER").all()
+        rows = connection.exec_driver_sql(f"XA RECOVER {spelled}").all()
     except sa.exc.DBAPIError as error:
-        if error_number(error.orig) not in (*_DENIED, 1401):
+        if not is_denied(error):
             raise
-        fix = f"GRANT XA_RECOVER_ADMIN ON *.* TO {_user(connection)}"
-        yield found("rights.missing", f"XA RECOVER, for prepared transactions ({age})", fix)
+        read = f"XA RECOVER, for prepared transactions ({age})"
+        yield missing(connection, "XA_RECOVER_ADMIN ON *.*", read)
         return
-    names = [_xid(row) for row in rows[:_TRANSACTIONS_MAX]]
+    names = [row.data if dialect.is_mariadb else _xid(row) for row in rows[:_TRANSACTIONS_MAX]]
     if names:
         read = f"{len(rows)} prepared transactions, {age}: {', '.join(names)}"
         fix = "; ".join(f"XA ROLLBACK {name}" for name in names)
@@ -115,11 +117,7 @@ def _prepared(connection: sa.Connection, age: str) -> Findings:
 
 
 def _xid(row: Any) -> str:
-    data = row.data.encode("latin-1", "replace") if isinstance(row.data, str) else bytes(row.data)
-    global_part, branch = data[: row.gtrid_length], data[row.gtrid_length :]
-    return f"X'{global_part.hex()}',X'{branch.hex()}',{row.formatID}"
-
-
-def _user(connection: sa.Connection) -> str:
-    name, _, host = connection.exec_driver_sql("SELECT CURRENT_USER()").scalar_one().rpartition("@")
-    return f"'{name}'@'{host}'"
+    """Of MySQL, which tells all bytes of both parts as one hexadecimal number."""
+    digits = str(row.data).removeprefix("0x")
+    middle = 2 * row.gtrid_length
+    return f"X'{digits[:middle]}',X'{digits[middle:]}',{row.formatID}"

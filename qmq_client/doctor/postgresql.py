@@ -7,6 +7,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from qmq_client.doctor.finding import Findings, Thresholds, found
+from qmq_client.doctor.rights import missing, user
 from qmq_client.outbox.driver import driver_of
 
 _STATEMENT_MS_MAX: Final = 10_000
@@ -77,8 +78,8 @@ def transactions(connection: sa.Connection, thresholds: Thresholds) -> Findings:
         read = f"process {oldest.pid} {oldest.name} ({oldest.state}), for {oldest.age_s:,.0f} s"
         yield found("transactions.old", read, f"SELECT pg_terminate_backend({oldest.pid})")
     if not connection.exec_driver_sql(_SEES_ALL).scalar_one():
-        fix = f"GRANT pg_read_all_stats TO {_user(connection)}"
-        yield found("rights.missing", "pg_stat_activity of others, for open transactions", fix)
+        read = "pg_stat_activity of others, for open transactions"
+        yield missing(connection, "pg_read_all_stats", read)
 
 
 def _pooler(connection: sa.Connection) -> Findings:
@@ -101,15 +102,10 @@ def _session_fix(connection: sa.Connection, row: Any, value: str) -> str:
     if row.source in ("client", "session", "environment variable"):
         return f"remove {row.name} from the URL's options and from what runs at each connect"
     if row.source == "user":
-        return f"ALTER ROLE {_user(connection)} RESET {row.name}"
+        return f"ALTER ROLE {user(connection)} RESET {row.name}"
     if row.source == "database user":
-        user = _user(connection)
-        return f"ALTER ROLE {user} IN DATABASE {_database(connection)} RESET {row.name}"
+        return f"ALTER ROLE {user(connection)} IN DATABASE {_database(connection)} RESET {row.name}"
     return f"ALTER DATABASE {_database(connection)} SET {row.name} = {value}"
-
-
-def _user(connection: sa.Connection) -> str:
-    return str(connection.exec_driver_sql("SELECT quote_ident(session_user)").scalar_one())
 
 
 def _database(connection: sa.Connection) -> str:

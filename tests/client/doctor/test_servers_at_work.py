@@ -146,6 +146,34 @@ def test_X1_a_user_who_may_only_read_the_tables_is_told_what_was_not_seen(
         assert ids(examine(modest)) == []
 
 
+def test_X1_a_user_who_may_not_read_the_rows_is_told_so(databases: Databases) -> None:
+    with a_server(databases, "postgresql") as server:
+        shop = a_shop(server, "reader")
+        run(shop, "CREATE ROLE reader LOGIN; GRANT pg_read_all_stats TO reader")
+        modest = sa.create_engine(shop.url.set(username="reader"), poolclass=NullPool)
+        finding = mend(modest, "rights.missing", by=shop)
+        assert finding.fix == "GRANT SELECT ON qmq_outbox TO reader"
+
+
+def test_X1_a_prepared_transaction_of_any_name_can_be_ended_as_told(databases: Databases) -> None:
+    with a_server(databases, "mysql") as server:
+        shop = a_shop(server)
+        name = "X'ff00fe',X'2701',7"
+        connection = shop.connect()
+        driver: Any = connection.connection.driver_connection
+        for statement in (
+            f"XA START {name}",
+            "INSERT INTO qmq_order_lock VALUES (1)",
+            f"XA END {name}",
+            f"XA PREPARE {name}",
+        ):
+            driver.query(statement)
+        driver.close()
+        connection.invalidate()
+        connection.close()
+        mend(shop, "transactions.prepared", thresholds=IMPATIENT)
+
+
 def test_an_examination_leaves_nothing_behind(make_database: MakeDatabase) -> None:
     """Neither in the tables nor in the connections of the application's pool."""
     for kind in ("mysql", "postgresql"):
