@@ -27,6 +27,7 @@ from qmq_client.publish import publish_rows
 from qmq_client.retry import Backoff
 from qmq_client.transport.port import Transport
 from qmq_watchdog.databases import Database
+from qmq_watchdog.deadlock import repeat_when_undone
 from qmq_watchdog.rate import RowRate
 
 #: The first claim after a start or a failure: enough to see how large the records are and whether
@@ -204,7 +205,7 @@ class Sweep:
         limit = limit if allowed is None else min(limit, allowed)
         token = new_token()
         lease_end_s = self._clock.monotonic_s() + self._options.lease_ms / 1000
-        rows = self.database.store.claim(token=token, limit=limit, lease_ms=self._options.lease_ms)
+        rows = self._claim(token, limit)
         if not rows:
             return False
         counts.claimed += len(rows)
@@ -226,11 +227,15 @@ class Sweep:
         self._adapt(rows)
         return len(rows) == limit and not outcome.unreachable
 
+    def _claim(self, token: bytes, limit: int) -> list[OutboxRow]:
+        store, lease_ms = self.database.store, self._options.lease_ms
+        return repeat_when_undone(lambda: store.claim(token=token, limit=limit, lease_ms=lease_ms))
+
     def _settle(self, outcome: BatchOutcome, held: BatchOutcome, token: bytes) -> int:
         """Settle the batch; returns how many of the rows that were tried were still ours."""
-        store = self.database.store
-        settled = store.settle(outcome, token=token, keep_ms=self.database.keep_sent_ms)
-        store.settle(held, token=token)
+        store, keep_ms = self.database.store, self.database.keep_sent_ms
+        settled = repeat_when_undone(lambda: store.settle(outcome, token=token, keep_ms=keep_ms))
+        repeat_when_undone(lambda: store.settle(held, token=token))
         return settled
 
     def _check_once(self) -> None:

@@ -1,0 +1,41 @@
+"""What to do when the database chose our transaction to break a deadlock: the same again, at once.
+
+On MySQL and MariaDB a claim and somebody's settlement may meet on an index and its rows from two
+sides. Both are short, whole transactions that name their token, so the one that was undone is simply
+repeated; without that its rows would wait for the end of a lease, and be sent twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import sqlalchemy as sa
+
+#: Each time somebody else got on with their work, so this many in a row are no accident any more.
+TRIES_MAX: Final = 5
+#: MySQL: deadlock, and the same within a batch of statements.
+_MYSQL: Final = (1213, 1614)
+#: PostgreSQL: deadlock, serialization failure.
+_POSTGRESQL: Final = ("40P01", "40001")
+_Result = TypeVar("_Result")
+
+
+def repeat_when_undone(transaction: Callable[[], _Result]) -> _Result:
+    """Run a whole transaction, again when it was undone to break a deadlock.
+
+    Requires: it leaves nothing behind when it fails.
+    """
+    for _ in range(TRIES_MAX - 1):
+        try:
+            return transaction()
+        except sa.exc.DBAPIError as error:
+            if not _is_deadlock(error):
+                raise
+    return transaction()
+
+
+def _is_deadlock(error: sa.exc.DBAPIError) -> bool:
+    origin = error.orig
+    number = origin.args[0] if origin is not None and origin.args else None
+    return number in _MYSQL or getattr(origin, "sqlstate", None) in _POSTGRESQL
