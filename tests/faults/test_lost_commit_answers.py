@@ -9,7 +9,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -120,7 +120,7 @@ def test_F4_E26_S6_a_commit_whose_answer_never_comes_ends_with_the_drivers_patie
 
 
 def test_F5_E12_S6_S11_every_message_of_a_cancelled_commit_that_was_stored_arrives(
-    a_database: Database, tmp_path: Path, record_property: pytest.RecordProperty
+    a_database: Database, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     rng = random.Random(5)
     cancelled_at: dict[str, float] = {}

@@ -163,6 +163,8 @@ def resolve(world: World) -> None:
     connection = world.truth.connect()
     if world.kind == "postgresql":
         connection.autocommit = True
+    else:
+        connection.autocommit(True)
     for statement in commits:
         connection.cursor().execute(statement)
     connection.close()
