@@ -306,8 +306,11 @@ def verify_body(header: FrameHeader, frame: bytes) -> None:
         raise ChecksumError("frame body checksum", offset=_BODY_CRC_POSITION)
 
 
-def parse_frame(data: bytes, *, frame_bytes_max: int) -> FrameHeader:
-    """Header of a whole frame whose length and body checksum are right; raises `ProtocolError`."""
+def parse_frame(data: bytes, *, frame_bytes_max: int, is_verified: bool = False) -> FrameHeader:
+    """Header of a whole frame whose length and body checksum are right; raises `ProtocolError`.
+
+    `is_verified` says that the body's checksum is known to be right: it is not made again.
+    """
     header = read_header(data)
     if header.frame_bytes > frame_bytes_max:
         raise ProtocolError(
@@ -317,16 +320,19 @@ def parse_frame(data: bytes, *, frame_bytes_max: int) -> FrameHeader:
         raise ProtocolError(
             f"frame length {header.frame_bytes} but {len(data)} bytes are there", offset=8
         )
-    verify_body(header, data)
+    if not is_verified:
+        verify_body(header, data)
     return header
 
 
-def parse_message_frame(data: bytes, limits: Limits = DEFAULT_LIMITS) -> MessageFrame:
+def parse_message_frame(
+    data: bytes, limits: Limits = DEFAULT_LIMITS, *, is_verified: bool = False
+) -> MessageFrame:
     """A whole message frame, its checksum, tables and lengths verified; records stay encoded.
 
-    Raises `ProtocolError` and nothing else. No length is used before it was checked.
+    `is_verified` is that of `parse_frame`. Raises `ProtocolError` and nothing else. No length is used before it was checked.
     """
-    header = parse_frame(data, frame_bytes_max=limits.frame_bytes)
+    header = parse_frame(data, frame_bytes_max=limits.frame_bytes, is_verified=is_verified)
     if header.kind not in _MESSAGE_KINDS:
         raise ProtocolError(f"a frame of kind {header.kind.name} holds no messages", offset=5)
     count = header.record_count

@@ -74,7 +74,7 @@ class CheckpointFiles:
             if path not in there:
                 continue
             file = self._disk.open(path)
-            slot = _decode(file.read(0, SLOT_BYTES))
+            slot = decode_slot(file.read(0, SLOT_BYTES))
             file.close()
             if slot is not None and (found is None or slot.generation > found.generation):
                 found = slot
@@ -93,7 +93,7 @@ class CheckpointFiles:
     def write(self, checkpoint: Checkpoint) -> None:
         """Write a slot; durable on return. Requires: what it says of the logs was synced."""
         file = self._files[checkpoint.generation % len(self._files)]
-        file.write(0, [_encode(checkpoint)])
+        file.write(0, [encode_slot(checkpoint)])
         file.sync()
 
     def close(self) -> None:
@@ -103,7 +103,8 @@ class CheckpointFiles:
         self._files.clear()
 
 
-def _encode(checkpoint: Checkpoint) -> bytes:
+def encode_slot(checkpoint: Checkpoint) -> bytes:
+    """One slot as it is written."""
     points = (checkpoint.commit_log, checkpoint.action_log)
     numbers = [
         number
@@ -117,7 +118,8 @@ def _encode(checkpoint: Checkpoint) -> bytes:
     return content + _CRC.pack(crc32c(content))
 
 
-def _decode(data: bytes) -> Checkpoint | None:
+def decode_slot(data: bytes) -> Checkpoint | None:
+    """What a slot says; None when it is not whole."""
     if len(data) != SLOT_BYTES:
         return None
     content = data[: -_CRC.size]

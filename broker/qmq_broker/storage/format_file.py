@@ -71,6 +71,15 @@ def open_format(disk: Disk, options: StoreOptions) -> Format:
     return _format(written)
 
 
+def read_format(disk: Disk) -> Format | None:
+    """The format of a directory that is not to be served, whatever its lengths; None without one.
+
+    Raises `UnknownFormatError` or `CorruptionError`. Changes nothing.
+    """
+    data = read_file(disk, layout.FORMAT)
+    return None if data is None else _format(_parse(data))
+
+
 def _make(disk: Disk, options: StoreOptions) -> Format:
     strangers = sorted(_OURS.intersection(disk.names(layout.ROOT)))
     if strangers:

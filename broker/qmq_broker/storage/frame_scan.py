@@ -131,8 +131,15 @@ def claims_behind(segments: Segments, offset: int, *, epoch: int) -> Iterator[Fr
     Only what may begin a frame is looked at: every eighth byte, the right magic, the right offset.
     """
     for base in segments.bases_from(offset):
-        for block_offset, block in blocks(segments, max(base, offset), base):
-            yield from _claims_in(block, block_offset, epoch)
+        yield from claims_in_segment(segments, base, max(base, offset), epoch=epoch)
+
+
+def claims_in_segment(
+    segments: Segments, base: int, offset: int, *, epoch: int
+) -> Iterator[FrameHeader]:
+    """The same within the segment that begins at `base`. Requires: `offset` is in it."""
+    for block_offset, block in blocks(segments, offset, base):
+        yield from _claims_in(block, block_offset, epoch)
 
 
 def blocks(segments: Segments, offset: int, base: int) -> Iterator[tuple[int, bytes]]:

@@ -78,7 +78,7 @@ def examine(
             frames += 1
             records += frame.header.record_count
     _check_end(segments, scan, point)
-    torn_bytes = _torn_bytes(segments, scan.next_offset)
+    torn_bytes = torn_bytes_behind(segments, scan.next_offset)
     last = scan.last
     return LogFinding(
         next_offset=scan.next_offset,
@@ -153,7 +153,8 @@ def _corruption(segments: Segments, scan: FrameScan, evidence: str) -> Corruptio
     return CorruptionError(segment=segments.path(offset), offset=offset, reason=reason)
 
 
-def _torn_bytes(segments: Segments, offset: int) -> int:
+def torn_bytes_behind(segments: Segments, offset: int) -> int:
+    """Length of what stands behind the accepted frames and was meant to be one."""
     torn_bytes = 0
     for base in segments.bases_from(offset):
         first = max(base, offset)

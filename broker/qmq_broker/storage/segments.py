@@ -40,8 +40,10 @@ SEGMENT_HEAD_BYTES: Final = FRAME_HEADER_BYTES + _HEAD_BODY.size
 class Segments:
     """Open files of one log. Reads may come from any thread, all else from its writer."""
 
-    def __init__(self, disk: Disk, directory: str, segment_bytes: int) -> None:
-        """Opens what is there; changes nothing."""
+    def __init__(
+        self, disk: Disk, directory: str, segment_bytes: int, *, only: int | None = None
+    ) -> None:
+        """Opens what is there, or `only` the segment that begins there; changes nothing."""
         self.disk = disk
         self.directory = directory
         self.segment_bytes = segment_bytes
@@ -54,7 +56,7 @@ class Segments:
         self.spares: list[int] = []
         for name in disk.names(directory):
             base, spare = parse_number(name), parse_spare(name)
-            if base is not None and base % segment_bytes == 0:
+            if base is not None and base % segment_bytes == 0 and only in (None, base):
                 self._add(base, disk.open(segment_path(directory, base)))
             elif spare is not None:
                 self.spares.append(spare)

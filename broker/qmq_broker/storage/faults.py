@@ -1,0 +1,86 @@
+"""What a look at the files of a stopped broker may find wrong, and what comes of each.
+
+Three levels, by what the next start does: accepted data is **damaged** (nothing can make it again);
+a derived file is **rebuilt**; or what was found is **ignored**, because nothing needs it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+
+class Level(StrEnum):
+    """How much a fault matters; the worst first."""
+
+    #: Accepted data is not as it was written, or is missing.
+    DAMAGED = "damaged"
+    #: A derived file is wrong; the next start makes it again with the same answers.
+    REBUILT = "rebuilt"
+    #: A hint is lost, or a file is not ours; the next start passes over it.
+    IGNORED = "ignored"
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is wrong."""
+
+    level: Level
+    #: Path below the data directory.
+    file: str
+    #: Of a log: offset in the log; else the byte in the file. None for the file as a whole.
+    offset: int | None = None
+    what: str
+    #: What follows from it for the broker and its messages.
+    meaning: str
+    remedy: str
+
+    def line(self) -> str:
+        """All of it in one line."""
+        place = self.file if self.offset is None else f"{self.file} at offset {self.offset}"
+        return f"{self.level}: {place}: {self.what}. {self.meaning} {self.remedy}"
+
+
+RESTORE: Final = "Restore a backup, or keep this directory and ask for help; cut nothing by hand."
+NOT_STARTED: Final = "The broker does not start (exit code 4)."
+NOTHING: Final = "Nothing needs to be done."
+AT_START: Final = "Start the broker, or run `qmq store rebuild` on this directory."
+
+
+def damaged(
+    file: str, what: str, *, meaning: str = NOT_STARTED, offset: int | None = None
+) -> Fault:
+    """Accepted data is not as it was."""
+    return Fault(
+        level=Level.DAMAGED,
+        file=file,
+        offset=offset,
+        what=what,
+        meaning=meaning,
+        remedy=RESTORE,
+    )
+
+
+def rebuilt(file: str, what: str, *, offset: int | None = None) -> Fault:
+    """A derived file is wrong."""
+    return Fault(
+        level=Level.REBUILT,
+        file=file,
+        offset=offset,
+        what=what,
+        meaning="It is made again from the commit log; no message is touched.",
+        remedy=AT_START,
+    )
+
+
+def ignored(file: str, what: str, meaning: str, *, offset: int | None = None) -> Fault:
+    """Nothing needs what is wrong here."""
+    return Fault(
+        level=Level.IGNORED,
+        file=file,
+        offset=offset,
+        what=what,
+        meaning=meaning,
+        remedy=NOTHING,
+    )
