@@ -59,6 +59,10 @@ class StoreOptions:
     snapshot_bytes: int = 4 * MIB
     #: Segments of the commit log that are kept, when they are given up, to be written again.
     spare_segments: int = 2
+    #: Entries in one file of the key index: 42 MB; 20,000,000 for 420 MB; 0 for no key index.
+    index_entries: int = 2_000_000
+    #: Files of the key index; the oldest go first.
+    index_files: int = 1_000
     #: Consume queue files kept open at once.
     open_files: int = 256
 
@@ -77,6 +81,8 @@ class StoreOptions:
         _check_range(self, "retain_bytes", 0, 2**62)
         _check_range(self, "snapshot_bytes", 1, 16 * GIB)
         _check_range(self, "spare_segments", 0, 1_000)
+        _check_range(self, "index_entries", 0, 100_000_000)
+        _check_range(self, "index_files", 2, 100_000)
         _check_range(self, "open_files", 4, 65_536)
         for setting in ("segment_bytes", "action_segment_bytes", "growth_bytes"):
             if getattr(self, setting) % SEGMENT_MULTIPLE_BYTES:

@@ -52,8 +52,12 @@ _PAIR: Final = struct.Struct(">BH")
 _TO_TAGS: Final = struct.Struct(">BBH")
 
 RECORD_FIXED_BYTES: Final = _FIXED.size
+#: What a delayed record has between the fixed part and its key.
+DUE_BYTES: Final = _DUE.size
 MESSAGE_ID_POSITION: Final = 4
 _FLAGS_POSITION: Final = 20
+#: One byte: how long the key is, 0 for none.
+KEY_BYTES_POSITION: Final = 21
 _BORN_POSITION: Final = 28
 _BODY_KIND_MASK: Final = 0b011
 _DELAYED_FLAG: Final = 0b100
@@ -196,6 +200,14 @@ def record_tag_hash(data: bytes) -> int:
         return 0
     first = RECORD_FIXED_BYTES + (_DUE.size if flags & _DELAYED_FLAG else 0) + key_bytes
     return joined_tags_hash(data[first : first + tags_bytes])
+
+
+def record_key(data: bytes, position: int = 0) -> bytes:
+    """The key of the encoded record at `position`, empty for none, without decoding the rest."""
+    first = position + RECORD_FIXED_BYTES
+    if data[position + _FLAGS_POSITION] & _DELAYED_FLAG:
+        first += _DUE.size
+    return bytes(data[first : first + data[position + KEY_BYTES_POSITION]])
 
 
 def is_delayed_record(data: bytes) -> bool:

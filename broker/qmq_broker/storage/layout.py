@@ -10,6 +10,8 @@
     state/queues                              how far the consume queues are in their files
     state/retained                            where the commit log begins
     state/groups.0  state/groups.1            where the groups were at some point of the action log
+    index/<17 digits>                         key index, by the time of its first entry
+    state/index                               how far the key index is in its files
 
 Paths are relative to the data directory, with forward slashes. A subject becomes a folder name
 that is also its own on disks that fold case: an upper-case letter is written as `~` and its lower
@@ -19,6 +21,7 @@ case, everything else that a name may hold stays as it is (`~` may not be in a n
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from qmq_client.wire.names import is_name
@@ -34,6 +37,8 @@ CONSUME_QUEUES: Final = "consumequeue"
 STATE: Final = "state"
 QUEUE_TABLE: Final = "state/queues"
 RETAINED: Final = "state/retained"
+INDEX: Final = "index"
+INDEX_TABLE: Final = "state/index"
 SNAPSHOTS: Final = ("state/groups.0", "state/groups.1")
 #: Written first and renamed over the file it replaces.
 DRAFT_SUFFIX: Final = ".new"
@@ -41,6 +46,8 @@ DRAFT_SUFFIX: Final = ".new"
 _DIGITS: Final = 20
 _SPARE: Final = re.compile(r"spare\.([0-9]{1,4})\Z")
 _NUMBER: Final = re.compile(rf"[0-9]{{{_DIGITS}}}\Z")
+_INDEX_NAME: Final = re.compile(r"[0-9]{17}\Z")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _UPPER: Final = re.compile("[A-Z]")
 _ESCAPE: Final = re.compile("~([a-z])")
 
@@ -69,6 +76,22 @@ def parse_spare(name: str) -> int | None:
     """The number of a spare segment; None when it is no such name."""
     found = _SPARE.match(name)
     return int(found[1]) if found else None
+
+
+def index_name(stored_at_ms: int) -> str:
+    """A file of the key index whose first entry is of that time: yyyyMMddHHmmssSSS in UTC."""
+    time = _EPOCH + timedelta(milliseconds=stored_at_ms)
+    return f"{time:%Y%m%d%H%M%S}{time.microsecond // 1000:03d}"
+
+
+def index_path(name: str) -> str:
+    """The file of the key index with this name."""
+    return f"{INDEX}/{name}"
+
+
+def is_index_name(name: str) -> bool:
+    """Whether a file of the key index may have this name."""
+    return _INDEX_NAME.match(name) is not None
 
 
 def queue_directory(subject: str) -> str:

@@ -48,6 +48,7 @@ _DIRECTORIES: Final = (
     layout.COMMIT_LOG,
     layout.ACTION_LOG,
     layout.CONSUME_QUEUES,
+    layout.INDEX,
     layout.STATE,
 )
 

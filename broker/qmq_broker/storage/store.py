@@ -22,6 +22,9 @@ from qmq_broker.storage.commit_log import CommitLog, Placed
 from qmq_broker.storage.consume_queue import ConsumeQueue, Entry
 from qmq_broker.storage.disk import Disk, DiskLock
 from qmq_broker.storage.format_file import Format, open_format
+from qmq_broker.storage.frame_seek import LogRange, offset_at
+from qmq_broker.storage.key_index import KeyIndex
+from qmq_broker.storage.key_search import KeySearch
 from qmq_broker.storage.recovery import Recovered, Recovery, RecoveryReport, write_clean_stop
 from qmq_broker.storage.retained import Retained, write_retained
 from qmq_broker.storage.segmented_log import LogSettings, SegmentedLog
@@ -78,6 +81,15 @@ class Store:
         )
         log = SegmentedLog(recovered.commit_segments, clock, settings, recovered.commit_finding)
         self._commit_log = CommitLog(log, recovered.queues, recovered.window)
+        self._commit_segments = recovered.commit_segments
+        #: Ids and keys of messages; one thread steps it, and none does so without harm.
+        self.index = KeyIndex(
+            disk, self._commit_segments, options, store_id=format_.store_id, bounds=self._log_range
+        )
+        #: Messages by id or key, for any thread.
+        self.search = KeySearch(
+            self._commit_segments, self.index, store_id=format_.store_id, bounds=self._log_range
+        )
         # Pulls and acknowledgements go on below the reserve: they are what makes room.
         action_settings = LogSettings(
             store_id=format_.store_id,
@@ -188,6 +200,13 @@ class Store:
         """Where the commit log begins; everything below was given up."""
         return self._retained.first_offset
 
+    def offset_at(self, time_ms: int) -> int:
+        """Where the first frame stands that was stored at `time_ms` or later, in any thread.
+
+        The log's durable end when there is none yet. Raises `CorruptionError`.
+        """
+        return offset_at(self._commit_segments, time_ms, self._log_range())
+
     def expired_offset(self, now_ms: int) -> int:
         """Up to where the commit log may go by age and by length; a segment begins there."""
         log, options = self._commit_log.log, self._options
@@ -269,7 +288,8 @@ class Store:
             if not self._is_poisoned():
                 self._stop_clean()
         finally:
-            for part in (self.actions.log, self._commit_log.log, self._queues, self._checkpoints):
+            logs = (self.actions.log, self._commit_log.log)
+            for part in (*logs, self._queues, self.index, self._checkpoints):
                 part.close()
             self._lock.release()
 
@@ -280,6 +300,7 @@ class Store:
         self.actions.sync()
         if self._queues.indexed_offset != self._commit_log.log.durable_offset:
             self._queues.flush(self._commit_log.log.durable_offset)
+        self.index.finish()
         self._write_checkpoint()
         write_clean_stop(self._disk, self._checkpoint)
 
@@ -309,6 +330,9 @@ class Store:
             raise self._poisoned("a failed checkpoint", error) from error
         self._checkpoint = checkpoint
         self._checkpoint_s = self._clock.monotonic_s()
+
+    def _log_range(self) -> LogRange:
+        return LogRange(self.first_offset, self.durable_offset)
 
     def _check(self) -> None:
         if self._is_closed:
