@@ -54,7 +54,11 @@ def test_S1_S2_a_transaction_ended_behind_the_back_does_not_commit_its_messages(
         with pytest.raises(OutboxRowLostError):
             session.commit()
     assert world.producer.flush()
-    assert (world.sent(), world.stored_ids()) == ([], set())
+    # A COMMIT given as text takes the message along, like the business row; nobody was told of it,
+    # so the row waits for a watchdog.
+    committed = 1 if ending == "text commit" else 0
+    assert (world.sent(), len(world.stored_ids())) == ([], committed)
+    assert len(world.committed_orders()) == committed
     assert "after" not in world.committed_orders()
 
 

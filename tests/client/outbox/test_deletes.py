@@ -1,0 +1,43 @@
+"""A publisher's delete waits for no row that a transaction of the application has not committed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import sqlalchemy as sa
+
+from qmq_client.outbox.deletes import delete_by
+from qmq_client.outbox.store import OutboxStore
+from qmq_client.outbox.table import DEFAULT_TABLES, create_tables
+from tests.services.databases import Database
+
+OUTBOX = DEFAULT_TABLES.outbox
+INSERT = sa.insert(OUTBOX).values(
+    subject="orders", record=b"", state=0, due_at_ms=2**50, attempts=0, created_at_ms=0
+)
+
+
+@pytest.mark.parametrize("count", [1, 5, 50, 600])
+def test_S5_sent_rows_are_deleted_while_another_is_not_committed(
+    a_server_database: Database, count: int
+) -> None:
+    """With the half of them, as optimizers then find the whole table the shorter way."""
+    engine = a_server_database.engine()
+    create_tables(engine)
+    token = os.urandom(16)
+    ids = [os.urandom(16) for _ in range(2 * count)]
+    with engine.begin() as connection:
+        rows = [{"message_id": one, "token": token} for one in ids]
+        connection.execute(INSERT, rows)
+    store = OutboxStore(engine)
+    with engine.connect() as business:
+        business.execute(INSERT, {"message_id": os.urandom(16), "token": token})
+        assert store.delete_sent(ids[:count], token=token) == count
+        assert store.delete_sent(ids[:count], token=token) == 0
+        assert store.delete_sent(ids[count:], token=os.urandom(16)) == 0
+        with engine.begin() as connection:
+            left = connection.scalars(sa.select(OUTBOX.c.id)).all()
+            assert delete_by(connection, OUTBOX.c.id, left[1:]) == count - 1
+        business.rollback()
+    store.close()
