@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from qmq_client.errors import AutocommitError, InboxTransactionError
 from qmq_client.inbox.dialect import Noted
+from qmq_client.outbox.deletes import delete_by
 from qmq_client.outbox.dialect import dialect_of
 from qmq_client.outbox.driver import error_number
 from qmq_client.outbox.mysql import NOW_MS
@@ -114,22 +115,13 @@ class MySqlInboxDialect:
     ) -> int:
         found = connection.exec_driver_sql(self._old_sql, (older_than_ms, group, limit))
         old = [row[0] for row in found]
-        deleted = 0
-        for first in range(0, len(old), _IDS_PER_STATEMENT_MAX):
-            chosen = old[first : first + _IDS_PER_STATEMENT_MAX]
-            sql = self._delete_sql(len(chosen))
-            deleted += connection.exec_driver_sql(sql, (*chosen, group)).rowcount
-        return deleted
-
-    def _delete_sql(self, count: int) -> str:
-        # Joined to the list, each row is found by its key. Any other form may read the whole table,
-        # as it likes, and then waits for rows that others are noting now.
-        ids = " UNION ALL ".join(
-            ["SELECT CAST(%s AS BINARY(16)) AS message_id", *["SELECT %s"] * (count - 1)]
-        )
-        return (
-            f"DELETE old FROM ({ids}) AS chosen STRAIGHT_JOIN {self._table} AS old "
-            "ON old.consumer_group = %s AND old.message_id = chosen.message_id"
+        chunks = [
+            old[first : first + _IDS_PER_STATEMENT_MAX]
+            for first in range(0, len(old), _IDS_PER_STATEMENT_MAX)
+        ]
+        where: dict[str, object] = {"consumer_group": group}
+        return sum(
+            delete_by(connection, self._inbox.c.message_id, ids, where=where) for ids in chunks
         )
 
     def _make_insert_sql(self, count: int) -> str:

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import sqlalchemy as sa
 
 from qmq_client.errors import OutboxMissingError
+from qmq_client.outbox.deletes import delete_by
 from qmq_client.outbox.dialect import dialect_of
 from qmq_client.outbox.row import (
     ALL_ROWS,
@@ -312,23 +313,23 @@ class OutboxStore:
         # The state is left out: only live rows have a token, and with `state = 0` in it SQLite finds
         # a few hundred ids by walking through every live row of the state index.
         columns = self._outbox.c
-        remove: sa.Delete | sa.Update = sa.delete(self._outbox)
-        if keep_ms is not None:
-            remove = sa.update(self._outbox).values(
-                state=SENT, due_at_ms=self._now_ms + keep_ms, token=None, last_error=None
+        if keep_ms is None:
+            return sum(
+                delete_by(connection, columns.message_id, ids, where={"token": token})
+                for ids in _chunks(message_ids)
             )
+        keep = sa.update(self._outbox).values(
+            state=SENT, due_at_ms=self._now_ms + keep_ms, token=None, last_error=None
+        )
         return sum(
             connection.execute(
-                remove.where(columns.message_id.in_(ids), columns.token == token)
+                keep.where(columns.message_id.in_(ids), columns.token == token)
             ).rowcount
             for ids in _chunks(message_ids)
         )
 
     def _delete_rows(self, connection: sa.Connection, row_ids: Sequence[int]) -> int:
-        return sum(
-            connection.execute(sa.delete(self._outbox).where(self._outbox.c.id.in_(ids))).rowcount
-            for ids in _chunks(row_ids)
-        )
+        return sum(delete_by(connection, self._outbox.c.id, ids) for ids in _chunks(row_ids))
 
     def _give_back(self, connection: sa.Connection, outcome: BatchOutcome, token: bytes) -> int:
         if not outcome.failed:
