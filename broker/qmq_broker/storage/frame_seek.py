@@ -19,6 +19,7 @@ from qmq_broker.storage.repeats import LOG_LIMITS
 from qmq_broker.storage.segments import SEGMENT_HEAD_BYTES, Segments
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import (
+    FRAME_ALIGNMENT_BYTES,
     FRAME_HEADER_BYTES,
     FrameHeader,
     MessageFrame,
@@ -71,7 +72,8 @@ def offset_at(segments: Segments, time_ms: int, within: LogRange) -> int:
 
 def frame_at_or_behind(segments: Segments, within: LogRange) -> FrameHeader | None:
     """The first frame that begins in this range, from any byte of the log on."""
-    header = next(claims_behind(segments, within.first_offset, epoch=0), None)
+    aligned = within.first_offset + -within.first_offset % FRAME_ALIGNMENT_BYTES
+    header = next(claims_behind(segments, aligned, epoch=0), None)
     if header is None or header.physical_offset >= within.next_offset:
         return None
     return header
@@ -106,12 +108,11 @@ def _walk(segments: Segments, time_ms: int, offset: int, next_offset: int) -> in
     while offset < next_offset:
         try:
             header = _header(segments, offset)
-        except ProtocolError as error:
+        except ProtocolError:  # a damaged range: what is behind it is found nevertheless
             behind = frame_at_or_behind(segments, LogRange(offset + 1, next_offset))
             if behind is None:
-                raise _corruption(segments, offset, error) from error
-            header = behind  # a damaged range: what is behind it may be found nevertheless
-            offset = header.physical_offset
+                break
+            header, offset = behind, behind.physical_offset
         if header.stored_at_ms >= time_ms:
             return offset
         offset += header.frame_bytes

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from qmq_broker.options import StoreOptions
+from qmq_broker.storage import layout
 from qmq_broker.storage.key_search import FoundRecord, SearchResult, TimeRange
 from qmq_broker.storage.store import Store
 from qmq_client.wire.frame import build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record, encode_record
+from tests.broker.storage.damaged import flip
 from tests.crash.recording_disk import RecordingDisk
 from tests.crash.world import OPTIONS, FakeClock
 
@@ -80,6 +82,13 @@ class Keyed:
     def catch_up(self, bytes_max: int = 200) -> None:
         """Step the index until there is nothing left to do."""
         catch_up(self.store, bytes_max)
+
+    def hurt(self, offset: int) -> None:
+        """Alter a byte of the commit log."""
+        base = offset - offset % self.options.segment_bytes
+        number = self.disk.image.names[layout.segment_path(layout.COMMIT_LOG, base)]
+        assert number is not None
+        self.disk.image.change(number, flip(offset - base)(self.disk.image.inodes[number].seen))
 
     def again(self) -> Keyed:
         """The next life, after a kill with the power on."""
