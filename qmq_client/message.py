@@ -26,6 +26,7 @@ from qmq_client.wire.errors import (
 from qmq_client.wire.message_id import dedupe_message_id, format_message_id, parse_message_id
 from qmq_client.wire.names import check_name, shorten
 from qmq_client.wire.record import BodyKind, Record
+from qmq_client.wire.typed import json_as
 
 #: As long as an ordering key; only its hash is kept.
 DEDUPE_KEY_BYTES_MAX: Final = 255
@@ -133,7 +134,7 @@ def decode_body(body_kind: BodyKind, body: bytes, body_type: Any = Any) -> Any:
     try:
         if validate is not None:  # a pydantic model, where the application uses pydantic
             return validate(body)
-        return msgspec.json.decode(body, type=body_type)
+        return json_as(body, body_type)
     except (ValueError, TypeError, RecursionError, msgspec.MsgspecError) as error:
         raise ProtocolError(f"JSON body: {error}") from error
 

@@ -18,6 +18,7 @@ import msgspec
 from qmq_client.wire.errors import EncodingError, ProtocolError
 from qmq_client.wire.frame import FrameKind, build_frame, parse_frame
 from qmq_client.wire.names import shorten
+from qmq_client.wire.typed import json_as, msgpack_as
 
 FRAME_CONTENT_TYPE: Final = "application/vnd.qmq.frame"
 JSON_CONTENT_TYPE: Final = "application/json"
@@ -170,7 +171,8 @@ def encode_json(value: msgspec.Struct) -> bytes:
 def decode_json(data: bytes, kind: type[T]) -> T:
     """A request or answer of type `kind` from JSON; raises `ProtocolError`."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        value: T = json_as(data, kind)
+        return value
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"JSON: {error}") from error
 
@@ -178,7 +180,8 @@ def decode_json(data: bytes, kind: type[T]) -> T:
 def decode_msgpack(data: bytes, kind: type[T]) -> T:
     """A value of type `kind` from MessagePack; raises `ProtocolError`."""
     try:
-        return msgspec.msgpack.decode(data, type=kind)
+        value: T = msgpack_as(data, kind)
+        return value
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"MessagePack: {error}") from error
 
