@@ -47,6 +47,8 @@ POSTGRESQL = {
     "server.read_only": ["ALTER DATABASE shop SET default_transaction_read_only = on"],
     "session.time_zone": ["ALTER DATABASE shop SET TimeZone = 'Asia/Tokyo'"],
 }
+#: What mended the test before may hide what is planted next.
+AS_NEW = "ALTER DATABASE shop RESET ALL; ALTER SYSTEM RESET ALL; SELECT pg_reload_conf()"
 SQLITE = {
     "sqlite.journal_mode": "PRAGMA journal_mode = DELETE",
     "sqlite.journal_off": "PRAGMA journal_mode = MEMORY",
@@ -103,6 +105,7 @@ def test_X1_a_server_without_doublewrite_is_found(databases: Databases) -> None:
 def test_X1_a_bad_setting_of_postgresql_is_found_and_gone_after_its_fix(
     postgresql_shop: sa.Engine, id_: str, planted: str
 ) -> None:
+    run(postgresql_shop, AS_NEW)
     run(postgresql_shop, planted)
     mend(postgresql_shop, id_)
     assert ids(examine(postgresql_shop)) == []
