@@ -139,7 +139,7 @@ class World:
 
     def outcome(self) -> tuple[list[str], list[str], set[str]]:
         """After a flush: business rows, messages at the broker, and rows that are left."""
-        assert self.producer.flush()
+        assert self.producer.flush().is_done
         return sorted(self.committed_orders()), sorted(self.sent()), self.stored_ids()
 
     def read(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
