@@ -1,4 +1,4 @@
-"""A TCP forwarder between an application and its database, which can lose the answer to a COMMIT."""
+"""A TCP forwarder in front of a database or a broker: cuts the line, or loses the answer to a COMMIT."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._next: str | None = None
+        self._is_cut = False
         self._sockets: list[socket.socket] = []
         self._swallowed: list[socket.socket] = []
         #: The server has answered a COMMIT whose answer nobody gets.
@@ -52,12 +53,26 @@ class Proxy:
             _reset(client)
         self._swallowed.clear()
 
+    def cut(self) -> None:
+        """Reset every connection, now and from now on."""
+        self._is_cut = True
+        for each in self._sockets:
+            _reset(each)
+        self._sockets.clear()
+
+    def heal(self) -> None:
+        """New connections are forwarded again."""
+        self._is_cut = False
+
     def _accept(self) -> None:
         while True:
             try:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            if self._is_cut:
+                _reset(client)
+                continue
             server = socket.create_connection(("127.0.0.1", self._target_port))
             self._sockets += [client, server]
             fate: list[str] = []
@@ -110,6 +125,8 @@ def _shut(connection: socket.socket) -> None:
 
 
 def _reset(connection: socket.socket) -> None:
+    if connection.fileno() < 0:
+        return
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     # Another thread may be reading from it; only a shutdown wakes that one up.
     _shut(connection)

@@ -73,7 +73,7 @@ class Load:
             self.is_time.set()
 
 
-@pytest.mark.timeout(0)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["mysql", "postgresql"])
 def test_F2_S1_S2_S6_O1_a_killed_server_forgets_no_commit_and_invents_no_message(
     kind: str,

@@ -80,7 +80,7 @@ async def run_programs(world: World, seeds: list[int], face: str) -> None:
             await world.engine.dispose()
 
 
-@pytest.mark.timeout(0)
+@pytest.mark.timeout(3600)
 @pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")  # it minds some of the abuses
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.parametrize("face", FACES)

@@ -20,7 +20,7 @@ OTHER: Final = "sqlalchemy<2.1" if sa.__version__.startswith("2.1") else "sqlalc
 TESTS: Final = ("tests/client/outbox", "tests/client/test_transactional.py")
 
 
-@pytest.mark.timeout(0)
+@pytest.mark.timeout(3600)
 def test_S1_the_tests_of_the_outbox_hold_with_the_other_series_of_sqlalchemy(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
