@@ -15,6 +15,7 @@ SUMMARIES: Final[Mapping[str, str]] = {
     "consume": "Run the consumers of a module.",
     "db": "Create, check or print the tables in a business database.",
     "doctor": "Say what breaks promises in a database, and what mends it.",
+    "message": "Find messages at the broker by id, or by key and time.",
     "outbox": "Look after the rows that wait in an outbox.",
     "store": "Verify, read, rebuild, back up and restore a broker's data directory.",
     "watchdog": "Send the outbox rows that a dead or slow process left behind.",

@@ -15,15 +15,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qmq_broker.face.answers import error_answer, error_status, refuse, retry_after
+from qmq_broker.face.find import Finder
 from qmq_broker.face.json_messages import record_to_json
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.query import LISTED_MAX
 from qmq_broker.service.serving import Serving
+from qmq_broker.storage.key_search import FOUND_MAX, TimeRange
 from qmq_client.wire.errors import InvalidMessageError, QmqError, TooLargeError
+from qmq_client.wire.limits import KEY_BYTES_MAX
 from qmq_client.wire.names import check_name, shorten
 from qmq_client.wire.requests import JSON_CONTENT_TYPE
 
 _PEEKED: Final = 20
+_FOUND: Final = 100
 REASON_CHARACTERS_MAX: Final = 500
 STATE_BYTES_MAX: Final = 4096
 _SEQUENCE_MAX: Final = 2**63 - 1
@@ -59,6 +63,7 @@ class StateChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class _Admin:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._finder = Finder(broker)
 
     async def health(self, _: Request) -> Response:
         """The process is alive; says nothing else."""
@@ -107,7 +112,18 @@ class _Admin:
         return _json({"dead": letters})
 
     async def messages(self, request: Request) -> Response:
+        """Messages by id, by key and time, or by sequence."""
+        if "id" in request.query_params:
+            count = _number(request, "count", _FOUND, FOUND_MAX)
+            return _json(await self._finder.by_id(request.query_params["id"], count))
         subject = _name(request, "subject")
+        if "key" in request.query_params:
+            times = TimeRange(
+                _number(request, "from", TimeRange().first_ms, _SEQUENCE_MAX),
+                _number(request, "to", _SEQUENCE_MAX, _SEQUENCE_MAX),
+            )
+            count = _number(request, "count", _FOUND, FOUND_MAX)
+            return _json(await self._finder.by_key(subject, _key(request), times, count))
         records = self._broker.query.records(
             subject,
             first_sequence=_number(request, "first", 0, _SEQUENCE_MAX),
@@ -145,6 +161,18 @@ async def _state_change(request: Request) -> StateChange:
 
 def _name(request: Request, field: str) -> str:
     return check_name(request.query_params.get(field, ""), field=field)
+
+
+def _key(request: Request) -> str:
+    key = request.query_params["key"]
+    if 0 < len(key.encode()) <= KEY_BYTES_MAX:
+        return key
+    raise InvalidMessageError(
+        field="key",
+        limit=f"1 to {KEY_BYTES_MAX} bytes of UTF-8",
+        value=shorten(key),
+        remedy="Give the key of a message.",
+    )
 
 
 def _optional_name(request: Request, field: str) -> str | None:

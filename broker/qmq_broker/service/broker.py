@@ -1,7 +1,7 @@
 """The broker without its network face: intake, writer, delivery and questions over one store.
 
-Belongs to one event loop, given as `post` (run this function in the loop thread). Two threads work
-beside the loop: the writer and the sync of the action log.
+Belongs to one event loop, given as `post` (run this function in the loop thread). Three threads work
+beside the loop: the writer, the sync of the action log, and the indexer.
 
 Life cycle: `start`, then calls from the loop thread, then `drain` and `stop`. A poisoned broker
 stops without a clean mark, so that the next start verifies what is on the disk.
@@ -19,6 +19,7 @@ from qmq_broker.options import StoreOptions
 from qmq_broker.service.action_sync import ActionSync
 from qmq_broker.service.delivery import Delivery
 from qmq_broker.service.housekeeping import Housekeeping
+from qmq_broker.service.indexer import Indexer
 from qmq_broker.service.intake import Intake
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.query import Query
@@ -95,6 +96,7 @@ class Broker:
             post=post,
             on_poisoned=self._on_poisoned,
         )
+        self._indexer = Indexer(store, clock)
         self._housekeeping = Housekeeping(
             store,
             self.delivery,
@@ -106,6 +108,7 @@ class Broker:
         self._threads = [
             threading.Thread(target=self.writer.run, name="qmq-writer", daemon=True),
             threading.Thread(target=self._action_sync.run, name="qmq-action-sync", daemon=True),
+            threading.Thread(target=self._indexer.run, name="qmq-indexer", daemon=True),
         ]
         #: Called once, in the loop thread, when the broker can serve no longer.
         self.on_end: Callable[[], None] = lambda: None
@@ -164,6 +167,7 @@ class Broker:
         """
         self.writer.stop()
         self._action_sync.stop()
+        self._indexer.stop()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(deadline_s)

@@ -8,8 +8,10 @@ import msgspec
 
 from qmq_broker.errors import NotFoundError
 from qmq_broker.service.delivery import Delivery
+from qmq_broker.service.fates import GroupFate, fate_of
 from qmq_broker.service.groups import GroupState
 from qmq_broker.storage.consume_queue import Entry
+from qmq_broker.storage.key_search import KeySearch
 from qmq_broker.storage.store import Store
 
 #: Rows of one listing; more are asked for by giving the next sequence.
@@ -122,6 +124,17 @@ class Query:
             entries.append(entry)
         records = self._store.read_records(entries, subject=subject)
         return list(enumerate(records, start=first_sequence))
+
+    @property
+    def search(self) -> KeySearch:
+        """Messages by id or key; reads the disk, so in another thread than the loop's."""
+        return self._store.search
+
+    def fates(self, subject: str, sequence: int) -> list[GroupFate]:
+        """What became of one message in each group of its subject, by the group's name."""
+        states = [state for state in self._delivery.groups() if state.subject == subject]
+        states.sort(key=lambda state: state.group)
+        return [fate_of(state, sequence) for state in states[:LISTED_MAX]]
 
     def _status(self, state: GroupState) -> GroupStatus:
         queue = self._store.queue(state.subject)

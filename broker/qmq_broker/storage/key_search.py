@@ -43,7 +43,7 @@ class TimeRange(NamedTuple):
     """When a message was stored, ms since 1970 UTC; half open."""
 
     first_ms: int = 0
-    next_ms: int = 2**63
+    next_ms: int = 2**63 - 1
 
 
 class FoundRecord(NamedTuple):
@@ -98,7 +98,11 @@ class KeySearch:
         return _Search(self, wanted, TimeRange(), count).run()
 
     def by_key(self, subject: str, key: str, times: TimeRange, count: int) -> SearchResult:
-        """Messages of a subject with this key that were stored in this time."""
+        """Messages of a subject with this key that were stored in this time.
+
+        Requires: a key that a message may have; the empty one is no key.
+        """
+        assert key
         needle = key.encode()
         wanted = _Wanted(
             hash_=key_hash(subject, key),

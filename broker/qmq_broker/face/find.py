@@ -1,0 +1,109 @@
+"""`GET /v1/messages?id=…` and `?subject=…&key=…&from=…&to=…`: messages that somebody looks for.
+
+A search reads the disk, so it runs beside the loop, a few at a time; what became of the messages in
+their groups is asked in the loop afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from qmq_broker.errors import BusyError
+from qmq_broker.face.json_messages import JsonDelivered, record_to_json
+from qmq_broker.service.broker import Broker
+from qmq_broker.service.fates import GroupFate
+from qmq_broker.storage.key_search import FoundRecord, SearchResult, TimeRange
+from qmq_client.wire.message_id import parse_message_id
+
+#: Searches under way: each takes a thread, and the disk.
+SEARCHES_MAX: Final = 2
+_RETRY_AFTER_S: Final = 1.0
+
+
+class JsonFound(JsonDelivered, frozen=True, kw_only=True, omit_defaults=True):
+    """One message that was found, and where it is."""
+
+    subject: str
+    #: Of the record, in the commit log.
+    offset: int
+    stored_at_ms: int
+    #: What became of it in each group of its subject; asked for a message id only.
+    groups: Sequence[GroupFate] | None = None
+
+
+class JsonSearch(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a search, newest first."""
+
+    messages: list[JsonFound]
+    #: There are more than were asked for.
+    has_more: bool
+    #: What is not listed is not there; else see the other three.
+    is_complete: bool
+    #: Offset of the commit log below which everything was indexed.
+    indexed_up_to: int
+    #: Where the commit log ended.
+    log_end: int
+    #: Bytes that neither the index nor the search covered.
+    unsearched_bytes: int
+
+
+class Finder:
+    """Searches of one broker; belongs to the loop thread."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._running = 0
+
+    async def by_id(self, message_id: str, count: int) -> JsonSearch:
+        """All places of a message, and what became of it in its groups."""
+        wanted = parse_message_id(message_id)
+        result = await self._run(lambda: self._broker.query.search.by_id(wanted, count))
+        query = self._broker.query
+        return _answer(
+            result,
+            [_found(one, query.fates(one.subject, one.sequence)) for one in result.found],
+        )
+
+    async def by_key(self, subject: str, key: str, times: TimeRange, count: int) -> JsonSearch:
+        """Messages of a subject with this key, stored in this time."""
+        search = self._broker.query.search
+        result = await self._run(lambda: search.by_key(subject, key, times, count))
+        return _answer(result, [_found(one) for one in result.found])
+
+    async def _run(self, search: Callable[[], SearchResult]) -> SearchResult:
+        if self._running >= SEARCHES_MAX:
+            raise BusyError(
+                f"{self._running} searches are under way; allowed: {SEARCHES_MAX}",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        self._running += 1
+        try:
+            return await asyncio.to_thread(search)
+        finally:
+            self._running -= 1
+
+
+def _answer(result: SearchResult, messages: list[JsonFound]) -> JsonSearch:
+    return JsonSearch(
+        messages=messages,
+        has_more=result.has_more,
+        is_complete=result.is_complete,
+        indexed_up_to=result.indexed_offset,
+        log_end=result.next_offset,
+        unsearched_bytes=result.unsearched_bytes,
+    )
+
+
+def _found(one: FoundRecord, groups: Sequence[GroupFate] | None = None) -> JsonFound:
+    shown = record_to_json(one.subject, one.record, one.sequence)
+    return JsonFound(
+        **msgspec.structs.asdict(shown),
+        subject=one.subject,
+        offset=one.physical_offset,
+        stored_at_ms=one.stored_at_ms,
+        groups=groups,
+    )

@@ -1,0 +1,77 @@
+"""What became of one message in one group: the answer to "did they get it?"."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from qmq_broker.service.groups import GroupState
+
+
+class Fate(StrEnum):
+    """Where a message stands in a group; exactly one holds."""
+
+    #: The group has not come to it.
+    NOT_YET = "not yet"
+    #: A consumer has it.
+    IN_FLIGHT = "in flight"
+    #: It was given back and will be given again.
+    WAITING = "waiting"
+    #: The group does not get it again.
+    DEAD = "dead"
+    #: Acked, or passed when the group began behind it or was moved on.
+    PASSED = "passed"
+
+
+class GroupFate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The fate of one message in one group, with what is known beside it."""
+
+    group: str
+    state: Fate
+    #: Deliveries so far, where they are known.
+    attempts: int = 0
+    #: Who has it.
+    consumer: str = ""
+    #: When the lease ends, or when it is given again, or when it died.
+    at_ms: int = 0
+    #: Why it died.
+    reason: str = ""
+    #: What the last consumer said.
+    error: str = ""
+
+
+def fate_of(state: GroupState, sequence: int) -> GroupFate:
+    """What became of this message in this group. Requires: the thread of the group."""
+    if sequence >= state.cursor:
+        return GroupFate(group=state.group, state=Fate.NOT_YET)
+    dead = state.dead.get(sequence)
+    if dead is not None:
+        return GroupFate(
+            group=state.group,
+            state=Fate.DEAD,
+            attempts=dead.attempts,
+            at_ms=dead.at_ms,
+            reason=dead.reason,
+            error=dead.error,
+        )
+    for run in state.redeliveries.runs():
+        if run.first <= sequence < run.next:
+            return GroupFate(
+                group=state.group,
+                state=Fate.WAITING,
+                attempts=run.attempts,
+                at_ms=run.retry_at_ms,
+                error=run.error,
+            )
+    for consumer, log in state.consumers():
+        for lease in log.leases():
+            if lease.first_sequence <= sequence < lease.next_sequence:
+                return GroupFate(
+                    group=state.group,
+                    state=Fate.IN_FLIGHT,
+                    attempts=lease.attempt,
+                    consumer=consumer,
+                    at_ms=lease.until_ms,
+                )
+    return GroupFate(group=state.group, state=Fate.PASSED)
