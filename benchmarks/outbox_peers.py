@@ -37,7 +37,7 @@ PEERS: Final = {
 }
 #: Some seconds of work for each; rates do not depend on it.
 MESSAGES: Final = {
-    US: {"tiny": 50, "quick": 10_000, "full": 50_000},
+    US: {"tiny": 50, "quick": 10_000, "full": 30_000},
     "faststream-outbox": {"tiny": 20, "quick": 2_000, "full": 10_000},
     "procrastinate": {"tiny": 10, "quick": 150, "full": 600},
     "pgqueuer": {"tiny": 20, "quick": 500, "full": 3_000},
