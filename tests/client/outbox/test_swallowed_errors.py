@@ -6,7 +6,8 @@ Either everything that was sent is stored with the rest, or the commit raises an
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -15,7 +16,8 @@ from sqlalchemy.orm import Session
 from qmq_client.errors import OutboxMissingError, OutboxRowLostError
 from tests.client.outbox.interference import Deadlock, locked_row, make_lock_rows
 from tests.client.publishing import sweep
-from tests.client.world import OUTBOX, Order, World
+from tests.client.world import OUTBOX, Order, World, a_world
+from tests.services.databases import Database
 
 Outcome = tuple[list[str], list[str], set[str]]
 NOTHING: Outcome = ([], [], set())
@@ -211,3 +213,41 @@ def test_E5_S2_a_rollback_behind_the_back_sends_nothing(any_world: World, ending
         with pytest.raises(OutboxRowLostError):
             session.commit()
     assert world.outcome()[1:] == ([], set())
+
+
+def test_E16_S2_an_error_of_the_drivers_own_cursor_swallowed_before_the_commit(
+    any_world: World,
+) -> None:
+    world = any_world
+    with Session(world.engine) as session:
+        add(world, session, "before")
+        cursor = session.connection().connection.cursor()
+        with pytest.raises(Exception, match=r"(?i)null"):
+            cursor.execute("INSERT INTO business_order (id, label) VALUES (1, NULL)")
+        cursor.close()
+        if world.kind == "postgresql":
+            with pytest.raises(OutboxRowLostError):
+                session.commit()
+        else:
+            add(world, session, "later")
+            session.commit()
+    assert world.outcome() == (NOTHING if world.kind == "postgresql" else TWO_AND_LATER)
+
+
+def test_E16_S1_S2_strict_mode_finds_a_deadlock_that_only_the_driver_saw(
+    mysql_database: Database, tmp_path: Path
+) -> None:
+    """MySQL's answer says nothing of the end of the transaction; only a look at the row does."""
+    with a_world(tmp_path, database=mysql_database, strict=True) as world:
+        make_lock_rows(world)
+        with Session(world.engine) as session:
+            add(world, session, "before")
+            cursor = session.connection().connection.cursor()
+            with Deadlock(world) as other, closing(cursor):
+                cursor.execute(other.first)
+                other.close_the_circle()
+                with pytest.raises(Exception, match="Deadlock"):
+                    cursor.execute(other.second)
+            with pytest.raises(OutboxRowLostError):
+                session.commit()
+        assert world.outcome() == NOTHING
