@@ -162,6 +162,7 @@ def stuck_row(message: Message) -> dict[str, object]:
 def sweep(control: Control, *, url: str, broker_url: str) -> None:
     """The watchdog's process: one order, one drain."""
     import httpx  # noqa: F401  # loaded with the first request otherwise; a daemon has it long since
+
     from qmq_watchdog.databases import open_database
     from qmq_watchdog.sweep import Sweep
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from qmq_client.request_headers import RESERVED_PREFIX, check_header_name, with_request_headers
+from qmq_client.typed import json_as
 from qmq_client.wire.errors import (
     EncodingError,
     InvalidMessageError,
@@ -26,7 +27,6 @@ from qmq_client.wire.errors import (
 from qmq_client.wire.message_id import dedupe_message_id, format_message_id, parse_message_id
 from qmq_client.wire.names import check_name, shorten
 from qmq_client.wire.record import BodyKind, Record
-from qmq_client.wire.typed import json_as
 
 #: As long as an ordering key; only its hash is kept.
 DEDUPE_KEY_BYTES_MAX: Final = 255

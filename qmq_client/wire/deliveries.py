@@ -122,3 +122,7 @@ def _messages(
             )
             first += length
             pull_sequence += 1
+
+
+#: See the end of `requests.py`.
+_READ_NOW: Final = msgspec.msgpack.Decoder(DeliveriesHead)

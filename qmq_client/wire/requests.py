@@ -18,7 +18,6 @@ import msgspec
 from qmq_client.wire.errors import EncodingError, ProtocolError
 from qmq_client.wire.frame import FrameKind, build_frame, parse_frame
 from qmq_client.wire.names import shorten
-from qmq_client.wire.typed import json_as, msgpack_as
 
 FRAME_CONTENT_TYPE: Final = "application/vnd.qmq.frame"
 JSON_CONTENT_TYPE: Final = "application/json"
@@ -171,8 +170,7 @@ def encode_json(value: msgspec.Struct) -> bytes:
 def decode_json(data: bytes, kind: type[T]) -> T:
     """A request or answer of type `kind` from JSON; raises `ProtocolError`."""
     try:
-        value: T = json_as(data, kind)
-        return value
+        return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"JSON: {error}") from error
 
@@ -180,8 +178,7 @@ def decode_json(data: bytes, kind: type[T]) -> T:
 def decode_msgpack(data: bytes, kind: type[T]) -> T:
     """A value of type `kind` from MessagePack; raises `ProtocolError`."""
     try:
-        value: T = msgpack_as(data, kind)
-        return value
+        return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"MessagePack: {error}") from error
 
@@ -204,3 +201,11 @@ def sized_part(data: bytes, position: int) -> bytes:
     if first + length > len(data):
         raise ProtocolError(f"frame ends inside a part of {length} bytes", offset=position)
     return data[first : first + length]
+
+
+#: Their annotations are read by the one thread that imports this: msgspec does it at the first use
+#: otherwise, and a second thread there at the same time ends the process (see `qmq_client/typed.py`).
+_READ_NOW: Final = [
+    msgspec.json.Decoder(kind)
+    for kind in (SettleRequest, SettleAnswer, PullRequest, SendAnswer, ErrorAnswer)
+]

@@ -1,4 +1,4 @@
-"""Values of a given type from JSON and MessagePack, whatever number of threads ask at once.
+"""Values of an application's types from JSON, whatever number of threads ask at once.
 
 msgspec reads a struct's annotations at the first use of the type and keeps what it has read so far
 where other threads find it. A thread that decodes the same type meanwhile follows an empty entry and
@@ -29,11 +29,6 @@ def json_as(data: bytes, kind: Any) -> Any:
     return decoder.decode(data)
 
 
-def msgpack_as(data: bytes, kind: Any) -> Any:
-    """A value of type `kind`; raises what `msgspec.msgpack.decode` does."""
-    return _msgpack_decoder(kind).decode(data)
-
-
 def _new_json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     with _MAKING:
         return msgspec.json.Decoder(kind)
@@ -42,9 +37,3 @@ def _new_json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 @lru_cache(maxsize=DECODERS_MAX)
 def _json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return _new_json_decoder(kind)
-
-
-@lru_cache(maxsize=DECODERS_MAX)
-def _msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    with _MAKING:
-        return msgspec.msgpack.Decoder(kind)
