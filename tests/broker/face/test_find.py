@@ -111,7 +111,7 @@ def test_what_became_of_a_message_is_told_for_each_group(rig: Rig, client: Clien
     assert (held["state"], held["consumer"], held["attempts"]) == ("in flight", "one", 1)
     assert held["at_ms"] > rig.now_ms
     dead = fates(1)[GROUP]
-    assert (dead["state"], dead["attempts"], dead["reason"]) == ("dead", 1, "no such flight")
+    assert (dead["state"], dead["reason"], dead["error"]) == ("dead", "rejected", "no such flight")
     waiting = fates(2)[GROUP]
     assert (waiting["state"], waiting["attempts"]) == ("waiting", 1)
     assert (waiting["at_ms"], waiting["error"]) == (rig.now_ms + 5_000, "TimeoutError")
