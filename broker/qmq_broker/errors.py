@@ -20,7 +20,7 @@
         ├── ConflictError         a message id stored before with other content
         └── InvalidRecordError    one record of the request is damaged; names its message
 
-Foreign exceptions (`OSError`) are translated at one door, `storage/disk.py`.
+Foreign exceptions (`OSError`) are translated at one door, `storage/disk_errors.py`.
 """
 
 from __future__ import annotations

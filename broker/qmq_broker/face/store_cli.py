@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Final
 
 import click
@@ -18,10 +19,25 @@ import msgspec
 from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.errors import CorruptionError, DiskError, NoRoomError, StoreError
 from qmq_broker.face.exit_codes import ExitCode
+from qmq_broker.storage.backup import Backup
 from qmq_broker.storage.faults import Level
 from qmq_broker.storage.verify import Verification
 
 MENDED_AT_START: Final = 1
+#: What `dump` can show; its module is loaded only when it is run.
+DUMPED: Final = (
+    "actions",
+    "checkpoint",
+    "clean",
+    "entries",
+    "format",
+    "frames",
+    "queues",
+    "records",
+    "retained",
+    "segments",
+    "snapshot",
+)
 _DIRECTORY: Final = click.Path(exists=True, file_okay=False)
 
 
@@ -41,25 +57,146 @@ def verify(directory: str, *, is_deep: bool, as_json: bool, workers: int | None)
     Exit codes: 0 all is well, 1 derived files are wrong and made again by the next start, 3 in use or
     no data directory, 4 accepted data is damaged.
     """
-    from qmq_broker.face.store_workers import runner, workers_here
-    from qmq_broker.service.snapshot import decode_groups
-    from qmq_broker.storage.disk import OsDisk
-    from qmq_broker.storage.verify import verify_store
-
     with store_errors():
-        found = verify_store(
-            OsDisk(directory),
-            SYSTEM_CLOCK,
-            check_groups=lambda content: decode_groups(content, 0),
-            is_deep=is_deep,
-            run=runner(directory, workers or workers_here()),
-        )
+        found = _verified(directory, is_deep=is_deep, workers=workers)
     if as_json:
         click.echo(msgspec.json.encode(found))
     else:
         for line in _lines(found):
             click.echo(line)
     sys.exit(_exit_code(found))
+
+
+@store.command()
+@click.argument("kind", type=click.Choice(DUMPED))
+@click.argument("directory", type=_DIRECTORY)
+@click.option("--subject", help="Only what belongs to this subject.")
+@click.option(
+    "--from",
+    "first",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    help="Offset in the log to begin at; of entries, the sequence.",
+)
+@click.option("--limit", type=click.IntRange(1, 2**31), default=100, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each row.")
+def dump(
+    kind: str, directory: str, *, subject: str | None, first: int, limit: int, as_json: bool
+) -> None:
+    """Print what stands in the files of one KIND, also beside a running broker."""
+    from qmq_broker.face.store_dump import DumpQuestion
+    from qmq_broker.face.store_dump import dump as rows
+    from qmq_broker.storage.disk import OsDisk
+
+    question = DumpQuestion(subject=subject, first=first)
+    with store_errors():
+        for row in islice(rows(OsDisk(directory), kind, question), limit):
+            if as_json:
+                click.echo(msgspec.json.encode(row))
+            else:
+                click.echo("  ".join(f"{name}={_text(value)}" for name, value in row.items()))
+
+
+@store.command()
+@click.argument("directory", type=_DIRECTORY)
+@click.argument("what", type=click.Choice(["queues", "all"]), default="queues")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def rebuild(directory: str, what: str, *, as_json: bool) -> None:
+    """Make derived files of a stopped broker again from the logs: the consume queues, or all.
+
+    With `all` the key index is removed too; the broker makes it again in the background.
+    """
+    from qmq_broker.storage.disk import OsDisk
+    from qmq_broker.storage.rebuild import rebuild_store
+
+    with store_errors():
+        done = rebuild_store(OsDisk(directory), SYSTEM_CLOCK, with_index=what == "all")
+    if as_json:
+        click.echo(msgspec.json.encode(done))
+        return
+    click.echo(
+        f"{done.entries} entries of {done.subjects} subjects, up to offset {done.indexed_offset} "
+        f"({done.duration_ms / 1000:.1f} s)"
+    )
+    if what == "all":
+        click.echo(f"{done.index_files} files of the key index removed")
+
+
+@store.command()
+@click.argument("directory", type=_DIRECTORY)
+@click.argument("target", type=click.Path(file_okay=False))
+@click.option("--copy", "no_links", is_flag=True, help="Copy sealed segments, link none.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def backup(directory: str, target: str, *, no_links: bool, as_json: bool) -> None:
+    """Copy a data directory into the empty directory TARGET, also while a broker writes it.
+
+    Everything acknowledged before is in the copy, and the copy opens. On the same file system sealed
+    segments are linked, not copied: they take no room, and share the fate of the disk.
+    """
+    from qmq_broker.storage.backup import back_up
+    from qmq_broker.storage.disk import OsDisk
+    from qmq_broker.storage.disk_links import link_file
+
+    with store_errors():
+        source, copy = OsDisk(directory), OsDisk(target)
+        made = back_up(
+            source,
+            copy,
+            SYSTEM_CLOCK,
+            link=lambda path: not no_links and link_file(source, path, copy),
+        )
+    _say_copied(made, as_json)
+
+
+@store.command()
+@click.argument("directory", type=_DIRECTORY)
+@click.argument("target", type=click.Path(file_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def restore(directory: str, target: str, *, as_json: bool) -> None:
+    """Copy the backup DIRECTORY, verified first, into the empty directory TARGET.
+
+    The backup stays as it is. A damaged or half-made one is refused (exit codes 4 and 3).
+    """
+    from qmq_broker.storage.backup import back_up
+    from qmq_broker.storage.disk import OsDisk
+
+    with store_errors():
+        found = _verified(directory, is_deep=False, workers=None)
+        if found.worst is Level.DAMAGED:
+            for line in _lines(found):
+                click.echo(line, err=True)
+            sys.exit(ExitCode.CORRUPTION)
+        made = back_up(OsDisk(directory), OsDisk(target), SYSTEM_CLOCK, link=lambda path: False)
+    _say_copied(made, as_json)
+
+
+def _say_copied(made: Backup, as_json: bool) -> None:
+    if as_json:
+        click.echo(msgspec.json.encode(made))
+        return
+    click.echo(
+        f"commit log from offset {made.first_offset} to {made.next_offset}: {made.linked_segments} "
+        f"segments linked, {made.copied_bytes} bytes copied ({made.duration_ms / 1000:.1f} s)"
+    )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _verified(directory: str, *, is_deep: bool, workers: int | None) -> Verification:
+    from qmq_broker.face.store_workers import runner, workers_here
+    from qmq_broker.service.snapshot import decode_groups
+    from qmq_broker.storage.disk import OsDisk
+    from qmq_broker.storage.verify import verify_store
+
+    return verify_store(
+        OsDisk(directory),
+        SYSTEM_CLOCK,
+        check_groups=lambda content: decode_groups(content, 0),
+        is_deep=is_deep,
+        run=runner(directory, workers or workers_here()),
+    )
 
 
 def _lines(found: Verification) -> Iterator[str]:

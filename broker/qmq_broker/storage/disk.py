@@ -19,21 +19,14 @@ import os
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from qmq_broker.errors import (
-    DiskError,
-    DiskFullError,
-    FilesFullError,
-    LockedError,
-    StoreError,
-)
+from qmq_broker.errors import DiskError, LockedError
+from qmq_broker.storage.disk_errors import translate
 
 #: Buffers in one gathering write; the operating system refuses more.
 IOV_MAX: Final = 1024
 _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
 _HOLDER_BYTES_MAX: Final = 200
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_FILES_FULL: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _NOT_SUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 #: Absent on some systems; a full sync does the same and more.
 _sync_data = getattr(os, "fdatasync", os.fsync)
@@ -65,6 +58,10 @@ class DiskFile(Protocol):
 
     def length(self) -> int:
         """Bytes in the file."""
+        ...
+
+    def links(self) -> int:
+        """Names that this file has, here and in other directories of the same file system."""
         ...
 
     def close(self) -> None:
@@ -134,7 +131,7 @@ class OsDisk:
                 _sync_names(os.path.dirname(self.root))
             self._root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise _translate(error, "open", self.root) from error
+            raise translate(error, "open", self.root) from error
 
     def close(self) -> None:
         """Give the root back; files stay usable. Safe to call twice."""
@@ -146,7 +143,7 @@ class OsDisk:
         try:
             descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            raise _translate(error, "open", path) from error
+            raise translate(error, "open", path) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -155,14 +152,14 @@ class OsDisk:
             raise LockedError(directory=self.root, holder=text) from error
         except OSError as error:
             os.close(descriptor)
-            raise _translate(error, "lock", path) from error
+            raise translate(error, "lock", path) from error
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, holder.encode(), 0)
             root = os.dup(self._root)
         except OSError as error:
             os.close(descriptor)
-            raise _translate(error, "write", path) from error
+            raise translate(error, "write", path) from error
         return OsLock(self.root, path, root=root, descriptor=descriptor)
 
     def open(self, path: str, *, is_new: bool = False) -> OsFile:
@@ -170,7 +167,7 @@ class OsDisk:
         try:
             return OsFile(path, self._open(path, flags))
         except OSError as error:
-            raise _translate(error, "open", path) from error
+            raise translate(error, "open", path) from error
 
     def names(self, directory: str) -> list[str]:
         try:
@@ -178,7 +175,7 @@ class OsDisk:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise _translate(error, "list", directory) from error
+            raise translate(error, "list", directory) from error
         try:
             return sorted(os.listdir(descriptor))
         finally:
@@ -194,7 +191,7 @@ class OsDisk:
         except FileExistsError:
             return
         except OSError as error:
-            raise _translate(error, "make", path) from error
+            raise translate(error, "make", path) from error
 
     def sync_directory(self, path: str) -> None:
         try:
@@ -204,7 +201,7 @@ class OsDisk:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise _translate(error, "sync of directory", path) from error
+            raise translate(error, "sync of directory", path) from error
 
     def rename(self, old: str, new: str) -> None:
         try:
@@ -215,7 +212,7 @@ class OsDisk:
             finally:
                 os.close(parent)
         except OSError as error:
-            raise _translate(error, "rename", old) from error
+            raise translate(error, "rename", old) from error
 
     def unlink(self, path: str) -> None:
         try:
@@ -225,13 +222,13 @@ class OsDisk:
             finally:
                 os.close(parent)
         except OSError as error:
-            raise _translate(error, "unlink", path) from error
+            raise translate(error, "unlink", path) from error
 
     def free_bytes(self) -> int:
         try:
             status = os.fstatvfs(self._root)
         except OSError as error:
-            raise _translate(error, "free space", self.root) from error
+            raise translate(error, "free space", self.root) from error
         return status.f_bavail * status.f_frsize
 
     def _open(self, path: str, flags: int) -> int:
@@ -273,7 +270,7 @@ class OsFile:
                     break
                 data += more
         except OSError as error:
-            raise _translate(error, "read", self.path) from error
+            raise translate(error, "read", self.path) from error
         return data
 
     def write(self, position: int, parts: Sequence[bytes | memoryview]) -> None:
@@ -286,7 +283,7 @@ class OsFile:
                 if written < count:
                     position = self._write_rest(position, memoryview(b"".join(batch))[written:])
         except OSError as error:
-            raise _translate(error, "write", self.path) from error
+            raise translate(error, "write", self.path) from error
 
     def _write_rest(self, position: int, rest: memoryview) -> int:
         """Go on after a short write until all is written; returns the position behind it."""
@@ -303,7 +300,7 @@ class OsFile:
             _sync_data(self._descriptor)
             names = os.fstat(self._descriptor).st_nlink
         except OSError as error:
-            raise _translate(error, "sync", self.path) from error
+            raise translate(error, "sync", self.path) from error
         if not names:
             raise DiskError(operation="sync", path=self.path, reason="the file was removed")
 
@@ -320,19 +317,25 @@ class OsFile:
             if os.fstat(self._descriptor).st_size < length:
                 os.ftruncate(self._descriptor, length)
         except OSError as error:
-            raise _translate(error, "allocate", self.path) from error
+            raise translate(error, "allocate", self.path) from error
 
     def truncate(self, length: int) -> None:
         try:
             os.ftruncate(self._descriptor, length)
         except OSError as error:
-            raise _translate(error, "truncate", self.path) from error
+            raise translate(error, "truncate", self.path) from error
 
     def length(self) -> int:
         try:
             return os.fstat(self._descriptor).st_size
         except OSError as error:
-            raise _translate(error, "length", self.path) from error
+            raise translate(error, "length", self.path) from error
+
+    def links(self) -> int:
+        try:
+            return os.fstat(self._descriptor).st_nlink
+        except OSError as error:
+            raise translate(error, "look", self.path) from error
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -359,7 +362,7 @@ class OsLock:
             is_root = _is_same(os.stat(self._directory), os.fstat(self._root))
             found = os.stat(self._path, dir_fd=self._root, follow_symlinks=False)
         except OSError as error:
-            raise _translate(error, "look", f"{self._directory}/{self._path}") from error
+            raise translate(error, "look", f"{self._directory}/{self._path}") from error
         if not is_root or not _is_same(found, os.fstat(self._descriptor)):
             raise DiskError(
                 operation="look",
@@ -384,14 +387,3 @@ def _sync_names(directory: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _translate(error: OSError, operation: str, path: str) -> StoreError:
-    reason = error.strerror or str(error)
-    if error.errno in _FULL:
-        return DiskFullError(f"{operation} of {path}: {reason}. Make room on the disk.")
-    if error.errno in _FILES_FULL:
-        return FilesFullError(f"{operation} of {path}: {reason}. Raise the limit of open files.")
-    if error.errno == errno.ELOOP:
-        reason += " (symbolic links are not followed below the data directory)"
-    return DiskError(operation=operation, path=path or ".", reason=reason)

@@ -38,7 +38,7 @@ KNOWN_NAMES: Final = frozenset(
         layout.ACTION_LOG,
         layout.CONSUME_QUEUES,
         layout.STATE,
-        "index",
+        layout.INDEX,
         "quarantine",
     }
 )
@@ -109,7 +109,7 @@ def _names(disk: Disk, files: SmallFiles) -> None:
             files.faults.append(ignored(name, "not a file of ours", "Nobody reads it."))
     for name in disk.names(layout.STATE):
         path = f"{layout.STATE}/{name}"
-        known = {layout.QUEUE_TABLE, layout.RETAINED, *layout.SNAPSHOTS}
+        known = {layout.QUEUE_TABLE, layout.INDEX_TABLE, layout.RETAINED, *layout.SNAPSHOTS}
         if path.removesuffix(layout.DRAFT_SUFFIX) not in known:
             files.faults.append(ignored(path, "not a file of ours", "Nobody reads it."))
 

@@ -8,7 +8,7 @@ as in `log_recovery.py`. Changes nothing, keeps nothing but counts and ranges in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -126,8 +126,40 @@ def _survey_run(
 def _next_good(segments: Segments, base: int, scan: FrameScan, epoch: int) -> int:
     """Where the next frame of this log begins behind the bad one; the segment's end for none."""
     offset = max(scan.search_offset, scan.next_offset + FRAME_ALIGNMENT_BYTES)
+    return _first_claim(segments, base, offset, epoch)
+
+
+def _first_claim(segments: Segments, base: int, offset: int, epoch: int) -> int:
     next_base = base + segments.segment_bytes
     if offset < next_base:
         for header in claims_in_segment(segments, base, offset, epoch=epoch):
             return header.physical_offset
     return next_base
+
+
+def walk(
+    segments: Segments, kinds: frozenset[FrameKind], *, store_id: bytes, offset: int
+) -> Iterator[ScannedFrame | DamagedRange]:
+    """Every good frame of a log from the first one at or behind `offset` on, and what lies between.
+
+    The last range is the rest behind the log's end. `offset` need not be the beginning of a frame.
+    """
+    for base in segments.bases_from(offset):
+        first, next_base = max(base, offset), base + segments.segment_bytes
+        if first > base:
+            first += -first % FRAME_ALIGNMENT_BYTES
+            first = _first_claim(segments, base, first, 0)
+        while first < next_base:
+            scan = FrameScan(segments, kinds, store_id=store_id, first_offset=first)
+            try:
+                for frame in scan:
+                    yield frame
+                    if scan.next_offset >= next_base:
+                        break
+            except CorruptionError as error:
+                yield DamagedRange(first, next_base, error.reason)
+                break
+            if scan.next_offset >= next_base:
+                break
+            first = _next_good(segments, base, scan, scan.last.epoch if scan.last else 0)
+            yield DamagedRange(scan.next_offset, first, scan.reason)

@@ -212,9 +212,9 @@ class SegmentedLog:
     def _take(self, base: int, grown: int, stored_at_ms: int) -> None:
         segments = self._segments
         try:
-            if not segments.has(base) and segments.spares:
-                segments.adopt(base, self._head(base, stored_at_ms, is_recycled=True))
-                self._allocated[base] = segments.file(base).length()
+            while not segments.has(base) and segments.spares:
+                if segments.adopt(base, self._head(base, stored_at_ms, is_recycled=True)):
+                    self._allocated[base] = segments.file(base).length()
             more_bytes = grown - self._allocated.get(base, 0)
             if more_bytes <= 0:
                 return

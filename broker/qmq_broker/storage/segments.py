@@ -102,14 +102,20 @@ class Segments:
             raise
         self._add(base, file)
 
-    def adopt(self, base: int, head: bytes) -> None:
+    def adopt(self, base: int, head: bytes) -> bool:
         """A spare as a new segment that begins with `head`; durable on return.
 
+        Returns false, with one spare less, when a backup has the same file: it is not written over.
         Requires: there is a spare. Until its last step the file is a spare like any other.
         """
         number = self.spares[-1]
         file = self.disk.open(spare_path(self.directory, number))
         try:
+            if file.links() > 1:
+                self.disk.unlink(spare_path(self.directory, number))
+                self.spares.pop()
+                file.close()
+                return False
             file.write(0, [head])
             file.sync()
             self.disk.rename(spare_path(self.directory, number), segment_path(self.directory, base))
@@ -119,6 +125,7 @@ class Segments:
             raise
         self.spares.pop()
         self._add(base, file)
+        return True
 
     def give_up(self, base: int, *, spares_max: int) -> None:
         """Take a whole segment away, or keep it as a spare while there are fewer than that.

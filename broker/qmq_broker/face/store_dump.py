@@ -1,0 +1,298 @@
+"""What stands in the files of a data directory, row by row, for people and for other tools.
+
+Each kind is a generator of rows that can be written as JSON; nothing is held in memory but the one
+that is made. No lock is taken and nothing is changed: beside a running broker it shows what the files
+hold at that moment. What is damaged is a row of its own, with the reason.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final
+
+import msgspec
+
+from qmq_broker.errors import CorruptionError, StoreError
+from qmq_broker.face.json_messages import record_to_json
+from qmq_broker.service.snapshot import SnapshotImage
+from qmq_broker.storage import layout
+from qmq_broker.storage.action_log import ACTION_KINDS
+from qmq_broker.storage.actions import Action
+from qmq_broker.storage.commit_log import COMMIT_KINDS
+from qmq_broker.storage.consume_queues import QueueTable
+from qmq_broker.storage.disk import Disk
+from qmq_broker.storage.format_file import Format, read_format
+from qmq_broker.storage.frame_scan import ScannedFrame
+from qmq_broker.storage.inspect_files import sealed_array, slots
+from qmq_broker.storage.inspect_log import walk
+from qmq_broker.storage.queue_files import ENTRY_BYTES, QueueFiles
+from qmq_broker.storage.retained import read_retained
+from qmq_broker.storage.segments import Segments
+from qmq_broker.storage.small_file import read_file, unseal
+from qmq_broker.storage.snapshots import Snapshot
+from qmq_broker.storage.verify_segment import log_frame
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind
+from qmq_client.wire.requests import decode_msgpack, sized_part
+
+Row = dict[str, Any]
+_ENTRY: Final = struct.Struct(">QIQ")
+_ENTRIES_PER_READ: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpQuestion:
+    """Which rows are asked for."""
+
+    subject: str | None = None
+    #: Offset in the log; of entries the sequence.
+    first: int = 0
+
+
+def dump(disk: Disk, kind: str, question: DumpQuestion) -> Iterator[Row]:
+    """The rows of one kind of `KINDS`; raises `StoreError` when this is no data directory."""
+    format_ = read_format(disk)
+    if format_ is None:
+        raise StoreError("this is no data directory: FORMAT is missing")
+    yield from KINDS[kind](disk, format_, question)
+
+
+def _format(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
+    yield {
+        "store_id": format_.store_id.hex(),
+        "segment_bytes": format_.segment_bytes,
+        "action_segment_bytes": format_.action_segment_bytes,
+        "queue_entries_per_file": format_.queue_entries_per_file,
+    }
+
+
+def _clean(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
+    data = read_file(disk, layout.CLEAN)
+    if data is None:
+        return
+    content = unseal(data)
+    if content is None:
+        yield _damaged(layout.CLEAN, 0, len(data), "its checksum does not fit")
+    else:
+        yield msgspec.json.decode(content)
+
+
+def _checkpoint(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
+    for path, slot in slots(disk):
+        if slot is None:
+            yield _damaged(path, 0, None, "not a whole slot")
+        else:
+            yield {"file": path} | msgspec.to_builtins(slot)
+
+
+def _retained(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
+    try:
+        retained = read_retained(disk, format_.store_id)
+    except CorruptionError as error:
+        yield _damaged(layout.RETAINED, 0, None, error.reason)
+        return
+    yield {"first_offset": retained.first_offset, "first_sequences": retained.first_sequences}
+
+
+def _queues(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
+    table, reason = sealed_array(disk, layout.QUEUE_TABLE, QueueTable)
+    if reason:
+        yield _damaged(layout.QUEUE_TABLE, 0, None, reason)
+    for state in table.queues if table else ():
+        if question.subject in (None, state.subject):
+            assert table is not None
+            yield {"indexed_offset": table.indexed_offset} | _named(state)
+
+
+def _snapshot(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
+    for path in layout.SNAPSHOTS:
+        snapshot, reason = sealed_array(disk, path, Snapshot)
+        if reason:
+            yield _damaged(path, 0, None, reason)
+        if snapshot is None:
+            continue
+        try:
+            image = msgspec.msgpack.decode(snapshot.content, type=SnapshotImage)
+        except msgspec.MsgspecError as error:
+            yield _damaged(path, 0, None, str(error))
+            continue
+        head = {"file": path, "generation": snapshot.generation, "offset": snapshot.offset}
+        for group in image.groups:
+            if question.subject in (None, group.subject):
+                yield head | _named(group)
+
+
+def _segments(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
+    for log, segment_bytes in _logs(format_).items():
+        segments = Segments(disk, log, segment_bytes)
+        try:
+            for base in segments.bases:
+                yield {
+                    "file": layout.segment_path(log, base),
+                    "first_offset": base,
+                    "file_bytes": segments.file(base).length(),
+                    "made_at_ms": segments.made_at_ms(base),
+                    "is_recycled": segments.is_recycled(base),
+                }
+            for number in segments.spares:
+                yield {"file": layout.spare_path(log, number), "is_spare": True}
+        finally:
+            segments.close()
+
+
+def _frames(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
+    for frame in _walk(disk, format_, layout.COMMIT_LOG, question.first):
+        if isinstance(frame, dict):
+            yield frame
+            continue
+        header = frame.header
+        row: Row = {
+            "offset": frame.offset,
+            "kind": header.kind.name,
+            "frame_bytes": header.frame_bytes,
+            "records": header.record_count,
+            "stored_at_ms": header.stored_at_ms,
+            "epoch": header.epoch,
+            "durable_gap_bytes": header.durable_gap,
+        }
+        if header.kind is FrameKind.MESSAGES:
+            try:
+                runs = log_frame(frame).runs
+            except ProtocolError as error:
+                yield row | {"damaged": str(error)}
+                continue
+            if question.subject and question.subject not in [run.subject for run in runs]:
+                continue
+            row["runs"] = [[run.subject, run.first_sequence, run.count] for run in runs]
+        elif question.subject:
+            continue
+        yield row
+
+
+def _records(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
+    for frame in _walk(disk, format_, layout.COMMIT_LOG, question.first):
+        if isinstance(frame, dict):
+            yield frame
+        elif frame.header.kind is FrameKind.MESSAGES:
+            yield from _records_of(frame, question.subject)
+
+
+def _records_of(frame: ScannedFrame, subject: str | None) -> Iterator[Row]:
+    try:
+        messages = log_frame(frame)
+    except ProtocolError as error:
+        yield _damaged(layout.COMMIT_LOG, frame.offset, None, str(error))
+        return
+    index = 0
+    for run in messages.runs:
+        for sequence in range(run.first_sequence, run.first_sequence + run.count):
+            if subject in (None, run.subject):
+                data = messages.record(index)
+                yield {
+                    "offset": frame.offset + messages.positions[index],
+                    "record_bytes": len(data),
+                    "stored_at_ms": frame.header.stored_at_ms,
+                    "subject": run.subject,
+                } | msgspec.to_builtins(record_to_json(run.subject, data, sequence))
+            index += 1
+
+
+def _actions(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
+    for frame in _walk(disk, format_, layout.ACTION_LOG, question.first):
+        if isinstance(frame, dict):
+            yield frame
+        elif frame.header.kind is FrameKind.ACTIONS:
+            try:
+                actions = decode_msgpack(sized_part(frame.data, FRAME_HEADER_BYTES), list[Action])
+            except ProtocolError as error:
+                yield _damaged(layout.ACTION_LOG, frame.offset, None, str(error))
+                continue
+            for action in actions:
+                if question.subject in (None, action.subject):
+                    head = {"offset": frame.offset, "action": type(action).__name__}
+                    yield head | _named(action)
+
+
+def _entries(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
+    """Of one subject, or of all that have a folder: what is in their files."""
+    files = QueueFiles(disk, entries_per_file=format_.queue_entries_per_file, open_files=4)
+    table, _ = sealed_array(disk, layout.QUEUE_TABLE, QueueTable)
+    firsts = read_retained(disk, format_.store_id).first_sequences
+    try:
+        for state in table.queues if table else ():
+            if question.subject not in (None, state.subject):
+                continue
+            first = max(question.first, firsts.get(state.subject, 0))
+            for sequence in range(first, state.next_sequence, _ENTRIES_PER_READ):
+                after = min(sequence + _ENTRIES_PER_READ, state.next_sequence)
+                packed = files.read(state.subject, sequence, after)
+                assert len(packed) == (after - sequence) * ENTRY_BYTES
+                for number, entry in zip(count(sequence), _ENTRY.iter_unpack(packed), strict=False):
+                    yield {
+                        "subject": state.subject,
+                        "sequence": number,
+                        "offset": entry[0],
+                        "record_bytes": entry[1],
+                        "tag_hash": entry[2],
+                    }
+    finally:
+        files.close()
+
+
+def _walk(disk: Disk, format_: Format, log: str, offset: int) -> Iterator[ScannedFrame | Row]:
+    """Frames of a log; what is none is a row already."""
+    segments = Segments(disk, log, _logs(format_)[log])
+    kinds = COMMIT_KINDS if log == layout.COMMIT_LOG else ACTION_KINDS
+    try:
+        for found in walk(segments, kinds, store_id=format_.store_id, offset=offset):
+            if isinstance(found, ScannedFrame):
+                yield found
+            else:
+                path = segments.path(found.first_offset)
+                yield _damaged(path, found.first_offset, found.next_offset, found.reason)
+    finally:
+        segments.close()
+
+
+def _logs(format_: Format) -> dict[str, int]:
+    return {
+        layout.COMMIT_LOG: format_.segment_bytes,
+        layout.ACTION_LOG: format_.action_segment_bytes,
+    }
+
+
+def _damaged(path: str, first: int, next_: int | None, reason: str) -> Row:
+    """No good frame or file; behind the log's last frame this is the rest of its segment."""
+    return {"file": path, "first": first, "next": next_, "unreadable": reason}
+
+
+def _named(value: msgspec.Struct) -> Row:
+    """An array-like struct with the names of its fields."""
+    return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return _named(value)
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    return value
+
+
+#: What can be asked for, and how its rows are made.
+KINDS: Final[Mapping[str, Callable[[Disk, Format, DumpQuestion], Iterator[Row]]]] = {
+    "actions": _actions,
+    "checkpoint": _checkpoint,
+    "clean": _clean,
+    "entries": _entries,
+    "format": _format,
+    "frames": _frames,
+    "queues": _queues,
+    "records": _records,
+    "retained": _retained,
+    "segments": _segments,
+    "snapshot": _snapshot,
+}

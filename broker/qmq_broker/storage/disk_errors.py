@@ -1,0 +1,23 @@
+"""What the operating system says, in our words: the one place where an `OSError` becomes an error of ours."""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from qmq_broker.errors import DiskError, DiskFullError, FilesFullError, StoreError
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FILES_FULL: Final = frozenset({errno.EMFILE, errno.ENFILE})
+
+
+def translate(error: OSError, operation: str, path: str) -> StoreError:
+    """The error for a call that failed on a path below the data directory."""
+    reason = error.strerror or str(error)
+    if error.errno in _FULL:
+        return DiskFullError(f"{operation} of {path}: {reason}. Make room on the disk.")
+    if error.errno in _FILES_FULL:
+        return FilesFullError(f"{operation} of {path}: {reason}. Raise the limit of open files.")
+    if error.errno == errno.ELOOP:
+        reason += " (symbolic links are not followed below the data directory)"
+    return DiskError(operation=operation, path=path or ".", reason=reason)
