@@ -172,9 +172,14 @@ def _table(disk: Disk, format_: Format, files: SmallFiles) -> None:
         table = None
     if reason:
         files.faults.append(rebuilt(layout.QUEUE_TABLE, reason))
-    elif table is None and files.is_clean:
+    elif table is None and files.is_clean and _has_messages(files):
         files.faults.append(rebuilt(layout.QUEUE_TABLE, "missing after a clean stop"))
     files.table = table
+
+
+def _has_messages(files: SmallFiles) -> bool:
+    last = files.checkpoint
+    return last is not None and last.commit_log.durable_offset > files.retained.first_offset
 
 
 def _snapshot(

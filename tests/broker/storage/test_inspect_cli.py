@@ -1,0 +1,205 @@
+"""`qmq store` as people call it: on real files, beside a real broker."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from qmq_broker.face.exit_codes import ExitCode
+from qmq_broker.face.store_cli import DUMPED, MENDED_AT_START, store
+from qmq_broker.face.store_dump import KINDS
+from qmq_broker.storage.actions import GroupDefined
+from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.store import Store
+from tests.broker.face.process import BrokerProcess
+from tests.broker.face.test_process import HEADERS, pull_all
+from tests.broker.service.rig import make_frame, new_ids
+from tests.crash.recording_disk import RecordingDisk
+from tests.crash.world import OPTIONS, FakeClock, World
+from tests.crash.world import make_frame as frame_of
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(store, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A directory that was stopped in order, with three segments and a group."""
+    directory = tmp_path / "data"
+    clock = FakeClock()
+    opened = Store.open(OsDisk(str(directory)), clock, OPTIONS)
+    ids = World(RecordingDisk()).ids
+    for _ in range(12):
+        opened.append([frame_of(ids, {"orders": [60, 20], "Invoices": 30})])
+        opened.sync()
+    opened.actions.append([GroupDefined(1, "orders", "billing", 0, 16)])
+    opened.close()
+    return directory
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 4
+    path.write_bytes(content)
+
+
+def test_verify_says_all_is_well_in_a_few_lines(data: Path) -> None:
+    result = run("verify", data)
+    assert result.exit_code == ExitCode.OK
+    assert "12 frames with 36 records" in result.output
+    assert "2 subjects, 36 messages, stopped in order, epoch 1" in result.output
+    assert "all is well" in result.output
+
+
+def test_verify_ends_with_the_code_of_the_worst_fault(data: Path) -> None:
+    flip(data / "CLEAN", 3)
+    assert run("verify", data).exit_code == ExitCode.OK
+    flip(data / "consumequeue" / "orders" / f"{0:020d}", 3)
+    result = run("verify", data)
+    assert result.exit_code == MENDED_AT_START
+    assert "rebuilt: consumequeue/orders" in result.output
+    flip(data / "commitlog" / f"{0:020d}", 500)
+    result = run("verify", data, "--json")
+    assert result.exit_code == ExitCode.CORRUPTION
+    levels = [fault["level"] for fault in json.loads(result.output)["faults"]]
+    assert levels[0] == "damaged"
+    assert levels[-1] == "ignored"
+
+
+def test_verify_reads_with_several_processes_what_one_reads(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(data / "commitlog" / f"{0:020d}", 500)
+    alone = json.loads(run("verify", data, "--json", "--workers", "1").output)
+    monkeypatch.setattr("qmq_broker.face.store_workers.ALONE_BYTES_MAX", 0)
+    shared = json.loads(run("verify", data, "--json", "--workers", "2").output)
+    for found in (alone, shared):
+        del found["duration_ms"]
+    assert shared == alone
+
+
+def test_verify_and_rebuild_leave_a_running_broker_alone(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as process:
+        for command in ("verify", "rebuild"):
+            result = run(command, tmp_path / "data")
+            assert result.exit_code == ExitCode.DIRECTORY
+            assert "in use by pid" in result.output
+        assert process.stop() == ExitCode.OK
+    assert run("verify", tmp_path / "data").exit_code == ExitCode.OK
+
+
+def test_what_is_no_directory_is_wrong_usage_and_is_not_made(tmp_path: Path) -> None:
+    assert run("verify", tmp_path / "none").exit_code == ExitCode.USAGE
+    assert not (tmp_path / "none").exists()
+    assert run("verify", tmp_path).exit_code == ExitCode.DIRECTORY
+    assert run("dump", "frames", tmp_path).exit_code == ExitCode.DIRECTORY
+
+
+def test_dump_offers_the_kinds_that_it_knows() -> None:
+    assert set(DUMPED) == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", DUMPED)
+def test_dump_shows_every_kind_of_file_as_rows(data: Path, kind: str) -> None:
+    lines = run("dump", kind, data, "--json").output.splitlines()
+    rows = [json.loads(line) for line in lines]
+    counts = {
+        "actions": 2,
+        "checkpoint": 2,
+        "clean": 1,
+        "entries": 36,
+        "format": 1,
+        "queues": 2,
+        "records": 37,
+        "retained": 1,
+        "segments": 4,
+        "snapshot": 0,
+    }
+    assert len(rows) == counts.get(kind, len(rows))
+    assert len(run("dump", kind, data).output.splitlines()) == len(rows)
+    assert all(isinstance(row, dict) for row in rows)
+
+
+def test_dump_finds_its_way_from_any_offset_for_one_subject(data: Path) -> None:
+    everything = run("dump", "records", data, "--json", "--subject", "Invoices").output
+    rows = [row for row in map(json.loads, everything.splitlines()) if "sequence" in row]
+    assert [row["sequence"] for row in rows] == list(range(12))
+    later = run("dump", "records", data, "--json", "--from", "2500", "--limit", "1").output
+    first = json.loads(later)
+    assert 2500 <= first["offset"] < 3300
+    entry = run(
+        "dump", "entries", data, "--subject", "orders", "--from", "5", "--limit", "1"
+    ).output
+    assert entry.startswith("subject=orders  sequence=5  offset=")
+
+
+def test_dump_goes_on_behind_damage(data: Path) -> None:
+    flip(data / "commitlog" / f"{0:020d}", 500)
+    rows = [json.loads(line) for line in run("dump", "frames", data, "--json").output.splitlines()]
+    unreadable = [row for row in rows if "unreadable" in row]
+    assert unreadable[0]["next"] > unreadable[0]["first"] > 0
+    assert len([row for row in rows if row.get("kind") == "MESSAGES"]) == 11
+
+
+def test_rebuild_makes_the_queues_again(data: Path) -> None:
+    queue = data / "consumequeue" / "orders" / f"{0:020d}"
+    before = queue.read_bytes()
+    queue.unlink()
+    result = run("rebuild", data, "all")
+    assert result.exit_code == ExitCode.OK
+    assert "36 entries of 2 subjects" in result.output
+    assert queue.read_bytes() == before
+    assert run("verify", data).exit_code == ExitCode.OK
+
+
+def test_X3_a_backup_beside_a_running_broker_has_all_that_was_acknowledged(tmp_path: Path) -> None:
+    """While another thread sends; then the copy is restored and served."""
+    sent = 0
+    enough, stop = threading.Event(), threading.Event()
+
+    def send_on(url: str) -> None:
+        nonlocal sent
+        ids = new_ids()
+        with httpx.Client(base_url=url) as client:
+            while not stop.is_set():
+                frame = make_frame([b"%d" % sent, b"more"], ids=ids)
+                assert client.post("/v1/send", content=frame, headers=HEADERS).status_code == 200
+                sent += 2
+                if sent >= 40:
+                    enough.set()
+
+    with BrokerProcess(tmp_path / "data") as process:
+        thread = threading.Thread(target=send_on, args=(process.url,))
+        thread.start()
+        assert enough.wait(30)
+        acknowledged = sent
+        result = run("backup", tmp_path / "data", tmp_path / "copy")
+        stop.set()
+        thread.join(30)
+        assert process.stop() == ExitCode.OK
+    assert result.exit_code == ExitCode.OK, result.output
+    assert run("restore", tmp_path / "copy", tmp_path / "restored").exit_code == ExitCode.OK
+    with (
+        BrokerProcess(tmp_path / "restored") as process,
+        httpx.Client(base_url=process.url) as client,
+    ):
+        found = pull_all(client)
+        assert acknowledged <= len(found) <= sent
+        assert found == sorted(found)
+
+
+def test_X3_a_half_made_or_damaged_backup_is_not_restored(data: Path, tmp_path: Path) -> None:
+    assert run("backup", data, tmp_path / "copy", "--copy").exit_code == ExitCode.OK
+    flip(tmp_path / "copy" / "commitlog" / f"{2048:020d}", 100)
+    result = run("restore", tmp_path / "copy", tmp_path / "restored")
+    assert result.exit_code == ExitCode.CORRUPTION
+    assert not (tmp_path / "restored").exists()
+    (tmp_path / "copy" / "FORMAT").unlink()
+    assert run("restore", tmp_path / "copy", tmp_path / "restored").exit_code != ExitCode.OK
+    assert run("backup", data, tmp_path / "copy").exit_code == ExitCode.DIRECTORY
