@@ -197,11 +197,11 @@ CHECKS: Final = (
     ),
     _check(
         "server.pooler",
-        _BREAKS,
-        "S2",
+        _NOTE,
+        "",
         _POSTGRESQL,
-        "A pooler stands in between. In transaction mode settings of one client reach others, among "
-        "them the publisher's relaxed durability. Give a direct address, or one in session mode.",
+        "A pooler stands in between. Ours ask nothing of a session beyond a transaction; in "
+        "transaction mode the driver must not prepare statements, unless the pooler knows of them.",
     ),
     _check(
         "sqlite.busy_timeout",

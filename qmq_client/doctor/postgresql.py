@@ -89,7 +89,11 @@ def _pooler(connection: sa.Connection) -> Findings:
     answers = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
     if told != answers:
         read = f"connected to process {told}, answered by {answers}"
-        yield found("server.pooler", read, "use pool_mode = session for this database")
+        yield found(
+            "server.pooler",
+            read,
+            'connect_args={"prepare_threshold": None}, or pool_mode = session',
+        )
 
 
 def _server_fix(name: str, row: Any) -> str:

@@ -127,6 +127,9 @@ class MySqlDialect(ServerDialect):
             )
         return as_outbox_rows(found)
 
+    def relax(self, _: sa.Connection) -> None:
+        """Nothing: here durability is a setting of the whole server."""
+
     def blocking_url(self, url: sa.URL) -> sa.URL:
         return url.set(drivername=f"{url.get_backend_name()}+pymysql")
 

@@ -102,10 +102,10 @@ class PostgresDialect(ServerDialect):
     def on_connect(self, driver: Any, _: Any) -> None:
         driver.autocommit = False  # the application's engine may have asked for it
         driver.isolation_level = _READ_COMMITTED
-        # A settlement that a crash of the server forgets is a duplicate that the broker knows.
-        with driver.cursor() as cursor:
-            cursor.execute("SET synchronous_commit = off")
-        driver.commit()
+
+    def relax(self, connection: sa.Connection) -> None:
+        # Of this transaction only: behind a pooler the session may be somebody else's afterwards.
+        connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
 
 
 def _status(connection: sa.Connection) -> int:

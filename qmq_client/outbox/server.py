@@ -59,7 +59,14 @@ class ServerDialect(ABC):
 
     @abstractmethod
     def on_connect(self, driver: Any, _: Any) -> None:
-        """A new connection of the publisher: READ COMMITTED, and no more durable than needed."""
+        """A new connection of the publisher: READ COMMITTED."""
+
+    @abstractmethod
+    def relax(self, connection: sa.Connection) -> None:
+        """Let the transaction that has just begun be no more durable than needed, where that can be.
+
+        A settlement that a crash of the server forgets is a duplicate that the broker knows.
+        """
 
     # -- transactions of the application
 
@@ -106,6 +113,7 @@ class ServerDialect(ABC):
             if _CHECKED not in connection.info:
                 self.prepare_sibling(connection)
                 connection.info[_CHECKED] = True
+            self.relax(connection)
             yield connection
 
     @contextmanager

@@ -13,6 +13,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from qmq_client.outbox.deletes import delete_by
 from qmq_watchdog.databases import Database
 
 ROWS_PER_TRANSACTION: Final = 500
@@ -68,12 +69,11 @@ def _purge_inbox(database: Database) -> int:
             .limit(ROWS_PER_TRANSACTION)
         ).all()
         return sum(
-            connection.execute(
-                sa.delete(database.inbox).where(
-                    columns.consumer_group == group,
-                    columns.message_id.in_([row.message_id for row in rows]),
-                    is_over,
-                )
-            ).rowcount
+            delete_by(
+                connection,
+                columns.message_id,
+                [row.message_id for row in rows],
+                where={"consumer_group": group},
+            )
             for group, rows in groupby(sorted(found), lambda row: row.consumer_group)
         )
