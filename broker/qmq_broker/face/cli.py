@@ -56,6 +56,11 @@ def broker() -> None:
     help="Give up also what a consumer group has not got yet; what it loses is counted.",
 )
 @click.option(
+    "--index-entries",
+    type=int,
+    help="Entries in a file of the key index; 2000000 by default (42 MB), 0 for no key index.",
+)
+@click.option(
     "--drain-ms",
     type=int,
     default=10_000,
@@ -79,6 +84,7 @@ def serve(  # noqa: PLR0913  # one argument for each option
     retain_hours: float | None,
     retain_bytes: int | None,
     force_retention: bool,
+    index_entries: int | None,
     drain_ms: int,
     read_only: bool,
     log_level: str,
@@ -100,6 +106,7 @@ def serve(  # noqa: PLR0913  # one argument for each option
         reserve_bytes=reserve_bytes,
         retain_ms=None if retain_hours is None else round(retain_hours * 3_600_000),
         retain_bytes=retain_bytes,
+        index_entries=index_entries,
     )
     try:
         options = ServeOptions(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from bisect import insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Final
 
@@ -172,13 +172,15 @@ class KeyIndex:
             self._give_up_file(*self._suspects.pop())
         within = self._bounds()
         self._drop_below(within.first_offset)
-        gap = next(iter(self.gaps(self._kept(within))), None)
-        if gap is None:
+        gaps = self.gaps(self._kept(within))
+        if not gaps:
             if self._growing is None and not self._is_noted:
                 self.note()
             return IndexStep(is_unfinished=self._check_some())
-        file = self._file_at(gap.first_offset)
-        done = self._index(file, gap.next_offset, bytes_max)
+        file = self._file_at(gaps[0].first_offset)
+        done = self._index(file, gaps[0].next_offset, bytes_max)
+        is_rest = len(gaps) > 1 or not all(one.is_checked for one in self.files())
+        done = replace(done, is_unfinished=done.is_unfinished or is_rest)
         file = self._growing or file
         if file.tail_bytes >= TAIL_BYTES_MAX:
             self._check_room(file.tail_bytes)
@@ -211,8 +213,9 @@ class KeyIndex:
             file.next_offset = after
             self._is_noted = False
             log_bytes += after - offset
-        # There may be another gap, or a file to be checked: the next step looks.
-        return IndexStep(log_bytes=log_bytes, messages=messages, is_unfinished=True)
+        return IndexStep(
+            log_bytes=log_bytes, messages=messages, is_unfinished=file.next_offset < next_offset
+        )
 
     def _add(self, file: IndexFile, frame: ScannedFrame) -> IndexFile:
         """Index one frame, in another file when this one is full; returns the file."""
