@@ -134,8 +134,7 @@ def backup(directory: str, target: str, *, no_links: bool, as_json: bool) -> Non
     segments are linked, not copied: they take no room, and share the fate of the disk.
     """
     from qmq_broker.storage.backup import back_up
-    from qmq_broker.storage.disk import OsDisk
-    from qmq_broker.storage.disk_links import link_file
+    from qmq_broker.storage.disk import OsDisk, link_file
 
     with store_errors():
         source, copy = OsDisk(directory), OsDisk(target)

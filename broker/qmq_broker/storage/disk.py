@@ -1,6 +1,6 @@
 """The only door to the operating system's files.
 
-`Disk` and `DiskFile` are the protocols that all storage code is written against; `OsDisk` is the
+`Disk` and `DiskFile` (`disk_port.py`) are what all storage code is written against; `OsDisk` is the
 real one, rooted at a data directory. Crash tests put a recording disk in its place. Paths are
 relative to the root, with forward slashes; a symbolic link anywhere below the root is refused, so
 that nobody can lead the broker's writes elsewhere.
@@ -17,13 +17,20 @@ import errno
 import fcntl
 import os
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from qmq_broker.errors import DiskError, LockedError
 from qmq_broker.storage.disk_errors import translate
+from qmq_broker.storage.disk_port import Disk, DiskFile, DiskLock
+
+__all__ = ["Disk", "DiskFile", "DiskLock", "OsDisk", "OsFile", "OsLock", "link_file"]
 
 #: Buffers in one gathering write; the operating system refuses more.
 IOV_MAX: Final = 1024
+#: Another file system, one without links, or one whose links are used up.
+_NOT_LINKED: Final = frozenset(
+    {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
+)
 _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
 _HOLDER_BYTES_MAX: Final = 200
@@ -31,90 +38,6 @@ _NOT_SUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 #: Absent on some systems; a full sync does the same and more.
 _sync_data = getattr(os, "fdatasync", os.fsync)
 _allocate = getattr(os, "posix_fallocate", None)
-
-
-class DiskFile(Protocol):
-    """One open file. Reads may come from any thread, all else from one at a time."""
-
-    def read(self, position: int, count: int) -> bytes:
-        """`count` bytes from `position`; fewer only at the end of the file."""
-        ...
-
-    def write(self, position: int, parts: Sequence[bytes | memoryview]) -> None:
-        """Put `parts` one behind the other from `position` on; not durable on return."""
-        ...
-
-    def sync(self) -> None:
-        """Make everything written so far, and the length, durable; fails for a removed file."""
-        ...
-
-    def allocate(self, length: int) -> None:
-        """Take space up to `length`; what was not there reads as zeros. Never shortens."""
-        ...
-
-    def truncate(self, length: int) -> None:
-        """Cut the file to `length`."""
-        ...
-
-    def length(self) -> int:
-        """Bytes in the file."""
-        ...
-
-    def links(self) -> int:
-        """Names that this file has, here and in other directories of the same file system."""
-        ...
-
-    def close(self) -> None:
-        """Give the file back. Safe to call twice."""
-        ...
-
-
-class DiskLock(Protocol):
-    """Exclusive use of a data directory."""
-
-    def check(self) -> None:
-        """Raise `DiskError` when the directory or the lock file is not at its path any more."""
-        ...
-
-    def release(self) -> None:
-        """Let others in. Safe to call twice."""
-        ...
-
-
-class Disk(Protocol):
-    """The files below one data directory."""
-
-    def lock(self, path: str, holder: str) -> DiskLock:
-        """Take the lock file and write `holder` into it; raises `LockedError` at once."""
-        ...
-
-    def open(self, path: str, *, is_new: bool = False) -> DiskFile:
-        """Open for reading and writing; made when absent and `is_new`, else `DiskError`."""
-        ...
-
-    def names(self, directory: str) -> list[str]:
-        """Sorted names in a directory; none when there is no such directory."""
-        ...
-
-    def make_directory(self, path: str) -> None:
-        """Make a directory in an existing one; nothing happens when it is there."""
-        ...
-
-    def sync_directory(self, path: str) -> None:
-        """Make the names in a directory durable; the root is the empty path."""
-        ...
-
-    def rename(self, old: str, new: str) -> None:
-        """Give a file another name in the same directory, replacing what has it."""
-        ...
-
-    def unlink(self, path: str) -> None:
-        """Remove a file."""
-        ...
-
-    def free_bytes(self) -> int:
-        """Space that this process may still take."""
-        ...
 
 
 class OsDisk:
@@ -252,6 +175,21 @@ class OsDisk:
                 os.close(descriptor)
             descriptor = below
         return descriptor
+
+
+def link_file(source: OsDisk, path: str, target: OsDisk) -> bool:
+    """Give a file the same path below `target` too; false where the file system cannot do that.
+
+    Durable after the next sync of the directory. What is written under one name then stands under
+    the other; `Segments.adopt` sees to it that a linked segment is not recycled.
+    """
+    try:
+        os.link(f"{source.root}/{path}", f"{target.root}/{path}", follow_symlinks=False)
+    except OSError as error:
+        if error.errno in _NOT_LINKED:
+            return False
+        raise translate(error, "link", path) from error
+    return True
 
 
 class OsFile:

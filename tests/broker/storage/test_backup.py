@@ -12,8 +12,7 @@ import pytest
 from qmq_broker.errors import CorruptionError, StoreError, UnknownFormatError
 from qmq_broker.storage import layout
 from qmq_broker.storage.backup import EPOCH_STEP, back_up
-from qmq_broker.storage.disk import OsDisk, OsFile
-from qmq_broker.storage.disk_links import link_file
+from qmq_broker.storage.disk import OsDisk, OsFile, link_file
 from qmq_broker.storage.faults import Level
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.verify import verify_store

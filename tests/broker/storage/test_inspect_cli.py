@@ -203,3 +203,30 @@ def test_X3_a_half_made_or_damaged_backup_is_not_restored(data: Path, tmp_path: 
     (tmp_path / "copy" / "FORMAT").unlink()
     assert run("restore", tmp_path / "copy", tmp_path / "restored").exit_code != ExitCode.OK
     assert run("backup", data, tmp_path / "copy").exit_code == ExitCode.DIRECTORY
+
+
+def test_the_commands_of_the_page_run_as_they_stand(data: Path, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "store.md").read_text()
+    commands = [line[2:] for line in page.splitlines() if line.startswith("$ ")]
+    assert len(commands) == 5
+    for command in commands:
+        words = command.split()
+        assert words[:2] == ["qmq", "store"]
+        there = {"/var/lib/qmq": str(data)}
+        arguments = [
+            there.get(word, str(tmp_path / word[1:].replace("/", "-")) if word[0] == "/" else word)
+            for word in words[2:]
+        ]
+        result = run(*arguments)
+        assert result.exit_code == ExitCode.OK, (command, result.output)
+
+
+def test_the_page_names_every_kind_and_exit_code() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "store.md").read_text()
+    assert all(f"`{kind}`" in page for kind in DUMPED)
+    codes = {
+        int(line.split("|")[1])
+        for line in page.splitlines()
+        if line[:3] in {f"| {n}" for n in range(6)}
+    }
+    assert codes == {code.value for code in ExitCode if code is not ExitCode.ADDRESS}
