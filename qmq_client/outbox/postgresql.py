@@ -17,7 +17,13 @@ from qmq_client.outbox.driver import driver_of
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.server import ServerDialect, as_outbox_rows, due_rows, refuse, row_columns
 
-NOW_MS: Final = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
+#: When the statement began. `clock_timestamp()` may change within one, so no index search can use it.
+NOW_MS: Final = "CAST(extract(epoch FROM statement_timestamp()) * 1000 AS bigint)"
+#: Without statistics, as after a burst, the planner reads and sorts every live row for a claim.
+_RELAX: Final = (
+    "SELECT set_config('synchronous_commit', 'off', true), "
+    "set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
+)
 _IDLE: Final = 0  # libpq's PQTRANS_IDLE
 _IN_ERROR: Final = 3  # PQTRANS_INERROR
 _READ_COMMITTED: Final = 2  # of libpq
@@ -105,7 +111,7 @@ class PostgresDialect(ServerDialect):
 
     def relax(self, connection: sa.Connection) -> None:
         # Of this transaction only: behind a pooler the session may be somebody else's afterwards.
-        connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
+        connection.exec_driver_sql(_RELAX)
 
 
 def _status(connection: sa.Connection) -> int:
