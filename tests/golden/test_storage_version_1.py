@@ -46,6 +46,8 @@ FILES = {
     "checkpoint_slot",
     "queue_entries",
     "queue_table",
+    "index_sealed",
+    "index_table",
     "format_file",
     "clean_stop",
 }

@@ -105,11 +105,7 @@ class Broker:
             options=settings.store,
             limits=settings.limits,
         )
-        self._threads = [
-            threading.Thread(target=self.writer.run, name="qmq-writer", daemon=True),
-            threading.Thread(target=self._action_sync.run, name="qmq-action-sync", daemon=True),
-            threading.Thread(target=self._indexer.run, name="qmq-indexer", daemon=True),
-        ]
+        self._threads = _threads(self.writer, self._action_sync, self._indexer)
         #: Called once, in the loop thread, when the broker can serve no longer.
         self.on_end: Callable[[], None] = lambda: None
         #: Called in the loop thread when somebody asks the broker to stop in order.
@@ -182,6 +178,14 @@ class Broker:
         if self.serving.become(Serving.POISONED, reason):
             self.delivery.waiting.wake_all()
             self.on_end()
+
+
+def _threads(writer: CommitWriter, sync: ActionSync, indexer: Indexer) -> list[threading.Thread]:
+    return [
+        threading.Thread(target=writer.run, name="qmq-writer", daemon=True),
+        threading.Thread(target=sync.run, name="qmq-action-sync", daemon=True),
+        threading.Thread(target=indexer.run, name="qmq-indexer", daemon=True),
+    ]
 
 
 def send_answer(
