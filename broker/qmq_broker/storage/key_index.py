@@ -108,10 +108,17 @@ class KeyIndex:
         with self._lock:
             return list(self._files)
 
+    def cover(self, within: LogRange) -> tuple[list[IndexFile], list[LogRange]]:
+        """The files that can be searched, and the parts of this range that none of them covers.
+
+        Both of one moment: what is in neither was not in the range.
+        """
+        files = [file for file in self.files() if file.is_usable]
+        return files, [gap for gap in _gaps(files, within) if gap.length]
+
     def gaps(self, within: LogRange) -> list[LogRange]:
         """The parts of this range that no file covers, or one that was not taken up yet."""
-        files = [file for file in self.files() if file.is_usable]
-        return [gap for gap in _gaps(files, within) if gap.length]
+        return self.cover(within)[1]
 
     @property
     def indexed_offset(self) -> int:

@@ -335,7 +335,8 @@ class IndexFile:
         if number > self._written_count:
             first = (number - self._written_count - 1) * INDEX_ENTRY_BYTES
             return _ENTRY.unpack_from(self._tail, first)
-        assert file is not None
+        if file is None:
+            raise self._corruption(self._entry_position(number), "the file was given up")
         data = file.read(self._entry_position(number), INDEX_ENTRY_BYTES)
         if len(data) != INDEX_ENTRY_BYTES:
             raise self._corruption(self._entry_position(number), "the file is too short")

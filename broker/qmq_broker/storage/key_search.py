@@ -143,9 +143,9 @@ class _Search:
         )
 
     def run(self) -> SearchResult:
-        # Gaps are asked for first: what is indexed meanwhile is looked at twice, not never.
-        gaps = self._index.gaps(self._within)
-        sources: list[LogRange | IndexFile] = [*gaps, *self._index.files()]
+        # What is indexed meanwhile is looked at twice, not never.
+        files, gaps = self._index.cover(self._within)
+        sources: list[LogRange | IndexFile] = [*gaps, *files]
         sources.sort(key=lambda source: source.next_offset, reverse=True)
         for source in sources:
             if self._result.has_more:
@@ -170,8 +170,8 @@ class _Search:
                 self._wanted.hash_, first_ms=first_ms, entries_max=self._entries
             )
         except (CorruptionError, DiskError) as error:
-            if file in self._index.files():
-                self._index.suspect(file, str(error))
+            self._index.suspect(file, str(error))
+            if not self._is_gone(file.next_offset - 1):
                 self._result.is_uncertain = True
             return
         self._entries -= looked

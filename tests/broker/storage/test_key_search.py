@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from qmq_broker.storage import index_keys, key_index_file, key_search
+from qmq_broker.storage.frame_seek import LogRange
 from qmq_broker.storage.key_index_file import IndexFile, pack_entries
 from qmq_broker.storage.key_search import TimeRange
 from tests.broker.storage.keyed import INDEXED, Keyed, check_answers
@@ -175,3 +176,36 @@ def test_a_frame_damaged_after_it_was_indexed_is_not_passed_over_in_silence() ->
     result = world.store.search.by_id(lost.message_id, 10)
     assert (result.found, result.is_complete) == ([], False)
     assert world.store.search.by_id(world.kept[0].message_id, 10).is_complete
+
+
+def test_a_file_that_is_given_up_under_a_search_leaves_a_doubt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = Keyed()
+    for _ in range(10):
+        world.send("k")
+    world.catch_up()
+    index = world.store.index
+    cover = index.cover
+
+    def given_up_meanwhile(within: LogRange) -> tuple[list[IndexFile], list[LogRange]]:
+        found = cover(within)
+        for file in index.files():
+            index._remove(file)
+        return found
+
+    monkeypatch.setattr(index, "cover", given_up_meanwhile)
+    for one in world.kept:
+        result = world.store.search.by_id(one.message_id, 10)
+        assert result.found == [one.place] or not result.is_complete
+
+
+def test_an_index_that_was_given_up_for_good_leaves_everything_to_be_looked_through() -> None:
+    world = Keyed()
+    for _ in range(10):
+        world.send("k")
+    world.catch_up()
+    world.store.index._turn_off("planted")
+    check_answers(world.store, world.kept)
+    world.catch_up()
+    check_answers(world.store, world.kept)
