@@ -291,8 +291,6 @@ class Producer:
             subject=record.subject,
             ordering_key=record.key if self.options.order_by_key else None,
             record=encode_record(record, self.options.limits),
-            attempts=0,
-            created_at_ms=now_ms,
         )
 
 

@@ -16,7 +16,14 @@ import sqlalchemy as sa
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.driver import driver_of, error_number
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.server import ServerDialect, as_outbox_rows, due_rows, refuse, row_columns
+from qmq_client.outbox.server import (
+    CLAIMED_COLUMNS,
+    ServerDialect,
+    as_outbox_rows,
+    refuse,
+    table_text,
+)
+from qmq_client.outbox.table import LIVE
 
 #: Of UTC, whatever the time zone of the session is.
 NOW_MS: Final = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000)"
@@ -112,14 +119,15 @@ class MySqlDialect(ServerDialect):
         limit: int,
         lease_ms: int,
     ) -> list[OutboxRow]:
-        columns = outbox.c
-        found = connection.execute(
-            due_rows(outbox, NOW_MS, limit).with_only_columns(*row_columns(outbox))
+        table = table_text(connection, outbox)
+        found = connection.exec_driver_sql(
+            f"SELECT {CLAIMED_COLUMNS} FROM {table} WHERE state = {LIVE} AND due_at_ms <= {NOW_MS} "
+            f"ORDER BY due_at_ms LIMIT {limit:d} FOR UPDATE SKIP LOCKED"
         ).all()
         if found:
             connection.execute(
                 sa.update(outbox)
-                .where(columns.id.in_([row.id for row in found]))
+                .where(outbox.c.id.in_([row[0] for row in found]))
                 .values(
                     token=token,
                     due_at_ms=sa.literal_column(NOW_MS, sa.BigInteger()) + lease_ms,

@@ -15,7 +15,14 @@ import sqlalchemy as sa
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.driver import driver_of
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.server import ServerDialect, as_outbox_rows, due_rows, refuse, row_columns
+from qmq_client.outbox.server import (
+    CLAIMED_COLUMNS,
+    ServerDialect,
+    as_outbox_rows,
+    refuse,
+    table_text,
+)
+from qmq_client.outbox.table import LIVE
 
 #: When the statement began. `clock_timestamp()` may change within one, so no index search can use it.
 NOW_MS: Final = "CAST(extract(epoch FROM statement_timestamp()) * 1000 AS bigint)"
@@ -91,14 +98,15 @@ class PostgresDialect(ServerDialect):
         limit: int,
         lease_ms: int,
     ) -> list[OutboxRow]:
-        columns = outbox.c
+        table = table_text(connection, outbox)
+        claimed = CLAIMED_COLUMNS.replace("id", "mine.id", 1)
         # Not a mere subquery: that may be run once for every row, each time locking more of them.
-        due = due_rows(outbox, NOW_MS, limit).cte("due")
-        found = connection.execute(
-            sa.update(outbox)
-            .where(columns.id == due.c.id)
-            .values(token=token, due_at_ms=sa.literal_column(NOW_MS, sa.BigInteger()) + lease_ms)
-            .returning(*row_columns(outbox))
+        found = connection.exec_driver_sql(
+            f"WITH due AS (SELECT id FROM {table} WHERE state = {LIVE} AND due_at_ms <= {NOW_MS} "
+            "ORDER BY due_at_ms LIMIT %s FOR UPDATE SKIP LOCKED) "
+            f"UPDATE {table} AS mine SET token = %s, due_at_ms = {NOW_MS} + %s "
+            f"FROM due WHERE mine.id = due.id RETURNING {claimed}",
+            (limit, token, lease_ms),
         ).all()
         return as_outbox_rows(found)
 

@@ -12,6 +12,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -19,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.table import LIVE, ORDER_LOCKS
+from qmq_client.outbox.table import ORDER_LOCKS
 
 #: Each parent's pools stay its own: closing their sockets here would end its sessions there.
 _LEFT_TO_THE_PARENT: Final[list[sa.Pool]] = []
@@ -162,49 +163,32 @@ def order_slot(row: OutboxRow) -> int:
     return zlib.crc32(f"{row.subject}\0{row.ordering_key}".encode()) % ORDER_LOCKS
 
 
-def due_rows(outbox: sa.Table, now_ms: str, limit: int) -> sa.Select[Any]:
-    """Live rows that nobody owns any more, locked unless somebody else has."""
-    return (
-        sa.select(outbox.c.id)
-        .where(
-            outbox.c.state == LIVE,
-            outbox.c.due_at_ms <= sa.literal_column(now_ms, sa.BigInteger()),
-        )
-        .order_by(outbox.c.due_at_ms)
-        .limit(limit)
-        .with_for_update(skip_locked=True)
-    )
-
-
-def row_columns(outbox: sa.Table) -> tuple[sa.Column[Any], ...]:
-    """What a claim reads of each row, and the id that tells their order."""
-    columns = outbox.c
-    return (
-        columns.id,
-        columns.message_id,
-        columns.subject,
-        columns.ordering_key,
-        columns.record,
-        columns.attempts,
-        columns.created_at_ms,
-    )
+#: What a claim reads of each row, in the order of `as_outbox_rows`.
+CLAIMED_COLUMNS: Final = "id, message_id, subject, ordering_key, record, attempts"
 
 
 def as_outbox_rows(found: Sequence[Any]) -> list[OutboxRow]:
-    """Rows in the order in which they were stored."""
+    """Claimed rows in the order in which they were stored."""
     return [
         OutboxRow(
-            message_id=bytes(row.message_id),
-            subject=row.subject,
-            ordering_key=row.ordering_key,
-            record=bytes(row.record),
-            attempts=row.attempts,
-            created_at_ms=row.created_at_ms,
+            message_id=message_id,
+            subject=subject,
+            ordering_key=ordering_key,
+            record=record,
+            attempts=attempts,
         )
-        for row in sorted(found, key=lambda row: int(row.id))
+        for _, message_id, subject, ordering_key, record, attempts in sorted(found, key=_row_id)
     ]
+
+
+def table_text(connection: sa.Connection, table: sa.Table) -> str:
+    """The table as it is written in a statement."""
+    return connection.dialect.identifier_preparer.format_table(table)
 
 
 def refuse(reason: str) -> sa.exc.OperationalError:
     """The error for a connection that does not lead to where rows may be written."""
     return sa.exc.OperationalError(reason, None, ConnectionError(reason))
+
+
+_row_id: Final = itemgetter(0)

@@ -13,6 +13,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -161,40 +162,29 @@ class SqliteDialect:
         limit: int,
         lease_ms: int,
     ) -> list[OutboxRow]:
-        now_ms = sa.literal_column(NOW_MS, sa.BigInteger())
-        due = (
-            sa.select(outbox.c.id)
-            .where(outbox.c.state == LIVE, outbox.c.due_at_ms <= now_ms)
-            .order_by(outbox.c.due_at_ms)
-            .limit(limit)
-        )
-        taken = connection.execute(
-            sa.update(outbox)
-            .where(outbox.c.id.in_(due.scalar_subquery()))
-            .values(token=token, due_at_ms=now_ms + lease_ms)
-            .returning(
-                outbox.c.id,
-                _as_bytes(outbox.c.message_id),
-                (sa.func.typeof(outbox.c.message_id) != "blob").label("is_no_id"),
-                _as_bytes(outbox.c.subject),
-                _as_bytes(outbox.c.ordering_key),
-                _as_bytes(outbox.c.record),
-                sa.cast(outbox.c.attempts, sa.Integer()).label("attempts"),
-                outbox.c.created_at_ms,
-            )
+        table = connection.dialect.identifier_preparer.format_table(outbox)
+        # As bytes: the driver refuses a whole result when one text in it is damaged; so the row can
+        # be read, found out by its checksum, and parked alone.
+        taken = connection.exec_driver_sql(
+            f"UPDATE {table} SET token = ?, due_at_ms = {NOW_MS} + ? WHERE id IN ("
+            f"SELECT id FROM {table} WHERE state = {LIVE} AND due_at_ms <= {NOW_MS} "
+            "ORDER BY due_at_ms LIMIT ?) "
+            "RETURNING id, CAST(message_id AS BLOB), typeof(message_id) <> 'blob', "
+            "CAST(subject AS BLOB), CAST(ordering_key AS BLOB), CAST(record AS BLOB), "
+            "CAST(attempts AS INTEGER)",
+            (token, lease_ms, limit),
         ).all()
-        new_ids = _give_ids(connection, outbox, [row.id for row in taken if row.is_no_id])
+        new_ids = _give_ids(connection, outbox, [row[0] for row in taken if row[2]])
         # RETURNING has no order of its own.
         return [
             OutboxRow(
-                message_id=new_ids.get(row.id, row.message_id),
-                subject=row.subject.decode(errors="replace"),
-                ordering_key=row.ordering_key and row.ordering_key.decode(errors="replace"),
-                record=row.record,
-                attempts=row.attempts,
-                created_at_ms=row.created_at_ms,
+                message_id=new_ids.get(row_id, message_id),
+                subject=subject.decode(errors="replace"),
+                ordering_key=key and key.decode(errors="replace"),
+                record=record,
+                attempts=attempts,
             )
-            for row in sorted(taken, key=lambda row: int(row.id))
+            for row_id, message_id, _, subject, key, record, attempts in sorted(taken, key=_row_id)
         ]
 
     def reclaim(
@@ -237,12 +227,6 @@ def _give_ids(
             sa.update(outbox).where(outbox.c.id == row_id).values(message_id=message_id)
         )
     return new_ids
-
-
-def _as_bytes(column: sa.Column[Any]) -> sa.Label[bytes]:
-    # The driver refuses a whole result when one text in it is damaged; as bytes the row can be
-    # read, found out by its checksum, and parked alone.
-    return sa.cast(column, sa.LargeBinary()).label(column.name)
 
 
 def begin_explicitly(connection: sa.Connection) -> None:
@@ -300,3 +284,6 @@ def _relax(driver: Any, _: Any) -> None:
     if cursor.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
         cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.close()
+
+
+_row_id: Final = itemgetter(0)

@@ -8,13 +8,14 @@ pool of the store's own, never on the application's, and knows no clock but the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, TypeVar
 
 import sqlalchemy as sa
 
 from qmq_client.errors import OutboxMissingError
+from qmq_client.outbox.deadlock import repeat_when_undone
 from qmq_client.outbox.deletes import delete_by
 from qmq_client.outbox.dialect import dialect_of
 from qmq_client.outbox.row import (
@@ -31,6 +32,7 @@ from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, ORDER_LOCKS, PARKED, S
 from qmq_client.outbox.waiting import waiting_ids
 
 _Value = TypeVar("_Value")
+_Result = TypeVar("_Result")
 
 #: Ids in one statement: far below every database's limit of parameters, far above one per message.
 IDS_PER_STATEMENT_MAX: Final = 500
@@ -60,23 +62,29 @@ class OutboxStore:
 
     def claim(self, *, token: bytes, limit: int, lease_ms: int) -> list[OutboxRow]:
         """Take up to `limit` live and due rows for `token` until `lease_ms` from now."""
-        with self._dialect.write(self._sibling) as connection:
+
+        def claim(connection: sa.Connection) -> list[OutboxRow]:
             return self._dialect.claim(
                 connection, self._outbox, token=token, limit=limit, lease_ms=lease_ms
             )
+
+        return self._written(claim)
 
     def reclaim(self, message_ids: Sequence[bytes], *, token: bytes, lease_ms: int) -> set[bytes]:
         """Of these, the committed rows that `token` still owns; their time is moved on.
 
         Also tells which rows a commit of unknown outcome has left.
         """
-        owned: set[bytes] = set()
-        with self._dialect.write(self._sibling) as connection:
+
+        def reclaim(connection: sa.Connection) -> set[bytes]:
+            owned: set[bytes] = set()
             for ids in _chunks(message_ids):
                 owned |= self._dialect.reclaim(
                     connection, self._outbox, ids, token=token, lease_ms=lease_ms
                 )
-        return owned
+            return owned
+
+        return self._written(reclaim)
 
     def settle(self, outcome: BatchOutcome, *, token: bytes, keep_ms: int | None = None) -> int:
         """Record what became of a batch; returns how many rows were changed.
@@ -86,12 +94,13 @@ class OutboxStore:
         """
         if not (outcome.sent or outcome.failed or outcome.parked):
             return 0
-        with self._dialect.write(self._sibling) as connection:
-            return (
+        return self._written(
+            lambda connection: (
                 self._remove(connection, outcome.sent, token, keep_ms)
                 + self._give_back(connection, outcome, token)
                 + self._park(connection, outcome, token)
             )
+        )
 
     def delete_sent(
         self, message_ids: Sequence[bytes], *, token: bytes, keep_ms: int | None = None
@@ -102,8 +111,9 @@ class OutboxStore:
         """
         if not message_ids:
             return 0
-        with self._dialect.write(self._sibling) as connection:
-            return self._remove(connection, message_ids, token, keep_ms)
+        return self._written(
+            lambda connection: self._remove(connection, message_ids, token, keep_ms)
+        )
 
     def purge_sent(self, *, limit: int = _CHOSEN_ROWS_MAX) -> int:
         """Delete up to `limit` rows that were kept for an audit and whose time is over."""
@@ -302,6 +312,15 @@ class OutboxStore:
         """Give up this store's connections; it may be used again."""
         if self._sibling is not self._application:
             self._sibling.dispose()
+
+    def _written(self, work: Callable[[sa.Connection], _Result]) -> _Result:
+        """One short transaction, run again when it was undone to break a deadlock."""
+
+        def transaction() -> _Result:
+            with self._dialect.write(self._sibling) as connection:
+                return work(connection)
+
+        return repeat_when_undone(transaction)
 
     def _remove(
         self,

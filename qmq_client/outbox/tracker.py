@@ -14,6 +14,7 @@ only those that another connection can see.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from qmq_client.outbox.deferred import begin_where_deferred, drop, move
 from qmq_client.outbox.dialect import dialect_of
 from qmq_client.outbox.unit import Outlet, Unit, lost_error
 
+_log = logging.getLogger("qmq.outbox")
 _INFO_KEY: Final = "qmq"
 #: Savepoints that SQLAlchemy makes, of which it tells by events.
 _SAVEPOINT_CLAUSES: Final = (
@@ -227,7 +229,13 @@ def _on_committing(connection: sa.Connection, unit: Unit) -> None:
 
 
 def _on_rollback(connection: sa.Connection) -> None:
-    _units.pop(connection, None)
+    unit = _units.pop(connection, None)
+    if unit is not None and unit.was_ended_elsewhere(connection):
+        _log.error(
+            "%s was not stored: its transaction was ended by the driver's own connection, perhaps "
+            "by a commit. Commit and roll back through SQLAlchemy.",
+            unit.names(),
+        )
 
 
 def _on_rollback_twophase(connection: sa.Connection, _xid: Any, _is_prepared: bool) -> None:
@@ -326,9 +334,7 @@ def _after_transaction_end(session: Session, transaction: SessionTransaction) ->
             forget(connection)
 
 
-def _enlist_parent(
-    session: Session, ended: SessionTransaction, parent: SessionTransaction
-) -> None:
+def _enlist_parent(session: Session, ended: SessionTransaction, parent: SessionTransaction) -> None:
     """A savepoint is over: the transaction around it has begun on the same connections before it."""
     enlisted: _Enlisted = session.info.get(_INFO_KEY, {})
     for pool, (innermost, connection) in enlisted.items():

@@ -206,7 +206,7 @@ class Unit:
         outlet = self._rows[0][0]
         dialect = outlet.dialect
         if self.is_lost or not dialect.is_in_transaction(connection) or dialect.is_void(connection):
-            raise lost_error(self._names())
+            raise lost_error(self.names())
         is_known = not (self._has_text_savepoints or self._has_cancelled)
         if (self.is_suspect or self._is_strict) and self._written and is_known:
             self._reread(connection)
@@ -315,7 +315,17 @@ class Unit:
                     "whole transaction again."
                 )
 
-    def _names(self) -> str:
+    def was_ended_elsewhere(self, connection: sa.Connection) -> bool:
+        """Whether messages wait here for a commit that has been, unknown to SQLAlchemy, or never comes.
+
+        Not when an error ended the transaction, which the application has been told.
+        """
+        if self.is_lost or self.is_suspect or self._written == len(self._rows):
+            return False
+        return self._rows[-1][0].dialect.has_ended(connection)
+
+    def names(self) -> str:
+        """Ids of the messages, for an error or a log."""
         return _ids([row.message_id for _, row in self._rows])
 
 

@@ -18,8 +18,6 @@ def row(number: int, key: str | None = "k", subject: str = "s") -> OutboxRow:
         subject=subject,
         ordering_key=key,
         record=b"",
-        attempts=0,
-        created_at_ms=0,
     )
 
 

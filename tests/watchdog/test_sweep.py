@@ -377,3 +377,18 @@ def test_no_parameter_of_the_outbox_is_in_an_error(database: Database) -> None:
     with pytest.raises(sa.exc.OperationalError) as caught:
         database.store.delete_sent([b"i" * 16], token=DEAD_SENDER)
     assert "parameters hidden" in str(caught.value)
+
+
+def test_O3_what_was_claimed_ahead_and_is_not_sent_is_due_again_without_an_attempt(
+    database: Database, broker: MemoryBroker
+) -> None:
+    put_rows(database, 60)
+    sent: list[bytes] = []
+    transport = WatchedTransport(broker, on_send=lambda: sent.append(b""))
+    sweep = Sweep(database, transport, SweepOptions(batch_rows=10))
+    counts = sweep.step(lambda: len(sent) == 3)
+    assert (counts.sent, counts.claimed, counts.is_cut_short) == (30, 30, True)
+    assert len(left(database)) == 30
+    assert {row.attempts for row in database.store.list_rows()} == {0}
+    assert database.store.counts().due == 30
+    assert sweep.step().sent == 30

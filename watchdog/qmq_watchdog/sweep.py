@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import random as random_source
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Final
 
@@ -20,14 +21,13 @@ from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.config import WatchdogSection
 from qmq_client.database import database_errors
 from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError, QmqError
-from qmq_client.ids import new_token
 from qmq_client.ordering import turns_of
-from qmq_client.outbox.row import BatchOutcome, OutboxRow
-from qmq_client.publish import publish_rows
+from qmq_client.outbox.row import BatchOutcome, FailedRow, OutboxRow
+from qmq_client.publish import NOT_ITS_TURN, publish_rows
 from qmq_client.retry import Backoff
 from qmq_client.transport.port import Transport
+from qmq_watchdog.claiming import Claims
 from qmq_watchdog.databases import Database
-from qmq_watchdog.deadlock import repeat_when_undone
 from qmq_watchdog.rate import RowRate
 
 #: The first claim after a start or a failure: enough to see how large the records are and whether
@@ -136,6 +136,7 @@ class Sweep:
         self._is_checked = False
         self._rate = RowRate(database.rows_per_s, clock.monotonic_s())
         self._limit_rows = min(PROBE_ROWS, self._options.batch_rows)
+        self._claims = Claims(lambda: self.database.store, clock, lease_ms=self._options.lease_ms)
 
     @property
     def name(self) -> str:
@@ -172,6 +173,9 @@ class Sweep:
                         break
         except (DatabaseUnavailableError, OutboxMissingError) as error:
             counts.error = error
+        finally:
+            self._give_back_ahead(counts)
+        if counts.error is not None:
             # The next try begins with a new connection, which is looked at before it is used: what
             # this one leads to may have become a replica.
             self.database.close()
@@ -203,17 +207,20 @@ class Sweep:
             counts.is_cut_short, counts.rate_wait_s = True, self._rate.wait_s()
             return False
         limit = limit if allowed is None else min(limit, allowed)
-        token = new_token()
-        lease_end_s = self._clock.monotonic_s() + self._options.lease_ms / 1000
-        rows = self._claim(token, limit)
+        claim = self._claims.take(limit)
+        rows = claim.rows
         if not rows:
             return False
         counts.claimed += len(rows)
         self._rate.take(len(rows))
-        if self._clock.monotonic_s() >= lease_end_s:
+        if self._clock.monotonic_s() >= claim.lease_end_s:
             # This process was stopped for so long that the rows may be another's: leave them.
             counts.lost += len(rows)
             return True
+        self._adapt(rows)
+        is_more_wanted = claim.is_full and counts.claimed < self._options.rows_max
+        if counts.sent and is_more_wanted and allowed is None:
+            self._claims.look_ahead(min(self._limit_rows, self._options.rows_max - counts.claimed))
         turns = turns_of(rows, self.database.store)
         outcome = publish_rows(
             turns.free,
@@ -222,20 +229,35 @@ class Sweep:
             max_attempts=self._options.max_attempts,
             random=self._random,
         )
-        counts.add(outcome, self._settle(outcome, turns.given_back(), token))
+        counts.add(outcome, self._settle(outcome, turns.given_back(), claim.token))
         counts.held += len(turns.held)
-        self._adapt(rows)
-        return len(rows) == limit and not outcome.unreachable
+        return claim.is_full and not outcome.unreachable
 
-    def _claim(self, token: bytes, limit: int) -> list[OutboxRow]:
-        store, lease_ms = self.database.store, self._options.lease_ms
-        return repeat_when_undone(lambda: store.claim(token=token, limit=limit, lease_ms=lease_ms))
+    def _give_back_ahead(self, counts: SweepCounts) -> None:
+        """Rows that were claimed ahead and will not be sent by this sweep: soon due again."""
+        claim = self._claims.end()
+        if claim is None or not claim.rows:
+            return
+        delay_ms = self._options.backoff.delay_ms(1, self._random()) if counts.unreachable else 0
+        back = tuple(
+            FailedRow(
+                message_id=row.message_id,
+                delay_ms=delay_ms,
+                error=counts.last_error if counts.unreachable else NOT_ITS_TURN,
+                is_attempt=False,
+            )
+            for row in claim.rows
+        )
+        store = self.database.store
+        # When this fails, too, they fall due with the end of their lease.
+        with suppress(DatabaseUnavailableError, OutboxMissingError), database_errors(self.name):
+            store.settle(BatchOutcome(failed=back), token=claim.token)
 
     def _settle(self, outcome: BatchOutcome, held: BatchOutcome, token: bytes) -> int:
         """Settle the batch; returns how many of the rows that were tried were still ours."""
         store, keep_ms = self.database.store, self.database.keep_sent_ms
-        settled = repeat_when_undone(lambda: store.settle(outcome, token=token, keep_ms=keep_ms))
-        repeat_when_undone(lambda: store.settle(held, token=token))
+        settled = store.settle(outcome, token=token, keep_ms=keep_ms)
+        store.settle(held, token=token)
         return settled
 
     def _check_once(self) -> None:

@@ -1,0 +1,69 @@
+"""Claims of one sweep: the next batch is taken from the database while this one goes to the broker.
+
+At most one claim is ahead, and only of a sweep that gets on well: a full batch was sent before. Its
+lease runs from its own begin. One that is not wanted any more, because the sweep has ended, is given
+back by `Sweep`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from qmq_client.clock import Clock
+from qmq_client.ids import new_token
+from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.store import OutboxStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Rows that this watchdog owns until the lease ends."""
+
+    token: bytes
+    rows: list[OutboxRow]
+    #: As many as were asked for: there may be more.
+    is_full: bool
+    lease_end_s: float
+
+
+class Claims:
+    """Claims on one database. One thread at a time; it uses another one for itself."""
+
+    def __init__(self, store: Callable[[], OutboxStore], clock: Clock, *, lease_ms: int) -> None:
+        self._store = store
+        self._clock = clock
+        self._lease_ms = lease_ms
+        self._thread: ThreadPoolExecutor | None = None
+        self._ahead: Future[Claim] | None = None
+
+    def take(self, limit: int) -> Claim:
+        """The claim that was begun ahead, or a new one of up to `limit` rows."""
+        ahead, self._ahead = self._ahead, None
+        return self._claim(limit) if ahead is None else ahead.result()
+
+    def look_ahead(self, limit: int) -> None:
+        """Begin the next claim, beside whatever this thread does meanwhile."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qmq-claim")
+        self._ahead = self._thread.submit(self._claim, limit)
+
+    def end(self) -> Claim | None:
+        """End of a sweep: the claim that nobody will take any more; its errors are dropped.
+
+        Waits for a claim under way: its statements end by themselves.
+        """
+        thread, self._thread = self._thread, None
+        ahead, self._ahead = self._ahead, None
+        if thread is not None:
+            thread.shutdown(wait=True)
+        if ahead is None or ahead.exception() is not None:
+            return None
+        return ahead.result()
+
+    def _claim(self, limit: int) -> Claim:
+        token = new_token()
+        lease_end_s = self._clock.monotonic_s() + self._lease_ms / 1000
+        rows = self._store().claim(token=token, limit=limit, lease_ms=self._lease_ms)
+        return Claim(token=token, rows=rows, is_full=len(rows) == limit, lease_end_s=lease_end_s)
