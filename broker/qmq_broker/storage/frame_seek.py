@@ -82,10 +82,19 @@ def frame_at_or_behind(segments: Segments, within: LogRange) -> FrameHeader | No
 def read_message_frame(segments: Segments, offset: int) -> MessageFrame:
     """The message frame at `offset`, its stamp and body verified; raises `CorruptionError`."""
     try:
-        header = _header(segments, offset)
+        header = read_stamp(segments, offset)
         return parse_message_frame(segments.read(offset, header.frame_bytes), LOG_LIMITS)
     except ProtocolError as error:
         raise _corruption(segments, offset, error) from error
+
+
+def read_stamp(segments: Segments, offset: int) -> FrameHeader:
+    """The header of the frame at `offset`, its stamp verified; raises `ProtocolError`."""
+    header = read_header(segments.read(offset, FRAME_HEADER_BYTES))
+    verify_stamp(header, segments.read(offset, header.head_bytes))
+    if header.physical_offset != offset:
+        raise ProtocolError(f"frame of offset {header.physical_offset}")
+    return header
 
 
 def _halve(segments: Segments, time_ms: int, within: LogRange) -> int:
@@ -107,7 +116,7 @@ def _halve(segments: Segments, time_ms: int, within: LogRange) -> int:
 def _walk(segments: Segments, time_ms: int, offset: int, next_offset: int) -> int:
     while offset < next_offset:
         try:
-            header = _header(segments, offset)
+            header = read_stamp(segments, offset)
         except ProtocolError:  # a damaged range: what is behind it is found nevertheless
             behind = frame_at_or_behind(segments, LogRange(offset + 1, next_offset))
             if behind is None:
@@ -121,18 +130,9 @@ def _walk(segments: Segments, time_ms: int, offset: int, next_offset: int) -> in
 
 def _stored_at_ms(segments: Segments, offset: int) -> int:
     try:
-        return _header(segments, offset).stored_at_ms
+        return read_stamp(segments, offset).stored_at_ms
     except ProtocolError as error:
         raise _corruption(segments, offset, error) from error
-
-
-def _header(segments: Segments, offset: int) -> FrameHeader:
-    """The header at `offset`, its stamp verified."""
-    header = read_header(segments.read(offset, FRAME_HEADER_BYTES))
-    verify_stamp(header, segments.read(offset, header.head_bytes))
-    if header.physical_offset != offset:
-        raise ProtocolError(f"frame of offset {header.physical_offset}")
-    return header
 
 
 def _corruption(segments: Segments, offset: int, error: ProtocolError) -> CorruptionError:

@@ -27,15 +27,18 @@ from qmq_broker.errors import CorruptionError, DiskError, DiskFullError, NoRoomE
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage import layout
 from qmq_broker.storage.disk import Disk
-from qmq_broker.storage.frame_scan import FrameScan, ScannedFrame
-from qmq_broker.storage.frame_seek import LogRange, frame_at_or_behind
+from qmq_broker.storage.frame_seek import (
+    LogRange,
+    frame_at_or_behind,
+    read_message_frame,
+    read_stamp,
+)
 from qmq_broker.storage.index_keys import frame_keys
 from qmq_broker.storage.key_index_file import IndexFile, IndexFileState
-from qmq_broker.storage.repeats import LOG_LIMITS
 from qmq_broker.storage.segments import Segments
 from qmq_broker.storage.small_file import read_file, replace_file, unseal
 from qmq_client.wire.errors import ProtocolError
-from qmq_client.wire.frame import FrameKind, parse_message_frame
+from qmq_client.wire.frame import FrameKind, MessageFrame
 
 _log = logging.getLogger(__name__)
 #: Entries in memory before they are written: 1.3 MB.
@@ -98,8 +101,6 @@ class KeyIndex:
         self._unnoted_bytes = 0
         #: Files that a reader found damaged, and how.
         self._suspects: list[tuple[IndexFile, str]] = []
-        self._frames: Iterator[ScannedFrame] = iter(())
-        self._scan: FrameScan | None = None
         #: Why there is no index until the next start; empty while there is one.
         self.fault = "" if self._entries_max else "switched off"
 
@@ -209,56 +210,35 @@ class KeyIndex:
         log_bytes = messages = 0
         while file.next_offset < next_offset and log_bytes < bytes_max:
             offset = file.next_offset
-            frame = self._next_frame(offset)
-            if frame is None:
-                self._skip(file, next_offset)
+            try:
+                header = read_stamp(self._segments, offset)
+                if header.kind in INDEXED_KINDS:
+                    file = self._add(file, read_message_frame(self._segments, offset))
+                    messages += header.record_count
+            except (CorruptionError, ProtocolError) as error:
+                self._skip(file, next_offset, str(error))
                 continue
-            after = frame.offset + frame.header.frame_bytes
-            if frame.header.kind in INDEXED_KINDS:
-                file = self._add(file, frame)
-                messages += frame.header.record_count
-            file.next_offset = after
+            file.next_offset = offset + header.frame_bytes
             self._is_noted = False
-            log_bytes += after - offset
+            log_bytes += header.frame_bytes
         return IndexStep(
             log_bytes=log_bytes, messages=messages, is_unfinished=file.next_offset < next_offset
         )
 
-    def _add(self, file: IndexFile, frame: ScannedFrame) -> IndexFile:
+    def _add(self, file: IndexFile, frame: MessageFrame) -> IndexFile:
         """Index one frame, in another file when this one is full; returns the file."""
-        try:
-            keys = frame_keys(parse_message_frame(frame.data, LOG_LIMITS))
-        except ProtocolError as error:  # its checksums are right: nobody can read it
-            _log.warning("frame not indexed: offset=%d reason=%s", frame.offset, error)
-            return file
+        keys, header = frame_keys(frame), frame.header
         if file.count and file.count + keys.entry_count > self._entries_max:
             offset = file.next_offset
             self._seal()
             file = self._file_at(offset)
         if not file.count:
             self._check_room(self._entries_max * 20 + self._slot_count * 4)
-            file.begin(self._free_name(frame.header.stored_at_ms), frame.header.stored_at_ms)
-        file.add(keys, offset=frame.offset, stored_at_ms=frame.header.stored_at_ms)
+            file.begin(self._free_name(header.stored_at_ms), header.stored_at_ms)
+        file.add(keys, offset=header.physical_offset, stored_at_ms=header.stored_at_ms)
         return file
 
-    def _next_frame(self, offset: int) -> ScannedFrame | None:
-        """The frame at `offset`; None when there is none, though the log is durable there."""
-        try:
-            if self._scan is not None and self._scan.next_offset == offset:
-                frame = next(self._frames, None)
-                if frame is not None:
-                    return frame
-            # The block that was read ahead may be older than the frames written since.
-            self._scan = FrameScan(
-                self._segments, INDEXED_KINDS, store_id=self._store_id, first_offset=offset
-            )
-            self._frames = iter(self._scan)
-            return next(self._frames, None)
-        except CorruptionError:  # a segment of another store: a start would refuse it
-            self._scan = None
-            return None
-
-    def _skip(self, file: IndexFile, next_offset: int) -> None:
+    def _skip(self, file: IndexFile, next_offset: int, reason: str) -> None:
         """Go on behind a damaged range, or where the log begins by now."""
         offset = file.next_offset
         first_offset = self._bounds().first_offset
@@ -267,7 +247,8 @@ class KeyIndex:
             return
         header = frame_at_or_behind(self._segments, LogRange(offset + 1, next_offset))
         file.next_offset = next_offset if header is None else header.physical_offset
-        _log.warning("log not indexed: offset=%d next_offset=%d", offset, file.next_offset)
+        after = file.next_offset
+        _log.warning("log not indexed: offset=%d next_offset=%d reason=%s", offset, after, reason)
 
     def _file_at(self, offset: int) -> IndexFile:
         """The growing file, which goes on at `offset`; a new one when it does not."""
