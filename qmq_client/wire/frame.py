@@ -89,6 +89,8 @@ class FrameKind(IntEnum):
     DELIVERIES = 6
     #: A request or an answer without messages; only on the wire.
     CONTROL = 7
+    #: Stands where accepted frames were damaged; says which sequences are lost.
+    LOST = 8
 
 
 _MESSAGE_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.DELAYED})

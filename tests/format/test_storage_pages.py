@@ -15,6 +15,8 @@ from qmq_broker.storage import (
     consume_queue,
     consume_queues,
     format_file,
+    lost,
+    quarantine,
     recovery,
     retained,
     snapshots,
@@ -76,6 +78,7 @@ def test_the_checkpoint_slot_is_the_struct_of_the_code() -> None:
         ("consume-queue.md", "QueueTable", consume_queues.QueueTable),
         ("consume-queue.md", "QueueState", consume_queues.QueueState),
         ("retained.md", "Retained", retained.Retained),
+        ("quarantine.md", "LostRun", lost.LostRun),
         ("snapshot.md", "Snapshot", snapshots.Snapshot),
         ("snapshot.md", "SnapshotImage", snapshot.SnapshotImage),
         ("snapshot.md", "GroupImage", snapshot.GroupImage),
@@ -94,6 +97,12 @@ def test_an_array_on_a_page_is_the_struct_of_the_code(page: str, name: str, kind
 def test_an_object_on_a_page_is_the_struct_of_the_code(name: str, kind: Any) -> None:
     table = rows(marks("format-file.md", "object")[name])
     assert [row[0].strip("`") for row in table] == list(kind.__struct_fields__)
+
+
+def test_the_report_on_its_page_is_the_struct_of_the_code() -> None:
+    table = rows(marks("quarantine.md", "object")["QuarantineReport"])
+    fields_there = [row[0].strip("`") for row in table]
+    assert fields_there == list(quarantine.QuarantineReport.__struct_fields__)
 
 
 def test_the_table_of_actions_has_every_tag_and_field_of_the_code() -> None:

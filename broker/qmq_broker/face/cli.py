@@ -69,6 +69,11 @@ def broker() -> None:
 )
 @click.option("--read-only", is_flag=True, help="Serve pulls and settlements, take no messages.")
 @click.option(
+    "--quarantine",
+    is_flag=True,
+    help="Give up damaged ranges of the commit log, after a copy and a report in quarantine/.",
+)
+@click.option(
     "--log-level",
     default="info",
     show_default=True,
@@ -87,6 +92,7 @@ def serve(  # noqa: PLR0913  # one argument for each option
     index_entries: int | None,
     drain_ms: int,
     read_only: bool,
+    quarantine: bool,
     log_level: str,
 ) -> None:
     """Serve until SIGTERM or SIGINT.
@@ -114,6 +120,7 @@ def serve(  # noqa: PLR0913  # one argument for each option
             host=host,
             port=port,
             is_read_only=read_only,
+            is_quarantining=quarantine,
             store=StoreOptions(**of_store, force_retention=force_retention),
             drain_ms=drain_ms,
         )

@@ -17,6 +17,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Final
 
+import msgspec
 import uvicorn
 import uvloop
 
@@ -33,6 +34,7 @@ from qmq_broker.service.broker import Broker, BrokerSettings
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.serving import Serving
 from qmq_broker.storage.disk import Disk, OsDisk
+from qmq_broker.storage.quarantine import quarantine_damage
 from qmq_broker.storage.store import Store
 from qmq_client.wire.message_id import instance_of
 
@@ -64,7 +66,11 @@ def serve(
         return ExitCode.ADDRESS
     with listener:
         try:
-            store = Store.open(disk or OsDisk(options.directory), clock, options.store)
+            there = disk or OsDisk(options.directory)
+            if options.is_quarantining:
+                for report in quarantine_damage(there, clock):
+                    log_event(_LOG, logging.ERROR, "quarantined", **msgspec.to_builtins(report))
+            store = Store.open(there, clock, options.store)
         except StoreError as error:
             return _not_opened(error)
         settings = BrokerSettings(

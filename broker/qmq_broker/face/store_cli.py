@@ -202,10 +202,11 @@ def _lines(found: Verification) -> Iterator[str]:
     for fault in found.faults:
         yield fault.line()
     for log in found.logs:
+        lost = f", {log.lost} lost and in quarantine" if log.lost else ""
         torn = f", {log.torn_bytes} bytes of a torn tail" if log.torn_bytes else ""
         yield (
             f"{log.log}: {log.frames} frames with {log.records} records, offsets "
-            f"{log.first_offset} to {log.next_offset}, {log.segments} segments{torn}"
+            f"{log.first_offset} to {log.next_offset}, {log.segments} segments{lost}{torn}"
         )
     messages = sum(next_ - first for first, next_ in found.subjects.values())
     stop = "stopped in order" if found.is_clean else "not stopped in order"

@@ -279,7 +279,11 @@ class Delivery:
             bytes=min(request.max_bytes, limits.pull_bytes),
             new_messages=limits.unsettled_per_group - state.in_flight - state.waiting,
         )
-        return select(state, group.turns, queue, room)
+        selection = select(state, group.turns, queue, room)
+        while selection.lost is not None:
+            self._skip(group, *selection.lost, now_ms)
+            selection = select(state, group.turns, queue, room)
+        return selection
 
     def _skip_what_is_gone(self, group: _Group, first_sequence: int, now_ms: int) -> None:
         """Pass over what was given up by force before this group got it."""
@@ -287,14 +291,11 @@ class Delivery:
         waiting = next(state.redeliveries.runs(), None)
         first = state.cursor if waiting is None else min(state.cursor, waiting.first)
         if first < first_sequence:
-            skipped = Skipped(
-                at_ms=now_ms,
-                subject=state.subject,
-                group=state.group,
-                first=first,
-                next=first_sequence,
-            )
-            self._write([skipped], group)
+            self._skip(group, first, first_sequence, now_ms)
+
+    def _skip(self, group: _Group, first: int, next_sequence: int, now_ms: int) -> None:
+        state = group.state
+        self._write([Skipped(now_ms, state.subject, state.group, first, next_sequence)], group)
 
     def _group_for(self, request: PullRequest, now_ms: int) -> _Group:
         key = (request.subject, request.group)

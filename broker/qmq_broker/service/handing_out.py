@@ -27,6 +27,8 @@ class Selection:
 
     runs: tuple[DeliveryRun, ...]
     entries: list[Entry]
+    #: Sequences that come next and are lost for good; only when there is nothing to give before.
+    lost: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,9 @@ def _fit(runs: Sequence[DeliveryRun], queue: ConsumeQueue, bytes_max: int) -> Se
             fitting.append(_first_of(run, len(fits)))
         entries += fits
         if len(fits) < run.count:
+            if not entries:
+                lost = _lost(queue, run.first_sequence, run.first_sequence + run.count)
+                return Selection(runs=(), entries=[], lost=lost)
             break
     return Selection(runs=tuple(fitting), entries=entries)
 
@@ -123,6 +128,8 @@ def _fitting(
     while sequence < next_sequence:
         step = queue.entries(sequence, min(ENTRIES_PER_READ, next_sequence - sequence))
         for entry in step:
+            if not entry.record_bytes:
+                return fits, room_bytes
             room_bytes -= entry.record_bytes
             if room_bytes < 0 and not is_first:
                 return fits, 0
@@ -132,6 +139,16 @@ def _fitting(
             break
         sequence += len(step)
     return fits, room_bytes
+
+
+def _lost(queue: ConsumeQueue, first: int, next_sequence: int) -> tuple[int, int] | None:
+    """The lost sequences that begin at `first`, within one reading of entries."""
+    after = first
+    for entry in queue.entries(first, min(ENTRIES_PER_READ, next_sequence - first)):
+        if entry.record_bytes:
+            break
+        after += 1
+    return (first, after) if after > first else None
 
 
 def _first_of(run: DeliveryRun, count: int) -> DeliveryRun:

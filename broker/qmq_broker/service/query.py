@@ -116,14 +116,16 @@ class Query:
             raise NotFoundError(f"there is no subject {subject}")
         first_sequence = max(first_sequence, queue.first_sequence)
         room_bytes = LISTED_BYTES_MAX
-        entries: list[Entry] = []
-        for entry in queue.entries(first_sequence, min(count, LISTED_MAX)):
+        entries: dict[int, Entry] = {}
+        found = queue.entries(first_sequence, min(count, LISTED_MAX))
+        for sequence, entry in enumerate(found, start=first_sequence):
             room_bytes -= entry.record_bytes
             if room_bytes < 0 and entries:
                 break
-            entries.append(entry)
-        records = self._store.read_records(entries, subject=subject)
-        return list(enumerate(records, start=first_sequence))
+            if entry.record_bytes:  # none is lost, see storage/lost.py
+                entries[sequence] = entry
+        records = self._store.read_records(list(entries.values()), subject=subject)
+        return list(zip(entries, records, strict=True))
 
     @property
     def search(self) -> KeySearch:

@@ -16,6 +16,8 @@ from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.consume_queue import Entry
 from qmq_broker.storage.consume_queues import ConsumeQueues
 from qmq_broker.storage.dedupe_window import DedupeWindow, id_runs
+from qmq_broker.storage.frame_scan import ScannedFrame
+from qmq_broker.storage.lost import lost_entries, lost_runs
 from qmq_broker.storage.queue_files import ENTRY_BYTES
 from qmq_broker.storage.repeats import LOG_LIMITS, RepeatFinder, StoredFrame, Verdict
 from qmq_broker.storage.segmented_log import SegmentedLog
@@ -156,6 +158,22 @@ def stored_frame(offset: int, data: bytes) -> StoredFrame:
         physical_offset=offset,
         stored_at_ms=frame.header.stored_at_ms,
     )
+
+
+def stage_scanned(queues: ConsumeQueues, frame: ScannedFrame) -> StoredFrame | None:
+    """What a frame of the log means for the queues: its entries, or places of what is lost.
+
+    Returns the frame when it has messages. Raises `ProtocolError` or `CorruptionError`.
+    """
+    if frame.header.kind is FrameKind.LOST:
+        for lost in lost_runs(frame):
+            entries = lost_entries(frame.offset, lost.count)
+            queues.stage(lost.subject, lost.first_sequence, entries, offset=frame.offset)
+    if frame.header.kind is not FrameKind.MESSAGES:
+        return None
+    stored = stored_frame(frame.offset, frame.data)
+    stage_frame(queues, stored)
+    return stored
 
 
 def stage_frame(queues: ConsumeQueues, stored: StoredFrame) -> None:

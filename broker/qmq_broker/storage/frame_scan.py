@@ -53,7 +53,7 @@ class FrameScan:
         self, segments: Segments, kinds: frozenset[FrameKind], *, store_id: bytes, first_offset: int
     ) -> None:
         self._segments = segments
-        self._kinds = kinds | {FrameKind.SEGMENT_HEAD, FrameKind.PADDING}
+        self._kinds = kinds | {FrameKind.SEGMENT_HEAD, FrameKind.PADDING, FrameKind.LOST}
         self._store_id = store_id
         self._block = b""
         self._block_offset = 0

@@ -39,7 +39,7 @@ KNOWN_NAMES: Final = frozenset(
         layout.CONSUME_QUEUES,
         layout.STATE,
         layout.INDEX,
-        "quarantine",
+        layout.QUARANTINE,
     }
 )
 _SEAL: Final = "its checksum does not fit"

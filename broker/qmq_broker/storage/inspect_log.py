@@ -35,8 +35,9 @@ class SequenceRun(NamedTuple):
 
     first: int
     next: int
-    #: Where the frame of the first one begins.
+    #: Where the frames of the first and of the last one begin.
     offset: int
+    last_offset: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,6 +48,8 @@ class SegmentSurvey:
     #: Good frames without heads and padding, and the records or actions in them.
     frames: int = 0
     records: int = 0
+    #: Messages that were lost in ranges which stand in quarantine.
+    lost: int = 0
     #: Epoch of the first and of the last good frame.
     first_epoch: int = 0
     last_epoch: int = 0
@@ -62,9 +65,9 @@ class SegmentSurvey:
         """Note that these sequences of a subject are in the frame at `offset`."""
         runs = self.runs.setdefault(subject, [])
         if runs and runs[-1].next == first:
-            runs[-1] = runs[-1]._replace(next=first + count)
+            runs[-1] = runs[-1]._replace(next=first + count, last_offset=offset)
         else:
-            runs.append(SequenceRun(first, first + count, offset))
+            runs.append(SequenceRun(first, first + count, offset, offset))
 
 
 def survey_segment(
@@ -107,7 +110,9 @@ def _survey_run(
     for frame in scan:
         header = frame.header
         try:
-            if header.kind in kinds:
+            if header.kind is FrameKind.LOST:
+                visit(frame)
+            elif header.kind in kinds:
                 visit(frame)
                 found.frames += 1
                 found.records += header.record_count

@@ -7,6 +7,7 @@
     commitlog/spare.<number>                  a segment that is kept to be written again
     actionlog/<20 digits>                     the same as of the commit log
     consumequeue/<subject>/<20 digits>        byte offset of the file's first entry in its queue
+    quarantine/<20 digits>-<20 digits>.raw    bytes of the commit log that were damaged, a .json beside
     state/queues                              how far the consume queues are in their files
     state/retained                            where the commit log begins
     state/groups.0  state/groups.1            where the groups were at some point of the action log
@@ -35,6 +36,7 @@ COMMIT_LOG: Final = "commitlog"
 ACTION_LOG: Final = "actionlog"
 CONSUME_QUEUES: Final = "consumequeue"
 STATE: Final = "state"
+QUARANTINE: Final = "quarantine"
 QUEUE_TABLE: Final = "state/queues"
 RETAINED: Final = "state/retained"
 INDEX: Final = "index"
@@ -50,6 +52,11 @@ _INDEX_NAME: Final = re.compile(r"[0-9]{17}\Z")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _UPPER: Final = re.compile("[A-Z]")
 _ESCAPE: Final = re.compile("~([a-z])")
+
+
+def quarantine_path(first_offset: int, next_offset: int, suffix: str) -> str:
+    """What is kept of a damaged range of the commit log: `raw` its bytes, `json` the report."""
+    return f"{QUARANTINE}/{first_offset:0{_DIGITS}d}-{next_offset:0{_DIGITS}d}.{suffix}"
 
 
 def draft_path(path: str) -> str:

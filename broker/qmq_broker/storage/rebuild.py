@@ -17,7 +17,7 @@ from qmq_broker.errors import CorruptionError, StoreError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage import layout
 from qmq_broker.storage.checkpoint import START, CheckpointFiles, LogPoint
-from qmq_broker.storage.commit_log import COMMIT_KINDS, stage_frame, stored_frame
+from qmq_broker.storage.commit_log import COMMIT_KINDS, stage_scanned
 from qmq_broker.storage.consume_queues import ConsumeQueues
 from qmq_broker.storage.disk import Disk
 from qmq_broker.storage.format_file import Format, read_format
@@ -27,7 +27,6 @@ from qmq_broker.storage.recovery import UNFLUSHED_BYTES_MAX
 from qmq_broker.storage.retained import Retained, read_retained
 from qmq_broker.storage.segments import Segments
 from qmq_client.wire.errors import ProtocolError
-from qmq_client.wire.frame import FrameKind
 
 
 class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +61,7 @@ def rebuild_store(disk: Disk, clock: Clock, *, with_index: bool = False) -> Rebu
             queues = _make_queues(disk, segments, format_, retained, next_offset)
         finally:
             segments.close()
-        index_files = _remove_index(disk) if with_index else 0
+        index_files = remove_index(disk) if with_index else 0
     finally:
         lock.release()
     return Rebuilt(
@@ -110,17 +109,15 @@ def _make_queues(
             segments, COMMIT_KINDS, store_id=format_.store_id, first_offset=retained.first_offset
         )
         for frame in scan if retained.first_offset < next_offset else ():
-            if frame.header.kind is FrameKind.MESSAGES:
-                try:
-                    stored = stored_frame(frame.offset, frame.data)
-                except ProtocolError as error:
-                    raise CorruptionError(
-                        segment=segments.path(frame.offset), offset=frame.offset, reason=str(error)
-                    ) from error
-                stage_frame(queues, stored)
-                queues.publish()
-                if queues.unflushed_bytes > UNFLUSHED_BYTES_MAX:
-                    queues.flush_entries()
+            try:
+                stage_scanned(queues, frame)
+            except ProtocolError as error:
+                raise CorruptionError(
+                    segment=segments.path(frame.offset), offset=frame.offset, reason=str(error)
+                ) from error
+            queues.publish()
+            if queues.unflushed_bytes > UNFLUSHED_BYTES_MAX:
+                queues.flush_entries()
             if scan.next_offset >= next_offset:
                 break
         queues.flush(next_offset)
@@ -149,7 +146,8 @@ def _remove_queues(disk: Disk) -> None:
         disk.sync_directory(layout.queue_directory(subject))
 
 
-def _remove_index(disk: Disk) -> int:
+def remove_index(disk: Disk) -> int:
+    """Remove the key index, its table first; returns how many files. Crash-safe at every step."""
     if layout.INDEX_TABLE.rpartition("/")[2] in disk.names(layout.STATE):
         disk.unlink(layout.INDEX_TABLE)
         disk.sync_directory(layout.STATE)

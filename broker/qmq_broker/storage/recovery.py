@@ -26,12 +26,12 @@ from qmq_broker.options import StoreOptions
 from qmq_broker.storage import layout
 from qmq_broker.storage.action_log import ACTION_KINDS
 from qmq_broker.storage.checkpoint import START, Checkpoint, CheckpointFiles, LogPoint
-from qmq_broker.storage.commit_log import COMMIT_KINDS, stage_frame, stored_frame
+from qmq_broker.storage.commit_log import COMMIT_KINDS, stage_scanned, stored_frame
 from qmq_broker.storage.consume_queues import ConsumeQueues
 from qmq_broker.storage.dedupe_window import DedupeWindow
 from qmq_broker.storage.disk import Disk
 from qmq_broker.storage.format_file import Format
-from qmq_broker.storage.frame_scan import FrameScan
+from qmq_broker.storage.frame_scan import FrameScan, ScannedFrame
 from qmq_broker.storage.log_recovery import LogFinding, examine, mend
 from qmq_broker.storage.repeats import StoredFrame
 from qmq_broker.storage.retained import Retained, read_retained
@@ -195,26 +195,32 @@ class Recovery:
         scan = FrameScan(
             self._commit, COMMIT_KINDS, store_id=self._store_id, first_offset=first_offset
         )
-        for stored in self._message_frames(scan, commit.next_offset):
-            if stored.physical_offset >= indexed_offset:
-                stage_frame(queues, stored)
-                queues.publish()
-                if queues.unflushed_bytes > UNFLUSHED_BYTES_MAX:
-                    queues.flush_entries()
-            if stored.physical_offset >= window_offset:
+        for frame in self._good_frames(scan, commit.next_offset):
+            stored = self._staged(frame, is_new=frame.offset >= indexed_offset)
+            if queues.unflushed_bytes > UNFLUSHED_BYTES_MAX:
+                queues.flush_entries()
+            if stored is not None and stored.physical_offset >= window_offset:
                 self._window.add(
                     stored.runs, offset=stored.physical_offset, stored_at_ms=stored.stored_at_ms
                 )
 
-    def _message_frames(self, scan: FrameScan, next_offset: int) -> Iterator[StoredFrame]:
+    def _staged(self, frame: ScannedFrame, *, is_new: bool) -> StoredFrame | None:
+        """A message frame as it was stored; its entries are brought to the queues when it is new."""
+        try:
+            if is_new:
+                stored = stage_scanned(self._queues, frame)
+                self._queues.publish()
+                return stored
+            if frame.header.kind is FrameKind.MESSAGES:
+                return stored_frame(frame.offset, frame.data)
+        except ProtocolError as error:
+            raise self._corruption(frame.offset, str(error)) from error
+        return None
+
+    def _good_frames(self, scan: FrameScan, next_offset: int) -> Iterator[ScannedFrame]:
         if scan.next_offset == next_offset:
             return
-        for frame in scan:
-            if frame.header.kind is FrameKind.MESSAGES:
-                try:
-                    yield stored_frame(frame.offset, frame.data)
-                except ProtocolError as error:
-                    raise self._corruption(frame.offset, str(error)) from error
+        yield from scan
         if scan.next_offset < next_offset:
             raise self._corruption(scan.next_offset, scan.reason)
 

@@ -44,6 +44,8 @@ class LogSummary(msgspec.Struct, frozen=True, kw_only=True):
     frames: int
     #: Messages, or actions.
     records: int
+    #: Messages that were lost in ranges which stand in quarantine.
+    lost: int
     #: Bytes behind the log's end that the next start cuts: never acknowledged.
     torn_bytes: int
 
@@ -126,6 +128,12 @@ def _look(disk: Disk, check_groups: CheckGroups, is_deep: bool, run: Run) -> Ver
     )
 
 
+def judge_commit_log(disk: Disk, format_: Format, files: SmallFiles) -> LogVerdict:
+    """The commit log as a whole, every frame of it read, here and one segment after the other."""
+    look = _Look(disk, format_, files, _one_by_one(disk), is_deep=False)
+    return look.log(_commit_claims(files, format_))[1]
+
+
 def _unknown(fault: Fault) -> Verification:
     return Verification(
         store_id="", is_clean=False, epoch=0, logs=[], subjects={}, faults=[fault], duration_ms=0
@@ -198,7 +206,7 @@ class _Look:
             bases = [base for base in segments.bases if base >= claims.first_offset]
             outcomes = self._run([replace(task, base=base) for base in bases])
             verdict = judge_log([outcome.survey for outcome in outcomes], claims)
-            self.faults += verdict.faults
+            self.faults += [*verdict.faults, *verdict.unexplained]
             for outcome in outcomes:
                 self.faults += outcome.faults
             return _summary(segments, claims, outcomes, verdict), verdict
@@ -225,6 +233,7 @@ def _summary(
         spares=len(segments.spares),
         frames=sum(survey.frames for survey in surveys),
         records=sum(survey.records for survey in surveys),
+        lost=sum(survey.lost for survey in surveys),
         torn_bytes=torn_bytes_behind(segments, verdict.next_offset),
     )
 

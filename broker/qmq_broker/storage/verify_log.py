@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from qmq_broker.storage import layout
 from qmq_broker.storage.faults import NOT_STARTED, Fault, damaged
-from qmq_broker.storage.inspect_log import DamagedRange, SegmentSurvey
+from qmq_broker.storage.inspect_log import DamagedRange, SegmentSurvey, SequenceRun
 
 _STARTS: Final = (
     "The broker starts, but refuses every pull that meets these messages, and cannot make the "
@@ -40,6 +40,17 @@ class LogClaims:
     first_sequences: Mapping[str, int] = field(default_factory=dict)
 
 
+class LostSequences(NamedTuple):
+    """Sequences of one subject that no good frame holds."""
+
+    subject: str
+    first: int
+    next: int
+    #: They stood between the frames at these offsets; at the end of the log in the second.
+    after_offset: int
+    before_offset: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogVerdict:
     """A log as a whole."""
@@ -49,9 +60,15 @@ class LogVerdict:
     damaged: list[DamagedRange]
     #: Behind the last sequence of each subject.
     next_sequences: dict[str, int]
-    #: Subject, first, next: sequences that no good frame holds.
-    lost: list[tuple[str, int, int]]
+    lost: list[LostSequences]
+    #: Holes and what they took.
     faults: list[Fault]
+    #: What no hole explains.
+    unexplained: list[Fault]
+    #: Where the last frame of each subject begins.
+    last_offsets: dict[str, int]
+    #: Of the last good frame.
+    epoch: int
 
 
 def judge_log(surveys: Sequence[SegmentSurvey], claims: LogClaims) -> LogVerdict:
@@ -73,14 +90,19 @@ def judge_log(surveys: Sequence[SegmentSurvey], claims: LogClaims) -> LogVerdict
         next_offset = surveys[-1].base + claims.segment_bytes if surveys else claims.first_offset
     faults = [_hole(hole, claims, claimed_by, durable_offset) for hole in holes]
     good = [survey for survey in surveys if survey.base < next_offset]
-    faults += _epochs(good, claims)
-    next_sequences, lost, gaps = _sequences(good, claims, next_offset, holes)
+    found = _Sequences(claims, next_offset, holes)
+    for survey in good:
+        found.add(survey)
+    faults += [lost_fault(claims.log, one.subject, one.first, one.next) for one in found.lost]
     return LogVerdict(
         next_offset=next_offset,
         damaged=holes,
-        next_sequences=next_sequences,
-        lost=lost,
-        faults=faults + gaps,
+        next_sequences=found.next_sequences,
+        lost=found.lost,
+        faults=faults,
+        unexplained=[*_epochs(good, claims), *found.unexplained],
+        last_offsets=found.last_offsets,
+        epoch=max((survey.last_epoch for survey in good), default=0),
     )
 
 
@@ -132,28 +154,36 @@ def _epochs(surveys: Iterable[SegmentSurvey], claims: LogClaims) -> Iterator[Fau
         epoch = survey.last_epoch
 
 
-def _sequences(
-    surveys: Iterable[SegmentSurvey],
-    claims: LogClaims,
-    next_offset: int,
-    holes: Sequence[DamagedRange],
-) -> tuple[dict[str, int], list[tuple[str, int, int]], list[Fault]]:
+class _Sequences:
     """Where each subject goes on, what of it is lost in holes, and what nothing explains."""
-    next_sequences = dict(claims.first_sequences)
-    lost: list[tuple[str, int, int]] = []
-    faults: list[Fault] = []
-    for survey in surveys:
+
+    def __init__(self, claims: LogClaims, next_offset: int, holes: Sequence[DamagedRange]) -> None:
+        self._claims = claims
+        self._next_offset = next_offset
+        self._holes = holes
+        self.next_sequences = dict(claims.first_sequences)
+        self.last_offsets: dict[str, int] = {}
+        self.lost: list[LostSequences] = []
+        self.unexplained: list[Fault] = []
+
+    def add(self, survey: SegmentSurvey) -> None:
+        """The next segment."""
         for subject, runs in survey.runs.items():
             for run in runs:
-                if run.offset >= next_offset:
-                    continue
-                expected = next_sequences.get(subject, 0)
-                if run.first > expected and any(h.first_offset < run.offset for h in holes):
-                    lost.append((subject, expected, run.first))
-                    faults.append(lost_fault(claims.log, subject, expected, run.first))
-                elif run.first != expected:
-                    what = f"sequence {run.first} of {subject}, whose next is {expected}"
-                    path = layout.segment_path(claims.log, survey.base)
-                    faults.append(damaged(path, what, offset=run.offset))
-                next_sequences[subject] = run.next
-    return next_sequences, lost, faults
+                if run.offset < self._next_offset:
+                    self._add_run(survey.base, subject, run)
+
+    def _add_run(self, base: int, subject: str, run: SequenceRun) -> None:
+        expected = self.next_sequences.get(subject, 0)
+        after_offset = self.last_offsets.get(subject, -1)
+        if run.first != expected:
+            holes = [one for one in self._holes if after_offset < one.first_offset < run.offset]
+            if run.first > expected and holes:
+                lost = LostSequences(subject, expected, run.first, after_offset, run.offset)
+                self.lost.append(lost)
+            else:
+                what = f"sequence {run.first} of {subject}, whose next is {expected}"
+                path = layout.segment_path(self._claims.log, base)
+                self.unexplained.append(damaged(path, what, offset=run.offset))
+        self.next_sequences[subject] = run.next
+        self.last_offsets[subject] = run.last_offset

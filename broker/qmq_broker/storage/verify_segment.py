@@ -21,6 +21,7 @@ from qmq_broker.storage.faults import Fault, damaged, rebuilt
 from qmq_broker.storage.format_file import Format
 from qmq_broker.storage.frame_scan import ScannedFrame
 from qmq_broker.storage.inspect_log import SegmentSurvey, survey_segment
+from qmq_broker.storage.lost import lost_entries, lost_runs
 from qmq_broker.storage.queue_files import ENTRY_BYTES, QueueFiles
 from qmq_broker.storage.repeats import LOG_LIMITS
 from qmq_broker.storage.segments import Segments
@@ -106,7 +107,14 @@ class _Messages:
         self._bad_subjects: set[str] = set()
 
     def visit(self, scanned: ScannedFrame) -> None:
-        if scanned.header.kind is not FrameKind.MESSAGES:
+        if scanned.header.kind is FrameKind.LOST:
+            for lost in lost_runs(scanned):
+                self._outcome.survey.add_run(
+                    lost.subject, lost.first_sequence, lost.count, scanned.offset
+                )
+                self._outcome.survey.lost += lost.count
+                entries = lost_entries(scanned.offset, lost.count)
+                self._gather(lost.subject, lost.first_sequence, entries)
             return
         frame = log_frame(scanned)
         if self._task.is_deep:
