@@ -1,9 +1,10 @@
-"""Brings the key index up to the log's end, in a thread of its own and in small steps.
+"""Brings the key index up to the log's end, in a thread of its own and when there is time for it.
 
-The threads of this process share one interpreter, so what is saved here is what senders get: a step
-is some hundred messages, and behind it this thread rests for a multiple of the time that the step
-took, longer while messages are coming in. The index may lag for it; a search looks through what is
-missing. Nothing that goes wrong here ends the broker.
+The threads of this process share one interpreter, so what is saved here is what senders get. While
+much is being written the index is left behind, up to a bound; a search looks through what is missing.
+Beyond the bound, and when little comes in, it is worked on in small steps, each some hundred
+messages, with a rest behind it that is a multiple of the time it took. Nothing that goes wrong here
+ends the broker.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ from qmq_broker.storage.store import Store
 _log = logging.getLogger(__name__)
 #: Log bytes of one step, at least one frame: about a millisecond.
 STEP_BYTES: Final = 128 * 1024
-#: Rest after a step, as a multiple of its time: a tenth of a processor while messages come in.
+#: So much log for each second is much.
+BUSY_BYTES_PER_S: Final = 4 * 1024 * 1024
+#: How far the index may fall behind while much is written: a search takes 0.1 s longer for it.
+LAG_BYTES_MAX: Final = 64 * 1024 * 1024
+#: Rest after a step, as a multiple of its time: a tenth of a processor while much is written.
 REST_WHILE_BUSY: Final = 9
 REST_WHILE_QUIET: Final = 1
-#: How long there is nothing to do before it is looked again.
+#: How long nothing is done before it is looked again.
 IDLE_S: Final = 0.1
 _REST_S_MIN: Final = 0.0005
 _REST_S_MAX: Final = 1.0
@@ -35,7 +40,22 @@ class Indexer:
         self._store = store
         self._clock = clock
         self._stopped = threading.Event()
-        self._written_offset = store.written_offset
+        self._looked_s = clock.monotonic_s()
+        self._looked_offset = store.written_offset
+        #: Whether much was written lately.
+        self.is_busy = False
+
+    def look(self) -> bool:
+        """See how much is written; whether there should be a step now."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._looked_s >= IDLE_S:
+            written_offset = self._store.written_offset
+            new_bytes = written_offset - self._looked_offset
+            self.is_busy = new_bytes > BUSY_BYTES_PER_S * (now_s - self._looked_s)
+            self._looked_s, self._looked_offset = now_s, written_offset
+        if not self.is_busy:
+            return True
+        return self._store.durable_offset - self._store.index.indexed_offset > LAG_BYTES_MAX
 
     def step(self) -> IndexStep:
         """One bounded step of the index."""
@@ -45,13 +65,15 @@ class Indexer:
         """Step and rest until `stop`."""
         rest_s = 0.0
         while not self._stopped.wait(rest_s):
+            rest_s = IDLE_S
+            if not self.look():
+                continue
             began_s = self._clock.monotonic_s()
             try:
                 done = self.step()
             except Exception:  # the top of this thread's loop
                 _log.exception("key index stopped until the next start")
                 return
-            rest_s = IDLE_S
             if done.is_unfinished:
                 rest_s = self._rest_s(self._clock.monotonic_s() - began_s)
 
@@ -60,8 +82,5 @@ class Indexer:
         self._stopped.set()
 
     def _rest_s(self, work_s: float) -> float:
-        written_offset = self._store.written_offset
-        is_busy = written_offset != self._written_offset
-        self._written_offset = written_offset
-        rest_s = work_s * (REST_WHILE_BUSY if is_busy else REST_WHILE_QUIET)
+        rest_s = work_s * (REST_WHILE_BUSY if self.is_busy else REST_WHILE_QUIET)
         return min(max(rest_s, _REST_S_MIN), _REST_S_MAX)

@@ -12,6 +12,7 @@ from time import monotonic
 import pytest
 
 from qmq_broker.clock import SYSTEM_CLOCK
+from qmq_broker.service import indexer as indexer_module
 from qmq_broker.service.indexer import REST_WHILE_BUSY, Indexer
 from qmq_broker.storage.key_index import IndexStep
 from qmq_broker.storage.store import Store
@@ -88,10 +89,29 @@ def test_searches_steps_and_sends_at_once_never_miss_a_message(rig: Rig) -> None
         assert (len(result.found), result.is_complete) == (1, True)
 
 
-def test_the_rest_is_longer_while_messages_come_in(rig: Rig) -> None:
-    indexer = Indexer(rig.store, SYSTEM_CLOCK)
+def test_while_much_is_written_the_index_waits_until_it_is_far_behind(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexer_module, "BUSY_BYTES_PER_S", 5_000)
+    monkeypatch.setattr(indexer_module, "LAG_BYTES_MAX", 4_000)
+    indexer = Indexer(rig.store, rig.clock)
+    assert indexer.look()
+    looks = []
+    for _ in range(5):
+        rig.send(b"x" * 900)
+        rig.clock.pass_ms(100)
+        looks.append(indexer.look())
+    assert indexer.is_busy
+    assert looks == [False, False, False, True, True]
+    rig.clock.pass_ms(100)
+    assert indexer.look()
+    assert not indexer.is_busy
+
+
+def test_the_rest_is_longer_while_much_is_written(rig: Rig) -> None:
+    indexer = Indexer(rig.store, rig.clock)
     assert indexer._rest_s(0.01) == pytest.approx(0.01)
-    rig.send(b"a")
+    indexer.is_busy = True
     assert indexer._rest_s(0.01) == pytest.approx(0.01 * REST_WHILE_BUSY)
 
 
