@@ -42,7 +42,7 @@ from qmq_broker.storage.snapshots import Snapshot
 
 #: Openings that the original may see between a backup and the copy's first one.
 EPOCH_STEP: Final = 1 << 16
-#: The action log may shrink while it is copied; a snapshot follows after megabytes only.
+#: Logs may lose their oldest segments while they are copied; that takes megabytes of new ones.
 _TRIES_MAX: Final = 5
 #: Gives a file of the source the same path in the copy; false where that cannot be.
 Link = Callable[[str], bool]
@@ -205,7 +205,7 @@ class _Backup:
         )
 
     def _take_frames(self, log: str, segment_bytes: int, first_offset: int) -> LogEnd:
-        segments = Segments(self._source, log, segment_bytes)
+        segments = self._open(log, segment_bytes)
         try:
             scan = FrameScan(
                 segments,
@@ -218,6 +218,15 @@ class _Backup:
             segments.close()
         self._copied_bytes += end.next_offset - segments.base_of(first_offset)
         return end
+
+    def _open(self, log: str, segment_bytes: int) -> Segments:
+        """The segments of the source as they are; one may go between its listing and its opening."""
+        for _ in range(_TRIES_MAX - 1):
+            try:
+                return Segments(self._source, log, segment_bytes)
+            except DiskError:
+                continue
+        return Segments(self._source, log, segment_bytes)
 
     def _write_checkpoint(
         self, checkpoint: Checkpoint | None, end: LogEnd, action_end: LogEnd

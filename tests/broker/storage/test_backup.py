@@ -18,7 +18,7 @@ from qmq_broker.storage.store import Store
 from qmq_broker.storage.verify import verify_store
 from tests.broker.storage.damaged import Directory, flip
 from tests.crash.power_cut import cut_states
-from tests.crash.recording_disk import RecordingDisk, images
+from tests.crash.recording_disk import RecordingDisk, RecordingFile, images
 from tests.crash.world import OPTIONS, RETAINING, FakeClock, World, records_of
 
 Messages = dict[str, list[bytes]]
@@ -164,6 +164,59 @@ def test_what_is_no_store_or_no_empty_directory_is_refused() -> None:
     taken.open("letter.txt", is_new=True)
     with pytest.raises(StoreError, match=r"not empty: there is letter\.txt"):
         back_up(world.disk, taken, FakeClock(), link=never)
+
+
+class Meddled(RecordingDisk):
+    """A disk of a running store: something happens just when a backup opens a certain file."""
+
+    def __init__(self, disk: RecordingDisk) -> None:
+        self.__dict__.update(disk.__dict__)
+        self.meddle: Callable[[], object] | None = None
+        self.log = ""
+
+    def open(self, path: str, *, is_new: bool = False) -> RecordingFile:
+        if self.meddle is not None and path.startswith(f"{self.log}/"):
+            meddle, self.meddle = self.meddle, None
+            meddle()
+        return super().open(path, is_new=is_new)
+
+
+def test_X3_old_segments_may_go_while_they_are_copied() -> None:
+    world = World(Meddled(RecordingDisk()), options=RETAINING)
+    disk = world.disk
+    assert isinstance(disk, Meddled)
+    for _ in range(14):
+        world.send(world.frame(orders=[300, 200]))
+        world.clock.pass_ms(1_500)
+        world.store.step()
+        world.store.step()
+    disk.log, disk.meddle = layout.COMMIT_LOG, world.give_up
+    target = copied(disk)
+    assert world.store.first_offset > 0
+    assert verify_store(target, FakeClock(), check_groups=len).faults == []
+    store = Store.open(target, FakeClock(), RETAINING)
+    assert store.first_offset == world.store.first_offset
+    assert messages(store) == messages(world.store)
+
+
+def test_X3_the_action_log_may_lose_its_beginning_while_it_is_copied() -> None:
+    world = World(Meddled(RecordingDisk()))
+    disk = world.disk
+    assert isinstance(disk, Meddled)
+
+    def note() -> None:
+        for _ in range(2):
+            world.act(20)
+            world.note_groups()
+
+    note()
+    world.act(15)
+    disk.log, disk.meddle = layout.ACTION_LOG, note
+    store = Store.open(copied(disk), FakeClock(), OPTIONS)
+    noted = int(store.actions.snapshot or b"0")
+    actions = [action for action, _ in world.history.actions]
+    assert actions[noted:] == list(store.actions.replay())
+    assert noted >= 40
 
 
 LINKING = replace(RETAINING, spare_segments=2, growth_bytes=2048)
