@@ -197,6 +197,22 @@ def test_a_damaged_chain_is_found_by_the_search_that_meets_it() -> None:
     check_answers(world.store, world.kept)
 
 
+def test_files_that_the_table_does_not_know_go_and_foreign_ones_stay() -> None:
+    world = filled()
+    world.catch_up()
+    world.store.close()
+    orphan, foreign = layout.index_path("2" * 17), f"{layout.INDEX}/notes.txt"
+    for path in (orphan, foreign):
+        world.disk.open(path, is_new=True).write(0, [b"x"])
+    world = world.again()
+    world.catch_up()
+    names = world.disk.names(layout.INDEX)
+    assert "2" * 17 not in names
+    assert "notes.txt" in names
+    assert sorted(file.name for file in world.store.index.files()) == names[:-1]
+    check_answers(world.store, world.kept)
+
+
 def test_files_below_the_beginning_of_the_log_go() -> None:
     world = filled()
     for _ in range(8):

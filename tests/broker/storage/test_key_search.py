@@ -51,6 +51,20 @@ def test_a_time_range_is_half_open_and_exact_to_the_millisecond(world: Keyed) ->
     assert not sequences(world, TimeRange(0, times[0]))
 
 
+def test_a_time_range_is_exact_within_a_second_of_one_file() -> None:
+    world = Keyed(options=replace(INDEXED, index_entries=1_000))
+    for _ in range(30):
+        world.send("k")
+        world.clock.pass_ms(-900)
+    world.catch_up()
+    assert len(world.store.index.files()) == 1
+    times = [one.place.stored_at_ms for one in world.kept]
+    for first in range(30):
+        for after in (first, first + 1, min(29, first + 7), 29):
+            found = sequences(world, TimeRange(times[first], times[after % 30]))
+            assert found == list(range(after % 30 - 1, first - 1, -1))
+
+
 def test_another_subject_or_key_is_not_found(world: Keyed) -> None:
     for subject, key in (("invoices", "k"), ("orders", "kk"), ("orders", "K"), ("orders", "b" * 9)):
         result = world.store.search.by_key(subject, key, TimeRange(), 10)
