@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session, scoped_session
 from qmq_client.current import current_scopes, sync_of
 from qmq_client.errors import NoTransactionError, WrongDatabaseError
 from qmq_client.outbox.deferred import defer, deferred_row
+from qmq_client.outbox.outlet import Outlet
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.tracker import (
     active_sessions,
@@ -24,7 +25,6 @@ from qmq_client.outbox.tracker import (
     enlisted_engine,
     unit_of,
 )
-from qmq_client.outbox.unit import Outlet
 
 
 def join(given: Any, engine: sa.Engine, outlet: Outlet, rows: list[OutboxRow]) -> None:

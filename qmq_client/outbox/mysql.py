@@ -30,7 +30,9 @@ NOW_MS: Final = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV
 #: aiomysql is not among them: with today's PyMySQL it cannot pass bytes.
 DRIVERS: Final = ("pymysql", "asyncmy")
 _IN_TRANSACTION: Final = 1  # SERVER_STATUS_IN_TRANS of the protocol
-_DEADLOCKS: Final = (1213, 1614)
+#: Errors that undo the whole transaction: deadlock, the same in XA, a row that changed since the
+#: snapshot (MariaDB, from 11.6 on by default), the lock table full.
+_UNDOING: Final = (1213, 1614, 1020, 1206)
 _LOCK_WAIT_TIMEOUT: Final = 1205
 _MISSING: Final = (1146, 1054)  # no such table, unknown column
 #: Bytes of a packet around the rows.
@@ -70,7 +72,7 @@ class MySqlDialect(ServerDialect):
 
     def undoes_transaction(self, _: sa.Connection, error: BaseException | None) -> bool:
         number = error_number(error)
-        return number in _DEADLOCKS or (number == _LOCK_WAIT_TIMEOUT and self._is_undone_by_timeout)
+        return number in _UNDOING or (number == _LOCK_WAIT_TIMEOUT and self._is_undone_by_timeout)
 
     def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
         return error_number(error.orig) in _MISSING

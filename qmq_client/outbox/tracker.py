@@ -17,7 +17,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -33,7 +33,8 @@ from sqlalchemy.sql.elements import (
 from qmq_client.errors import AutocommitError
 from qmq_client.outbox.deferred import begin_where_deferred, drop, move
 from qmq_client.outbox.dialect import dialect_of
-from qmq_client.outbox.unit import Outlet, Unit, lost_error
+from qmq_client.outbox.outlet import Outlet
+from qmq_client.outbox.unit import Unit, lost_error
 
 _log = logging.getLogger("qmq.outbox")
 _INFO_KEY: Final = "qmq"
@@ -215,9 +216,12 @@ def _finish_here(connection: sa.Connection, unit: Unit) -> None:
     try:
         unit.finish(connection)
     except BaseException:
-        # SQLAlchemy takes a failed commit for the end of the transaction and sends no ROLLBACK.
-        connection.connection.rollback()
         _units.pop(connection, None)
+        # SQLAlchemy takes a failed commit for the end of the transaction and sends no ROLLBACK.
+        # What fails now must not hide the error, or the cancellation, that is on its way.
+        if not connection.invalidated:
+            with suppress(Exception):
+                connection.connection.rollback()
         raise
 
 

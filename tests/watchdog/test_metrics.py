@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -24,7 +25,7 @@ from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_watchdog.broker_gate import BrokerGate
 from qmq_watchdog.daemon import Daemon, DaemonOptions, SweepJob
 from qmq_watchdog.databases import Database
-from qmq_watchdog.endpoint import BEAT_S_MAX, Health
+from qmq_watchdog.endpoint import BEAT_S_MAX, Endpoint, Health
 from qmq_watchdog.metrics import WatchdogCollector
 from qmq_watchdog.service import Service
 from qmq_watchdog.sweep import Sweep
@@ -213,6 +214,26 @@ def test_metrics_and_health_are_served_over_http(
     assert {"qmq_watchdog_sent", "qmq_watchdog_databases", "qmq_watchdog_breaker_open"} <= names
     labels = {name for family in families for sample in family.samples for name in sample.labels}
     assert labels <= {"database", "state", "kind"}
+
+
+def test_slow_clients_hold_up_neither_others_nor_the_stop() -> None:
+    daemon = Daemon()
+    endpoint = Endpoint("127.0.0.1:0", daemon, Health(daemon))
+    endpoint.start()
+    host, _, port = endpoint.address.partition(":")
+    slow = [socket.create_connection((host, int(port))) for _ in range(8)]
+    for each in slow:
+        each.sendall(b"GET /metr")
+    with urllib.request.urlopen(f"http://{endpoint.address}/healthz", timeout=DEADLINE_S) as answer:
+        assert answer.status == 200
+    closing = threading.Thread(target=endpoint.close)
+    closing.start()
+    closing.join(DEADLINE_S)
+    assert not closing.is_alive()
+    for each in slow:
+        each.settimeout(DEADLINE_S)
+        assert each.recv(1) == b"", "its time is over, whatever it goes on to write"
+        each.close()
 
 
 def test_an_address_that_is_taken_is_a_wrong_setting(database: Database) -> None:

@@ -1,6 +1,6 @@
 """`/metrics` and `/healthz` of the daemon, for machines on an internal network.
 
-One request at a time, a few seconds for each, nothing but GET, no body read. `/healthz` says 503 only
+A few requests at a time, a few seconds in all for each, nothing but GET, no body read. `/healthz` says 503 only
 when the daemon itself does not do its work: databases and brokers that are away are told in the body
 and in the metrics, because starting this process anew would mend neither.
 """
@@ -8,9 +8,11 @@ and in the metrics, because starting this process anew would mend neither.
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar, Final
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
@@ -19,7 +21,10 @@ from qmq_watchdog.connections import ConnectionBudget
 from qmq_watchdog.daemon import Daemon
 from qmq_watchdog.job import SweepJob
 
+#: From the connection to the end of the answer, however slowly somebody writes or reads.
 _REQUEST_S_MAX: Final = 5.0
+#: Connections at once; one more is closed unanswered.
+_CONNECTIONS_MAX: Final = 16
 #: A daemon whose main loop was not at work for this long is not well.
 BEAT_S_MAX: Final = 15.0
 _SHOWN_MAX: Final = 20
@@ -67,7 +72,7 @@ class Endpoint:
         handler.health = health  # type: ignore[attr-defined]
         host, _, port = listen.rpartition(":")
         try:
-            self._server = HTTPServer((host.strip("[]"), int(port)), handler)
+            self._server = _Server((host.strip("[]"), int(port)), handler)
         except (OSError, OverflowError) as error:
             raise ConfigurationError(
                 setting="watchdog.metrics_listen",
@@ -93,6 +98,41 @@ class Endpoint:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(_REQUEST_S_MAX)
+
+
+class _Server(ThreadingHTTPServer):
+    """A thread for each connection, a bounded number of them, none outlives its time."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, *arguments: Any) -> None:
+        self._room = threading.BoundedSemaphore(_CONNECTIONS_MAX)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        ending = threading.Timer(_REQUEST_S_MAX, _end, (request,))
+        ending.daemon = True
+        ending.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            ending.cancel()
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: who went away, or was too slow, is no event."""
+
+
+def _end(request: socket.socket) -> None:
+    with suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
 
 
 def _scraper(daemon: Daemon, budget: ConnectionBudget | None) -> Callable[[], bytes]:

@@ -1,0 +1,97 @@
+"""What a transaction needs to know of the producer that sends in it, and the statements it is paid with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final, Protocol
+
+import sqlalchemy as sa
+
+from qmq_client.errors import OutboxMissingError, TooLargeError
+from qmq_client.outbox.dialect import OutboxDialect
+from qmq_client.outbox.handoff import HandOver
+from qmq_client.outbox.row import OutboxRow
+from qmq_client.wire.message_id import format_message_id, is_dedupe_id
+
+_NAMED_IDS_MAX: Final = 5
+
+
+class Outlet(Protocol):
+    """What a transaction needs to know of the producer that sends in it."""
+
+    outbox: sa.Table
+    order_lock: sa.Table
+    dialect: OutboxDialect
+    #: Bytes of records that may wait for the commit.
+    buffer_bytes: int
+    #: Bytes of one record that the server takes; None when it sets no limit.
+    record_bytes_max: int | None
+    #: Write at once and look again before every commit, whatever it costs.
+    is_strict: bool
+    #: The owner that rows are born with.
+    token: bytes
+
+    def insert_text(self, row_count: int, skips_known: bool = False) -> str:
+        """The INSERT of this many rows, five parameters each; see `insert.py`."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """The producer's clock."""
+        ...
+
+    def hand_over(self, handed: HandOver) -> None:
+        """Take committed rows; never blocks, never raises."""
+        ...
+
+
+def insert_rows(connection: sa.Connection, outlet: Outlet, rows: list[OutboxRow]) -> None:
+    """One INSERT. Raises the database's own error with a note that names the messages."""
+    token = outlet.token
+    values: list[object] = []
+    for row in rows:
+        values += (row.message_id, row.subject, row.ordering_key, row.record, token)
+    try:
+        skips_known = any(is_dedupe_id(row.message_id) for row in rows)
+        connection.exec_driver_sql(outlet.insert_text(len(rows), skips_known), tuple(values))
+    except sa.exc.DBAPIError as error:
+        note = f"while writing {ids_text([row.message_id for row in rows])} to {outlet.outbox.fullname}"
+        if outlet.dialect.is_table_missing(error):
+            raise OutboxMissingError(
+                f"{error.orig}, {note}. Run `qmq db migrate`, or "
+                "`qmq_client.create_tables(engine)` for a first try."
+            ) from error
+        error.add_note(note)
+        raise
+
+
+def lock_keys(connection: sa.Connection, unwritten: list[tuple[Outlet, OutboxRow]]) -> None:
+    """Keep the ordering keys of these rows until the commit; see `OutboxDialect.lock_keys`."""
+    if all(row.ordering_key is None for _, row in unwritten):
+        return
+    for outlet in dict.fromkeys(outlet for outlet, _ in unwritten):
+        rows = [row for other, row in unwritten if other is outlet and row.ordering_key is not None]
+        if rows:
+            outlet.dialect.lock_keys(connection, outlet.order_lock, rows)
+
+
+def check_sizes(outlet: Outlet, rows: list[OutboxRow]) -> None:
+    """Raise `TooLargeError` for a row that no statement of this server can carry."""
+    allowed = outlet.record_bytes_max
+    if allowed is None:
+        return
+    for row in rows:
+        if len(row.record) > allowed:
+            raise TooLargeError(
+                field="message",
+                limit=f"{allowed} bytes in one statement of this database",
+                value=f"{len(row.record)} bytes",
+                remedy="Raise max_allowed_packet on the server, or keep the content elsewhere and "
+                "send a reference to it.",
+            )
+
+
+def ids_text(message_ids: Collection[bytes]) -> str:
+    """The messages as an error names them."""
+    shown = ", ".join(format_message_id(id_) for id_ in list(message_ids)[:_NAMED_IDS_MAX])
+    more = len(message_ids) - _NAMED_IDS_MAX
+    return f"message {shown}{f' and {more} more' if more > 0 else ''}"

@@ -1,0 +1,53 @@
+"""What a statement given as text may do to the transaction it is in.
+
+Three kinds. *Plain* ones change or read rows and leave the transaction alone. *Savepoints* are made,
+released or rolled back to by name. Of *all others* it is not known: COMMIT, ROLLBACK AND CHAIN, DDL on
+MySQL, a procedure with a ROLLBACK in its error handler, several statements in one text. Only what is
+surely plain counts as plain; a mistake in the other direction costs a statement, not a message.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+_GAP: Final = r"(?:\s|--[^\n]*\n|/\*(?!!).*?\*/)*"
+_PLAIN: Final = re.compile(
+    _GAP + r"\(?(?:SELECT|INSERT|UPDATE|DELETE|WITH|VALUES|MERGE|REPLACE|SHOW|EXPLAIN|PRAGMA"
+    r"|SET\s+LOCAL)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_SAVEPOINT: Final = re.compile(
+    _GAP + r"(?P<verb>SAVEPOINT|RELEASE(?:\s+SAVEPOINT)?"
+    r"|ROLLBACK(?:\s+(?:TRANSACTION|WORK))?\s+TO(?:\s+SAVEPOINT)?)\s+"
+    r"(?P<name>\w+|\"[^\"]+\"|`[^`]+`|\[[^\]]+\])\s*;?\s*",
+    re.IGNORECASE | re.DOTALL,
+)
+#: Another statement behind the first, or what looks like one in a text.
+_MORE: Final = re.compile(r";\s*\S")
+
+
+class SavepointText(NamedTuple):
+    """A savepoint by text: SAVEPOINT, RELEASE or ROLLBACK, and its name without quotes."""
+
+    verb: str
+    name: str
+
+
+def is_plain(statement: str) -> bool:
+    """Whether this surely leaves the transaction and its savepoints alone."""
+    return _PLAIN.match(statement) is not None and _MORE.search(statement) is None
+
+
+def savepoint_text(statement: str) -> SavepointText | None:
+    """What this does to a savepoint, when that is all it does."""
+    found = _SAVEPOINT.fullmatch(statement)
+    if found is None:
+        return None
+    verb = found["verb"].split()[0].upper()
+    return SavepointText(verb, plain_name(found["name"]))
+
+
+def plain_name(name: str) -> str:
+    """A name as databases compare it: without quotes, in lower case."""
+    return name.strip('"`[]').casefold()

@@ -1,0 +1,263 @@
+"""Statements of which nobody knows what they do to the transaction, and work between hook and COMMIT.
+
+A message that was sent beside a business row is stored and sent with it, or neither is: whatever a
+procedure, several statements in one text, or a listener of the application did in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.orm import Session
+
+from qmq_client.errors import OutboxRowLostError
+from qmq_client.outbox.statements import is_plain, savepoint_text
+from tests.client.outbox.interference import Deadlock, make_lock_rows
+from tests.client.world import Order, World
+
+PROCEDURE = """
+CREATE PROCEDURE give_up() BEGIN
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; INSERT INTO noted VALUES (1); END;
+  INSERT INTO business_order (id, label) VALUES (1, NULL);
+END"""
+COMPOUND = "BEGIN NOT ATOMIC ROLLBACK; INSERT INTO business_order (label) VALUES ('inner'); END"
+
+
+def insert(session: Session, label: str) -> None:
+    session.execute(sa.insert(Order).values(label=label))
+
+
+def add(world: World, session: Session, label: str) -> None:
+    insert(session, label)
+    world.send(label, session)
+
+
+def attempt(world: World, between: Callable[[Session], object]) -> None:
+    """A transaction with something in between, and the oracle."""
+    with Session(world.engine) as session, suppress(OutboxRowLostError, sa.exc.DBAPIError):
+        add(world, session, "before")
+        between(session)
+        insert(session, "later")
+        session.commit()
+    orders, sent, left = world.outcome()
+    assert (sent, left) == ([label for label in orders if label == "before"], set()), orders
+
+
+TEXTS = {
+    "mysql": [
+        "ROLLBACK AND CHAIN",
+        "CALL give_up()",
+        "EXECUTE IMMEDIATE 'ROLLBACK'",
+        COMPOUND,
+        "/* a comment */ rollback and chain",
+        "/*!50000 ROLLBACK AND CHAIN */",
+    ],
+    "postgresql": [
+        "ROLLBACK AND CHAIN",
+        "ROLLBACK; BEGIN",
+        "SELECT 1; ROLLBACK; BEGIN",
+        "ABORT AND CHAIN",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [(kind, text) for kind, texts in TEXTS.items() for text in texts]
+)
+def test_S1_S2_a_text_that_rolls_back_and_goes_on(
+    kind: str, text: str, server_world: World
+) -> None:
+    world = server_world
+    if world.kind != kind:
+        pytest.skip(f"a statement of {kind}")
+    if "give_up" in text:
+        world.change("CREATE TABLE noted (id INT)")
+        world.change(PROCEDURE)
+    attempt(world, lambda session: session.connection().exec_driver_sql(text))
+
+
+@pytest.mark.parametrize("is_quoted", [False, True])
+def test_S3_a_savepoint_of_sqlalchemy_rolled_back_to_by_text(
+    is_quoted: bool, any_world: World
+) -> None:
+    world = any_world
+
+    def between(session: Session) -> None:
+        nested = session.begin_nested()
+        session.connection()
+        world.send("inside", session)
+        savepoint = session.connection().get_nested_transaction()
+        assert savepoint is not None
+        name = savepoint._savepoint
+        quote = ("`" if world.kind == "mysql" else '"') if is_quoted else ""
+        session.execute(sa.text(f"ROLLBACK TO SAVEPOINT {quote}{name}{quote}"))
+        nested.commit()
+
+    attempt(world, between)
+    assert world.sent() == ["before"]
+
+
+def test_S3_a_rollback_to_a_savepoint_that_is_not_there_undoes_nothing(any_world: World) -> None:
+    world = any_world
+
+    def between(session: Session) -> None:
+        with suppress(sa.exc.DBAPIError):
+            session.execute(sa.text("ROLLBACK TO SAVEPOINT nowhere"))
+
+    attempt(world, between)
+    assert world.sent() == ([] if world.kind == "postgresql" else ["before"])
+
+
+def in_listener(name: str, work: Callable[[Session], object]) -> Callable[[Session], object]:
+    """Do this inside the commit, after our own hook."""
+
+    def between(session: Session) -> None:
+        session.add(Order(label="orm"))
+        event.listen(session, name, lambda inner, *_: work(inner))
+
+    return between
+
+
+def roll_back_and_go_on(session: Session) -> None:
+    session.execute(sa.text("ROLLBACK"))
+    insert(session, "after")
+
+
+def roll_back_by_the_driver(session: Session) -> None:
+    session.connection().connection.rollback()
+    insert(session, "after")
+
+
+def swallow_an_error(session: Session) -> None:
+    with suppress(sa.exc.DBAPIError):
+        session.execute(sa.text("INSERT INTO nowhere VALUES (1)"))
+
+
+@pytest.mark.parametrize("name", ["after_flush", "before_commit"])
+@pytest.mark.parametrize(
+    "work",
+    [roll_back_and_go_on, roll_back_by_the_driver, swallow_an_error],
+    ids=lambda w: w.__name__,
+)
+def test_S1_S2_what_a_listener_does_between_our_hook_and_the_commit(
+    name: str, work: Callable[[Session], object], any_world: World
+) -> None:
+    attempt(any_world, in_listener(name, work))
+
+
+def test_S1_a_conflict_that_rolls_back_in_a_listener(world: World) -> None:
+    world.change("INSERT INTO business_order (id, label) VALUES (77, 'x')")
+
+    def work(session: Session) -> None:
+        with suppress(sa.exc.DBAPIError):
+            session.execute(
+                sa.text("INSERT OR ROLLBACK INTO business_order (id, label) VALUES (77, 'y')")
+            )
+        insert(session, "after")
+
+    attempt(world, in_listener("before_commit", work))
+
+
+def test_S1_E19_a_deadlock_swallowed_in_a_listener(server_world: World) -> None:
+    world = server_world
+    make_lock_rows(world)
+
+    def work(session: Session) -> None:
+        with Deadlock(world) as other:
+            if world.kind == "postgresql":
+                session.execute(sa.text("SET LOCAL deadlock_timeout = '10ms'"))
+            session.execute(sa.text(other.first))
+            other.close_the_circle()
+            with suppress(sa.exc.DBAPIError):
+                session.execute(sa.text(other.second))
+        if world.kind == "mysql":
+            insert(session, "after")
+
+    attempt(world, in_listener("before_commit", work))
+
+
+def test_S1_a_row_that_changed_since_the_snapshot_undoes_all_on_mariadb(
+    server_world: World,
+) -> None:
+    world = server_world
+    if world.kind != "mysql":
+        pytest.skip("an error of MariaDB")
+    world.change("INSERT INTO business_order (id, label) VALUES (77, 'x')")
+    with Session(world.engine) as session:
+        session.execute(sa.text("SET SESSION innodb_snapshot_isolation = ON"))
+        session.commit()
+
+    def between(session: Session) -> None:
+        session.execute(sa.text("SELECT * FROM business_order")).all()
+        world.change("UPDATE business_order SET label = 'xx' WHERE id = 77")
+        with suppress(sa.exc.DBAPIError):
+            session.execute(sa.text("UPDATE business_order SET label = 'yy' WHERE id = 77"))
+
+    attempt(world, between)
+
+
+def test_S4_an_invalidated_connection_rolls_back_and_is_used_again(any_world: World) -> None:
+    world = any_world
+    with world.engine.connect() as connection:
+        transaction = connection.begin()
+        connection.execute(sa.insert(Order).values(label="gone"))
+        world.send("gone", connection)
+        connection.invalidate()
+        transaction.rollback()
+        with connection.begin():
+            connection.execute(sa.insert(Order).values(label="kept"))
+            world.send("kept", connection)
+    assert world.outcome() == (["kept"], ["kept"], set())
+
+
+PLAIN = [
+    "SELECT 1",
+    "  insert into t values ('a')",
+    "-- why\nUPDATE t SET a = 1",
+    "/* SAVEPOINT x */ DELETE FROM t",
+    "WITH x AS (SELECT 1) SELECT * FROM x",
+    "(SELECT 1) UNION (SELECT 2)",
+    "SET LOCAL work_mem = '1MB'",
+    "SELECT 1;",
+]
+UNKNOWN = [
+    "COMMIT",
+    "CALL p()",
+    "SELECT 1; COMMIT",
+    "/*!50000 ROLLBACK AND CHAIN */",
+    "SET autocommit = 1",
+    "DO $$ BEGIN COMMIT; END $$",
+    "SELECTED",
+    "",
+    "ROLLBACK TO x; COMMIT",
+]
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_a_plain_statement_is_known_as_one(text: str) -> None:
+    assert is_plain(text)
+
+
+@pytest.mark.parametrize("text", UNKNOWN)
+def test_what_is_not_surely_plain_is_not_taken_for_it(text: str) -> None:
+    assert not is_plain(text)
+    assert savepoint_text(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "verb", "name"),
+    [
+        ("SAVEPOINT a", "SAVEPOINT", "a"),
+        ("release savepoint A_1;", "RELEASE", "a_1"),
+        ("RELEASE a", "RELEASE", "a"),
+        ('ROLLBACK TO "My Point"', "ROLLBACK", "my point"),
+        ("rollback work to savepoint `b`", "ROLLBACK", "b"),
+        ("/* x */ ROLLBACK TRANSACTION TO SAVEPOINT [c]", "ROLLBACK", "c"),
+    ],
+)
+def test_a_savepoint_by_text_is_known_by_verb_and_name(text: str, verb: str, name: str) -> None:
+    assert savepoint_text(text) == (verb, name)
