@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
 from threading import Lock
 from typing import Final, NamedTuple
 
@@ -37,6 +36,7 @@ import msgspec
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.disk import Disk, DiskFile
+from qmq_broker.storage.index_columns import big_endian, entry_hashes, pack_entries
 from qmq_broker.storage.index_keys import HASHES, FrameKeys, id_hash
 from qmq_broker.storage.layout import index_path
 from qmq_client.wire.checksum import crc32c
@@ -204,8 +204,7 @@ class IndexFile:
         """Write all of it; it grows no more. Durable on return, but for its name."""
         if self.count:
             self.flush()
-            slots = self._grown_slots()
-            packed = struct.pack(f">{len(slots)}I", *slots)
+            packed = big_endian(self._grown_slots())
             assert self._file is not None
             self._file.write(INDEX_HEADER_BYTES, [packed])
             self._file.sync()
@@ -234,9 +233,10 @@ class IndexFile:
             if len(data) != count:
                 raise self._corruption(position + len(data), "entries are missing")
             crc = crc32c(data, crc)
-            for hash_, _, _, _ in _ENTRY.iter_unpack(data):
-                slots[hash_ % self.slot_count] = number
-                number += 1
+            hashes = entry_hashes(data)
+            for hash_number, hash_ in enumerate(hashes, start=number):
+                slots[hash_ % self.slot_count] = hash_number
+            number += len(hashes)
         if crc != self._entries_crc:
             raise self._corruption(first, "entries are not as they were written")
         self._file.truncate(after)
@@ -382,18 +382,3 @@ class IndexFile:
 
     def _corruption(self, position: int, reason: str) -> CorruptionError:
         return CorruptionError(segment=self.path, offset=position, reason=reason)
-
-
-def pack_entries(
-    hashes: Sequence[int], previous: Sequence[int], *, offset: int, seconds: int
-) -> bytes:
-    """Entries of one frame, put together column by column from words of four bytes."""
-    count = len(hashes)
-    entries = bytearray(INDEX_ENTRY_BYTES * count)
-    words = memoryview(entries).cast("I")
-    high, low = divmod(offset, 2**32)
-    for column, values in ((0, hashes), (4, previous)):
-        words[column::5] = memoryview(struct.pack(f">{count}I", *values)).cast("I")
-    for column, value in ((1, high), (2, low), (3, seconds)):
-        words[column::5] = memoryview(_NUMBER.pack(value) * count).cast("I")
-    return bytes(entries)

@@ -8,7 +8,8 @@ import pytest
 
 from qmq_broker.storage import index_keys, key_index_file, key_search
 from qmq_broker.storage.frame_seek import LogRange
-from qmq_broker.storage.key_index_file import IndexFile, pack_entries
+from qmq_broker.storage.index_columns import pack_entries
+from qmq_broker.storage.key_index_file import IndexFile
 from qmq_broker.storage.key_search import TimeRange
 from tests.broker.storage.keyed import INDEXED, Keyed, check_answers
 
