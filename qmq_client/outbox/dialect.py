@@ -36,6 +36,8 @@ class OutboxDialect(Protocol):
 
     #: SQL text: milliseconds since 1970 UTC by the database's clock.
     now_ms: str
+    #: Seconds after which a transaction of the publisher or watchdog is cut, should a server be silent.
+    transaction_s_max: float
 
     def prepare_application(self, engine: sa.Engine) -> None:
         """Make the application's engine keep the promises; safe to repeat.

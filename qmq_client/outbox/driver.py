@@ -6,6 +6,7 @@ transactions ended behind its back is wrong in several of the ways that lead the
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,6 +19,17 @@ def driver_of(connection: sa.Connection) -> Any:
         return driver
     adapted = proxied.dbapi_connection  # detached from its pool
     return getattr(adapted, "driver_connection", adapted)
+
+
+def file_number(driver: Any) -> int | None:
+    """The descriptor of a driver's socket, as psycopg, pymysql and asyncmy have it; None without."""
+    with suppress(Exception):  # closed, or of a kind that has none
+        if hasattr(driver, "fileno"):
+            return int(driver.fileno())
+        if (blocking := getattr(driver, "_sock", None)) is not None:
+            return int(blocking.fileno())
+        return int(driver._writer.get_extra_info("socket").fileno())
+    return None
 
 
 def error_number(error: BaseException | None) -> int | None:

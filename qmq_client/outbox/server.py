@@ -19,6 +19,8 @@ from weakref import WeakSet
 import sqlalchemy as sa
 from sqlalchemy import event
 
+from qmq_client.outbox.deadline import TRANSACTION_S_MAX, answered_within
+from qmq_client.outbox.driver import driver_of
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.table import ORDER_LOCKS
 
@@ -36,6 +38,8 @@ class ServerDialect(ABC):
     def __init__(self) -> None:
         #: Transactions of which an answer said that they are open.
         self._seen: WeakSet[sa.Connection] = WeakSet()
+        #: After so long a transaction of the publisher or watchdog is cut; see `deadline.py`.
+        self.transaction_s_max = TRANSACTION_S_MAX
 
     # -- what a subclass knows
 
@@ -110,7 +114,7 @@ class ServerDialect(ABC):
 
     @contextmanager
     def write(self, sibling: sa.Engine) -> Iterator[sa.Connection]:
-        with sibling.connect() as connection, connection.begin():
+        with self._connect(sibling) as connection, connection.begin():
             if _CHECKED not in connection.info:
                 self.prepare_sibling(connection)
                 connection.info[_CHECKED] = True
@@ -119,7 +123,16 @@ class ServerDialect(ABC):
 
     @contextmanager
     def read(self, sibling: sa.Engine) -> Iterator[sa.Connection]:
-        with sibling.connect() as connection:
+        with self._connect(sibling) as connection:
+            yield connection
+
+    @contextmanager
+    def _connect(self, sibling: sa.Engine) -> Iterator[sa.Connection]:
+        # Watched until just before it goes back: what another thread does with it then is not ours.
+        with (
+            sibling.connect() as connection,
+            answered_within(driver_of(connection), self.transaction_s_max),
+        ):
             yield connection
 
     def after_fork(self, engine: sa.Engine) -> None:

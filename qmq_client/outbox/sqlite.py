@@ -66,6 +66,8 @@ class SqliteDialect:
     """See `OutboxDialect`."""
 
     now_ms = NOW_MS
+    #: Not used: a file answers, and its locks have a time-out.
+    transaction_s_max = 60.0
 
     def __init__(self, *, is_shared: bool) -> None:
         #: In memory: application and publisher have one connection between them.

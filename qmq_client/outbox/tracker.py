@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -33,6 +34,7 @@ from sqlalchemy.sql.elements import (
 from qmq_client.errors import AutocommitError
 from qmq_client.outbox.deferred import begin_where_deferred, drop, move
 from qmq_client.outbox.dialect import dialect_of
+from qmq_client.outbox.driver import driver_of, file_number
 from qmq_client.outbox.outlet import Outlet
 from qmq_client.outbox.unit import Unit, lost_error
 
@@ -182,6 +184,20 @@ def owning(connection: sa.Connection) -> Iterator[None]:
         forget(connection)
         raise
     confirm(connection)
+
+
+def _leave_to_the_parent() -> None:
+    """In a forked child: cut its copies of open transactions, or it would send ROLLBACK for them."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for connection in list(_units):
+        with suppress(Exception):
+            if (number := file_number(driver_of(connection))) is not None:
+                os.dup2(null, number)
+    os.close(null)
+    _units.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 def _on_begin(connection: sa.Connection, _: Any = None) -> None:

@@ -30,6 +30,8 @@ from qmq_client.outbox.table import LIVE, PARKED
 #: Rows of one INSERT, and how many may wait for it: one statement for nearly every transaction,
 #: and far from every database's limit of parameters.
 ROWS_PER_INSERT_MAX: Final = 100
+#: Ids of one query that looks for written rows; databases take some ten thousand parameters.
+_IDS_PER_LOOK: Final = 1_000
 
 
 @dataclass(slots=True)
@@ -292,10 +294,13 @@ class Unit:
                 for outlet, row in self._rows[: self._written]
                 if outlet.outbox is outbox and row.message_id not in self._cancelled
             }
-            found = connection.scalars(
-                sa.select(outbox.c.message_id).where(outbox.c.message_id.in_(expected))
-            )
-            if missing := expected.difference(found):
+            missing = set(expected)
+            ids = list(expected)
+            for first in range(0, len(ids), _IDS_PER_LOOK):
+                some = ids[first : first + _IDS_PER_LOOK]
+                query = sa.select(outbox.c.message_id).where(outbox.c.message_id.in_(some))
+                missing.difference_update(connection.scalars(query))
+            if missing:
                 raise OutboxRowLostError(
                     f"{ids_text(missing)} written to {outbox.fullname} is gone before the commit: the "
                     "database undid part of the transaction after an error. Roll back and try the "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from typing import Final
+from typing import Final, Self
 
 _CHUNK_BYTES: Final = 65_536
 _COMMIT: Final = b"COMMIT"
@@ -32,7 +32,7 @@ class Proxy:
         #: The server has answered a COMMIT whose answer nobody gets.
         self.struck = threading.Event()
 
-    def __enter__(self) -> Proxy:
+    def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 

@@ -17,10 +17,13 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from qmq_client.database import open_engine, section_tables
+from qmq_client.outbox.dialect import dialect_of
 from qmq_client.outbox.store import OutboxStore
 from qmq_client.outbox.table import DEFAULT_TABLES
 from qmq_client.sections import DatabaseSection, WatchdogSection
 
+#: Statements that the longest of our transactions may wait for, each as long as it may.
+_STATEMENTS_MAX: Final = 2
 _BUILT_IN: Final = WatchdogSection()
 
 
@@ -80,6 +83,8 @@ def limit_in_time(engine: sa.Engine, limits: WatchdogSection) -> None:
     """Let every connect and every statement of this engine end by itself."""
     if (limit := _LIMITS.get(engine.dialect.driver)) is not None:
         event.listen(engine, "do_connect", _LimitOnConnect(limit, limits))
+    # What neither driver nor server ends: a connection that is established and silent.
+    dialect_of(engine).transaction_s_max = _STATEMENTS_MAX * limits.statement_s_max
 
 
 def _kept_ms(kept_s: float) -> int | None:
