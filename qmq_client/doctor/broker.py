@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import httpx
 
+from qmq_client.config import mask_secrets
 from qmq_client.doctor.finding import Findings, found
 from qmq_client.errors import ConfigurationError
 from qmq_client.transport.http import as_transport_error
@@ -15,6 +16,8 @@ from qmq_client.transport.http import as_transport_error
 _ANSWER_S_MAX: Final = 5.0
 _ANSWER_BYTES_MAX: Final = 64 * 1024
 _DURABLE: Final = "durable"
+#: A state that somebody asked for; a broker that ran out of room still says "serving".
+_READ_ONLY: Final = "read-only"
 
 
 def broker(url: str) -> Findings:
@@ -30,6 +33,11 @@ def broker(url: str) -> Findings:
     if status != 200:
         read = f"{url}: {told.get('status', status)}: {told.get('reason') or 'no reason given'}"
         yield found("broker.not_ready", read, "read the broker's log, mend the reason, restart it")
+    elif told.get("status") == _READ_ONLY:
+        reason = told.get("reason") or "no reason given"
+        read = f"{url}: {_READ_ONLY}: {reason}"
+        fix = f"qmq broker readonly off --broker {mask_secrets(url)}"
+        yield found("broker.read_only", read, fix)
     elif told.get("takes_messages") is False:
         read = f"{url}: {told.get('status')}, and takes no messages"
         fix = "free disk space on the broker's machine, or lower its reserve"

@@ -324,6 +324,14 @@ CHECKS: Final = (
         "The broker lives and does not serve: messages wait in their databases.",
     ),
     _check(
+        "broker.read_only",
+        _RISK,
+        "O1",
+        _BROKER,
+        "Somebody made the broker read-only: messages wait in their databases until it takes them "
+        "again.",
+    ),
+    _check(
         "broker.disk_reserve",
         _RISK,
         "B6",

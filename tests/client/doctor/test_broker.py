@@ -6,12 +6,15 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from qmq_broker.face.cli import broker as broker_commands
 from qmq_client.doctor.broker import broker
 from qmq_client.doctor.finding import Finding
 from qmq_client.errors import ConfigurationError
@@ -52,6 +55,21 @@ def test_X1_a_broker_is_sound_full_and_gone(tmp_path: Path) -> None:
         found = examined(full.url)
     assert list(found) == ["broker.disk_reserve"]
     assert "lower its reserve" in found["broker.disk_reserve"].fix
+
+
+def test_X1_a_read_only_broker_is_found_with_the_reason_that_the_operator_gave(
+    tmp_path: Path,
+) -> None:
+    with BrokerProcess(tmp_path / "data", "--reserve-bytes", "0") as process:
+        operate = partial(CliRunner().invoke, broker_commands)
+        asked = ["readonly", "on", "--reason", "moving disks", "--broker", process.url]
+        assert operate(asked).exit_code == 0
+        (finding,) = examined(process.url).values()
+        assert finding.id == "broker.read_only"
+        assert finding.read.endswith("read-only: moving disks")
+        command = finding.fix.removeprefix("qmq broker ").split()
+        assert operate(command).exit_code == 0, "the fix is a command that runs as it stands"
+        assert examined(process.url) == {}
 
 
 def test_X1_a_broker_that_does_not_serve_is_found_with_its_reason() -> None:
