@@ -126,8 +126,9 @@ class OutboxDialect(Protocol):
         token: bytes,
         limit: int,
         lease_ms: int,
+        keys: Sequence[str] = (),
     ) -> list[OutboxRow]:
-        """Take up to `limit` live and due rows for `token`, oldest due first."""
+        """Take up to `limit` live rows for `token`: due ones, or followers; see `claiming.py`."""
         ...
 
     def reclaim(

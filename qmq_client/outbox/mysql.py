@@ -14,16 +14,10 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from qmq_client.errors import ConfigurationError
+from qmq_client.outbox.claiming import CLAIMED_COLUMNS, as_outbox_rows, table_text, wanted_rows
 from qmq_client.outbox.driver import driver_of, error_number
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.server import (
-    CLAIMED_COLUMNS,
-    ServerDialect,
-    as_outbox_rows,
-    refuse,
-    table_text,
-)
-from qmq_client.outbox.table import LIVE
+from qmq_client.outbox.server import ServerDialect, refuse
 
 #: Of UTC, whatever the time zone of the session is.
 NOW_MS: Final = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000)"
@@ -120,11 +114,13 @@ class MySqlDialect(ServerDialect):
         token: bytes,
         limit: int,
         lease_ms: int,
+        keys: Sequence[str] = (),
     ) -> list[OutboxRow]:
-        table = table_text(connection, outbox)
+        wanted = wanted_rows(NOW_MS, keys, "%s")
         found = connection.exec_driver_sql(
-            f"SELECT {CLAIMED_COLUMNS} FROM {table} WHERE state = {LIVE} AND due_at_ms <= {NOW_MS} "
-            f"ORDER BY due_at_ms LIMIT {limit:d} FOR UPDATE SKIP LOCKED"
+            f"SELECT {CLAIMED_COLUMNS} FROM {table_text(connection, outbox)} WHERE {wanted.text} "
+            f"LIMIT {limit:d} FOR UPDATE SKIP LOCKED",
+            wanted.parameters,
         ).all()
         if found:
             connection.execute(

@@ -13,16 +13,10 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from qmq_client.errors import ConfigurationError
+from qmq_client.outbox.claiming import CLAIMED_COLUMNS, as_outbox_rows, table_text, wanted_rows
 from qmq_client.outbox.driver import driver_of
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.server import (
-    CLAIMED_COLUMNS,
-    ServerDialect,
-    as_outbox_rows,
-    refuse,
-    table_text,
-)
-from qmq_client.outbox.table import LIVE
+from qmq_client.outbox.server import ServerDialect, refuse
 
 #: When the statement began. `clock_timestamp()` may change within one, so no index search can use it.
 NOW_MS: Final = "CAST(extract(epoch FROM statement_timestamp()) * 1000 AS bigint)"
@@ -97,16 +91,18 @@ class PostgresDialect(ServerDialect):
         token: bytes,
         limit: int,
         lease_ms: int,
+        keys: Sequence[str] = (),
     ) -> list[OutboxRow]:
         table = table_text(connection, outbox)
+        wanted = wanted_rows(NOW_MS, keys, "%s")
         claimed = CLAIMED_COLUMNS.replace("id", "mine.id", 1)
         # Not a mere subquery: that may be run once for every row, each time locking more of them.
         found = connection.exec_driver_sql(
-            f"WITH due AS (SELECT id FROM {table} WHERE state = {LIVE} AND due_at_ms <= {NOW_MS} "
-            "ORDER BY due_at_ms LIMIT %s FOR UPDATE SKIP LOCKED) "
+            f"WITH due AS (SELECT id FROM {table} WHERE {wanted.text} "
+            "LIMIT %s FOR UPDATE SKIP LOCKED) "
             f"UPDATE {table} AS mine SET token = %s, due_at_ms = {NOW_MS} + %s "
             f"FROM due WHERE mine.id = due.id RETURNING {claimed}",
-            (limit, token, lease_ms),
+            (*wanted.parameters, limit, token, lease_ms),
         ).all()
         return as_outbox_rows(found)
 

@@ -12,7 +12,6 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from operator import itemgetter
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -176,32 +175,6 @@ def order_slot(row: OutboxRow) -> int:
     return zlib.crc32(f"{row.subject}\0{row.ordering_key}".encode()) % ORDER_LOCKS
 
 
-#: What a claim reads of each row, in the order of `as_outbox_rows`.
-CLAIMED_COLUMNS: Final = "id, message_id, subject, ordering_key, record, attempts"
-
-
-def as_outbox_rows(found: Sequence[Any]) -> list[OutboxRow]:
-    """Claimed rows in the order in which they were stored."""
-    return [
-        OutboxRow(
-            message_id=message_id,
-            subject=subject,
-            ordering_key=ordering_key,
-            record=record,
-            attempts=attempts,
-        )
-        for _, message_id, subject, ordering_key, record, attempts in sorted(found, key=_row_id)
-    ]
-
-
-def table_text(connection: sa.Connection, table: sa.Table) -> str:
-    """The table as it is written in a statement."""
-    return connection.dialect.identifier_preparer.format_table(table)
-
-
 def refuse(reason: str) -> sa.exc.OperationalError:
     """The error for a connection that does not lead to where rows may be written."""
     return sa.exc.OperationalError(reason, None, ConnectionError(reason))
-
-
-_row_id: Final = itemgetter(0)

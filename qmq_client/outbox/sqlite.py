@@ -13,7 +13,6 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from operator import itemgetter
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -22,11 +21,11 @@ from sqlalchemy import event
 from sqlalchemy.pool import StaticPool
 
 from qmq_client.errors import ConfigurationError
+from qmq_client.outbox.claiming import row_id, table_text, wanted_rows
 from qmq_client.outbox.dialect import BEGIN_OPTION, BEGIN_TO_WRITE
 from qmq_client.outbox.driver import driver_of
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.shared_connection import shared_connection
-from qmq_client.outbox.table import LIVE
 
 #: `julianday` counts days since noon of 24 November 4714 BC; this is 1970. Its double is exact to
 #: 0.05 ms, and `unixepoch('subsec')` needs a newer SQLite.
@@ -163,30 +162,31 @@ class SqliteDialect:
         token: bytes,
         limit: int,
         lease_ms: int,
+        keys: Sequence[str] = (),
     ) -> list[OutboxRow]:
-        table = connection.dialect.identifier_preparer.format_table(outbox)
+        table = table_text(connection, outbox)
+        wanted = wanted_rows(NOW_MS, keys, "?")
         # As bytes: the driver refuses a whole result when one text in it is damaged; so the row can
         # be read, found out by its checksum, and parked alone.
         taken = connection.exec_driver_sql(
             f"UPDATE {table} SET token = ?, due_at_ms = {NOW_MS} + ? WHERE id IN ("
-            f"SELECT id FROM {table} WHERE state = {LIVE} AND due_at_ms <= {NOW_MS} "
-            "ORDER BY due_at_ms LIMIT ?) "
+            f"SELECT id FROM {table} WHERE {wanted.text} LIMIT ?) "
             "RETURNING id, CAST(message_id AS BLOB), typeof(message_id) <> 'blob', "
             "CAST(subject AS BLOB), CAST(ordering_key AS BLOB), CAST(record AS BLOB), "
             "CAST(attempts AS INTEGER)",
-            (token, lease_ms, limit),
+            (token, lease_ms, *wanted.parameters, limit),
         ).all()
         new_ids = _give_ids(connection, outbox, [row[0] for row in taken if row[2]])
         # RETURNING has no order of its own.
         return [
             OutboxRow(
-                message_id=new_ids.get(row_id, message_id),
+                message_id=new_ids.get(number, message_id),
                 subject=subject.decode(errors="replace"),
                 ordering_key=key and key.decode(errors="replace"),
                 record=record,
                 attempts=attempts,
             )
-            for row_id, message_id, _, subject, key, record, attempts in sorted(taken, key=_row_id)
+            for number, message_id, _, subject, key, record, attempts in sorted(taken, key=row_id)
         ]
 
     def reclaim(
@@ -223,10 +223,10 @@ def _give_ids(
 
     SQLite stores what it is given, also a text as an id. The record still carries the true one.
     """
-    new_ids = {row_id: os.urandom(_ID_BYTES) for row_id in row_ids}
-    for row_id, message_id in new_ids.items():
+    new_ids = {number: os.urandom(_ID_BYTES) for number in row_ids}
+    for number, message_id in new_ids.items():
         connection.execute(
-            sa.update(outbox).where(outbox.c.id == row_id).values(message_id=message_id)
+            sa.update(outbox).where(outbox.c.id == number).values(message_id=message_id)
         )
     return new_ids
 
@@ -286,6 +286,3 @@ def _relax(driver: Any, _: Any) -> None:
     if cursor.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
         cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.close()
-
-
-_row_id: Final = itemgetter(0)

@@ -28,8 +28,8 @@ from qmq_client.outbox.row import (
     StoredRow,
 )
 from qmq_client.outbox.schema import schema_faults
-from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, ORDER_LOCKS, PARKED, SENT, Tables
-from qmq_client.outbox.waiting import waiting_ids
+from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, PARKED, SENT, Tables
+from qmq_client.outbox.waiting import fill_order_locks, waiting_ids
 
 _Value = TypeVar("_Value")
 _Result = TypeVar("_Result")
@@ -60,12 +60,17 @@ class OutboxStore:
             self._dialect.now_ms, sa.BigInteger()
         )
 
-    def claim(self, *, token: bytes, limit: int, lease_ms: int) -> list[OutboxRow]:
-        """Take up to `limit` live and due rows for `token` until `lease_ms` from now."""
+    def claim(
+        self, *, token: bytes, limit: int, lease_ms: int, keys: Sequence[str] = ()
+    ) -> list[OutboxRow]:
+        """Take up to `limit` live rows for `token` until `lease_ms` from now.
+
+        Rows that are due or, with `keys`, those of these ordering keys that belong to nobody.
+        """
 
         def claim(connection: sa.Connection) -> list[OutboxRow]:
             return self._dialect.claim(
-                connection, self._outbox, token=token, limit=limit, lease_ms=lease_ms
+                connection, self._outbox, token=token, limit=limit, lease_ms=lease_ms, keys=keys
             )
 
         return self._written(claim)
@@ -136,20 +141,7 @@ class OutboxStore:
 
     def prepare_ordering(self) -> None:
         """Fill the table of locks for ordering keys, where that was not done before."""
-        slot = self._tables.order_lock.c.slot
-        with self._dialect.read(self._sibling) as connection:
-            missing = sorted(
-                set(range(ORDER_LOCKS)).difference(connection.scalars(sa.select(slot)))
-            )
-        if not missing:
-            return
-        try:
-            with self._dialect.write(self._sibling) as connection:
-                connection.execute(
-                    sa.insert(self._tables.order_lock), [{"slot": each} for each in missing]
-                )
-        except sa.exc.IntegrityError:
-            return  # another process was at it at the same moment
+        fill_order_locks(self._dialect, self._sibling, self._tables.order_lock)
 
     def oldest_unsent_age_ms(self) -> int | None:
         """Age of the oldest live row, None when there is none.

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import sqlalchemy as sa
 
-from qmq_client.outbox.table import LIVE, PARKED
+from qmq_client.outbox.dialect import OutboxDialect
+from qmq_client.outbox.table import LIVE, ORDER_LOCKS, PARKED
 
 #: Rows that one query may read; a key with more is asked for alone, and the first of it are read.
 WAITING_ROWS_MAX: Final = 10_000
@@ -87,3 +89,15 @@ def _first_of(connection: sa.Connection, outbox: sa.Table, pair: _Pair) -> list[
         .limit(WAITING_ROWS_MAX)
     )
     return [bytes(message_id) for message_id in connection.scalars(query)]
+
+
+def fill_order_locks(dialect: OutboxDialect, sibling: sa.Engine, order_lock: sa.Table) -> None:
+    """One row for each slot, where they are not there yet; any number of processes at once."""
+    slot = order_lock.c.slot
+    with dialect.read(sibling) as connection:
+        missing = sorted(set(range(ORDER_LOCKS)).difference(connection.scalars(sa.select(slot))))
+    if not missing:
+        return
+    # One that another process has filled at the same moment is no error.
+    with suppress(sa.exc.IntegrityError), dialect.write(sibling) as connection:
+        connection.execute(sa.insert(order_lock), [{"slot": each} for each in missing])

@@ -86,6 +86,21 @@ def test_O4_a_parked_row_stops_those_behind_it_until_a_person_removes_it(
     assert stored(broker) == [format_message_id(each) for each in ids[1:]]
 
 
+def test_O4_those_behind_a_row_that_was_sent_need_not_wait_for_their_time(
+    kept: Database, broker: MemoryBroker
+) -> None:
+    """A key with steady traffic would never catch up otherwise."""
+    ids = put_rows(kept, 30, due_in_ms=60_000)
+    with_key(kept, ids, "order-17")
+    with kept.engine.begin() as connection:
+        free = sa.update(OUTBOX).where(OUTBOX.c.message_id.in_(ids[:20]))
+        connection.execute(free.values(token=None))  # given back; the others have an owner
+    make_due(kept, ids[:1])
+    counts = Sweep(kept, MemoryTransport(broker), SweepOptions(batch_rows=7)).step()
+    assert (counts.sent, counts.held) == (20, 0)
+    assert stored(broker) == [format_message_id(each) for each in ids[:20]]
+
+
 def test_a_long_tail_of_a_key_goes_in_order_over_many_batches(
     kept: Database, broker: MemoryBroker
 ) -> None:

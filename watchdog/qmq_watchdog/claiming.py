@@ -7,7 +7,7 @@ back by `Sweep`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -43,6 +43,16 @@ class Claims:
         ahead, self._ahead = self._ahead, None
         return self._claim(limit) if ahead is None else ahead.result()
 
+    def take_followers(self, keys: Sequence[str], limit: int) -> Claim | None:
+        """Rows behind those of these ordering keys that were just sent; None when there are none.
+
+        Also None while a claim is ahead: that one comes first.
+        """
+        if not keys or self._ahead is not None:
+            return None
+        claim = self._claim(limit, keys)
+        return claim if claim.rows else None
+
     def look_ahead(self, limit: int) -> None:
         """Begin the next claim, beside whatever this thread does meanwhile."""
         if self._thread is None:
@@ -62,8 +72,8 @@ class Claims:
             return None
         return ahead.result()
 
-    def _claim(self, limit: int) -> Claim:
+    def _claim(self, limit: int, keys: Sequence[str] = ()) -> Claim:
         token = new_token()
         lease_end_s = self._clock.monotonic_s() + self._lease_ms / 1000
-        rows = self._store().claim(token=token, limit=limit, lease_ms=self._lease_ms)
+        rows = self._store().claim(token=token, limit=limit, lease_ms=self._lease_ms, keys=keys)
         return Claim(token=token, rows=rows, is_full=len(rows) == limit, lease_end_s=lease_end_s)

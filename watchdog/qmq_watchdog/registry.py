@@ -128,12 +128,12 @@ class Registry:
         engine = open_engine(section, self._environment, may_create=may_create)
         limit_in_time(engine, self._limits)
         try:
-            with database_errors(_NAME), engine.begin() as connection:
+            with database_errors(_NAME, remedy=""), engine.begin() as connection:
                 yield connection
         except OutboxMissingError as error:
             raise ConfigurationError(
                 setting="registry.table",
-                value=f"{self._table.fullname}: {error}",
+                value=str(error).rstrip(". "),
                 remedy="Run `qmq watchdog databases init`.",
             ) from error
         finally:

@@ -33,6 +33,8 @@ from qmq_watchdog.rate import RowRate
 #: The first claim after a start or a failure: enough to see how large the records are and whether
 #: the broker is there, little to carry in memory or to give back.
 PROBE_ROWS: Final = 100
+#: Ordering keys whose followers are looked for at once.
+KEYS_FOLLOWED_MAX: Final = 500
 #: Claims grow while a batch stays below half of this and shrink above it: what one batch may hold
 #: in memory, whatever the size of the records.
 BATCH_BYTES_AIM: Final = 8 * 1024 * 1024
@@ -136,6 +138,8 @@ class Sweep:
         self._is_checked = False
         self._rate = RowRate(database.rows_per_s, clock.monotonic_s())
         self._limit_rows = min(PROBE_ROWS, self._options.batch_rows)
+        #: Ordering keys of which rows were just sent: those behind them need not wait for their time.
+        self._keys: list[str] = []
         self._claims = Claims(lambda: self.database.store, clock, lease_ms=self._options.lease_ms)
 
     @property
@@ -207,7 +211,8 @@ class Sweep:
             counts.is_cut_short, counts.rate_wait_s = True, self._rate.wait_s()
             return False
         limit = limit if allowed is None else min(limit, allowed)
-        claim = self._claims.take(limit)
+        keys, self._keys = self._keys, []
+        claim = self._claims.take_followers(keys, limit) or self._claims.take(limit)
         rows = claim.rows
         if not rows:
             return False
@@ -219,7 +224,7 @@ class Sweep:
             return True
         self._adapt(rows)
         is_more_wanted = claim.is_full and counts.claimed < self._options.rows_max
-        if counts.sent and is_more_wanted and allowed is None:
+        if counts.sent and is_more_wanted and allowed is None and not keys:
             self._claims.look_ahead(min(self._limit_rows, self._options.rows_max - counts.claimed))
         turns = turns_of(rows, self.database.store)
         outcome = publish_rows(
@@ -231,7 +236,8 @@ class Sweep:
         )
         counts.add(outcome, self._settle(outcome, turns.given_back(), claim.token))
         counts.held += len(turns.held)
-        return claim.is_full and not outcome.unreachable
+        self._keys = _keys_sent(turns.free, outcome)
+        return (claim.is_full or bool(self._keys)) and not outcome.unreachable
 
     def _give_back_ahead(self, counts: SweepCounts) -> None:
         """Rows that were claimed ahead and will not be sent by this sweep: soon due again."""
@@ -272,3 +278,11 @@ class Sweep:
             self._limit_rows = max(1, len(rows) // 2)
         elif batch_bytes <= BATCH_BYTES_AIM // 2 and len(rows) == self._limit_rows:
             self._limit_rows = min(self._options.batch_rows, self._limit_rows * 2)
+
+
+def _keys_sent(rows: Sequence[OutboxRow], outcome: BatchOutcome) -> list[str]:
+    if all(row.ordering_key is None for row in rows):
+        return []
+    sent = set(outcome.sent)
+    keys = {row.ordering_key for row in rows if row.message_id in sent}
+    return sorted(key for key in keys if key is not None)[:KEYS_FOLLOWED_MAX]

@@ -1,0 +1,57 @@
+"""What a claim asks for and what it gets, in the words of any database.
+
+Two claims: of rows whose time has come, oldest due first; and of the followers of an ordering key, in
+the order of their commits, when the rows before them have just been sent. Followers were given back
+to come due later, so they are taken before their time; they belong to nobody, which the missing token
+says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+import sqlalchemy as sa
+
+from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.table import LIVE
+
+#: What a claim reads of each row, in the order of `as_outbox_rows`.
+CLAIMED_COLUMNS: Final = "id, message_id, subject, ordering_key, record, attempts"
+row_id: Final = itemgetter(0)
+
+
+class Wanted(NamedTuple):
+    """WHERE and ORDER BY of a claim, and their parameters."""
+
+    text: str
+    parameters: tuple[str, ...]
+
+
+def wanted_rows(now_ms: str, keys: Sequence[str], placeholder: str) -> Wanted:
+    """Rows that are due or, with `keys`, those of these ordering keys that nobody owns."""
+    if not keys:
+        return Wanted(f"state = {LIVE} AND due_at_ms <= {now_ms} ORDER BY due_at_ms", ())
+    places = ", ".join([placeholder] * len(keys))
+    text = f"state = {LIVE} AND token IS NULL AND ordering_key IN ({places}) ORDER BY id"
+    return Wanted(text, tuple(keys))
+
+
+def as_outbox_rows(found: Sequence[Any]) -> list[OutboxRow]:
+    """Claimed rows in the order in which they were stored."""
+    return [
+        OutboxRow(
+            message_id=message_id,
+            subject=subject,
+            ordering_key=ordering_key,
+            record=record,
+            attempts=attempts,
+        )
+        for _, message_id, subject, ordering_key, record, attempts in sorted(found, key=row_id)
+    ]
+
+
+def table_text(connection: sa.Connection, table: sa.Table) -> str:
+    """The table as it is written in a statement."""
+    return connection.dialect.identifier_preparer.format_table(table)
