@@ -151,16 +151,17 @@ def section_tables(section: DatabaseSection) -> Tables:
 
 
 @contextmanager
-def database_errors(name: str) -> Iterator[None]:
-    """Translate what the database library raises inside into errors of ours."""
+def database_errors(name: str, *, remedy: str = "Run `qmq db migrate` for it.") -> Iterator[None]:
+    """Translate what the database library raises inside into errors of ours.
+
+    `remedy` makes the tables that are asked for.
+    """
     try:
         yield
     except sa.exc.SQLAlchemyError as error:
         reason = _reason(error)
         if _is_missing(error):
-            raise OutboxMissingError(
-                f"database {name}: {reason}. Run `qmq db migrate` for it."
-            ) from error
+            raise OutboxMissingError(f"database {name}: {reason}. {remedy}") from error
         raise DatabaseUnavailableError(f"database {name}: {reason}") from error
 
 

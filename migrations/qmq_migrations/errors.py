@@ -15,6 +15,22 @@ class NoRevisionError(MigrationError):
     """A revision was named that does not exist."""
 
 
+class OtherHistoryError(MigrationError):
+    """Our tables are there without a revision of ours, beside an Alembic history of somebody else.
+
+    That history most likely made them and goes on with them. Stay with it, or say that they are to
+    be adopted.
+    """
+
+
+class TablesGoneError(MigrationError):
+    """A revision is noted and tables that it made are not there."""
+
+
+class SchemaMissingError(MigrationError):
+    """The schema that the tables are to be in is not there; who owns a schema is no affair of ours."""
+
+
 class MigrationBusyError(MigrationError):
     """Another process holds the database or migrates it now. Run again later."""
 

@@ -21,6 +21,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 
+from qmq_migrations.adoption import refuse_missing_schema, refuse_missing_tables, will_adopt
 from qmq_migrations.errors import NoRevisionError, UnknownRevisionError
 from qmq_migrations.lock import lock_for
 
@@ -45,17 +46,25 @@ class Migrated:
 
 
 def migrate(
-    engine: sa.Engine, *, schema: str | None = None, prefix: str = "qmq_", wait_s: float = _WAIT_S
+    engine: sa.Engine,
+    *,
+    schema: str | None = None,
+    prefix: str = "qmq_",
+    may_adopt: bool = False,
+    wait_s: float = _WAIT_S,
 ) -> Migrated:
     """Create or change the tables until they are as the newest revision says.
 
-    Waits at most `wait_s` for another migration of the same database. Raises `MigrationError`;
-    errors of the database come as SQLAlchemy's own.
+    Tables that were made without a revision are adopted; where another Alembic history is beside
+    them only when `may_adopt` says so. Waits at most `wait_s` for another migration of the same
+    database. Raises `MigrationError`; errors of the database come as SQLAlchemy's own.
     """
     config = _config(schema, prefix)
     with _locked(engine, schema, wait_s) as connection:
+        refuse_missing_schema(connection, schema)
         before = _revision(connection, schema, prefix)
-        is_adopted = before is None and _has_outbox(connection, schema, prefix)
+        refuse_missing_tables(connection, before, schema, prefix)
+        is_adopted = before is None and will_adopt(connection, schema, prefix, may_adopt=may_adopt)
         config.attributes["connection"] = connection
         command.upgrade(config, HEAD)
         after = _revision(connection, schema, prefix)
@@ -131,10 +140,6 @@ def _config(schema: str | None, prefix: str, output: io.StringIO | None = None) 
 def _revision(connection: sa.Connection, schema: str | None, prefix: str) -> str | None:
     options = {"version_table": f"{prefix}version", "version_table_schema": schema}
     return MigrationContext.configure(connection, opts=options).get_current_revision()
-
-
-def _has_outbox(connection: sa.Connection, schema: str | None, prefix: str) -> bool:
-    return sa.inspect(connection).has_table(f"{prefix}outbox", schema=schema)
 
 
 @contextmanager

@@ -40,14 +40,25 @@ def db() -> None:
 @db.command()
 @database_options
 @json_option
-def migrate(database: str | None, config_file: Path | None, as_json: bool) -> None:
+@click.option(
+    "--adopt",
+    is_flag=True,
+    help="Take over tables that another Alembic history seems to have made.",
+)
+def migrate(database: str | None, config_file: Path | None, as_json: bool, adopt: bool) -> None:
     """Create or upgrade the tables.
 
-    May be run again at any time, also by several processes at once.
+    May be run again at any time, also by several processes at once. Exit code 2 when it cannot be
+    done from here: the schema is missing, tables are gone that were noted, or they are another's.
     """
     section = the_database(database, config_file)
     with _engine(section, may_create=True) as engine, _migration_errors(section):
-        done = migrate_tables(engine, schema=section.schema or None, prefix=section.table_prefix)
+        done = migrate_tables(
+            engine,
+            schema=section.schema or None,
+            prefix=section.table_prefix,
+            may_adopt=adopt,
+        )
     if as_json:
         shown = {"from": done.before, "to": done.after, "is_adopted": done.is_adopted}
         click.echo(json.dumps({"database": section.name, **shown}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,10 +10,14 @@ import sqlalchemy as sa
 
 from qmq_client.outbox.drift import find_drift
 from qmq_client.outbox.table import REVISIONS, create_tables, make_tables
+from qmq_migrations.adoption import TABLES_OF
 from qmq_migrations.errors import (
     MigrationBusyError,
     NoLockError,
     NoRevisionError,
+    OtherHistoryError,
+    SchemaMissingError,
+    TablesGoneError,
     UnknownRevisionError,
 )
 from qmq_migrations.lock import lock_for
@@ -84,6 +89,64 @@ def test_tables_that_were_made_without_us_are_taken_over(a_database: Database) -
     execute(engine, "INSERT INTO qmq_order_lock VALUES (7)")
     assert migrate(engine) == Migrated(before=None, after=newest_revision(), is_adopted=True)
     assert (live_schema(engine), count(engine, "qmq_order_lock")) == (before, 1)
+
+
+@pytest.mark.parametrize("has_begun", [False, True], ids=["never begun", "killed half-way"])
+def test_tables_beside_another_history_are_taken_over_only_when_that_is_said(
+    a_database: Database, has_begun: bool
+) -> None:
+    engine = a_database.engine()
+    create_tables(engine)
+    execute(engine, "CREATE TABLE alembic_version (version_num VARCHAR(32))")
+    adopted = Migrated(before=None, after=newest_revision(), is_adopted=True)
+    if has_begun:
+        execute(engine, "CREATE TABLE qmq_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
+        assert migrate(engine) == adopted
+        return
+    names = set(live_schema(engine))
+    with pytest.raises(
+        OtherHistoryError, match=r"\(1\) .* \(2\) .* \(3\) `qmq db migrate --adopt`"
+    ):
+        migrate(engine)
+    assert set(live_schema(engine)) == names, "nothing was made"
+    assert not sa.inspect(engine).has_table("qmq_version")
+    assert migrate(engine, may_adopt=True) == adopted
+    assert migrate(engine).before == newest_revision(), "ours from now on"
+
+
+@pytest.mark.parametrize("revision", sorted(TABLES_OF))
+def test_tables_that_are_gone_are_told_with_what_makes_them_again(
+    a_database: Database, revision: str
+) -> None:
+    engine = a_database.engine()
+    migrate(engine)
+    downgrade(engine, revision)
+    whole = live_schema(engine)
+    assert sorted(whole) == [f"qmq_{name}" for name in TABLES_OF[revision]]
+    for gone in (["qmq_inbox"], sorted({*whole} - {"qmq_inbox"})):
+        execute(engine, *(f"DROP TABLE {name}" for name in gone))
+        with pytest.raises(TablesGoneError, match=", ".join(gone)) as refused:
+            migrate(engine)
+    (forget,) = re.findall(r"empty: (DELETE FROM .*), then", str(refused.value))
+    execute(engine, forget)
+    assert migrate(engine) == Migrated(before=None, after=newest_revision())
+    with engine.connect() as connection:
+        assert find_drift(connection, make_tables(sa.MetaData())) == []
+
+
+@pytest.mark.parametrize(("kind", "statement"), [("mysql", "DATABASE"), ("postgresql", "SCHEMA")])
+def test_a_schema_that_is_missing_is_told_with_the_statement_that_makes_it(
+    make_database: MakeDatabase, kind: str, statement: str
+) -> None:
+    database = make_database(kind)
+    engine, schema = database.engine(), f"{database.name}_Messages"
+    with pytest.raises(SchemaMissingError, match=f"CREATE {statement} .{schema}.$") as refused:
+        migrate(engine, schema=schema)
+    execute(engine, str(refused.value).partition("Make it first: ")[2])
+    try:
+        assert migrate(engine, schema=schema).after == newest_revision()
+    finally:
+        execute(engine, f"DROP {statement} {schema}" if kind == "mysql" else "SELECT 1")
 
 
 def test_a_database_of_the_first_revision_goes_on_with_its_messages(a_database: Database) -> None:

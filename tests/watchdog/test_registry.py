@@ -107,8 +107,12 @@ def test_a_row_that_somebody_wrote_by_hand_is_checked_when_it_is_read(tmp_path: 
 def test_a_registry_without_its_table_says_how_to_make_it(tmp_path: Path) -> None:
     (tmp_path / "control.db").touch()
     registry = Registry(RegistrySection(url=f"sqlite:///{tmp_path / 'control.db'}"), {})
-    with pytest.raises(ConfigurationError, match="qmq watchdog databases init"):
+    with pytest.raises(ConfigurationError) as refused:
         registry.read()
+    assert str(refused.value) == (
+        "registry.table: database registry: no such table: qmq_database. "
+        "Run `qmq watchdog databases init`."
+    )
 
 
 class Told(logging.Handler):

@@ -154,6 +154,42 @@ def test_migrate_says_when_it_adopted_tables_that_were_there(url: str) -> None:
     )
 
 
+def test_migrate_leaves_tables_of_an_alembic_of_the_application_alone_until_told(url: str) -> None:
+    engine = sa.create_engine(url)
+    create_tables(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32))")
+    refused = db("migrate", "--database", url)
+    assert refused.exit_code == 2
+    assert "Stay with one door: (1)" in refused.output
+    assert not sa.inspect(engine).has_table("qmq_version")
+    engine.dispose()
+    assert db("migrate", "--database", url, "--adopt").exit_code == 0
+
+
+def test_migrate_does_not_say_that_all_is_done_when_the_tables_are_gone(url: str) -> None:
+    db("migrate", "--database", url)
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE qmq_outbox")
+    engine.dispose()
+    refused = db("migrate", "--database", url)
+    assert refused.exit_code == 2
+    assert "revision qmq0002 is noted, but qmq_outbox not there" in refused.output
+
+
+def test_migrate_names_the_statement_for_a_schema_that_is_missing(
+    postgresql_database: Database, tmp_path: Path
+) -> None:
+    config = tmp_path / "qmq.toml"
+    config.write_text(
+        f'[[database]]\nname = "a"\nurl = "{postgresql_database.url}"\nschema = "messages"\n'
+    )
+    refused = db("migrate", "--config", str(config))
+    assert refused.exit_code == 2
+    assert 'CREATE SCHEMA "messages"' in refused.output
+
+
 def test_sql_prints_what_migrate_would_run_and_connects_to_nothing(
     url: str, tmp_path: Path
 ) -> None:
