@@ -14,6 +14,7 @@ but `delivery.extend`.
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -164,7 +165,9 @@ def _check_range(setting: str, value: object, lowest: float, highest: float) -> 
 
 @lru_cache(maxsize=16)
 def _transport(broker_url: str) -> HttpTransport:
-    return HttpTransport(broker_url)
+    made = HttpTransport(broker_url)
+    atexit.register(made.close)  # kept for the next pull, and closed by nobody else
+    return made
 
 
 @lru_cache(maxsize=1)
