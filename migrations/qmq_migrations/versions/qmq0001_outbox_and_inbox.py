@@ -18,6 +18,8 @@ branch_labels: Final = ("qmq",)
 depends_on: Final = None
 
 _MYSQL: Final = ("mysql", "mariadb")
+#: Said for both, because a server may have another default, which keeps what was rolled back.
+_ENGINE: Final = "InnoDB"
 
 
 def upgrade() -> None:
@@ -47,6 +49,8 @@ def _tables(schema: str | None, prefix: str) -> list[sa.Table]:
         sa.Column("last_error", _any_text(), nullable=True),
         sa.Column("created_at_ms", sa.BigInteger(), nullable=False),
         sa.Index(f"{prefix}outbox_state_due", "state", "due_at_ms"),
+        mysql_engine=_ENGINE,
+        mariadb_engine=_ENGINE,
     )
     inbox = sa.Table(
         f"{prefix}inbox",
@@ -55,6 +59,8 @@ def _tables(schema: str | None, prefix: str) -> list[sa.Table]:
         sa.Column("message_id", _fixed_bytes(16), primary_key=True),
         sa.Column("received_at_ms", sa.BigInteger(), nullable=False),
         sa.Index(f"{prefix}inbox_received", "received_at_ms"),
+        mysql_engine=_ENGINE,
+        mariadb_engine=_ENGINE,
     )
     return [outbox, inbox]
 

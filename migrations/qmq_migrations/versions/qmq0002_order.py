@@ -17,6 +17,9 @@ down_revision: Final = "qmq0001"
 branch_labels: Final = None
 depends_on: Final = None
 
+#: Said for MySQL and MariaDB: without locks of rows all keys would wait for each other.
+_ENGINE: Final = "InnoDB"
+
 
 def upgrade() -> None:
     """Create what is missing."""
@@ -55,5 +58,7 @@ def _order_lock() -> sa.Table:
         f"{prefix}order_lock",
         sa.MetaData(),
         sa.Column("slot", sa.Integer(), primary_key=True, autoincrement=False),
+        mysql_engine=_ENGINE,
+        mariadb_engine=_ENGINE,
         schema=schema,
     )
