@@ -27,7 +27,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from qmq_client.options import ProducerOptions
-from qmq_client.ordering import turns_of
+from qmq_client.ordering import HeldRow, Turns, turns_of
 from qmq_client.outbox.handoff import HandoffQueue, HandOver
 from qmq_client.outbox.row import BatchOutcome, OutboxRow
 from qmq_client.outbox.store import OutboxStore
@@ -150,7 +150,8 @@ class Publisher:
         )
 
     def leave_all(self) -> int:
-        """Let go of everything that is not sent yet; the rows fall due by themselves."""
+        """Let go of what is not sent yet, and of all that comes; the rows fall due by themselves."""
+        self.queue.close()
         before = self._counts["left"]
         self._leave([each.row for each in (*self._ready, *self._held)])
         self._ready.clear()
@@ -271,13 +272,25 @@ class Publisher:
 
     def _hold(self, batch: list[_Ready], now_s: float) -> None:
         self._count(held=len(batch))
+        given_up: list[OutboxRow] = []
         for each in batch:
             if each.holds == len(_TURN_DELAYS_S) or len(self._held) >= self._options.queue_messages:
-                self._leave([each.row])
+                given_up.append(each.row)
                 continue
             each.due_s = now_s + _TURN_DELAYS_S[each.holds]
             each.holds += 1
             self._held.append(each)
+        if given_up:
+            self._give_back(given_up)
+
+    def _give_back(self, rows: list[OutboxRow]) -> None:
+        """Let go of rows whose turn does not come: who sends the one before them takes them too."""
+        self._leave(rows)
+        turns = Turns(held=[HeldRow(row, 0) for row in rows])
+        try:
+            self._store.settle(turns.given_back(), token=self.token)
+        except sa.exc.SQLAlchemyError as error:
+            self._on_database_error("give back", error)
 
     def _reclaim(self, message_ids: list[bytes]) -> set[bytes] | None:
         """Which of these are stored and ours; None when the database does not say."""

@@ -44,6 +44,7 @@ class HandoffQueue:
         #: The taker sleeps until this many messages wait; None while it does not sleep.
         self._wake_at: int | None = None
         self._is_woken = False
+        self._is_closed = False
         self.handed_over = 0
         self.dropped = 0
 
@@ -55,7 +56,8 @@ class HandoffQueue:
         count = len(handed.rows)
         with self._changed:
             self.handed_over += count
-            is_dropped = self._messages > 0 and self._messages + count > self._messages_max
+            is_full = self._messages > 0 and self._messages + count > self._messages_max
+            is_dropped = is_full or self._is_closed
             if is_dropped:
                 self.dropped += count
             else:
@@ -65,6 +67,11 @@ class HandoffQueue:
                 self._changed.notify_all()
         if is_dropped:
             self._on_dropped(handed)
+
+    def close(self) -> None:
+        """From now on drop everything: nobody will take it."""
+        with self._changed:
+            self._is_closed = True
 
     def take(self, messages_max: int) -> list[HandOver]:
         """Whole transactions in order, about `messages_max` messages, at least one if any wait."""

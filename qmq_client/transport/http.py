@@ -4,7 +4,9 @@ Trusts nothing that comes back: raw bytes up to a cap, no content encoding, no r
 from the environment, one deadline for the whole call, and an answer to a send must name the very
 frame that was sent. Whatever goes wrong leaves as one of the four leaves of `TransportError`; the
 only place that knows httpx's errors and HTTP's status codes is here (`as_transport_error`,
-`_check_status`). httpx is imported at the first call, so `import qmq_client` stays cheap.
+`_check_status`). httpx is imported when the first transport is made, so `import
+qmq_client` stays cheap, and no later: a fork in the middle of an import, which a publisher's thread
+would begin, leaves the child with half a module for good.
 """
 
 from __future__ import annotations
@@ -79,6 +81,8 @@ class HttpTransport:
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        import qmq_client.transport.http_connections  # noqa: F401  # see the module's text
+
         self.broker_url = _check_url(broker_url)
         _check_positive("connect_timeout_s", connect_timeout_s)
         _check_positive("answer_timeout_s", answer_timeout_s)

@@ -77,6 +77,8 @@ def test_O4_what_waited_too_long_is_left_and_sent_in_order_by_the_watchdog(world
         send(world, f"{i}")
     flushed = world.producer.flush()
     assert (flushed.is_done, flushed.left, world.sent()) == (True, 3, [])
+    owned = [row.is_owned for row in world.store.list_rows()]
+    assert owned.count(False) == 3, "whoever sends the first one may take them along"
     send(world, "4")
     sweep_all(world)
     assert world.sent() == ["0", "1", "2", "3", "4"]

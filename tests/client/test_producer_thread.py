@@ -279,3 +279,12 @@ def test_a_producer_is_a_context_manager(world: World, background: bool) -> None
         send(producer, "a")
     assert world.sent() == ["a"]
     assert publisher_threads() == []
+
+
+def test_S12_what_is_sent_after_the_close_is_stored_and_told_as_left(world: World) -> None:
+    producer = world.make_producer(background=True)
+    producer.close()
+    message_id = producer.send_now(Message(SUBJECT, "late"))
+    flushed = producer.flush()
+    assert (bool(flushed), flushed.is_done, flushed.accepted, flushed.left) == (False, True, 0, 1)
+    assert world.stored_ids() == {message_id}
