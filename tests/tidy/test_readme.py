@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
+from qmq_client.commands.root import root
 from tests.tidy import readme_blocks
 from tests.tidy.house import ROOT
 from tests.tidy.markdown import Block, blocks
 from tests.tidy.readme_blocks import (
     CONSOLE,
+    DOCUMENTED_ADDRESS,
+    broker,
     command_lines,
     flag_faults,
     is_checked_only,
+    run,
     run_block,
 )
 
@@ -48,6 +57,48 @@ def test_a_block_of_the_readme_runs(block: Block, tmp_path: Path) -> None:
 
 def test_the_readme_shows_something_to_run() -> None:
     assert README
+
+
+def test_the_example_runs_again_and_its_handler_is_one_for_consume(tmp_path: Path) -> None:
+    (example,) = [block for block in README if block.runs_with == "broker"]
+    with broker(tmp_path / "broker") as address:
+        text = example.text.replace(DOCUMENTED_ADDRESS, address)
+        (tmp_path / "shop.py").write_text(text, encoding="utf-8")
+        for _ in range(2):
+            assert run([sys.executable, "shop.py"], tmp_path) == []
+        consume = subprocess.Popen(
+            [*readme_blocks.QMQ, "consume", "shop:ship"],
+            cwd=tmp_path,
+            env={**os.environ, "QMQ_BROKER_URL": f"http://{address}"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with consume:
+            assert consume.stderr is not None
+            started = next((line for line in consume.stderr if "consumers_started" in line), "")
+            consume.send_signal(signal.SIGTERM)
+            rest = consume.stderr.read()
+        assert "handlers=1" in started
+        assert consume.returncode == 0, rest
+
+
+def known_commands(command: click.Command, name: str) -> set[str]:
+    """The command's whole name, and those of all below it."""
+    names = {name}
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for each in command.list_commands(context):
+            below = command.get_command(context, each)
+            assert below is not None
+            names |= known_commands(below, f"{name} {each}")
+    return names
+
+
+def test_every_command_that_a_sentence_names_is_one() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(qmq(?: [a-z]+)+)(?=[` ])", text))
+    assert len(named) > 10
+    assert sorted(named - known_commands(root, "qmq")) == []
 
 
 def planted(language: str, text: str) -> Block:
