@@ -11,29 +11,23 @@ from typing import Any, Final
 
 import click
 
-DEFAULT_BROKER: Final = "http://127.0.0.1:9470"
+from qmq_broker.face.address import DEFAULT_BROKER, broker_option
+
 _WAIT_S: Final = 10.0
 _NOT_SERVING: Final = 1
 _UNREACHABLE: Final = 3
 
-_broker_option = click.option(
-    "--broker",
-    "url",
-    default=DEFAULT_BROKER,
-    show_default=True,
-    envvar="QMQ_BROKER_URL",
-    help="URL of the broker.",
-)
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
 @click.command()
-@_broker_option
+@broker_option
 @_json_option
 def status(url: str, as_json: bool) -> None:
     """Say what the broker serves now, and if it does not, why.
 
-    Exit code 1 when it serves nobody.
+    Exit codes: 0 it serves (a read-only one its consumers), 1 it serves nobody, 2 wrong call, 3 no
+    broker answers.
     """
     code, answer = _ask("GET", f"{url}/readyz")
     _show(answer, as_json)
@@ -44,12 +38,13 @@ def status(url: str, as_json: bool) -> None:
 @click.command()
 @click.argument("switch", type=click.Choice(["on", "off"]))
 @click.option("--reason", default="", help="Shown to the producers that are refused.")
-@_broker_option
+@broker_option
 @_json_option
 def readonly(switch: str, reason: str, url: str, as_json: bool) -> None:
     """Take no messages, or take them again; pulls and settlements go on.
 
-    Lasts until the broker's next start, which goes by its own options.
+    Lasts until the broker's next start, which goes by its own options. Exit codes: 0 it is so now,
+    1 the broker refused, 2 wrong call, 3 no broker answers.
     """
     state = "read-only" if switch == "on" else "serving"
     _change(url, state, reason, as_json)
@@ -57,10 +52,13 @@ def readonly(switch: str, reason: str, url: str, as_json: bool) -> None:
 
 @click.command()
 @click.option("--reason", default="", help="Shown to those that are refused.")
-@_broker_option
+@broker_option
 @_json_option
 def drain(reason: str, url: str, as_json: bool) -> None:
-    """Stop in order: no more messages, waiting pulls are answered, then the process ends."""
+    """Stop in order: no more messages, waiting pulls are answered, then the process ends.
+
+    Exit codes: 0 it began to, 1 the broker refused, 2 wrong call, 3 no broker answers.
+    """
     _change(url, "draining", reason, as_json)
 
 
@@ -85,10 +83,19 @@ def _ask(method: str, url: str, body: object = None) -> tuple[int, dict[str, Any
 
     try:
         response = httpx.request(
-            method, url, json=body, timeout=_WAIT_S, headers={"accept-encoding": "identity"}
+            method,
+            url,
+            json=body,
+            timeout=_WAIT_S,
+            headers={"accept-encoding": "identity"},
+            trust_env=False,  # a proxy for the web is none for the broker
         )
         answer = response.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        raise click.UsageError(
+            f"--broker {url}: {error} Give one like {DEFAULT_BROKER}."
+        ) from error
+    except (httpx.HTTPError, ValueError) as error:
         click.echo(f"no answer from a broker at {url}: {error}", err=True)
         sys.exit(_UNREACHABLE)
     return response.status_code, answer if isinstance(answer, dict) else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
 
@@ -84,3 +85,60 @@ def test_without_a_broker_the_exit_code_says_so() -> None:
         result = run(*command, "--broker", f"http://127.0.0.1:{port}")
         assert result.exit_code == 3
         assert "no answer from a broker" in result.output
+
+
+def asked(*arguments: str) -> str:
+    """The address that nobody answered at."""
+    result = run("status", *arguments)
+    assert result.exit_code == 3, result.output
+    (url,) = re.findall(
+        r"no answer from a broker at (http://127.0.0.1:\d+/\w+)/readyz", result.output
+    )
+    return str(url)
+
+
+def test_the_address_is_that_of_the_configuration_as_for_every_other_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "qmq.toml").write_text(f'[broker]\nurl = "{nobody}/here"\n')
+    (tmp_path / "other.toml").write_text(f'[broker]\nurl = "{nobody}/other/"\n')
+    assert asked() == f"{nobody}/here"
+    monkeypatch.setenv("QMQ_CONFIG", "other.toml")
+    assert asked() == f"{nobody}/other"
+    monkeypatch.setenv("QMQ_BROKER_URL", f"{nobody}/variable")
+    assert asked() == f"{nobody}/variable"
+    assert asked("--broker", f"{nobody}/flag") == f"{nobody}/flag"
+
+
+@pytest.mark.parametrize("text", ["broker = 1", "[broker]\nurl = 1", "no toml", None])
+def test_a_configuration_that_cannot_be_used_is_a_wrong_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    path = tmp_path / "mine.toml"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setenv("QMQ_CONFIG", str(path))
+    result = run("status")
+    assert (result.exit_code, str(path) in result.output) == (2, True)
+
+
+@pytest.mark.parametrize("url", ["nowhere", "ftp://127.0.0.1", "http://[::"])
+def test_an_address_that_is_none_is_a_wrong_call(url: str) -> None:
+    result = run("status", "--broker", url)
+    assert result.exit_code == 2
+    assert "Give one like http://127.0.0.1:9470." in result.output
+
+
+@pytest.mark.parametrize("command", ["status", "readonly", "drain"])
+def test_help_tells_the_variable_the_file_and_the_exit_codes(command: str) -> None:
+    shown = " ".join(run(command, "--help").output.split())
+    for text in (
+        "QMQ_BROKER_URL",
+        "broker.url of qmq.toml",
+        "Exit codes: 0",
+        "3 no broker answers",
+    ):
+        assert text in shown
