@@ -6,7 +6,7 @@
     url = "http://127.0.0.1:9470"
     [watchdog]                    QMQ_WATCHDOG_BATCH_ROWS, … : QMQ_<SECTION>_<KEY>
     batch_rows = 1000
-    [[database]]                  QMQ_DATABASE_<NAME>_URL, or QMQ_DATABASE_URL for the only one
+    [[database]]                  QMQ_DATABASE_<NAME>_<KEY>, or QMQ_DATABASE_<KEY> for the only one
     name = "orders"
     url = "sqlite:///orders.db"
     password_env = "ORDERS_PASSWORD"    the password stays in the environment
@@ -14,8 +14,9 @@
     [registry]                    a table of further databases; see `sections.py`
     url = "postgresql://watchdog@db/control"
 
-An unknown key is an error that names the nearest known one; all faults are told at once. Where each value came from is kept, for
-`qmq config show`. Passwords are masked by `mask_secrets` wherever a URL is shown. It opens nothing
+An unknown key is an error that names the nearest known one, and so is a variable that looks like a
+slip of one; all faults are told at once. Where each value came from is kept, for `qmq config show`.
+Passwords are masked by `mask_secrets` wherever a URL is shown. It opens nothing
 but the file: databases become engines in `database.py`.
 """
 
@@ -86,7 +87,21 @@ _SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "watchdog": WatchdogSection,
     "registry": RegistrySection,
 }
-_DATABASE_VARIABLE: Final = re.compile(r"QMQ_DATABASE_(?:(?P<name>[A-Z0-9_]+)_)?URL\Z")
+#: Keys of a database as a variable ends with them; its name is said before.
+_DATABASE_KEYS: Final = {
+    field.upper(): field for field in DatabaseSection.__struct_fields__ if field != "name"
+}
+_DATABASE_VARIABLE: Final = re.compile(
+    rf"QMQ_DATABASE_(?:(?P<name>[A-Z0-9_]+)_)?(?P<key>{'|'.join(_DATABASE_KEYS)})\Z"
+)
+#: Variables of others that begin like ours: a secret that `password_env` may name, and what Kubernetes
+#: gives every process when a service is called qmq-broker.
+_OTHERS_VARIABLE: Final = re.compile(
+    r"PASSWORD\Z|_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?\Z"
+)
+_SLIP_RATIO_MIN: Final = 0.85
+#: Lower for a key alone, which is short: one letter in another place of `URL` is a third of it.
+_KEY_SLIP_RATIO_MIN: Final = 0.66
 _AUTHORITY: Final = re.compile(r"(?<=://)([^:/@\s]*):(\S*)@")
 _QUERY_SECRET: Final = re.compile(
     r"(?i)([?&][^=&\s]*(?:password|passwd|secret|token)[^=&\s]*=)[^&\s]*"
@@ -205,28 +220,61 @@ def _read_environment(
         for field in struct.__struct_fields__
     }
     layer: _Layer = {}
-    for variable, value in sorted(environment.items()):
+    # URLs first: they name the databases that the other keys belong to.
+    for variable in sorted(environment, key=lambda each: (not each.endswith("URL"), each)):
+        value = environment[variable]
         if path := known.get(variable):
             layer[path] = (value, variable)
         elif found := _DATABASE_VARIABLE.match(variable):
-            name = _database_name(found["name"], value, _names(file))
-            layer[f"database.{name}.name"] = (name, variable)
-            layer[f"database.{name}.url"] = (value, variable)
-        elif variable.startswith("QMQ_") and difflib.get_close_matches(
-            variable, known, n=1, cutoff=0.85
-        ):
-            # Others may use names that begin alike; only what looks like a slip is refused.
-            faults.append(_unknown(variable, known, "environment"))
+            try:
+                name = _database_name(found, value, _names(file | layer))
+            except ConfigurationError as fault:
+                faults.append(fault)
+                continue
+            if f"database.{name}.name" not in file | layer:
+                layer[f"database.{name}.name"] = (name, variable)
+            layer[f"database.{name}.{_DATABASE_KEYS[found['key']]}"] = (value, variable)
+        elif near := _nearest_variable(variable, list(known)):
+            remedy = f"Did you mean {near!r}?"
+            faults.append(_wrong(variable, "not known (in environment)", remedy))
     return layer
 
 
-def _database_name(in_variable: str | None, url: str, names: Sequence[str]) -> str:
-    if in_variable is None:
-        return _name_from_url(url)
+def _database_name(found: re.Match[str], value: str, names: Sequence[str]) -> str:
+    """Whose key this is; a URL alone makes a database."""
+    in_variable = found["name"]
+    if in_variable is None and found["key"] == "URL":
+        return _name_from_url(value)
+    if in_variable is None and len(names) == 1:
+        return names[0]
     for name in names:
         if re.sub(r"[^A-Z0-9]", "_", name.upper()) == in_variable:
             return name
-    return in_variable.lower()
+    if in_variable is not None and found["key"] == "URL":
+        return str(in_variable).lower()
+    listed = ", ".join(names) or "none"
+    remedy = f"Write QMQ_DATABASE_<NAME>_{found['key']} with one of these: {listed}."
+    raise _wrong(found.string, "of no configured database", remedy)
+
+
+def _nearest_variable(variable: str, known: Sequence[str]) -> str | None:
+    """What was meant, when it looks like a slip: others may use names that begin as ours do."""
+    if not variable.startswith("QMQ_") or _OTHERS_VARIABLE.search(variable):
+        return None
+    if variable in ("QMQ_BROKER", "QMQ_DATABASE", "QMQ_REGISTRY"):
+        return f"{variable}_URL"
+    if near := difflib.get_close_matches(variable, known, n=1, cutoff=_SLIP_RATIO_MIN):
+        return near[0]
+    words = variable.split("_")
+    if words[1] != "DATABASE":
+        return None
+    best, meant = _KEY_SLIP_RATIO_MIN, None
+    for key in _DATABASE_KEYS:
+        first = max(2, len(words) - len(key.split("_")))
+        ratio = difflib.SequenceMatcher(None, "_".join(words[first:]), key).ratio()
+        if ratio > best:
+            best, meant = ratio, "_".join([*words[:first], key])
+    return meant
 
 
 def _choose(given: str, names: Sequence[str], merged: _Layer) -> str:

@@ -172,6 +172,74 @@ def test_what_is_wrong_in_the_environment_is_named() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("QMQ_BROKER", "QMQ_BROKER_URL"),
+        ("QMQ_DATABASE", "QMQ_DATABASE_URL"),
+        ("QMQ_BROKER_ULR", "QMQ_BROKER_URL"),
+        ("QMQ_DATABASE_ULR", "QMQ_DATABASE_URL"),
+        ("QMQ_DATABASE_PG_URI", "QMQ_DATABASE_PG_URL"),
+        ("QMQ_DATABASE_PG_RWS_PER_S", "QMQ_DATABASE_PG_ROWS_PER_S"),
+        ("QMQ_DATABASE_STOCK_EU_TABEL_PREFIX", "QMQ_DATABASE_STOCK_EU_TABLE_PREFIX"),
+        ("QMQ_REGISTRY_PASSWORD_EVN", "QMQ_REGISTRY_PASSWORD_ENV"),
+    ],
+)
+def test_a_slip_in_a_variable_is_refused_with_what_was_meant(variable: str, meant: str) -> None:
+    assert problem(environment={variable: "1"}) == (
+        f"{variable}: not known (in environment). Did you mean {meant!r}?"
+    )
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "QMQ_SOMETHING_ELSE",
+        "QMQ_TEST_MYSQL_URL",
+        "QMQ_DATABASE_PG_PASSWORD",
+        "QMQ_REGISTRY_PASSWORD",
+        "QMQ_BROKER_PORT",
+        "QMQ_BROKER_SERVICE_HOST",
+        "QMQ_BROKER_SERVICE_PORT_HTTP",
+        "QMQ_DATABASE_SERVICE_HOST",
+        "QMQ_DATABASE_PORT_5432_TCP_ADDR",
+        "QMQ_WATCHDOG_PORT",
+        "QMQ_BROKER_PORT_9470_TCP",
+        "QMQ_DATABASE_USER",
+        "QMQ_DATABASE_HOST",
+    ],
+)
+def test_variables_of_others_that_begin_alike_are_left_alone(variable: str) -> None:
+    assert load(environment={variable: "tcp://10.0.0.1:9470"}).config == Config()
+
+
+def test_each_key_of_a_database_may_come_from_the_environment() -> None:
+    loaded = load(
+        FILE,
+        environment={
+            "QMQ_DATABASE_STOCK_EU_ROWS_PER_S": "7",
+            "QMQ_DATABASE_BILLS_KEEP_SENT_S": "60",
+            "QMQ_DATABASE_BILLS_URL": "sqlite:///bills.db",
+        },
+    )
+    orders, stock, bills = loaded.config.databases
+    assert (orders.rows_per_s, stock.rows_per_s, stock.table_prefix) == (0, 7, "outbox_")
+    assert (bills.name, bills.keep_sent_s) == ("bills", 60)
+    assert origins(loaded)["database.stock-eu.rows_per_s"] == "QMQ_DATABASE_STOCK_EU_ROWS_PER_S"
+
+
+def test_the_only_database_needs_no_name_in_its_keys_either() -> None:
+    only = load(environment={"QMQ_DATABASE_URL": "sqlite:///a.db", "QMQ_DATABASE_SCHEMA": "mine"})
+    assert [(each.name, each.schema) for each in only.config.databases] == [("a", "mine")]
+
+
+@pytest.mark.parametrize("variable", ["QMQ_DATABASE_SCHEMA", "QMQ_DATABASE_BILLS_SCHEMA"])
+def test_a_key_of_a_database_that_is_not_configured_is_refused(variable: str) -> None:
+    text = problem(FILE, environment={variable: "mine"})
+    assert text.startswith(f"{variable}: of no configured database.")
+    assert text.endswith("QMQ_DATABASE_<NAME>_SCHEMA with one of these: orders, stock-eu.")
+
+
 def test_a_broker_that_is_no_address_is_refused() -> None:
     assert problem(environment={"QMQ_BROKER_URL": "zzz"}) == (
         "broker.url: 'zzz' from QMQ_BROKER_URL. Give one like http://127.0.0.1:9470."
