@@ -26,20 +26,6 @@ from tests.tidy.markdown import Block, blocks
 PAGE = (ROOT / "docs" / "migrations.md").read_text(encoding="utf-8")
 DOORS = PAGE.split("\n## ")
 OURS = {"qmq_inbox", "qmq_order_lock", "qmq_outbox"}
-#: What Alembic's own `init` makes.
-TEMPLATE = """
-from alembic import op
-import sqlalchemy as sa
-${imports if imports else ""}
-revision = ${repr(up_revision)}
-down_revision = ${repr(down_revision)}
-branch_labels = ${repr(branch_labels)}
-depends_on = ${repr(depends_on)}
-def upgrade():
-    ${upgrades if upgrades else "pass"}
-def downgrade():
-    ${downgrades if downgrades else "pass"}
-"""
 
 
 class Application:
@@ -48,8 +34,7 @@ class Application:
     def __init__(self, folder: Path, database: Database) -> None:
         self.folder = folder
         self.database = database
-        (folder / "migrations" / "versions").mkdir(parents=True)
-        (folder / "migrations" / "script.py.mako").write_text(TEMPLATE)
+        folder.mkdir()
 
     def follow(self, section: str, until: str = "") -> None:
         """Do what the blocks of a section say; stop before the command `until`."""
@@ -106,6 +91,7 @@ def application(
     monkeypatch.delitem(sys.modules, "shop_tables", raising=False)
     # What "." on the path was for the application before this one.
     monkeypatch.delitem(sys.path_importer_cache, ".", raising=False)
+    made.follow(DOORS[0])
     return made
 
 

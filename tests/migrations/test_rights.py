@@ -1,0 +1,187 @@
+"""The rights that the page about migrations lists are enough, for users that have nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import NullPool
+
+from qmq_client import Consumers, Fate, Inbox, Message, Producer, ProducerOptions, consumer
+from qmq_client.errors import QmqError
+from qmq_client.outbox.store import OutboxStore
+from qmq_client.outbox.table import DEFAULT_TABLES
+from qmq_client.testing import MemoryBroker, MemoryTransport, drain
+from qmq_migrations.upgrade import migrate
+from qmq_watchdog.chores import do_chores
+from qmq_watchdog.databases import Database as Ward
+from qmq_watchdog.sweep import Sweep
+from tests.conftest import MakeServer
+from tests.services.private import PrivateServer
+from tests.tidy.house import ROOT
+from tests.watchdog.rows import make_due, put_rows
+
+PAGE = (ROOT / "docs" / "migrations.md").read_text(encoding="utf-8")
+SERVERS = ("mysql", "postgresql")
+#: A test that waits for a broker in memory fails after this long.
+WAIT_S = 20.0
+#: Where a user sees only what he has a right on, and this is said to be looked for.
+LOOKED_FOR = {"qmq_inbox", "qmq_order_lock"}
+#: What a counter of PostgreSQL needs, as the page says it.
+SEQUENCE = "GRANT USAGE ON SEQUENCE qmq_outbox_id_seq TO {user}"
+
+
+def listed() -> dict[str, dict[str, str]]:
+    """For each role of the page's table: rights by table."""
+    table = PAGE.partition("| user |")[2].partition("\n\n")[0]
+    head, _, *rows = [[cell.strip() for cell in row.split("|")] for row in table.splitlines()]
+    names = [name.strip("`") for name in head[:-1] if name]
+    return {
+        row[1]: {
+            name: rights for name, rights in zip(names, row[2:-1], strict=True) if rights != "–"
+        }
+        for row in rows
+    }
+
+
+RIGHTS = listed()
+
+
+@contextmanager
+def a_user(
+    server: PrivateServer, kind: str, role: str, *, without: str = ""
+) -> Iterator[sa.Engine]:
+    """A user who has the rights of this role, but none on the table `without`; and his engine."""
+    administrator = sa.create_engine(
+        server.url("shop"), isolation_level="AUTOCOMMIT", poolclass=NullPool
+    )
+    user = "modest" if kind == "postgresql" else "modest@'%%'"
+    with administrator.connect() as connection:
+        if kind == "postgresql":
+            connection.exec_driver_sql("CREATE ROLE modest LOGIN")
+        else:
+            connection.exec_driver_sql(f"CREATE USER {user}")
+        for table, rights in RIGHTS[role].items():
+            if table != without:
+                connection.exec_driver_sql(f"GRANT {rights} ON {table} TO {user}")
+        if kind == "mysql" and "qmq_outbox" in RIGHTS[role]:
+            assert "there give them SELECT on the others too" in PAGE
+            for table in LOOKED_FOR - RIGHTS[role].keys():
+                connection.exec_driver_sql(f"GRANT SELECT ON {table} TO {user}")
+        if kind == "postgresql" and role.startswith("producer"):
+            assert SEQUENCE.format(user="shop") in PAGE
+            connection.exec_driver_sql(SEQUENCE.format(user=user))
+        engine = sa.create_engine(administrator.url.set(username="modest", password=None))
+        yield engine
+        engine.dispose()
+    administrator.dispose()
+
+
+@pytest.fixture(params=SERVERS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def server(make_private_server: MakeServer, kind: str) -> PrivateServer:
+    """With a database that `qmq db migrate` has filled."""
+    made = make_private_server(kind)
+    administrator = sa.create_engine(made.url(), isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    with administrator.connect() as connection:
+        connection.exec_driver_sql("CREATE DATABASE shop")
+    engine = sa.create_engine(made.url("shop"), poolclass=NullPool)
+    migrate(engine)
+    return made
+
+
+def note_an_old_id(server: PrivateServer) -> None:
+    """What was handled in 1970."""
+    engine = sa.create_engine(server.url("shop"), poolclass=NullPool)
+    with engine.begin() as connection:
+        old = {"consumer_group": "shipping", "message_id": b"handled long ago", "received_at_ms": 1}
+        connection.execute(sa.insert(DEFAULT_TABLES.inbox), old)
+
+
+def send_cancel_and_know(producer: Producer, engine: sa.Engine) -> None:
+    """One message that arrives and one that is taken back."""
+    with Session(engine) as session, session.begin():
+        sent = producer.send(Message("order.placed", "1", key="17"), session=session)
+        receipt = producer.receipt(sent, session=session)
+        taken = producer.send(Message("order.placed", "2"), session=session)
+        assert producer.cancel(taken, session=session)
+    assert receipt.wait(WAIT_S) is Fate.ACCEPTED
+    producer.close()
+    with engine.connect() as connection:
+        assert connection.scalar(sa.text("SELECT count(*) FROM qmq_outbox")) == 0
+
+
+def test_a_producer_needs_no_more_than_the_page_says(server: PrivateServer, kind: str) -> None:
+    with a_user(server, kind, "producer") as engine:
+        producer = Producer(engine, MemoryTransport(MemoryBroker()))
+        send_cancel_and_know(producer, engine)
+
+
+def test_a_producer_that_keeps_order_needs_no_more_than_the_page_says(
+    server: PrivateServer, kind: str
+) -> None:
+    with a_user(server, kind, "producer with `order_by_key`") as engine:
+        options = ProducerOptions(order_by_key=True)
+        producer = Producer(engine, MemoryTransport(MemoryBroker()), options=options)
+        send_cancel_and_know(producer, engine)
+
+
+def test_a_consumer_with_an_inbox_needs_no_more_than_the_page_says(
+    server: PrivateServer, kind: str
+) -> None:
+    with a_user(server, kind, "consumer with an inbox") as engine:
+        broker, handled = MemoryBroker(), []
+
+        @consumer("order.placed", group="shipping", inbox=sessionmaker(engine), batch_size=2)
+        def ship(messages: list[Message], session: Session) -> None:
+            handled.extend([message.body for message in messages])
+
+        twice = Message("order.placed", 1, message_id="0" * 31 + "1")
+        broker.put(twice, Message("order.placed", 2))
+        consumers = Consumers(ship, MemoryTransport(broker))
+        for member in consumers.members:
+            member.check()
+        drain(consumers)
+        assert handled == [1, 2]
+
+
+def test_a_consumer_that_purges_needs_no_more_than_the_page_says(
+    server: PrivateServer, kind: str
+) -> None:
+    with a_user(server, kind, "consumer that purges its inbox") as engine:
+        note_an_old_id(server)
+        assert Inbox(engine, group="shipping").purge(timedelta(hours=1)) == 1
+
+
+def test_a_watchdog_needs_no_more_than_the_page_says(server: PrivateServer, kind: str) -> None:
+    whole = sa.create_engine(server.url("shop"))
+    owner = Ward(name="shop", store=OutboxStore(whole), engine=whole)
+    make_due(owner, put_rows(owner, 3))
+    with a_user(server, kind, "watchdog") as engine:
+        ward = Ward(
+            name="shop", store=OutboxStore(engine), engine=engine, keep_sent_ms=1, keep_inbox_ms=1
+        )
+        assert Sweep(ward, MemoryTransport(MemoryBroker())).step().sent == 3
+        note_an_old_id(server)
+        assert do_chores(ward).inbox_purged == 1
+        ward.close()
+    owner.close()
+
+
+def test_a_right_less_is_too_little(server: PrivateServer, kind: str) -> None:
+    with a_user(server, kind, "producer", without="qmq_outbox") as engine:
+        with (
+            pytest.raises((QmqError, sa.exc.DBAPIError)) as refused,
+            Producer(engine, MemoryTransport(MemoryBroker())) as producer,
+        ):
+            producer.send_now(Message("order.placed", "1"))
+        assert re.search("qmq_outbox", str(refused.value))
