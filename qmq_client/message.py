@@ -16,7 +16,12 @@ from typing import Any, Final
 
 import msgspec
 
-from qmq_client.request_headers import RESERVED_PREFIX, check_header_name, with_request_headers
+from qmq_client.request_headers import (
+    DEDUPE_HEADER,
+    RESERVED_PREFIX,
+    check_header_name,
+    with_request_headers,
+)
 from qmq_client.typed import json_as
 from qmq_client.wire.errors import (
     EncodingError,
@@ -82,7 +87,7 @@ def message_to_record(message: Message, *, new_id: bytes, now_ms: int) -> Record
         body_kind=body_kind,
         key=message.key,
         tags=_as_tags(message.tags),
-        headers=with_request_headers(_as_headers(message.headers)),
+        headers=_headers(message),
         born_at_ms=now_ms,
     )
 
@@ -206,6 +211,13 @@ def _message_id(message: Message) -> bytes | None:
             remedy="Name what happened in fewer words, or hash them.",
         )
     return dedupe_message_id(message.subject, message.dedupe_key)
+
+
+def _headers(message: Message) -> tuple[tuple[str, str], ...]:
+    headers = with_request_headers(_as_headers(message.headers))
+    if message.dedupe_key is None:
+        return headers
+    return (*headers, (DEDUPE_HEADER, message.dedupe_key))
 
 
 def _not_of_form(field: str, limit: str, value: object) -> EncodingError:

@@ -35,6 +35,7 @@ from qmq_client.errors import (
     TransportError,
 )
 from qmq_client.outbox.row import BatchOutcome, FailedRow, OutboxRow, ParkedRow
+from qmq_client.request_headers import DEDUPE_HEADER
 from qmq_client.retry import Backoff
 from qmq_client.transport.port import Transport
 from qmq_client.wire.frame import FrameKind, build_message_frame, read_header
@@ -44,8 +45,18 @@ from qmq_client.wire.limits import (
     SUBJECTS_PER_FRAME_MAX,
     Limits,
 )
-from qmq_client.wire.message_id import format_message_id, is_dedupe_id, parse_message_id
-from qmq_client.wire.record import is_delayed_record, record_message_id, verify_record
+from qmq_client.wire.message_id import (
+    dedupe_message_id,
+    format_message_id,
+    is_dedupe_id,
+    parse_message_id,
+)
+from qmq_client.wire.record import (
+    decode_record,
+    is_delayed_record,
+    record_message_id,
+    verify_record,
+)
 
 __all__ = ["BatchOutcome", "FailedRow", "ParkedRow", "ordering_pair", "publish_rows"]
 
@@ -178,10 +189,11 @@ class _Batch:
                 named = parse_message_id(error.answer.message_id)
         others = [row for row in rows if row.message_id != named]
         if len(others) < len(rows):
-            if is_dedupe_id(named) and _is_known(error):
+            row = next(row for row in rows if row.message_id == named)
+            if _is_known(error) and _has_dedupe_key(row):
                 self.sent.append(named)
             else:
-                self.park(next(row for row in rows if row.message_id == named), _text(error))
+                self.park(row, _text(error))
             return [others] if others else []
         if error.status not in _CAUSED_BY_A_MESSAGE:
             self.unreachable = True
@@ -252,6 +264,15 @@ class _Batch:
 def ordering_pair(row: OutboxRow) -> tuple[str, str] | None:
     """What the row is ordered by: its subject and key; None when it goes as it comes."""
     return None if row.ordering_key is None else (row.subject, row.ordering_key)
+
+
+def _has_dedupe_key(row: OutboxRow) -> bool:
+    """Whether the row's id was made of a dedupe key, and does not only look so."""
+    if not is_dedupe_id(row.message_id):
+        return False
+    headers = dict(decode_record(row.subject, row.record).headers)
+    key = headers.get(DEDUPE_HEADER)
+    return key is not None and dedupe_message_id(row.subject, key) == row.message_id
 
 
 def _is_known(error: BrokerRefusedError) -> bool:

@@ -30,6 +30,8 @@ TRACESTATE: Final = "tracestate"
 _TRACE: Final = (TRACEPARENT, TRACESTATE)
 #: Names that begin so are ours.
 RESERVED_PREFIX: Final = "qmq-"
+#: The dedupe key that a message's id was made of; so an id that only looks like one is told apart.
+DEDUPE_HEADER: Final = "qmq-dedupe"
 #: Names of the headers that travel on, joined by commas; those of the trace always do.
 _CARRIED: Final = "qmq-carried"
 #: Half of what a message may have by default, so that it has room for headers of its own.

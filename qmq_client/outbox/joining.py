@@ -15,16 +15,16 @@ from sqlalchemy.orm import Session, scoped_session
 from qmq_client.current import current_scopes, sync_of
 from qmq_client.errors import NoTransactionError, WrongDatabaseError
 from qmq_client.outbox.deferred import defer, deferred_row
-from qmq_client.outbox.outlet import Outlet
-from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.tracker import (
+from qmq_client.outbox.enlisted import (
     active_sessions,
-    checked_unit,
     enlist,
     enlisted_connection,
     enlisted_engine,
-    unit_of,
+    refuse_two,
 )
+from qmq_client.outbox.outlet import Outlet
+from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.tracker import checked_unit, unit_of
 
 
 def join(given: Any, engine: sa.Engine, outlet: Outlet, rows: list[OutboxRow]) -> None:
@@ -83,6 +83,7 @@ def _has_begun(session: Session, engine: sa.Engine) -> bool:
 def _connection(scope: Session | sa.Connection, engine: sa.Engine) -> sa.Connection:
     if isinstance(scope, sa.Connection):
         return _checked(scope, engine)
+    refuse_two(scope, engine.pool)
     connection = enlisted_connection(scope, engine.pool)
     if connection is None or not connection.in_transaction():
         connection = _begin_on(scope, engine)

@@ -13,14 +13,12 @@ only those that another connection can see.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -31,36 +29,34 @@ from sqlalchemy.sql.elements import (
     SavepointClause,
 )
 
-from qmq_client.errors import AutocommitError
+from qmq_client.errors import AutocommitError, NoTransactionError
 from qmq_client.outbox.deferred import begin_where_deferred, drop, move
 from qmq_client.outbox.dialect import dialect_of
 from qmq_client.outbox.driver import driver_of, file_number
+from qmq_client.outbox.enlisted import (
+    end,
+    enlist,
+    enlist_parent,
+    enlisted_connections,
+    note_active,
+    refuse_two,
+)
 from qmq_client.outbox.outlet import Outlet
 from qmq_client.outbox.unit import Unit, lost_error
 
 _log = logging.getLogger("qmq.outbox")
-_INFO_KEY: Final = "qmq"
 #: Savepoints that SQLAlchemy makes, of which it tells by events.
 _SAVEPOINT_CLAUSES: Final = (
     SavepointClause,
     RollbackToSavepointClause,
     ReleaseSavepointClause,
 )
-#: What a session has enlisted: for each pool the innermost transaction and its connection.
-_Enlisted = dict[sa.Pool, tuple[SessionTransaction, sa.Connection]]
-
 _units: WeakKeyDictionary[sa.Connection, Unit] = WeakKeyDictionary()
+#: Connections of watched engines that have begun a transaction at some time.
+_begun: WeakSet[sa.Connection] = WeakSet()
+#: Those whose COMMIT is under way or done, and that have not begun anew.
+_committing: WeakSet[sa.Connection] = WeakSet()
 _watched: WeakKeyDictionary[sa.Engine, bool] = WeakKeyDictionary()
-
-
-class _Active(threading.local):
-    """Sessions with an open transaction of this thread, each with the task that began it."""
-
-    def __init__(self) -> None:
-        self.sessions: WeakKeyDictionary[Session, ReferenceType[Any] | None] = WeakKeyDictionary()
-
-
-_active = _Active()
 
 
 def watch(engine: sa.Engine) -> None:
@@ -92,6 +88,10 @@ def open_unit(connection: sa.Connection) -> Unit:
 
 def checked_unit(connection: sa.Connection, outlet: Outlet) -> Unit:
     """The unit that a send joins; raises `OutboxError` where it would not follow the transaction."""
+    if connection in _committing:
+        raise NoTransactionError(
+            "the transaction is being committed, in a listener or by another thread; send before that"
+        )
     unit = _units.get(connection)
     if unit is None:
         if outlet.dialect.has_ended(connection):
@@ -106,39 +106,6 @@ def checked_unit(connection: sa.Connection, outlet: Outlet) -> Unit:
     elif unit.is_lost:
         raise lost_error("this message")
     return unit
-
-
-def enlisted_connection(session: Session, pool: sa.Pool) -> sa.Connection | None:
-    """The connection of this pool on which the session's innermost transaction has begun."""
-    enlisted: _Enlisted | None = session.info.get(_INFO_KEY)
-    if enlisted is None or (pair := enlisted.get(pool)) is None:
-        return None
-    innermost = session.get_nested_transaction() or session.get_transaction()
-    return pair[1] if pair[0] is innermost else None
-
-
-def enlisted_engine(session: Session, pool: sa.Pool) -> sa.Engine | None:
-    """The engine on this pool that the session's transaction has touched."""
-    enlisted: _Enlisted | None = session.info.get(_INFO_KEY)
-    if enlisted is None or (pair := enlisted.get(pool)) is None:
-        return None
-    return pair[1].engine
-
-
-def enlist(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
-    """Remember that the session's transaction has begun on this connection."""
-    enlisted: _Enlisted = session.info.setdefault(_INFO_KEY, {})
-    enlisted[connection.engine.pool] = (transaction, connection)
-
-
-def active_sessions() -> list[Session]:
-    """Sessions in whose transaction this thread and task is; on any engine."""
-    task = _current_task()
-    return [
-        session
-        for session, owner in list(_active.sessions.items())
-        if owner == task and session.in_transaction()
-    ]
 
 
 def before_commit(connection: sa.Connection) -> None:
@@ -189,18 +156,23 @@ def owning(connection: sa.Connection) -> Iterator[None]:
 def _leave_to_the_parent() -> None:
     """In a forked child: cut its copies of open transactions, or it would send ROLLBACK for them."""
     null = os.open(os.devnull, os.O_RDWR)
-    for connection in list(_units):
+    for connection in [each for each in list(_begun) if each.in_transaction()]:
         with suppress(Exception):
             if (number := file_number(driver_of(connection))) is not None:
                 os.dup2(null, number)
+                connection.invalidate()
     os.close(null)
     _units.clear()
+    _begun.clear()
+    _committing.clear()
 
 
 os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 def _on_begin(connection: sa.Connection, _: Any = None) -> None:
+    _begun.add(connection)
+    _committing.discard(connection)
     unit = _units.pop(connection, None)
     if unit is not None and unit.is_committing:
         unit.hand_over(is_confirmed=False)
@@ -212,6 +184,7 @@ def _on_commit(connection: sa.Connection) -> None:
     if unit is not None:
         _finish_here(connection, unit)
         _on_committing(connection, unit)
+    _committing.add(connection)
 
 
 def _on_prepare_twophase(connection: sa.Connection, _: Any) -> None:
@@ -316,7 +289,7 @@ def _on_error(context: sa.engine.ExceptionContext) -> None:
 
 def _after_transaction_create(session: Session, transaction: SessionTransaction) -> None:
     if transaction.parent is None:
-        _active.sessions[session] = _current_task()
+        note_active(session)
 
 
 def _after_begin(
@@ -329,51 +302,32 @@ def _after_begin(
 
 def _before_session_commit(session: Session) -> None:
     begin_where_deferred(session)
-    enlisted: _Enlisted | None = session.info.get(_INFO_KEY)
-    if enlisted and not session.in_nested_transaction():
-        for _, connection in enlisted.values():
-            before_commit(connection)
+    if session.in_nested_transaction():
+        return
+    for connection in enlisted_connections(session):
+        if connection in _units:
+            refuse_two(session, connection.engine.pool)
+        before_commit(connection)
 
 
 def _after_session_commit(session: Session) -> None:
-    enlisted: _Enlisted | None = session.info.get(_INFO_KEY)
-    if enlisted:
-        for _, connection in enlisted.values():
-            confirm(connection)
+    for connection in enlisted_connections(session):
+        confirm(connection)
 
 
 def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
     drop(session, transaction)
     if transaction.parent is not None:
-        _enlist_parent(session, transaction, transaction.parent)
+        enlist_parent(session, transaction, transaction.parent)
         return
-    _active.sessions.pop(session, None)
-    enlisted: _Enlisted | None = session.info.pop(_INFO_KEY, None)
-    if enlisted:
-        for _, connection in enlisted.values():
-            forget(connection)
-
-
-def _enlist_parent(session: Session, ended: SessionTransaction, parent: SessionTransaction) -> None:
-    """A savepoint is over: the transaction around it has begun on the same connections before it."""
-    enlisted: _Enlisted = session.info.get(_INFO_KEY, {})
-    for pool, (innermost, connection) in enlisted.items():
-        if innermost is ended:
-            enlisted[pool] = (parent, connection)
+    for connection in end(session):
+        forget(connection)
 
 
 def _is_watched(engine: sa.Engine) -> bool:
     # An engine with options of its own (`engine.execution_options(...)`) stands before the engine
     # that is watched, and has its pool and its listeners.
     return engine in _watched or any(engine.pool is other.pool for other in list(_watched))
-
-
-def _current_task() -> ReferenceType[Any] | None:
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        return None
-    return None if task is None else ref(task)
 
 
 _ENGINE_LISTENERS: Final[dict[str, Any]] = {

@@ -114,7 +114,9 @@ class Unit:
         self._is_strict |= outlet.is_strict
         waiting = len(self._rows) - self._written
         is_full = waiting > ROWS_PER_INSERT_MAX or self._unwritten_bytes > outlet.buffer_bytes
-        if is_full or self._is_strict:
+        # Keys are locked in one order for all of them, so rows with keys wait for the commit.
+        has_keys = any(row.ordering_key is not None for _, row in self._rows[self._written :])
+        if is_full or (self._is_strict and not has_keys):
             self._was_written_early = True
             if (
                 connection.dialect.is_async

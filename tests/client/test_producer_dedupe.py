@@ -172,3 +172,15 @@ def test_S7_a_dedupe_key_that_cannot_work_is_refused_before_any_sql(
         with Session(world.sync_engine) as session, pytest.raises(InvalidMessageError):
             world.producer.send(Message(**{"subject": SUBJECT, **fields}), session=session)
         assert world.statements.texts == []
+
+
+def test_O2_O7_an_id_that_only_looks_like_one_of_a_dedupe_key_is_parked_on_a_conflict(
+    world: World,
+) -> None:
+    (first,) = run(world, "first")
+    assert world.producer.flush()
+    with Session(world.engine) as session:
+        other = Message("order.other", "forwarded", message_id=first)
+        world.producer.send(other, session=session)
+        session.commit()
+    assert world.producer.flush().parked == 1

@@ -53,6 +53,25 @@ def test_S10_S2_a_child_that_lets_go_of_a_transaction_leaves_it_to_its_parent(
     assert world.outcome() == (["a"], ["a"], set())
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_S10_S1_a_fork_before_the_first_send_of_a_transaction(any_world: World) -> None:
+    world = any_world
+    with Session(world.engine) as session:
+        session.execute(sa.insert(Order).values(label="a"))
+        child = os.fork()
+        if not child:
+            code = 1
+            with suppress(BaseException):
+                session.close()
+                code = 0
+            os._exit(code)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0, "closing its copy is no error in the child"
+        world.send("a", session)
+        session.commit()
+    assert world.outcome() == (["a"], ["a"], set())
+
+
 class SilentProxy(Proxy):
     """Passes everything on until it is told to keep the server's answers to itself."""
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
-from qmq_client.errors import OutboxRowLostError
+from qmq_client.errors import NoTransactionError, OutboxRowLostError, WrongDatabaseError
 from qmq_client.outbox.statements import is_plain, savepoint_text
 from tests.client.outbox.interference import Deadlock, make_lock_rows
 from tests.client.world import Order, World
@@ -212,6 +213,47 @@ def test_S4_an_invalidated_connection_rolls_back_and_is_used_again(any_world: Wo
             connection.execute(sa.insert(Order).values(label="kept"))
             world.send("kept", connection)
     assert world.outcome() == (["kept"], ["kept"], set())
+
+
+def test_S8_a_send_while_the_commit_is_under_way_is_refused(any_world: World) -> None:
+    world = any_world
+    refused: list[NoTransactionError] = []
+
+    def send_now(connection: sa.Connection) -> None:
+        try:
+            world.send("too late", connection)
+        except NoTransactionError as error:
+            refused.append(error)
+
+    with world.engine.connect() as connection:
+        event.listen(world.engine, "commit", send_now)
+        for label in ("a", "b"):
+            with connection.begin():
+                connection.execute(sa.insert(Order).values(label=label))
+                if label == "b":
+                    world.send("b", connection)
+        event.remove(world.engine, "commit", send_now)
+    assert len(refused) == 2
+    assert world.outcome() == (["a", "b"], ["b"], set())
+
+
+def test_S1_a_session_with_two_connections_to_one_database_is_refused(server_world: World) -> None:
+    world = server_world
+    other = world.engine.execution_options(isolation_level="SERIALIZABLE")
+    for is_sent_first in (False, True):
+        with Session(world.engine, binds={Order: other}) as session:
+            session.execute(sa.text("SELECT 1"))
+            if is_sent_first:
+                world.send("a", session)
+            session.execute(sa.insert(Order).values(label="a"))
+            end = session.commit if is_sent_first else partial(world.send, "a", session)
+            with pytest.raises(WrongDatabaseError, match="two connections"):
+                end()
+    with Session(world.engine, binds={Order: other}) as session:
+        session.execute(sa.text("SELECT 1"))
+        session.execute(sa.insert(Order).values(label="without a message"))
+        session.commit()
+    assert world.outcome() == (["without a message"], [], set())
 
 
 PLAIN = [
