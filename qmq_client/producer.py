@@ -82,7 +82,10 @@ class Producer:
         self._clock = clock or SYSTEM_CLOCK
         self._dialect = dialect_of(self.engine)
         self._store = OutboxStore(self.engine, self._tables)
-        self._store.check_schema()
+        needed = [self._tables.outbox]
+        if self.options.order_by_key:
+            needed.append(self._tables.order_lock)
+        self._store.check_schema(needed)
         if self.options.order_by_key:
             self._store.prepare_ordering()
         if self.options.sqlite_begin == "IMMEDIATE":

@@ -6,6 +6,9 @@ types, sizes, indexes and collations too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+
 import sqlalchemy as sa
 
 from qmq_client.outbox.table import REVISIONS, Tables
@@ -13,13 +16,18 @@ from qmq_client.outbox.table import REVISIONS, Tables
 _VERSION_SUFFIX = "version"
 
 
-def schema_faults(connection: sa.Connection, tables: Tables) -> list[str]:
-    """Each table and column that is not there, and a revision that is not known; one text each."""
+def schema_faults(
+    connection: sa.Connection, tables: Tables, needed: Sequence[sa.Table]
+) -> list[str]:
+    """Each needed table and column that is not there, and a revision that is not known.
+
+    One text each. A revision that this user may not read is none of its business.
+    """
     faults: list[str] = []
     inspector = sa.inspect(connection)
     schema = tables.outbox.schema
     names = set(inspector.get_table_names(schema))
-    for table in tables.all:
+    for table in needed:
         if table.name not in names:
             faults.append(f"table {table.fullname} is missing")
             continue
@@ -31,7 +39,9 @@ def schema_faults(connection: sa.Connection, tables: Tables) -> list[str]:
         ]
     version = version_table(tables)
     if not faults and version.name in names:
-        found = set(connection.scalars(sa.select(version.c.version_num)))
+        found: set[str] = set()
+        with suppress(sa.exc.DBAPIError), connection.begin_nested():
+            found = set(connection.scalars(sa.select(version.c.version_num)))
         if unknown := found.difference(REVISIONS):
             faults.append(
                 f"the tables are at revision {', '.join(sorted(unknown))}, and this version works "

@@ -15,12 +15,12 @@ from typing import Final, TypeVar
 import sqlalchemy as sa
 
 from qmq_client.errors import OutboxMissingError
+from qmq_client.outbox.choice import conditions, stored_rows
 from qmq_client.outbox.deadlock import repeat_when_undone
 from qmq_client.outbox.deletes import delete_by
 from qmq_client.outbox.dialect import dialect_of
 from qmq_client.outbox.row import (
     ALL_ROWS,
-    ROW_FILTER_IDS_MAX,
     BatchOutcome,
     OutboxCounts,
     OutboxRow,
@@ -192,28 +192,36 @@ class OutboxStore:
 
         With `is_due` only rows whose time has come by the database's clock.
         """
-        columns = self._outbox.c
-        query = sa.select(
-            # As bytes, so that a damaged one does not hide the others.
-            sa.cast(columns.message_id, sa.LargeBinary()).label("message_id"),
-            columns.subject,
-            columns.ordering_key,
-            columns.state,
-            columns.attempts,
-            columns.last_error,
-            columns.created_at_ms,
-            columns.due_at_ms,
-            columns.token.is_not(None).label("is_owned"),
-            sa.func.length(columns.record).label("record_bytes"),
-        ).order_by(columns.state, columns.due_at_ms)
-        if state is not None:
-            query = query.where(columns.state == state)
-        if is_due:
-            query = query.where(columns.due_at_ms <= self._now_ms)
-        query = query.where(*self._conditions(chosen))
+        query = stored_rows(self._outbox)
+        query = query.where(*self._conditions(chosen, state=state, is_due=is_due))
         with self._dialect.read(self._sibling) as connection:
             found = connection.execute(query.limit(min(limit, _LISTED_ROWS_MAX))).all()
         return [StoredRow(**row._mapping) for row in found]
+
+    def count_rows(
+        self,
+        chosen: RowFilter = ALL_ROWS,
+        *,
+        state: int | None = None,
+        is_due: bool = False,
+        rows_max: int,
+    ) -> int:
+        """How many rows `list_rows` would find without a limit; no more than `rows_max`."""
+        conditions = self._conditions(chosen, state=state, is_due=is_due)
+        rows = sa.select(sa.literal(1)).select_from(self._outbox).where(*conditions)
+        count = sa.select(sa.func.count()).select_from(rows.limit(rows_max).subquery())
+        with self._dialect.read(self._sibling) as connection:
+            return connection.scalar(count) or 0
+
+    def read_record(self, message_id: bytes) -> bytes | None:
+        """The record of one row as it is stored, perhaps damaged; None where the row is gone."""
+        columns = self._outbox.c
+        record = sa.cast(columns.record, sa.LargeBinary())
+        with self._dialect.read(self._sibling) as connection:
+            found: bytes | None = connection.scalar(
+                sa.select(record).where(columns.message_id == message_id)
+            )
+        return found
 
     def retry(self, chosen: RowFilter = ALL_ROWS, *, limit: int = _CHOSEN_ROWS_MAX) -> int:
         """Make parked rows live and due again, attempts counted from the start; returns how many.
@@ -247,7 +255,7 @@ class OutboxStore:
         columns = self._outbox.c
         query = (
             sa.select(columns.id)
-            .where(columns.state == state, *self._conditions(chosen))
+            .where(*self._conditions(chosen, state=state))
             .order_by(columns.due_at_ms)
             .limit(min(limit, _CHOSEN_ROWS_MAX))
         )
@@ -260,25 +268,21 @@ class OutboxStore:
                 for first in range(0, len(ids), IDS_PER_STATEMENT_MAX)
             )
 
-    def _conditions(self, chosen: RowFilter) -> Iterator[sa.ColumnElement[bool]]:
-        columns = self._outbox.c
-        if chosen.message_ids is not None:
-            yield columns.message_id.in_(chosen.message_ids[:ROW_FILTER_IDS_MAX])
-        if chosen.subject:
-            yield columns.subject == chosen.subject
-        if chosen.error:
-            yield columns.last_error.contains(chosen.error, autoescape=True)
-        if chosen.older_than_ms:
-            yield columns.created_at_ms <= self._now_ms - chosen.older_than_ms
+    def _conditions(
+        self, chosen: RowFilter, *, state: int | None, is_due: bool = False
+    ) -> Iterator[sa.ColumnElement[bool]]:
+        return conditions(self._outbox, self._now_ms, chosen, state=state, is_due=is_due)
 
-    def check_schema(self) -> None:
+    def check_schema(self, needed: Sequence[sa.Table] | None = None) -> None:
         """Raise `OutboxMissingError`, naming each fault of the tables and of the server.
 
+        Of all tables, or of those `needed`: a user of the database may have no right to see others.
         Afterwards `record_bytes_max` is what this server takes.
         """
+        looked_at = self._tables.all if needed is None else needed
         with self._dialect.write(self._sibling) as connection:
-            faults = schema_faults(connection, self._tables)
-            faults += self._dialect.faults(connection, self._tables.all) if not faults else []
+            faults = schema_faults(connection, self._tables, looked_at)
+            faults += self._dialect.faults(connection, looked_at) if not faults else []
             self.record_bytes_max = self._dialect.record_bytes_max(connection)
         if faults:
             database = self._application.url.render_as_string(hide_password=True)

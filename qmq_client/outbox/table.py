@@ -12,7 +12,7 @@ default collation would merge `a` and `A`, and its BLOB ends at 65,535 bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import LONGBLOB
@@ -34,6 +34,9 @@ REVISIONS: Final = ("qmq0002",)
 #: Rows of the table of locks. Two keys that share one wait for each other, from INSERT to COMMIT.
 ORDER_LOCKS: Final = 256
 _MYSQL: Final = ("mysql", "mariadb")
+
+#: The server's default may be one that keeps what a transaction rolled back.
+_ENGINE: Final[dict[str, Any]] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
 
 metadata = sa.MetaData()
 
@@ -74,6 +77,7 @@ def make_tables(
         sa.Column("created_at_ms", sa.BigInteger(), nullable=False),
         sa.Index(f"{prefix}outbox_state_due", "state", "due_at_ms"),
         schema=schema,
+        **_ENGINE,
     )
     # Costs nothing where no order is asked for; MySQL has no index on a part of the rows.
     has_order = outbox.c.ordering_key.is_not(None)
@@ -92,12 +96,14 @@ def make_tables(
         sa.Column("received_at_ms", sa.BigInteger(), nullable=False),
         sa.Index(f"{prefix}inbox_received", "received_at_ms"),
         schema=schema,
+        **_ENGINE,
     )
     order_lock = sa.Table(
         f"{prefix}order_lock",
         metadata,
         sa.Column("slot", sa.Integer(), primary_key=True, autoincrement=False),
         schema=schema,
+        **_ENGINE,
     )
     return Tables(outbox=outbox, inbox=inbox, order_lock=order_lock)
 
