@@ -10,23 +10,29 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 
 from qmq_client.commands.exit_codes import ATTENTION
+from qmq_client.commands.outbox_view import (
+    STATE_NAMES,
+    detail_lines,
+    record_values,
+    row_values,
+    table_lines,
+)
 from qmq_client.commands.settings import database_options, json_option, the_database
+from qmq_client.config import DatabaseSection
 from qmq_client.database import database_errors, open_engine, section_tables
-from qmq_client.errors import InvalidMessageError
-from qmq_client.outbox.row import ROW_FILTER_IDS_MAX, RowFilter, StoredRow
+from qmq_client.errors import ConfigurationError, InvalidMessageError
+from qmq_client.outbox.row import ROW_FILTER_IDS_MAX, RowFilter
 from qmq_client.outbox.store import OutboxStore
 from qmq_client.outbox.table import LIVE, PARKED, SENT
-from qmq_client.wire.message_id import format_message_id, parse_message_id
+from qmq_client.wire.message_id import parse_message_id
 
-_STATE_NAMES: Final = {LIVE: "live", PARKED: "parked", SENT: "sent"}
-_STATES: Final = {name: state for state, name in _STATE_NAMES.items()}
+_STATES: Final = {name: state for state, name in STATE_NAMES.items()}
 #: What `--state` of `list` takes: state and whether only rows whose time has come.
 _LISTED: Final = {
     "live": (LIVE, False),
@@ -34,8 +40,8 @@ _LISTED: Final = {
     "parked": (PARKED, False),
     "sent": (SENT, False),
 }
-_COLUMNS: Final = ("message_id", "state", "subject", "attempts", "due_at", "last_error")
-_ERROR_SHOWN_CHARACTERS: Final = 60
+#: Rows are counted up to here; more are "at least" as many.
+_COUNTED_ROWS_MAX: Final = 100_000
 
 #: Seconds in one of each unit of `--older-than`.
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -101,22 +107,28 @@ def list_(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """List rows, those due first at the top."""
+    """List rows, those due first at the top, and count all that are there."""
     number, is_due = (None, False) if state is None else _LISTED[state]
-    with _store(database, config_file) as store:
-        rows = store.list_rows(RowFilter(**chosen), state=number, is_due=is_due, limit=limit)
-        counts = store.counts()
-    shown = [_shown(row) for row in rows]
+    rows_filter = RowFilter(**chosen)
+    with _store(the_database(database, config_file)) as store:
+        rows = store.list_rows(rows_filter, state=number, is_due=is_due, limit=limit)
+        fitting = store.count_rows(
+            rows_filter, state=number, is_due=is_due, rows_max=_COUNTED_ROWS_MAX
+        )
+        counts = store.counts(rows_max=_COUNTED_ROWS_MAX)
+        sent = store.count_rows(state=SENT, rows_max=_COUNTED_ROWS_MAX)
+    shown = [row_values(row) for row in rows]
+    totals = {"live": counts.live, "due": counts.due, "parked": counts.parked, "sent": sent}
     if as_json:
-        totals = {"live": counts.live, "due": counts.due, "parked": counts.parked}
-        click.echo(json.dumps({"rows": shown, "counts": totals}, indent=2))
+        more = {"has_more": fitting > len(shown)}
+        click.echo(json.dumps({"rows": shown, "counts": totals, **more}, indent=2))
         return
-    if shown:
-        click.echo("  ".join(_COLUMNS))
-    for row in shown:
-        row["last_error"] = (row["last_error"] or "")[:_ERROR_SHOWN_CHARACTERS]
-        click.echo("  ".join(str(row[column]) for column in _COLUMNS))
-    click.echo(f"live {counts.live}, of them due {counts.due}; parked {counts.parked}")
+    for line in table_lines(shown):
+        click.echo(line)
+    if fitting > len(shown):
+        click.echo(f"{len(shown)} of {_counted(fitting)} rows; --limit shows more")
+    live, due, parked, sent_rows = map(_counted, totals.values())
+    click.echo(f"live {live}, of them due {due}; parked {parked}; sent {sent_rows}")
 
 
 @outbox.command()
@@ -124,23 +136,24 @@ def list_(
 @click.argument("message_id")
 @json_option
 def show(database: str | None, config_file: Path | None, message_id: str, as_json: bool) -> None:
-    """Show all that is known of one row.
+    """Show all that is known of one row, and its message.
 
-    Exit code 1 when it is not there.
+    Of a long body the beginning. Exit code 1 when the row is not there.
     """
-    with _store(database, config_file) as store:
+    with _store(the_database(database, config_file)) as store:
         rows = store.list_rows(RowFilter(message_ids=[_parsed(message_id)]))
-    if not rows:
+        record = store.read_record(rows[0].message_id) if rows else None
+    if record is None:
         click.echo(
             f"{message_id} is not in the outbox: sent and deleted, or never stored", err=True
         )
         raise SystemExit(ATTENTION)
-    shown = _shown(rows[0])
+    shown = row_values(rows[0]) | record_values(rows[0], record)
     if as_json:
         click.echo(json.dumps(shown, indent=2))
         return
-    for name, value in shown.items():
-        click.echo(f"{name:<13} {'-' if value is None else value}")
+    for line in detail_lines(shown):
+        click.echo(line)
 
 
 @outbox.command()
@@ -160,12 +173,12 @@ def retry(
 ) -> None:
     """Make parked rows due again.
 
-    Their attempts are counted from the start.
+    Their attempts are counted from the start. Exit code 1 when a row was named that is not parked.
     """
     chosen = _chosen(message_ids, is_all, filters)
-    with _store(database, config_file) as store:
+    with _store(the_database(database, config_file)) as store:
         total = _until_none_is_left(lambda: store.retry(chosen))
-    _report("retried", total, as_json)
+    _report("retried", total, chosen, as_json)
 
 
 @outbox.command()
@@ -187,14 +200,26 @@ def purge(
     as_json: bool,
     **filters: Any,
 ) -> None:
-    """Delete rows: they are never sent."""
+    """Delete rows: they are never sent.
+
+    Exit code 1 when a row was named that is not there in this state.
+    """
     chosen = _chosen(message_ids, is_all, filters)
-    if not yes:
-        what = f"all {state} rows" if is_all else f"the chosen {state} rows"
-        click.confirm(f"Delete {what} unsent?", abort=True, err=True)
-    with _store(database, config_file) as store:
-        total = _until_none_is_left(lambda: store.purge(chosen, state=_STATES[state]))
-    _report("purged", total, as_json)
+    if as_json and not yes:
+        raise ConfigurationError(
+            setting="--yes",
+            value="not given, and with --json nobody is asked",
+            remedy="Look with `qmq outbox list`, then say --yes.",
+        )
+    section, number = the_database(database, config_file), _STATES[state]
+    with _store(section) as store:
+        if not yes:
+            count = store.count_rows(chosen, state=number, rows_max=_COUNTED_ROWS_MAX)
+            rows = f"{_counted(count)} {state} {'row' if count == 1 else 'rows'}"
+            question = f"Delete {rows} of database {section.name} unsent?"
+            click.confirm(question, abort=True, err=True)
+        total = _until_none_is_left(lambda: store.purge(chosen, state=number))
+    _report("purged", total, chosen, as_json)
 
 
 def _until_none_is_left(batch: Callable[[], int]) -> int:
@@ -226,32 +251,26 @@ def _parsed(message_id: str) -> bytes:
         ) from error
 
 
-def _report(event: str, count: int, as_json: bool) -> None:
+def _report(event: str, count: int, chosen: RowFilter, as_json: bool) -> None:
+    """Say what was done, and of rows that were named one by one, whether all of them were found."""
     click.echo(json.dumps({event: count}) if as_json else f"{event} {count}")
+    named = len(set(chosen.message_ids or ()))
+    is_narrowed = chosen.subject or chosen.error or chosen.older_than_ms
+    if count >= (min(named, 1) if is_narrowed else named):
+        return
+    click.echo(
+        f"{named - count} of {named} named rows are not there in that state: see `qmq outbox show`",
+        err=True,
+    )
+    raise SystemExit(ATTENTION)
 
 
-def _shown(row: StoredRow) -> dict[str, Any]:
-    return {
-        "message_id": format_message_id(row.message_id),
-        "state": _STATE_NAMES.get(row.state, str(row.state)),
-        "subject": row.subject,
-        "ordering_key": row.ordering_key,
-        "attempts": row.attempts,
-        "due_at": _iso(row.due_at_ms),
-        "created_at": _iso(row.created_at_ms),
-        "is_owned": row.is_owned,
-        "record_bytes": row.record_bytes,
-        "last_error": row.last_error,
-    }
-
-
-def _iso(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+def _counted(count: int) -> str:
+    return f"at least {count}" if count >= _COUNTED_ROWS_MAX else str(count)
 
 
 @contextmanager
-def _store(database: str | None, config_file: Path | None) -> Iterator[OutboxStore]:
-    section = the_database(database, config_file)
+def _store(section: DatabaseSection) -> Iterator[OutboxStore]:
     engine = open_engine(section, os.environ)
     with database_errors(section.name):
         store = OutboxStore(engine, section_tables(section))

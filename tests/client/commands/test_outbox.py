@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from qmq_client.commands.root import root
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.outbox.sqlite import NOW_MS
-from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, PARKED, create_tables
+from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, PARKED, SENT, create_tables
 
 OUTBOX = DEFAULT_TABLES.outbox
 HOUR_MS = 3_600_000
@@ -78,20 +78,41 @@ def test_list_tells_live_due_and_parked_apart(engine: sa.Engine) -> None:
     parked = put(engine, state=PARKED)
     found = listed(engine)
     assert ids(found) == [due, waiting, parked]
-    assert found["counts"] == {"live": 2, "due": 1, "parked": 1}
+    assert found["counts"] == {"live": 2, "due": 1, "parked": 1, "sent": 0}
+    assert found["has_more"] is False
     assert ids(listed(engine, "--state", "live")) == [due, waiting]
     assert ids(listed(engine, "--state", "due")) == [due]
     assert ids(listed(engine, "--state", "parked")) == [parked]
-    assert ids(listed(engine, "--limit", "1")) == [due]
+    first = listed(engine, "--limit", "1")
+    assert (ids(first), first["has_more"]) == ([due], True)
 
 
 def test_list_for_people_is_a_line_for_each_row_and_the_counts(engine: sa.Engine) -> None:
     parked = put(engine, state=PARKED)
     head, row, counts = outbox(engine, "list").output.splitlines()
     assert head.split() == ["message_id", "state", "subject", "attempts", "due_at", "last_error"]
-    assert row.startswith(f"{parked}  parked  orders.created  7  ")
+    assert row.split()[:4] == [parked, "parked", "orders.created", "7"]
     assert row.endswith("BrokerRefusedError: too odd")
-    assert counts == "live 0, of them due 0; parked 1"
+    for column in ("state", "subject", "attempts", "due_at", "last_error"):
+        before, _, after = row[head.index(column) - 1 :].partition(" ")
+        assert (before, after[0] != " ") == ("", True), "columns stand under their names"
+    assert counts == "live 0, of them due 0; parked 1; sent 0"
+
+
+def test_list_says_when_there_are_more_rows_and_counts_those_that_were_sent(
+    engine: sa.Engine,
+) -> None:
+    for _ in range(3):
+        put(engine, subject="stock.moved")
+    put(engine)
+    put(engine, state=SENT)
+    lines = outbox(engine, "list", "--limit", "2", "--subject", "stock.moved").output.splitlines()
+    assert lines[-2:] == [
+        "2 of 3 rows; --limit shows more",
+        "live 4, of them due 4; parked 0; sent 1",
+    ]
+    lines = outbox(engine, "list", "--limit", "1", "--state", "due").output.splitlines()
+    assert lines[-2] == "1 of 4 rows; --limit shows more"
 
 
 def test_show_tells_all_of_one_row(engine: sa.Engine) -> None:
@@ -119,7 +140,9 @@ def test_an_id_that_is_none_is_a_wrong_call(engine: sa.Engine) -> None:
 def test_O7_retry_arms_parked_rows_again(engine: sa.Engine) -> None:
     first, second = put(engine, state=PARKED), put(engine, state=PARKED)
     live = put(engine, due_in_ms=HOUR_MS)
-    assert outbox(engine, "retry", first, live).output == "retried 1\n"
+    done = outbox(engine, "retry", first, live)
+    assert (done.stdout, done.exit_code) == ("retried 1\n", 1)
+    assert "1 of 2 named rows are not there in that state" in done.stderr
     assert ids(listed(engine, "--state", "due")) == [first]
     assert ids(listed(engine, "--state", "parked")) == [second]
     assert json.loads(outbox(engine, "retry", "--all", "--json").output) == {"retried": 1}
@@ -142,10 +165,31 @@ def test_purge_asks_first(engine: sa.Engine) -> None:
     parked = put(engine, state=PARKED)
     refused = outbox(engine, "purge", "--all", answer="n\n")
     assert refused.exit_code == 1
-    assert "Delete all parked rows unsent?" in refused.output
+    assert "Delete 1 parked row of database shop unsent?" in refused.output
     assert ids(listed(engine)) == [parked]
     assert outbox(engine, "purge", "--all", answer="y\n").exit_code == 0
     assert ids(listed(engine)) == []
+
+
+def test_purge_for_programs_never_asks_and_says_so(engine: sa.Engine) -> None:
+    parked = put(engine, state=PARKED)
+    refused = outbox(engine, "purge", "--all", "--json", answer="y\n")
+    assert refused.exit_code == 2
+    assert "--yes: not given, and with --json nobody is asked." in refused.output
+    assert ids(listed(engine)) == [parked]
+    done = outbox(engine, "purge", "--all", "--json", "--yes")
+    assert json.loads(done.stdout) == {"purged": 1}
+
+
+@pytest.mark.parametrize("arguments", [("retry",), ("purge", "--yes")])
+def test_a_row_that_was_named_and_is_not_there_is_told(
+    engine: sa.Engine, arguments: tuple[str, ...]
+) -> None:
+    missed = outbox(engine, *arguments, "0" * 32)
+    assert missed.exit_code == 1
+    assert "1 of 1 named rows are not there" in missed.stderr
+    named_twice = put(engine, state=PARKED)
+    assert outbox(engine, *arguments, named_twice, named_twice).exit_code == 0
 
 
 def test_purge_deletes_only_what_was_meant(engine: sa.Engine) -> None:
@@ -155,7 +199,8 @@ def test_purge_deletes_only_what_was_meant(engine: sa.Engine) -> None:
     result = outbox(engine, "purge", "--all", "--yes", "--older-than", "1h")
     assert result.output == "purged 1\n"
     assert set(ids(listed(engine))) == {live, young}
-    assert outbox(engine, "purge", live, "--yes").output == "purged 0\n", "it is not parked"
+    missed = outbox(engine, "purge", live, "--yes")
+    assert (missed.stdout, missed.exit_code) == ("purged 0\n", 1), "it is not parked"
     assert outbox(engine, "purge", live, "--yes", "--state", "live").output == "purged 1\n"
     assert ids(listed(engine)) == [young]
     assert old not in ids(listed(engine))
