@@ -16,6 +16,14 @@ MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 #: Frames and segments begin at multiples of eight; pages of the disk should not be shared.
 SEGMENT_MULTIPLE_BYTES: Final = 512
+#: Segments are given up whole: longer ones would go in steps of a disk.
+SEGMENT_BYTES_MAX: Final = 64 * GIB
+
+
+def room_for_a_frame_bytes(limits: Limits) -> int:
+    """The shortest segment that takes the largest frame of these limits."""
+    multiples = -(-(limits.frame_bytes + FRAME_OVERHEAD_BYTES_MAX) // SEGMENT_MULTIPLE_BYTES)
+    return multiples * SEGMENT_MULTIPLE_BYTES
 
 
 # Stands first because the defaults below are made, and validated, when this module is loaded.
@@ -67,7 +75,7 @@ class StoreOptions:
     open_files: int = 256
 
     def __post_init__(self) -> None:
-        _check_range(self, "segment_bytes", 1 * KIB, 64 * GIB)
+        _check_range(self, "segment_bytes", 1 * KIB, SEGMENT_BYTES_MAX)
         _check_range(self, "action_segment_bytes", 1 * KIB, 64 * GIB)
         _check_range(self, "growth_bytes", SEGMENT_MULTIPLE_BYTES, GIB)
         _check_range(self, "queue_entries_per_file", 1, 100_000_000)
@@ -114,7 +122,7 @@ class ServeOptions:
             raise ValueError("directory: empty; give the data directory of this broker")
         _check_range(self, "port", 0, 65_535)
         _check_range(self, "drain_ms", 0, 3_600_000)
-        room_bytes = self.limits.frame_bytes + FRAME_OVERHEAD_BYTES_MAX
+        room_bytes = room_for_a_frame_bytes(self.limits)
         if self.store.segment_bytes < room_bytes:
             raise ValueError(
                 f"segment_bytes: {self.store.segment_bytes}; a frame of "

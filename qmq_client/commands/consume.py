@@ -62,6 +62,13 @@ def consume(
 def load_target(target: str) -> object:
     """What `module` or `module:attribute` names; raises `ConfigurationError`."""
     module_name, _, attribute = target.partition(":")
+    if module_name.startswith(".") or "/" in module_name or "\\" in module_name:
+        name = module_name.replace("\\", "/").rpartition("/")[2].removesuffix(".py").strip(".")
+        raise ConfigurationError(
+            setting="handlers",
+            value=f"{shorten(target)} is a path, not the name of a module",
+            remedy=f"Go to the directory that has it and give {name or 'MODULE'}, or a dotted name.",
+        )
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:

@@ -11,9 +11,31 @@ import click
 
 from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.face.operate import drain, readonly, status
-from qmq_broker.options import ServeOptions, StoreOptions
+from qmq_broker.options import (
+    SEGMENT_BYTES_MAX,
+    SEGMENT_MULTIPLE_BYTES,
+    ServeOptions,
+    StoreOptions,
+    room_for_a_frame_bytes,
+)
+from qmq_client.wire.limits import DEFAULT_LIMITS
 
 DEFAULT_LISTEN = "127.0.0.1:9470"
+#: The shortest segment that takes the largest frame.
+SEGMENT_BYTES_MIN = room_for_a_frame_bytes(DEFAULT_LIMITS)
+_SEGMENT_RULE = (
+    f"a multiple of {SEGMENT_MULTIPLE_BYTES}, from {SEGMENT_BYTES_MIN} (room for the largest frame) "
+    f"to {SEGMENT_BYTES_MAX}"
+)
+
+
+def _check_segment_bytes(_: click.Context, __: click.Parameter, value: int | None) -> int | None:
+    """Both halves of the rule at once; by themselves each would cost a try."""
+    if value is None:
+        return None
+    if value % SEGMENT_MULTIPLE_BYTES or not SEGMENT_BYTES_MIN <= value <= SEGMENT_BYTES_MAX:
+        raise click.BadParameter(f"{value}; allowed: {_SEGMENT_RULE}.")
+    return value
 
 
 @click.group()
@@ -39,7 +61,8 @@ def broker() -> None:
 @click.option(
     "--segment-bytes",
     type=int,
-    help="Length of a commit log segment; fixed when the directory is made.",
+    callback=_check_segment_bytes,
+    help=f"Length of a commit log segment: {_SEGMENT_RULE}; fixed when the directory is made.",
 )
 @click.option("--reserve-bytes", type=int, help="Free disk space below which messages are refused.")
 @click.option(

@@ -286,7 +286,7 @@ def test_a_taken_port_is_named_with_its_remedy_and_no_directory_is_made(tmp_path
         ("127.0.0.1:http", (), "HOST:PORT"),
         ("127.0.0.1:70000", (), "HOST:PORT"),
         (":80", (), "HOST:PORT"),
-        ("127.0.0.1:0", ("--segment-bytes", "100"), "segment_bytes"),
+        ("127.0.0.1:0", ("--segment-bytes", "100"), "--segment-bytes"),
         ("127.0.0.1:0", ("--drain-ms", "-1"), "drain_ms"),
     ],
 )

@@ -98,6 +98,16 @@ def test_an_import_that_fails_inside_the_module_is_told_apart(
         load_target(name)
 
 
+@pytest.mark.parametrize(
+    "target", ["../cons", "./cons.py", "dir/cons.py:handle", ".cons", "a\\cons"]
+)
+def test_a_path_in_place_of_a_module_is_answered_with_the_module(target: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load_target(target)
+    assert "is a path, not the name of a module" in str(refused.value)
+    assert "and give cons, or a dotted name" in str(refused.value)
+
+
 def test_the_command_logs_nothing_of_each_request_and_as_much_as_asked() -> None:
     command = """
 import logging
