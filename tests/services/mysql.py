@@ -43,14 +43,19 @@ class MysqlRecipe:
         return None
 
     def make_template(self, data: Path) -> None:
-        small = ["--innodb-log-file-size=16M"]
+        small = ["--innodb-log-file-size=16M", _own_scratch(data)]
         for name in _INSTALLERS:
             if installer := shutil.which(name):
                 options = ["--no-defaults", f"--datadir={data}", "--skip-test-db", *small]
                 method = "--auth-root-authentication-method=normal"
                 as_user(None, [installer, *options, method, *self._as_root()])
                 return
-        options = ["--no-defaults", "--initialize-insecure", f"--datadir={data}"]
+        options = [
+            "--no-defaults",
+            "--initialize-insecure",
+            f"--datadir={data}",
+            _own_scratch(data),
+        ]
         as_user(None, [self._server, *options, *self._as_root()])
 
     def command(self, data: Path, port: int) -> list[str]:
@@ -63,6 +68,7 @@ class MysqlRecipe:
             f"--datadir={data}",
             f"--socket={folder / 's'}",
             f"--pid-file={folder / 'pid'}",
+            _own_scratch(data),
             "--bind-address=127.0.0.1",
             f"--port={port}",
             f"--init-file={users}",
@@ -84,3 +90,14 @@ class MysqlRecipe:
     def _as_root(self) -> list[str]:
         # It refuses to run as root unless told so.
         return ["--user=root"] if os.geteuid() == 0 else []
+
+
+def _own_scratch(data: Path) -> str:
+    """The option for a folder of temporary tables that no other server has.
+
+    A server that starts removes all such tables from its folder, those of a running one too, and
+    MariaDB crashes when a table that it has just made is gone.
+    """
+    folder = data.with_name(f"{data.name}-scratch")
+    folder.mkdir(exist_ok=True)
+    return f"--tmpdir={folder}"

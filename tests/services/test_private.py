@@ -62,6 +62,19 @@ def test_a_killed_server_comes_back_with_what_was_committed(
     assert count(engine) == 1
 
 
+def test_a_server_that_starts_leaves_the_temporary_tables_of_others_alone(
+    make_private_server: MakeServer,
+) -> None:
+    first = engine_of(make_private_server("mysql"))
+    with first.connect() as connection:
+        connection.exec_driver_sql("CREATE TEMPORARY TABLE brief (id INTEGER) ENGINE=MyISAM")
+        scratch = Path(connection.exec_driver_sql("SELECT @@tmpdir").scalar_one())
+        files = sorted(scratch.iterdir())
+        assert files
+        make_private_server("mysql")
+        assert sorted(scratch.iterdir()) == files
+
+
 @SERVERS
 def test_a_frozen_server_says_nothing_and_goes_on_when_thawed(
     make_private_server: MakeServer, kind: str
