@@ -24,6 +24,9 @@ from qmq_client.wire.requests import (
 from tests.broker.face.process import BrokerProcess
 from tests.client.publishing import sweep, with_transport
 from tests.client.transport.hostile_server import (
+    CHUNKED,
+    DEADLINE_S,
+    OK,
     Behaviour,
     HostileServer,
     answer,
@@ -34,10 +37,6 @@ from tests.client.transport.hostile_server import (
     trickle,
 )
 from tests.client.world import OUTBOX, SUBJECT, World, a_world
-
-DEADLINE_S = 0.5
-OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/vnd.qmq.frame\r\n"
-CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 
 
 def accepted(**changes: int) -> bytes:

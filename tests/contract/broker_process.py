@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
+from tests.kit.waiting import wait_for
+from tests.services.private import free_port
+
 READY_S_MAX = 20.0
-LOOK_S = 0.05
 
 
 class BrokerProcess:
@@ -48,21 +48,13 @@ class BrokerProcess:
                 self.kill()
 
     def _wait_until_ready(self) -> None:
-        assert self._process is not None
-        ends_at = time.monotonic() + READY_S_MAX
-        while time.monotonic() < ends_at:
-            if self._process.poll() is not None:
-                raise AssertionError(f"the broker ended at once:\n{self.log.read_text()}")
-            try:
-                with urllib.request.urlopen(f"{self.url}/readyz", timeout=1):
-                    return
-            except (urllib.error.URLError, OSError):
-                time.sleep(LOOK_S)
-        raise AssertionError(f"the broker is not ready after {READY_S_MAX} s")
+        wait_for(self._is_ready, "the broker is not ready", within_s=READY_S_MAX)
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    def _is_ready(self) -> bool:
+        if self._process is None or self._process.poll() is not None:
+            raise AssertionError(f"the broker ended at once:\n{self.log.read_text()}")
+        try:
+            with urllib.request.urlopen(f"{self.url}/readyz", timeout=1):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False

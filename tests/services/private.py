@@ -11,17 +11,15 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
+from tests.kit.waiting import becomes, wait_for
 from tests.services import keeper, launch
 from tests.services.run import TestRun
 
 _READY_S_MAX: Final = 60.0
 _STOP_S_MAX: Final = 30.0
-_LOOK_S: Final = 0.02
 _PORTS_MAX: Final = 5
 _LOG_CHARACTERS: Final = 2000
 
@@ -131,18 +129,16 @@ class PrivateServer:
             self.process = self._popen.pid
 
     def _answers(self) -> bool:
-        ends_at = time.monotonic() + _READY_S_MAX
-        while time.monotonic() < ends_at:
-            if not self._lives():
-                return False
-            try:
-                self._recipe.knock(self.port)
-            except Exception:  # each driver has errors of its own for «not yet»
-                time.sleep(_LOOK_S)
-            else:
-                return self._lives()
-        self.kill()
-        return False
+        if not becomes(lambda: not self._lives() or self._is_ready(), within_s=_READY_S_MAX):
+            self.kill()
+        return self._lives()
+
+    def _is_ready(self) -> bool:
+        try:
+            self._recipe.knock(self.port)
+        except Exception:  # each driver has errors of its own for «not yet»
+            return False
+        return True
 
     def _lives(self) -> bool:
         if self._popen is not None:
@@ -164,7 +160,7 @@ class PrivateServer:
     def _wait_until_gone(self) -> None:
         if self._popen is not None:
             self._popen.wait(_STOP_S_MAX)
-        _wait_for(lambda: not self._lives(), f"{self.kind} does not end")
+        wait_for(lambda: not self._lives(), f"{self.kind} does not end", within_s=_STOP_S_MAX)
         self._forget()
 
     def _forget(self) -> None:
@@ -208,11 +204,3 @@ def _give(folder: Path, user: str | None) -> None:
         return
     for path in [folder, *folder.rglob("*")]:
         shutil.chown(path, user)
-
-
-def _wait_for(is_so: Callable[[], bool], complaint: str) -> None:
-    ends_at = time.monotonic() + _STOP_S_MAX
-    while not is_so():
-        if time.monotonic() > ends_at:
-            raise AssertionError(complaint)
-        time.sleep(_LOOK_S)

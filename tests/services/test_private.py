@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from tests.conftest import MakeServer
+from tests.kit.waiting import wait_for
 from tests.services.keeper import is_ours
 from tests.services.ladder import find_service
 from tests.services.private import PrivateServer
@@ -32,13 +31,6 @@ def count(engine: sa.Engine) -> int:
     with engine.connect() as connection:
         found: int = connection.exec_driver_sql("SELECT count(*) FROM kept").scalar_one()
         return found
-
-
-def wait_for(is_so: Callable[[], bool]) -> None:
-    ends_at = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < ends_at, "it did not happen"
-        time.sleep(0.02)
 
 
 @SERVERS

@@ -17,6 +17,7 @@ from qmq_client.testing import MemoryBroker, MemoryTransport
 from qmq_client.wire.deliveries import Deliveries
 from qmq_client.wire.requests import PullRequest, SettleAnswer, SettleRequest
 from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S
+from tests.kit.waiting import wait_for
 
 #: Above every pause that a stop may wait for on a busy machine, below a lease.
 SOON_S = 8.0
@@ -67,10 +68,7 @@ def test_a_message_sent_while_the_consumer_waits_is_handled_and_settled_while_it
     with Consumers([handler], MemoryTransport(broker)):
         put(broker, 1)
         assert handled.wait(WAIT_S)
-        ends_at_s = time.monotonic() + WAIT_S
-        while broker.lag(SUBJECT, GROUP) and time.monotonic() < ends_at_s:
-            time.sleep(0.005)
-        assert broker.lag(SUBJECT, GROUP) == 0
+        wait_for(lambda: broker.lag(SUBJECT, GROUP) == 0, within_s=WAIT_S)
 
 
 def test_C8_a_stop_lets_the_running_handler_finish_and_gives_the_rest_back(
@@ -282,9 +280,7 @@ def test_C8_starting_and_stopping_many_times_leaves_nothing(broker: MemoryBroker
             pass
         assert broker.in_flight(SUBJECT, GROUP) == 0
     with Consumers([handler], MemoryTransport(broker)):
-        ends_at_s = time.monotonic() + WAIT_S
-        while broker.lag(SUBJECT, GROUP) and time.monotonic() < ends_at_s:
-            time.sleep(0.005)
+        wait_for(lambda: broker.lag(SUBJECT, GROUP) == 0, within_s=WAIT_S)
     assert sorted(handled) == list(range(15))
 
 

@@ -13,6 +13,12 @@ from qmq_client.wire.requests import FRAME_CONTENT_TYPE
 #: Receives the connection after the request was read; returns to have it closed.
 Behaviour = Callable[[socket.socket, threading.Event], None]
 
+#: The begin of an answer that a client goes on to read.
+OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/vnd.qmq.frame\r\n"
+CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
+#: How long a client waits that is tried against such a peer.
+DEADLINE_S = 0.5
+
 
 @dataclass
 class HostileServer:

@@ -32,6 +32,9 @@ from qmq_client.wire.requests import (
     encode_json,
 )
 from tests.client.transport.hostile_server import (
+    CHUNKED,
+    DEADLINE_S,
+    OK,
     Behaviour,
     HostileServer,
     answer,
@@ -42,9 +45,6 @@ from tests.client.transport.hostile_server import (
     trickle,
 )
 
-OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/vnd.qmq.frame\r\n"
-CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
-DEADLINE_S = 0.5
 #: On a busy machine a call may end this much after its deadline.
 GRACE_S = 5.0
 SMALL = Limits(record_bytes=10_000, frame_bytes=20_000)
