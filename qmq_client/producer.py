@@ -25,19 +25,19 @@ from qmq_client.errors import ConfigurationError, NoTransactionError
 from qmq_client.ids import MESSAGE_IDS, new_token
 from qmq_client.message import Message, message_to_record
 from qmq_client.options import ProducerOptions
-from qmq_client.outbox.dialect import (
+from qmq_client.outbox.database.dialect import (
     BEGIN_OPTION,
     BEGIN_TO_WRITE,
     OutboxDialect,
     dialect_of,
 )
-from qmq_client.outbox.driver import root_engine
-from qmq_client.outbox.insert import InsertTexts
-from qmq_client.outbox.joining import join, join_to_cancel, noted
+from qmq_client.outbox.database.driver import root_engine
+from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.store import OutboxStore
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
-from qmq_client.outbox.tracker import owning, watch
+from qmq_client.outbox.transaction.insert import InsertTexts
+from qmq_client.outbox.transaction.joining import join, join_to_cancel, noted
+from qmq_client.outbox.transaction.tracker import owning, watch
 from qmq_client.publisher import Publisher
 from qmq_client.publisher_stats import Flushed, PublisherStats
 from qmq_client.publisher_thread import PublisherThread

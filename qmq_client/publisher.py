@@ -28,9 +28,9 @@ import sqlalchemy as sa
 
 from qmq_client.options import ProducerOptions
 from qmq_client.ordering import HeldRow, Turns, turns_of
-from qmq_client.outbox.handoff import HandoffQueue, HandOver
+from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import BatchOutcome, OutboxRow
-from qmq_client.outbox.store import OutboxStore
+from qmq_client.outbox.transaction.handoff import HandoffQueue, HandOver
 from qmq_client.publish import publish_rows
 from qmq_client.publisher_stats import Pass, PublisherStats
 from qmq_client.receipts import Fate, Receipts

@@ -21,8 +21,8 @@ from sqlalchemy.orm import Session
 
 from qmq_client.current import as_current, current_scopes, sync_of
 from qmq_client.errors import ConfigurationError
-from qmq_client.outbox.dialect import BEGIN_OPTION, BEGIN_TO_WRITE
-from qmq_client.outbox.tracker import before_commit, confirm, forget, owning
+from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE
+from qmq_client.outbox.transaction.tracker import before_commit, confirm, forget, owning
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine

@@ -25,7 +25,7 @@ from qmq_client.database import (
     section_tables,
 )
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError
-from qmq_client.outbox.drift import find_drift
+from qmq_client.outbox.checking.drift import find_drift
 from qmq_migrations.errors import MigrationBusyError, MigrationError
 from qmq_migrations.upgrade import downgrade as downgrade_tables
 from qmq_migrations.upgrade import migrate as migrate_tables

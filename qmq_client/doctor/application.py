@@ -10,9 +10,9 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import QueuePool
 
 from qmq_client.doctor.finding import Findings, found
-from qmq_client.outbox import tracker
-from qmq_client.outbox.dialect import dialect_of
-from qmq_client.outbox.driver import driver_of, root_engine
+from qmq_client.outbox.database.dialect import dialect_of
+from qmq_client.outbox.database.driver import driver_of, root_engine
+from qmq_client.outbox.transaction import tracker
 
 _AUTOCOMMIT: Final = "AUTOCOMMIT"
 _TRACKER: Final = tracker.__name__

@@ -22,8 +22,8 @@ from qmq_client.doctor.finding import Finding, Findings, Thresholds, found
 from qmq_client.doctor.outbox_tables import drifted, waiting
 from qmq_client.doctor.rights import is_denied, missing
 from qmq_client.errors import ConfigurationError
-from qmq_client.outbox.column_drift import table_text
-from qmq_client.outbox.dialect import dialect_of
+from qmq_client.outbox.checking.column_drift import table_text
+from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
 
 _SERVERS: Final[dict[str, Any]] = {

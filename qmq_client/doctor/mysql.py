@@ -14,7 +14,7 @@ _STRICT: Final = ("STRICT_TRANS_TABLES", "STRICT_ALL_TABLES")
 #: 1 syncs at each commit; MariaDB's 3 does so twice.
 _FLUSHES: Final = (1, 3)
 _TORN: Final = ("OFF", "0", "DETECT_ONLY")
-#: Two bytes of text for each byte of a record, and what stands around it; see `outbox/mysql.py`.
+#: Two bytes of text for each byte of a record, and what stands around it; see `outbox/database/mysql.py`.
 _PACKET_OVERHEAD_BYTES: Final = 64 * 1024
 _MEBIBYTE: Final = 1024 * 1024
 _TRANSACTIONS_MAX: Final = 5

@@ -7,8 +7,8 @@ from typing import Final
 import sqlalchemy as sa
 
 from qmq_client.doctor.finding import Findings, Thresholds, found
-from qmq_client.outbox.dialect import dialect_of
-from qmq_client.outbox.drift import find_drift
+from qmq_client.outbox.checking.drift import find_drift
+from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.table import LIVE, PARKED, Tables
 
 #: Words of a difference → the check that it belongs to; the first that fits counts.

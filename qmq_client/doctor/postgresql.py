@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from qmq_client.doctor.finding import Findings, Thresholds, found
 from qmq_client.doctor.rights import missing, user
-from qmq_client.outbox.driver import driver_of
+from qmq_client.outbox.database.driver import driver_of
 
 _STATEMENT_MS_MAX: Final = 10_000
 _TRANSACTIONS_MAX: Final = 5

@@ -7,7 +7,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from qmq_client.doctor.finding import Finding, found
-from qmq_client.outbox.driver import error_number
+from qmq_client.outbox.database.driver import error_number
 
 #: Denied for the database, the table, a column, the whole server; MySQL 8 denies XA RECOVER as 1401.
 _MYSQL: Final = (1044, 1142, 1143, 1227, 1401)

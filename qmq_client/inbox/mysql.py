@@ -17,10 +17,10 @@ import sqlalchemy as sa
 
 from qmq_client.errors import AutocommitError, InboxTransactionError
 from qmq_client.inbox.dialect import Noted
-from qmq_client.outbox.deletes import delete_by
-from qmq_client.outbox.dialect import dialect_of
-from qmq_client.outbox.driver import error_number
-from qmq_client.outbox.mysql import NOW_MS
+from qmq_client.outbox.database.dialect import dialect_of
+from qmq_client.outbox.database.driver import error_number
+from qmq_client.outbox.database.mysql import NOW_MS
+from qmq_client.outbox.relay.deletes import delete_by
 
 #: With 16 bytes each, written as text, far from the smallest `max_allowed_packet`.
 _IDS_PER_STATEMENT_MAX: Final = 500

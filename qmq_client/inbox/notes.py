@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from qmq_client.errors import ConfigurationError, InboxTransactionError, OutboxMissingError
 from qmq_client.inbox.dialect import InboxDialect, Noted, inbox_dialect
-from qmq_client.outbox.dialect import BEGIN_OPTION, BEGIN_TO_WRITE, dialect_of
+from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE, dialect_of
 from qmq_client.wire.names import check_name
 
 #: Rows per delete: each is a short transaction between those of the handlers.

@@ -16,8 +16,8 @@ import sqlalchemy as sa
 
 from qmq_client.errors import AutocommitError, InboxTransactionError
 from qmq_client.inbox.dialect import Noted
-from qmq_client.outbox.dialect import dialect_of
-from qmq_client.outbox.postgresql import NOW_MS
+from qmq_client.outbox.database.dialect import dialect_of
+from qmq_client.outbox.database.postgresql import NOW_MS
 
 #: Two parameters each; the protocol's limit is 65,535.
 _IDS_PER_STATEMENT_MAX: Final = 500

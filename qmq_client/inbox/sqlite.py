@@ -18,8 +18,8 @@ import sqlalchemy as sa
 
 from qmq_client.errors import AutocommitError, InboxTransactionError
 from qmq_client.inbox.dialect import Noted
-from qmq_client.outbox.driver import driver_of
-from qmq_client.outbox.sqlite import NOW_MS
+from qmq_client.outbox.database.driver import driver_of
+from qmq_client.outbox.database.sqlite import NOW_MS
 
 #: Three parameters each would still be far below the 32,766 that SQLite takes.
 _IDS_PER_STATEMENT_MAX: Final = 500

@@ -137,7 +137,7 @@ def test_a_busy_broker_is_left_alone_for_as_long_as_it_asks(world: World) -> Non
 def test_a_locked_database_delays_deletes_and_settles_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qmq_client.outbox.sqlite.BUSY_MS_MAX", 1)
+    monkeypatch.setattr("qmq_client.outbox.database.sqlite.BUSY_MS_MAX", 1)
     with a_world(tmp_path) as world:
         publisher = world.producer.publisher
         ids = send_each(world, 2)

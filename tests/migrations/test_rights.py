@@ -14,7 +14,7 @@ from sqlalchemy.pool import NullPool
 
 from qmq_client import Consumers, Fate, Inbox, Message, Producer, ProducerOptions, consumer
 from qmq_client.errors import QmqError
-from qmq_client.outbox.store import OutboxStore
+from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.table import DEFAULT_TABLES
 from qmq_client.testing import MemoryBroker, MemoryTransport, drain
 from qmq_migrations.upgrade import migrate

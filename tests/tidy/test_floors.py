@@ -17,6 +17,7 @@ from tests.tidy.house import PACKAGES, ROOT
 PLANTED = {
     "Watchdog and broker stand side by side": ("qmq_watchdog/sweep.py", "qmq_broker.service"),
     "Floors of the client": ("qmq_client/wire/frame.py", "qmq_client.producer"),
+    "Rooms of the outbox": ("qmq_client/outbox/database/__init__.py", "qmq_client.outbox.relay"),
     "Floors of the broker": ("qmq_broker/storage/disk.py", "qmq_broker.service"),
     "Of the client the broker knows only the wire": ("qmq_broker/face/app.py", "qmq_client.outbox"),
     "no SQL": ("qmq_broker/service/intake.py", "sqlalchemy"),
@@ -25,6 +26,8 @@ PLANTED = {
 HOUSE = (
     "qmq_client/wire",
     "qmq_client/outbox",
+    "qmq_client/outbox/database",
+    "qmq_client/outbox/relay",
     "qmq_client/testing",
     "qmq_client/producer.py",
     "qmq_broker/storage",

@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from qmq_client.ids import MESSAGE_IDS
+from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import OutboxCounts, RowFilter
-from qmq_client.outbox.store import OutboxStore
 from qmq_client.outbox.table import DEFAULT_TABLES, PARKED, SENT, create_tables
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_client.wire.message_id import format_message_id

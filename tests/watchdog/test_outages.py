@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from qmq_client.outbox.store import OutboxStore
+from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.table import create_tables
 from qmq_client.sections import DatabaseSection, WatchdogSection
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport

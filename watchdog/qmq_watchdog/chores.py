@@ -13,7 +13,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from qmq_client.outbox.deletes import delete_by
+from qmq_client.outbox.relay.deletes import delete_by
 from qmq_watchdog.databases import Database
 
 ROWS_PER_TRANSACTION: Final = 500

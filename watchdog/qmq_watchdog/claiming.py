@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from qmq_client.clock import Clock
 from qmq_client.ids import new_token
+from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.store import OutboxStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

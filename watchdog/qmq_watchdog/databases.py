@@ -17,8 +17,8 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from qmq_client.database import open_engine, section_tables
-from qmq_client.outbox.dialect import dialect_of
-from qmq_client.outbox.store import OutboxStore
+from qmq_client.outbox.database.dialect import dialect_of
+from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.table import DEFAULT_TABLES
 from qmq_client.sections import DatabaseSection, WatchdogSection
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from qmq_client.commands.root import root
 from qmq_client.database import KNOWN_DATABASES
-from qmq_client.outbox import dialect as outbox_dialect
+from qmq_client.outbox.database import dialect as outbox_dialect
 from qmq_client.outbox.table import create_tables
 from tests.conftest import MakeDatabase
 from tests.services.databases import Database

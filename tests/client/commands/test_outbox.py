@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from qmq_client.commands.root import root
 from qmq_client.ids import MESSAGE_IDS
-from qmq_client.outbox.sqlite import NOW_MS
+from qmq_client.outbox.database.sqlite import NOW_MS
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, PARKED, SENT, create_tables
 
 OUTBOX = DEFAULT_TABLES.outbox

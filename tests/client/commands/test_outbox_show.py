@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from qmq_client.commands.outbox_view import BODY_SHOWN_BYTES
 from qmq_client.commands.root import root
 from qmq_client.ids import MESSAGE_IDS
-from qmq_client.outbox.dialect import dialect_of
+from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.table import DEFAULT_TABLES, PARKED, create_tables
 from qmq_client.wire.message_id import format_message_id
 from qmq_client.wire.record import BodyKind, Record, encode_record

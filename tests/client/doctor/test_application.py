@@ -12,8 +12,8 @@ from sqlalchemy.orm import scoped_session, sessionmaker
 
 from qmq_client import Producer
 from qmq_client.doctor import examine
-from qmq_client.outbox import tracker
 from qmq_client.outbox.table import create_tables
+from qmq_client.outbox.transaction import tracker
 from qmq_client.testing import MemoryBroker, MemoryTransport
 from tests.client.doctor.ward import ids, run
 from tests.services.databases import Database

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 
 from qmq_client.doctor import examine
-from qmq_client.outbox.dialect import dialect_of
+from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.table import create_tables
 from tests.client.doctor.ward import IMPATIENT, command, finding_of, ids, mend, run
 from tests.conftest import MakeDatabase

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pymysql
 import sqlalchemy as sa
 
-from qmq_client.outbox.driver import driver_of
+from qmq_client.outbox.database.driver import driver_of
 from tests.client.world import World
 
 #: Rows to be locked against each other. Many, so that the other transaction of a deadlock is the

@@ -17,7 +17,7 @@ from sqlalchemy.orm import sessionmaker as session_maker
 
 from qmq_client.errors import AutocommitError, OutboxRowLostError
 from qmq_client.message import Message
-from qmq_client.outbox.driver import driver_of
+from qmq_client.outbox.database.driver import driver_of
 from tests.client.outbox.interference import kill, server_id
 from tests.client.publishing import sweep
 from tests.client.world import SUBJECT, Order, World, a_world

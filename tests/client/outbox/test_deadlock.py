@@ -7,7 +7,7 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 
-from qmq_client.outbox.deadlock import TRIES_MAX, repeat_when_undone
+from qmq_client.outbox.database.deadlock import TRIES_MAX, repeat_when_undone
 
 DEADLOCKS = {
     "mysql": pymysql.err.OperationalError(1213, "Deadlock found"),

@@ -7,8 +7,8 @@ import os
 import pytest
 import sqlalchemy as sa
 
-from qmq_client.outbox.deletes import delete_by
-from qmq_client.outbox.store import OutboxStore
+from qmq_client.outbox.relay.deletes import delete_by
+from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.table import DEFAULT_TABLES, create_tables
 from tests.services.databases import Database
 

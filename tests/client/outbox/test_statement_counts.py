@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from qmq_client.message import Message
-from qmq_client.outbox.driver import driver_of
+from qmq_client.outbox.database.driver import driver_of
 from tests.client.publishing import send_each, sibling_statements
 from tests.client.world import SUBJECT, Order, World, a_world
 from tests.services.databases import Database

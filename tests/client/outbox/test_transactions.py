@@ -16,7 +16,7 @@ from qmq_client.errors import OutboxRowLostError
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.table import create_tables
-from qmq_client.outbox.tracker import before_commit
+from qmq_client.outbox.transaction.tracker import before_commit
 from qmq_client.producer import Producer
 from qmq_client.testing import MemoryBroker, MemoryTransport
 from qmq_client.transactional import transaction

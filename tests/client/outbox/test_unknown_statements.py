@@ -16,7 +16,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from qmq_client.errors import NoTransactionError, OutboxRowLostError, WrongDatabaseError
-from qmq_client.outbox.statements import is_plain, savepoint_text
+from qmq_client.outbox.transaction.statements import is_plain, savepoint_text
 from tests.client.outbox.interference import Deadlock, make_lock_rows
 from tests.client.world import Order, World
 

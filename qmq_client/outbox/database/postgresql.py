@@ -13,10 +13,15 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from qmq_client.errors import ConfigurationError
-from qmq_client.outbox.claiming import CLAIMED_COLUMNS, as_outbox_rows, table_text, wanted_rows
-from qmq_client.outbox.driver import driver_of
+from qmq_client.outbox.database.claiming import (
+    CLAIMED_COLUMNS,
+    as_outbox_rows,
+    table_text,
+    wanted_rows,
+)
+from qmq_client.outbox.database.driver import driver_of
+from qmq_client.outbox.database.server import ServerDialect, refuse
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.server import ServerDialect, refuse
 
 #: When the statement began. `clock_timestamp()` may change within one, so no index search can use it.
 NOW_MS: Final = "CAST(extract(epoch FROM statement_timestamp()) * 1000 AS bigint)"

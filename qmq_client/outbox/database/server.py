@@ -18,8 +18,8 @@ from weakref import WeakSet
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from qmq_client.outbox.deadline import TRANSACTION_S_MAX, answered_within
-from qmq_client.outbox.driver import driver_of
+from qmq_client.outbox.database.deadline import TRANSACTION_S_MAX, answered_within
+from qmq_client.outbox.database.driver import driver_of
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.table import ORDER_LOCKS
 

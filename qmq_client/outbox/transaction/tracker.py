@@ -30,10 +30,10 @@ from sqlalchemy.sql.elements import (
 )
 
 from qmq_client.errors import AutocommitError, NoTransactionError
-from qmq_client.outbox.deferred import begin_where_deferred, drop, move
-from qmq_client.outbox.dialect import dialect_of
-from qmq_client.outbox.driver import driver_of, file_number
-from qmq_client.outbox.enlisted import (
+from qmq_client.outbox.database.dialect import dialect_of
+from qmq_client.outbox.database.driver import driver_of, file_number
+from qmq_client.outbox.transaction.deferred import begin_where_deferred, drop, move
+from qmq_client.outbox.transaction.enlisted import (
     end,
     enlist,
     enlist_parent,
@@ -41,8 +41,8 @@ from qmq_client.outbox.enlisted import (
     note_active,
     refuse_two,
 )
-from qmq_client.outbox.outlet import Outlet
-from qmq_client.outbox.unit import Unit, lost_error
+from qmq_client.outbox.transaction.outlet import Outlet
+from qmq_client.outbox.transaction.unit import Unit, lost_error
 
 _log = logging.getLogger("qmq.outbox")
 #: Savepoints that SQLAlchemy makes, of which it tells by events.

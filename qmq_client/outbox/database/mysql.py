@@ -14,10 +14,15 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from qmq_client.errors import ConfigurationError
-from qmq_client.outbox.claiming import CLAIMED_COLUMNS, as_outbox_rows, table_text, wanted_rows
-from qmq_client.outbox.driver import driver_of, error_number
+from qmq_client.outbox.database.claiming import (
+    CLAIMED_COLUMNS,
+    as_outbox_rows,
+    table_text,
+    wanted_rows,
+)
+from qmq_client.outbox.database.driver import driver_of, error_number
+from qmq_client.outbox.database.server import ServerDialect, refuse
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.server import ServerDialect, refuse
 
 #: Of UTC, whatever the time zone of the session is.
 NOW_MS: Final = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000)"

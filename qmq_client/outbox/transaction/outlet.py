@@ -8,9 +8,9 @@ from typing import Final, Protocol
 import sqlalchemy as sa
 
 from qmq_client.errors import OutboxMissingError, TooLargeError
-from qmq_client.outbox.dialect import OutboxDialect
-from qmq_client.outbox.handoff import HandOver
+from qmq_client.outbox.database.dialect import OutboxDialect
 from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.transaction.handoff import HandOver
 from qmq_client.wire.message_id import format_message_id, is_dedupe_id
 
 _NAMED_IDS_MAX: Final = 5

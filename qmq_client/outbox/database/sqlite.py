@@ -21,11 +21,11 @@ from sqlalchemy import event
 from sqlalchemy.pool import StaticPool
 
 from qmq_client.errors import ConfigurationError
-from qmq_client.outbox.claiming import row_id, table_text, wanted_rows
-from qmq_client.outbox.dialect import BEGIN_OPTION, BEGIN_TO_WRITE
-from qmq_client.outbox.driver import driver_of
+from qmq_client.outbox.database.claiming import row_id, table_text, wanted_rows
+from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE
+from qmq_client.outbox.database.driver import driver_of
+from qmq_client.outbox.database.shared_connection import shared_connection
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.shared_connection import shared_connection
 
 #: `julianday` counts days since noon of 24 November 4714 BC; this is 1970. Its double is exact to
 #: 0.05 ms, and `unixepoch('subsec')` needs a newer SQLite.

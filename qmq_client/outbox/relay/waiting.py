@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from qmq_client.outbox.dialect import OutboxDialect
+from qmq_client.outbox.database.dialect import OutboxDialect
 from qmq_client.outbox.table import LIVE, ORDER_LOCKS, PARKED
 
 #: Rows that one query may read; a key with more is asked for alone, and the first of it are read.

@@ -15,10 +15,12 @@ from typing import Final, TypeVar
 import sqlalchemy as sa
 
 from qmq_client.errors import OutboxMissingError
-from qmq_client.outbox.choice import conditions, stored_rows
-from qmq_client.outbox.deadlock import repeat_when_undone
-from qmq_client.outbox.deletes import delete_by
-from qmq_client.outbox.dialect import dialect_of
+from qmq_client.outbox.checking.schema import schema_faults
+from qmq_client.outbox.database.deadlock import repeat_when_undone
+from qmq_client.outbox.database.dialect import dialect_of
+from qmq_client.outbox.relay.choice import conditions, stored_rows
+from qmq_client.outbox.relay.deletes import delete_by
+from qmq_client.outbox.relay.waiting import fill_order_locks, waiting_ids
 from qmq_client.outbox.row import (
     ALL_ROWS,
     BatchOutcome,
@@ -27,9 +29,7 @@ from qmq_client.outbox.row import (
     RowFilter,
     StoredRow,
 )
-from qmq_client.outbox.schema import schema_faults
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, PARKED, SENT, Tables
-from qmq_client.outbox.waiting import fill_order_locks, waiting_ids
 
 _Value = TypeVar("_Value")
 _Result = TypeVar("_Result")

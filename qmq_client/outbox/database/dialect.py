@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import sqlalchemy as sa
 
 from qmq_client.errors import ConfigurationError
-from qmq_client.outbox.driver import root_engine
+from qmq_client.outbox.database.driver import root_engine
 from qmq_client.outbox.row import OutboxRow
 
 #: Execution option of a connection: how its transactions begin, where the database knows more than
@@ -24,10 +24,10 @@ BEGIN_OPTION: Final = "qmq_begin"
 BEGIN_TO_WRITE: Final = "write"
 
 _MODULES: Final = {
-    "mariadb": "qmq_client.outbox.mysql",
-    "mysql": "qmq_client.outbox.mysql",
-    "postgresql": "qmq_client.outbox.postgresql",
-    "sqlite": "qmq_client.outbox.sqlite",
+    "mariadb": "qmq_client.outbox.database.mysql",
+    "mysql": "qmq_client.outbox.database.mysql",
+    "postgresql": "qmq_client.outbox.database.postgresql",
+    "sqlite": "qmq_client.outbox.database.sqlite",
 }
 
 

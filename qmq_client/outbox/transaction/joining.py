@@ -14,17 +14,17 @@ from sqlalchemy.orm import Session, scoped_session
 
 from qmq_client.current import current_scopes, sync_of
 from qmq_client.errors import NoTransactionError, WrongDatabaseError
-from qmq_client.outbox.deferred import defer, deferred_row
-from qmq_client.outbox.enlisted import (
+from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.transaction.deferred import defer, deferred_row
+from qmq_client.outbox.transaction.enlisted import (
     active_sessions,
     enlist,
     enlisted_connection,
     enlisted_engine,
     refuse_two,
 )
-from qmq_client.outbox.outlet import Outlet
-from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.tracker import checked_unit, unit_of
+from qmq_client.outbox.transaction.outlet import Outlet
+from qmq_client.outbox.transaction.tracker import checked_unit, unit_of
 
 
 def join(given: Any, engine: sa.Engine, outlet: Outlet, rows: list[OutboxRow]) -> None:

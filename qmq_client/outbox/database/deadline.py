@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_client.outbox.driver import file_number
+from qmq_client.outbox.database.driver import file_number
 
 #: Far above what a batch takes, and below what people call hanging.
 TRANSACTION_S_MAX: Final = 60.0

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from qmq_client.outbox.column_drift import compare_column, statement_text, table_text
-from qmq_client.outbox.dialect import dialect_of
-from qmq_client.outbox.schema import version_table
+from qmq_client.outbox.checking.column_drift import compare_column, statement_text, table_text
+from qmq_client.outbox.checking.schema import version_table
+from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.table import REVISIONS, Tables
 
 _MIGRATE: Final = "qmq db migrate"

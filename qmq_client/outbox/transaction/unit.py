@@ -21,11 +21,22 @@ from typing import Final
 import sqlalchemy as sa
 
 from qmq_client.errors import OutboxRowLostError
-from qmq_client.outbox.handoff import HandOver
-from qmq_client.outbox.outlet import Outlet, check_sizes, ids_text, insert_rows, lock_keys
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.statements import SavepointText, is_plain, plain_name, savepoint_text
 from qmq_client.outbox.table import LIVE, PARKED
+from qmq_client.outbox.transaction.handoff import HandOver
+from qmq_client.outbox.transaction.outlet import (
+    Outlet,
+    check_sizes,
+    ids_text,
+    insert_rows,
+    lock_keys,
+)
+from qmq_client.outbox.transaction.statements import (
+    SavepointText,
+    is_plain,
+    plain_name,
+    savepoint_text,
+)
 
 #: Rows of one INSERT, and how many may wait for it: one statement for nearly every transaction,
 #: and far from every database's limit of parameters.

@@ -15,9 +15,9 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, SessionTransaction
 
-from qmq_client.outbox.outlet import Outlet
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.unit import Unit
+from qmq_client.outbox.transaction.outlet import Outlet
+from qmq_client.outbox.transaction.unit import Unit
 
 _INFO_KEY: Final = "qmq_deferred"
 

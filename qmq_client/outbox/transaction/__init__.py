@@ -1,0 +1,1 @@
+"""From `send` to COMMIT: the application's transactions, and the messages in each."""
