@@ -8,6 +8,7 @@ connection and looks like a fault of the network.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ _IN_TRANSACTION: Final = 1  # SERVER_STATUS_IN_TRANS of the protocol
 #: snapshot (MariaDB, from 11.6 on by default), the lock table full.
 _UNDOING: Final = (1213, 1614, 1020, 1206)
 _LOCK_WAIT_TIMEOUT: Final = 1205
+_WRITING: Final = re.compile(r"\s*(?:INSERT|REPLACE|DELETE)\b", re.IGNORECASE)
 _MISSING: Final = (1146, 1054)  # no such table, unknown column
 #: Bytes of a packet around the rows.
 _PACKET_OVERHEAD_BYTES: Final = 64 * 1024
@@ -65,6 +67,17 @@ class MySqlDialect(ServerDialect):
         # what ends a transaction; the answer itself is right. Both are None until the first one.
         status = getattr(getattr(driver, "_result", None), "server_status", None)
         return bool(((driver.server_status if status is None else status) or 0) & _IN_TRANSACTION)
+
+    def _on_answer(self, connection: sa.Connection, *given: Any) -> None:
+        # PyMySQL drops the flags that end an answer of rows, so after an INSERT … RETURNING, which is
+        # how the ORM writes on MariaDB, it does not know of its own transaction. Told so, it forgets
+        # it with the next COMMIT or ROLLBACK.
+        if connection not in self._seen and not self.is_autocommit(connection):
+            driver, statement = driver_of(connection), given[1]
+            result = getattr(driver, "_result", None)
+            if getattr(result, "server_status", 0) is None and _WRITING.match(statement):
+                driver.server_status |= _IN_TRANSACTION
+        super()._on_answer(connection, *given)
 
     def is_autocommit(self, connection: sa.Connection) -> bool:
         return bool(driver_of(connection).get_autocommit())

@@ -47,13 +47,19 @@ class Program(Actions):
                 self.cancel_turns = self.random.randint(0, CANCEL_TURNS_MAX)
             try:
                 await kind()
-            except SURVIVED as error:
+            except (*SURVIVED, self.driver_error) as error:
                 self.note(f"!{type(error).__name__}")
             except asyncio.CancelledError:
                 self.note("!cancelled")
             finally:
                 self.fate.disarm()
                 await self.let_cancellation_pass()
+
+    @property
+    def driver_error(self) -> type[Exception]:
+        """SQLAlchemy lets it through where it asks a connection for AUTOCOMMIT that was killed."""
+        error: type[Exception] = self.world.sync_engine.dialect.loaded_dbapi.Error
+        return error
 
     def _session_kinds(self) -> list[Kind]:
         kinds: list[Kind] = [

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from qmq_client.errors import OutboxRowLostError
-from tests.client.world import Order, World
+from tests.client.world import Order, World, a_world
+from tests.services.databases import Database
 
 
 def add(session: Session, label: str) -> None:
@@ -60,6 +62,21 @@ def test_S1_S2_a_transaction_ended_behind_the_back_does_not_commit_its_messages(
     assert (world.sent(), len(world.stored_ids())) == ([], committed)
     assert len(world.committed_orders()) == committed
     assert "after" not in world.committed_orders()
+
+
+@pytest.mark.parametrize("ending", ["text", "driver"])
+def test_S1_S2_a_transaction_that_began_with_an_answer_of_rows_is_known_to_have_ended(
+    a_database: Database, tmp_path: Path, ending: str
+) -> None:
+    """The ORM asks for the new ids: INSERT … RETURNING, where the database knows that."""
+    with a_world(tmp_path, database=a_database) as world, Session(world.engine) as session:
+        world.send("before", session)
+        session.add_all([Order(label="before"), Order(label="too")])
+        session.flush()
+        ENDINGS[ending](session)
+        with pytest.raises(OutboxRowLostError):
+            session.commit()
+        assert world.outcome() == ([], [], set())
 
 
 # After a rollback that was asked for, what follows is the transaction; after an error it is a rest.
