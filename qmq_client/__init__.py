@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 if _TYPE_CHECKING:
-    from qmq_client.consumer import Consumers, Delivery, consumer, pull
+    from qmq_client.consumer import Consumers, Delivery, HandlerCall, consumer, pull
     from qmq_client.current import current_session
     from qmq_client.errors import (
         AutocommitError,
@@ -44,6 +44,7 @@ _MODULES = {
     "Delivery": "qmq_client.consumer",
     "Fate": "qmq_client.receipts",
     "Flushed": "qmq_client.publisher_stats",
+    "HandlerCall": "qmq_client.consumer",
     "Inbox": "qmq_client.inbox",
     "InvalidMessageError": "qmq_client.errors",
     "Message": "qmq_client.message",
@@ -77,6 +78,7 @@ __all__ = [
     "Delivery",
     "Fate",
     "Flushed",
+    "HandlerCall",
     "Inbox",
     "InvalidMessageError",
     "Message",

@@ -13,6 +13,7 @@
     │   ├── OutboxMissingError        the outbox or inbox table is not there or not as expected
     │   ├── OutboxRowLostError        a row of this transaction vanished before its commit
     │   └── InboxTransactionError     a handler ended the transaction that its inbox had opened
+    ├── HandlerTimeoutError       a handler ran longer than its `timeout_ms`
     ├── DatabaseUnavailableError  the database gave no answer or failed; try again later
     └── TransportError                the broker did not accept
         ├── BrokerUnreachableError    no connection or no answer; outcome unknown, try again
@@ -47,6 +48,7 @@ __all__ = [
     "ConfigurationError",
     "DatabaseUnavailableError",
     "EncodingError",
+    "HandlerTimeoutError",
     "InboxTransactionError",
     "InvalidMessageError",
     "InvalidNameError",
@@ -137,6 +139,19 @@ class InboxTransactionError(OutboxError):
             "the handler ended the transaction of its inbox, or an error did that it swallowed; "
             "leave commit and rollback to the consumer, or raise to undo"
         )
+
+
+class HandlerTimeoutError(QmqError):
+    """A handler ran longer than its `timeout_ms`; its messages were given back.
+
+    Make it quicker, or raise `timeout_ms`. An asynchronous one was cancelled; a plain one goes on.
+    """
+
+    code = "handler_timeout"
+
+    def __init__(self, timeout_ms: int) -> None:
+        super().__init__(f"the handler ran longer than its timeout_ms, {timeout_ms}")
+        self.timeout_ms = timeout_ms
 
 
 class TransportError(QmqError):

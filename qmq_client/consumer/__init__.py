@@ -1,5 +1,6 @@
 """Receiving messages: handlers, their outcomes, and the threads that run them."""
 
+from qmq_client.consumer.calling import HandlerCall, Middleware
 from qmq_client.consumer.delivery import Delivery
 from qmq_client.consumer.handler import Handler, StaleDelivery, consumer
 from qmq_client.consumer.options import ConsumerOptions
@@ -11,6 +12,8 @@ __all__ = [
     "Consumers",
     "Delivery",
     "Handler",
+    "HandlerCall",
+    "Middleware",
     "StaleDelivery",
     "StopReport",
     "consumer",

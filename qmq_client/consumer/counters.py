@@ -15,6 +15,7 @@ NAMES: Final = (
     "rejected",
     "duplicates",
     "malformed",
+    "timed_out",
     "late",
     "stale",
     "lost_leases",

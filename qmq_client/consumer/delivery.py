@@ -91,20 +91,21 @@ def unreadable(error: ProtocolError) -> Outcome:
 
 
 class Grip:
-    """How a `Delivery` reaches the ledger: three calls that may come from any thread."""
+    """How a `Delivery` reaches the ledger: two calls that may come from any thread."""
 
-    __slots__ = ("auto_ack", "extend", "settle")
+    __slots__ = ("extend", "refusal", "settle")
 
     def __init__(
         self,
         *,
         settle: Callable[[Received, Outcome], bool],
         extend: Callable[[Received, int], None],
-        auto_ack: bool,
+        refusal: str = "",
     ) -> None:
         self.settle = settle
         self.extend = extend
-        self.auto_ack = auto_ack
+        #: What to do instead, where nothing may be settled by hand.
+        self.refusal = refusal
 
 
 class Delivery:
@@ -153,12 +154,8 @@ class Delivery:
         self._grip.extend(self._received, lease_ms)
 
     def _settle(self, outcome: Outcome) -> bool:
-        if self._grip.auto_ack:
-            raise ConfigurationError(
-                setting="auto_ack",
-                value="True",
-                remedy="Set auto_ack=False to settle by hand, or return, raise Retry or Reject.",
-            )
+        if self._grip.refusal:
+            raise ConfigurationError(setting="auto_ack", value="True", remedy=self._grip.refusal)
         return self._grip.settle(self._received, outcome)
 
     def __repr__(self) -> str:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack
 
+from qmq_client.consumer.calling import Middleware, as_middleware, check_middleware
 from qmq_client.consumer.inbox_source import check_source
 from qmq_client.consumer.options import ConsumerOptions, check_settings
 from qmq_client.consumer.parameters import Parameters, resolve_parameters
@@ -54,6 +55,12 @@ class Handler:
     inbox: InboxSource | None = field(repr=False)
     #: Called with outcomes that came too late, on a thread of the consumer.
     on_stale: OnStale | None
+    #: Around each call, the first outermost.
+    middleware: tuple[Middleware, ...] = ()
+
+    def inside(self, middleware: tuple[Middleware, ...]) -> Handler:
+        """This handler with more around it."""
+        return check_middleware(replace(self, middleware=(*middleware, *self.middleware)))
 
 
 #: What `Consumers` takes: handlers, or one handler or module by itself.
@@ -67,6 +74,7 @@ class ConsumerSettings(TypedDict, total=False):
     max_attempts: int
     lease_ms: int
     lease_ms_max: int
+    timeout_ms: int
     batch_size: int
     max_wait_ms: int
     wait_ms: int
@@ -81,6 +89,7 @@ def consumer(
     group: str,
     inbox: InboxSource | None = None,
     on_stale: OnStale | None = None,
+    middleware: Middleware | Iterable[Middleware] = (),
     **settings: Unpack[ConsumerSettings],
 ) -> Callable[[_Function], _Function]:
     """Make a function, sync or async, the handler of `subject` for `group`.
@@ -88,12 +97,14 @@ def consumer(
     Returning acks the message, raising gives it back with a growing delay; `Retry` and `Reject` say
     more. With `inbox` (a sessionmaker or an engine; for an async handler also their asynchronous
     kinds) the effect in that database happens once.
-    `on_stale` hears of outcomes that came too late. The other settings, with their defaults:
+    `on_stale` hears of outcomes that came too late; `middleware` goes around each call, the first
+    outermost (see `calling.py`). The other settings, with their defaults:
 
     - `concurrency=1`: handler calls at the same time in this process
     - `max_attempts=16`: deliveries of one message before it becomes a dead letter
     - `lease_ms=30_000`: how long the broker waits for a sign of life
     - `lease_ms_max=600_000`: a handler that runs longer loses its message to another attempt
+    - `timeout_ms=0`: a call that runs longer has its messages given back; 0 for no such limit
     - `batch_size=1`: messages per call; above 1 the handler takes a list
     - `max_wait_ms=0`: how long messages may wait for a batch to fill
     - `wait_ms=1_000`: how long a pull waits at the broker for messages
@@ -105,6 +116,7 @@ def consumer(
     `parameters.py` for what a function may take.
     """
     check_settings(settings)
+    around = as_middleware(middleware)
     options = ConsumerOptions(subject=subject, group=group, **settings)
     if inbox is not None:
         check_source(inbox)
@@ -117,6 +129,7 @@ def consumer(
 
     def mark(function: _Function) -> _Function:
         handler = make_handler(function, options, inbox=inbox, on_stale=on_stale)
+        handler = handler.inside(around)
         setattr(function, _MARK, (*getattr(function, _MARK, ()), handler))
         return function
 

@@ -8,7 +8,6 @@ anything that a broker or a handler does.
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,24 +16,23 @@ from qmq_client.clock import Clock
 from qmq_client.consumer.async_calls import AsyncCalls
 from qmq_client.consumer.counters import Counters
 from qmq_client.consumer.delivery import Grip, Outcome, Received, error_text, given_back
-from qmq_client.consumer.handler import Handler, OnStale, StaleDelivery
+from qmq_client.consumer.handler import Handler
 from qmq_client.consumer.inbox_source import make_inbox
-from qmq_client.consumer.ledger import Entry, Ledger, Outgoing, as_outgoing, stale_entries
+from qmq_client.consumer.ledger import Ledger, Outgoing
+from qmq_client.consumer.outage import Failures, Outage
 from qmq_client.consumer.prefetch import Prefetch
+from qmq_client.consumer.settling import Settling
 from qmq_client.consumer.work import Work
-from qmq_client.errors import BrokerBusyError, BrokerRefusedError, TransportError
-from qmq_client.retry import Backoff
+from qmq_client.errors import BrokerBusyError, HandlerTimeoutError, TransportError
 from qmq_client.transport.port import Transport
 from qmq_client.wire.deliveries import Deliveries
-from qmq_client.wire.requests import PullRequest, SettleRequest
+from qmq_client.wire.requests import PullRequest
 
 _LOG: Final = logging.getLogger("qmq.consumer")
-#: Between calls that the broker did not answer well.
-_BACKOFF: Final = Backoff(first_ms=100, factor=2.0, max_ms=10_000, jitter=0.2)
 #: An answer is taken to have been under way for at most this share of the lease.
 _ANSWER_SHARE: Final = 0.25
-#: Statuses that are about the settlements themselves, not about who sends them where.
-_NEVER_TAKEN: Final = frozenset({400, 413, 422})
+#: For a cancelled handler to tell of it by itself.
+_CANCEL_GRACE_S: Final = 1.0
 #: For connections of an asynchronous inbox to be closed.
 _CLOSE_S_MAX: Final = 1.0
 _STOPPED: Final = "consumer stopped before the handler began"
@@ -50,6 +48,8 @@ class Pass:
     pause_s: float = 0.0
     #: Whether the broker did not do what it was asked.
     has_failed: bool = False
+    #: Whether the pause may end as soon as the broker answers anybody.
+    is_outage: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,7 @@ class Member:
         consumer_id: str,
         clock: Clock,
         async_calls: AsyncCalls,
+        outage: Outage,
         on_exit: Callable[[BaseException], None],
     ) -> None:
         self.handler = handler
@@ -84,8 +85,11 @@ class Member:
         self._consumer_id = consumer_id
         self._clock = clock
         self._held: set[Received] = set()
-        self._pull_failures = 0
-        self._settle_failures = 0
+        self._pull_failures = Failures("pull", self.options.name, outage)
+        self._settle_failures = Failures("settle", self.options.name, outage)
+        self._settling = Settling(
+            handler, self.ledger, counters=self.counters, consumer_id=consumer_id
+        )
         self._is_stopping = False
         self._work = Work(
             handler,
@@ -94,7 +98,7 @@ class Member:
             grip=Grip(
                 settle=self._settle_by_hand,
                 extend=self._extend_by_hand,
-                auto_ack=handler.options.auto_ack,
+                refusal=_grip_refusal(handler),
             ),
             counters=self.counters,
             clock=clock,
@@ -136,14 +140,14 @@ class Member:
         except TransportError as error:
             # Settlements of a refused request go alone next time, and are given up there if it
             # is they that are refused.
-            self._put_back(outgoing, error)
-            self._pull_failures += 1
+            self._settling.put_back(outgoing, error)
             self.counters.add("pull_failures")
-            pause_s = self._pause_s("pull", self._pull_failures, error)
-            return Pass(count=0, pause_s=pause_s, has_failed=True)
-        self._pull_failures = 0
+            # A stop ends the pull that waits by closing its connection.
+            pause_s = self._pull_failures.pause_s(error, is_meant=self._is_stopping)
+            return _failed_pass(error, pause_s)
+        self._pull_failures.answered()
         self._receive(deliveries, asked_at_s)
-        self._report_stale(outgoing, deliveries.head.stale)
+        self._settling.report_stale(outgoing, deliveries.head.stale)
         count = len(deliveries.messages)
         return Pass(count=count, pause_s=self._filling_s(count))
 
@@ -171,55 +175,25 @@ class Member:
         """Prolong leases of running handlers, let go of what is late, send what is known."""
         now_s = self._clock.monotonic_s()
         self._let_go(now_s)
+        self._end_overdue(now_s)
         self._prolong(now_s)
         outgoing = self.ledger.drain()
         if not outgoing.entries:
             return Pass(count=0)
         try:
-            return Pass(count=self._settle(outgoing))
+            count = self._settling.send(self._lines.settling, outgoing)
         except TransportError as error:
-            self._put_back(outgoing, error)
-            self._settle_failures += 1
+            self._settling.put_back(outgoing, error)
             self.counters.add("settle_failures")
-            pause_s = self._pause_s("settle", self._settle_failures, error)
-            return Pass(count=0, pause_s=pause_s, has_failed=True)
+            return _failed_pass(error, self._settle_failures.pause_s(error))
+        self._settle_failures.answered()
+        return Pass(count=count)
 
     def stop(self) -> int:
         """Hand out nothing any more and give back what no handler has begun; how many."""
         self._is_stopping = True
         left = self.prefetch.stop()
         return self._work.note(left, given_back(_STOPPED, 0))
-
-    def _settle(self, outgoing: Outgoing) -> int:
-        """Send settlements. Those that the broker will never take are found by halving and given
-        up: their leases end, and the messages come again."""
-        request = SettleRequest(
-            subject=self.options.subject,
-            group=self.options.group,
-            consumer=self._consumer_id,
-            settlements=outgoing.settlements,
-        )
-        try:
-            answer = self._lines.settling.settle(request)
-        except BrokerRefusedError as error:
-            if error.status not in _NEVER_TAKEN:
-                raise
-            count = len(outgoing.entries)
-            if count > 1:
-                halves = outgoing.entries[: count // 2], outgoing.entries[count // 2 :]
-                return sum(self._settle(as_outgoing(half)) for half in halves)
-            self.counters.add("settle_refused")
-            first = outgoing.entries[0].received
-            _LOG.error(
-                "settle_refused consumer=%s message_id=%s error=%s",
-                self.options.name,
-                first.message_id,
-                error,
-            )
-            return 0
-        self._settle_failures = 0
-        self._report_stale(outgoing, answer.stale)
-        return len(outgoing.entries)
 
     def _pull_request(self, room: int, outgoing: Outgoing, is_blocking: bool) -> PullRequest:
         options = self.options
@@ -291,6 +265,32 @@ class Member:
             self._release(one)
         self.counters.add("late", len(late) + len(forgotten))
 
+    def _end_overdue(self, now_s: float) -> None:
+        """Give back what a handler has had for longer than its timeout.
+
+        The loop cancels an asynchronous handler by itself, a little before; here is also what a
+        plain one has, which nobody can end: it goes on, and its outcome counts no more.
+        """
+        timeout_ms = self.options.timeout_ms
+        if not timeout_ms:
+            return
+        grace_s = _CANCEL_GRACE_S if self.handler.is_async else 0.0
+        for running in self.prefetch.running():
+            left = [one for one in running.received if not one.is_settled]
+            if not left or now_s - running.started_at_s < timeout_ms / 1000 + grace_s:
+                continue
+            text = error_text(HandlerTimeoutError(timeout_ms))
+            count = self._work.note(left, given_back(text))
+            self.counters.add("timed_out", count)
+            _LOG.warning(
+                "handler_timed_out consumer=%s messages=%d message_id=%s attempt=%d error=%s",
+                self.options.name,
+                count,
+                left[0].message_id,
+                left[0].attempt,
+                f"{text}; it goes on, and takes up one of {self.options.concurrency} threads",
+            )
+
     def _prolong(self, now_s: float) -> None:
         options = self.options
         lease_s = options.lease_ms / 1000
@@ -306,62 +306,20 @@ class Member:
                 one.lease_ends_at_s = now_s + lease_s
             self.ledger.extend(due, options.lease_ms)
 
-    def _put_back(self, outgoing: Outgoing, error: TransportError) -> None:
-        is_uncertain = not isinstance(error, BrokerBusyError | BrokerRefusedError)
-        self.ledger.put_back(outgoing, is_uncertain=is_uncertain)
 
-    def _pause_s(self, call: str, failures: int, error: TransportError) -> float:
-        pause_s = _BACKOFF.delay_ms(failures, random.random()) / 1000
-        if isinstance(error, BrokerBusyError):
-            pause_s = max(pause_s, error.retry_after_s)
-        # A stop ends the pull that waits by closing its connection.
-        is_meant = self._is_stopping and call == "pull"
-        _LOG.log(
-            logging.DEBUG if is_meant else logging.WARNING,
-            "%s_failed consumer=%s failures=%d again_in_s=%.1f error=%s",
-            call,
-            self.options.name,
-            failures,
-            pause_s,
-            error,
-        )
-        return pause_s
+def _failed_pass(error: TransportError, pause_s: float) -> Pass:
+    # Who is asked to come back later does, whatever the broker answers to others.
+    is_outage = not isinstance(error, BrokerBusyError)
+    return Pass(count=0, pause_s=pause_s, has_failed=True, is_outage=is_outage)
 
-    def _report_stale(self, outgoing: Outgoing, stale: Sequence[tuple[int, int, int]]) -> None:
-        if not stale:
-            return
-        outcomes, extensions = stale_entries(outgoing, stale)
-        self.counters.add("stale", len(outcomes))
-        self.counters.add("lost_leases", len(extensions))
-        for what, entries in (("stale_outcomes", outcomes), ("lost_leases", extensions)):
-            if entries:
-                first = entries[0].received
-                _LOG.warning(
-                    "%s consumer=%s messages=%d first_message_id=%s attempt=%d",
-                    what,
-                    self.options.name,
-                    len(entries),
-                    first.message_id,
-                    first.attempt,
-                )
-        if outcomes and self.handler.on_stale is not None:
-            self._tell_owner(self.handler.on_stale, tuple(map(self._stale_delivery, outcomes)))
 
-    def _tell_owner(self, on_stale: OnStale, stale: tuple[StaleDelivery, ...]) -> None:
-        try:
-            on_stale(stale)
-        except Exception as error:  # the owner's code, and the last thing this pass does
-            _LOG.warning(
-                "on_stale_failed consumer=%s error=%s", self.options.name, error_text(error)
-            )
-
-    def _stale_delivery(self, entry: Entry) -> StaleDelivery:
-        received = entry.received
-        return StaleDelivery(
-            subject=self.options.subject,
-            group=self.options.group,
-            message_id=received.message_id,
-            sequence=received.sequence,
-            attempt=received.attempt,
-            outcome=entry.outcome.verdict.value if entry.outcome is not None else "",
-        )
+def _grip_refusal(handler: Handler) -> str:
+    """Why deliveries of this handler cannot be settled by hand; nothing when they can."""
+    options = handler.options
+    if not options.auto_ack:
+        return ""
+    if options.batch_size == 1:
+        return "Set auto_ack=False to settle by hand, or return, raise Retry or Reject."
+    if handler.inbox is not None:
+        return "With an inbox a batch is one transaction: return for all of it, or raise."
+    return ""

@@ -25,6 +25,7 @@ _RANGES: Final = {
     "max_attempts": (1, ATTEMPTS_MAX),
     "lease_ms": (LEASE_MS_MIN, LEASE_MS_MAX),
     "lease_ms_max": (LEASE_MS_MIN, LEASE_MS_MAX),
+    "timeout_ms": (0, LEASE_MS_MAX),
     "batch_size": (1, BATCH_SIZE_MAX),
     "max_wait_ms": (0, WAIT_MS_MAX),
     "wait_ms": (0, WAIT_MS_MAX),
@@ -46,6 +47,9 @@ class ConsumerOptions:
     lease_ms: int = 30_000
     #: A handler that runs longer loses its message to another attempt.
     lease_ms_max: int = 600_000
+    #: A handler call that runs longer has its messages given back with that reason; an asynchronous
+    #: one is cancelled, a plain one cannot be. 0 for no such limit.
+    timeout_ms: int = 0
     #: Messages per handler call; above 1 the handler takes a list.
     batch_size: int = 1
     #: How long messages may wait for a batch to fill.
@@ -89,7 +93,7 @@ class ConsumerOptions:
 def check_settings(names: Iterable[str]) -> None:
     """Raise `ConfigurationError` for a name that is no setting of a consumer."""
     known = {each.name for each in fields(ConsumerOptions)} - {"subject", "group"}
-    known |= {"inbox", "on_stale"}
+    known |= {"inbox", "on_stale", "middleware"}
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=1)

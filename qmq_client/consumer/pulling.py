@@ -108,7 +108,7 @@ class _Batch:
     def open(self, deliveries: Deliveries) -> list[Delivery]:
         head = deliveries.head
         ends_at_s = self._clock.monotonic_s() + head.lease_ms / 1000
-        grip = Grip(settle=self._settle, extend=self._extend, auto_ack=False)
+        grip = Grip(settle=self._settle, extend=self._extend)
         opened: list[Delivery] = []
         for one in deliveries.messages:
             received = Received(

@@ -8,10 +8,11 @@ message until the lease ends.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -19,10 +20,12 @@ from typing import Final
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.consumer.async_calls import AsyncCalls
+from qmq_client.consumer.calling import Middleware, as_middleware
 from qmq_client.consumer.delivery import error_text
 from qmq_client.consumer.handler import Handler, HandlerSource, collect_handlers
 from qmq_client.consumer.identity import make_consumer_id
 from qmq_client.consumer.member import Lines, Member, Pass
+from qmq_client.consumer.outage import Outage
 from qmq_client.errors import ConfigurationError
 from qmq_client.transport.http import HttpTransport
 from qmq_client.transport.port import Transport
@@ -63,6 +66,7 @@ class Consumers:
         handlers: HandlerSource,
         broker: str | Transport,
         *,
+        middleware: Middleware | Iterable[Middleware] = (),
         consumer_id: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -70,6 +74,7 @@ class Consumers:
         #: Pulls have connections of their own, so that a stop can end a long poll.
         self._own_transports = _own_transports(broker)
         self._async_calls = AsyncCalls()
+        self._outage = Outage()
         self._stop_requested = threading.Event()
         self._stopping = threading.Event()
         self._settling_ends = threading.Event()
@@ -80,8 +85,10 @@ class Consumers:
         self._hurried_at_s: float | None = None
         self._threads = _Threads()
         self._report: StopReport | None = None
+        around = as_middleware(middleware)
         self.members = [
-            self._member(handler, broker, clock) for handler in collect_handlers(handlers)
+            self._member(handler.inside(around), broker, clock)
+            for handler in collect_handlers(handlers)
         ]
 
     def run(self, *, stop_deadline_s: float = STOP_DEADLINE_S) -> StopReport:
@@ -134,6 +141,7 @@ class Consumers:
             began_at_s = SYSTEM_CLOCK.monotonic_s()
             self._ends_at_s = began_at_s + deadline_s
             self._stopping.set()
+            self._outage.wake()
             for member in self.members:
                 member.stop()
             self._join("work", 1 - 2 * _LAST_SHARE, deadline_s)
@@ -144,6 +152,7 @@ class Consumers:
                 transport.close()
             self._join("pull", 1 - _LAST_SHARE / 2, deadline_s)
             self._settling_ends.set()
+            self._outage.wake()
             for member in self.members:
                 member.ledger.wake()
             self._join("settle", 1.0, deadline_s)
@@ -165,6 +174,20 @@ class Consumers:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
+
+    async def __aenter__(self) -> Consumers:
+        """Start without holding up the loop, which is the application's and not the handlers'."""
+        await asyncio.to_thread(self.start)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Handlers may need the application's loop to finish, so it goes on meanwhile.
+        await asyncio.to_thread(self.stop)
 
     def _check(self) -> None:
         try:
@@ -191,24 +214,34 @@ class Consumers:
             consumer_id=self.consumer_id,
             clock=clock,
             async_calls=self._async_calls,
+            outage=self._outage,
             on_exit=self._on_exit,
         )
 
     def _shell(self, step: Callable[[], Pass]) -> Callable[[], None]:
         def loop() -> None:
             while not self._stopping.is_set():
-                self._stopping.wait(_guarded(step))
+                self._pass(step, self._stopping)
 
         return loop
 
+    def _pass(self, step: Callable[[], Pass], ends: threading.Event) -> None:
+        seen = self._outage.marks()
+        done = _guarded(step)
+        if done.is_outage and not ends.is_set():
+            self._outage.wait(done.pause_s, seen)
+        elif done.pause_s:
+            ends.wait(done.pause_s)
+
     def _settle(self, member: Member) -> None:
-        look_s = min(_LOOK_S, member.options.lease_ms / 8_000)
+        options = member.options
+        look_s = min(_LOOK_S, min(options.lease_ms, options.timeout_ms or options.lease_ms) / 8_000)
         while not self._settling_ends.is_set():
             if member.ledger.wait(look_s):
                 self._settling_ends.wait(SETTLE_AFTER_S)
-            self._settling_ends.wait(_guarded(member.settle_once))
+            self._pass(member.settle_once, self._settling_ends)
         while len(member.ledger) and not self._abandoned.is_set():
-            self._abandoned.wait(_guarded(member.settle_once))
+            self._pass(member.settle_once, self._abandoned)
 
     def _join(self, kind: str, share: float, deadline_s: float) -> None:
         """Wait for these threads until `share` of the deadline has passed."""
@@ -223,6 +256,7 @@ class Consumers:
 
     def _finish(self, began_at_s: float) -> StopReport:
         self._abandoned.set()
+        self._outage.wake()
         self._end_loop()
         for transport in self._own_transports:
             transport.close()
@@ -271,13 +305,13 @@ class _Threads:
         return [one for kind in kinds for one in self._threads[kind] if one.is_alive()]
 
 
-def _guarded(step: Callable[[], Pass]) -> float:
-    """One pass; how long to wait after it. Whatever nobody foresaw is logged and survived."""
+def _guarded(step: Callable[[], Pass]) -> Pass:
+    """One pass. Whatever nobody foresaw is logged and survived."""
     try:
-        return step().pause_s
+        return step()
     except Exception as error:  # the top of every thread's loop
         _LOG.exception("unexpected_error step=%s error=%s", step.__qualname__, error_text(error))
-        return _UNEXPECTED_PAUSE_S
+        return Pass(count=0, pause_s=_UNEXPECTED_PAUSE_S, has_failed=True)
 
 
 def _own_transports(broker: str | Transport) -> list[HttpTransport]:

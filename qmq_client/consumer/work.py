@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from qmq_client.clock import Clock
 from qmq_client.consumer.async_calls import AsyncCalls
+from qmq_client.consumer.calling import Calls, Decoded
 from qmq_client.consumer.counters import Counters
 from qmq_client.consumer.delivery import (
     ACKED,
-    Delivery,
     Grip,
     Outcome,
     Received,
@@ -32,18 +29,13 @@ from qmq_client.consumer.delivery import (
 )
 from qmq_client.consumer.handler import Handler
 from qmq_client.consumer.ledger import Ledger
-from qmq_client.consumer.parameters import Part
 from qmq_client.current import as_current
-from qmq_client.message import Message, record_to_message
-from qmq_client.request_headers import handling
+from qmq_client.message import record_to_message
 from qmq_client.retry import Reject, Retry
 from qmq_client.wire.errors import ProtocolError
-from qmq_client.wire.record import Record, decode_record
+from qmq_client.wire.record import decode_record
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession
-    from sqlalchemy.orm import Session
-
     from qmq_client.inbox import Inbox
     from qmq_client.inbox.async_inbox import AsyncInbox
 
@@ -53,15 +45,6 @@ _COUNTED_AS: Final = {
     Verdict.NACK: "nacked",
     Verdict.REJECT: "rejected",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Decoded:
-    received: Received
-    record: Record
-    body: Any
-    #: Only where the handler asks for it.
-    message: Message | None
 
 
 class Work:
@@ -82,13 +65,11 @@ class Work:
         self._handler = handler
         self._ledger = ledger
         self._inbox = inbox
-        self._grip = grip
+        self._calls = Calls(handler, grip, async_calls)
         self._counters = counters
         self._clock = clock
         self._on_exit = on_exit
         self._async_calls = async_calls
-        self._is_batch = handler.options.batch_size > 1
-        self._takes_message = bool({Part.MESSAGE, Part.DELIVERY} & handler.parameters.parts)
 
     def run(self, batch: Sequence[Received]) -> None:
         """Handle one batch and note what became of each message."""
@@ -126,15 +107,15 @@ class Work:
         self._counters.add("late", len(late))
         return [one for one in batch if one.lease_ends_at_s > now_s]
 
-    def _decode(self, batch: Sequence[Received]) -> list[_Decoded]:
+    def _decode(self, batch: Sequence[Received]) -> list[Decoded]:
         decode = self._handler.parameters.decode
-        decoded: list[_Decoded] = []
+        decoded: list[Decoded] = []
         for received in batch:
             try:
                 record = decode_record(received.subject, received.record)
                 body = None if decode is None else decode(record)
-                message = record_to_message(record) if self._takes_message else None
-                decoded.append(_Decoded(received, record, body, message))
+                message = record_to_message(record) if self._calls.takes_message else None
+                decoded.append(Decoded(received, record, body, message))
             except ProtocolError as error:
                 self._counters.add("malformed")
                 _LOG.warning(
@@ -148,9 +129,9 @@ class Work:
                 self.note([received], unreadable(error))
         return decoded
 
-    def _handle(self, decoded: list[_Decoded]) -> Outcome | None:
+    def _handle(self, decoded: list[Decoded]) -> Outcome | None:
         if self._inbox is None:
-            self._call(decoded, None)
+            self._calls.run(decoded, None)
             return ACKED if self._handler.options.auto_ack else None
         if self._inbox.is_async:
             count = self._async_calls.call(self._handle_on_loop(self._inbox, decoded))
@@ -159,51 +140,19 @@ class Work:
                 new = _first_of_each(decoded, work.new)
                 if new:
                     with as_current(work.session):
-                        self._call(new, work.session)
+                        self._calls.run(new, work.session)
             count = len(new)
         self._counters.add("duplicates", len(decoded) - count)
         return ACKED
 
-    async def _handle_on_loop(self, inbox: AsyncInbox, decoded: list[_Decoded]) -> int:
+    async def _handle_on_loop(self, inbox: AsyncInbox, decoded: list[Decoded]) -> int:
         """The transaction and the handler, as one task of the handlers' loop; how many were new."""
         async with inbox.open([one.record.message_id for one in decoded]) as work:
             new = _first_of_each(decoded, work.new)
             if new:
-                with as_current(work.session), _headers_of(new):
-                    await self._prepared(new, work.session)()
+                with as_current(work.session):
+                    await self._calls.run_on_loop(new, work.session)
         return len(new)
-
-    def _call(self, decoded: list[_Decoded], session: Session | None) -> None:
-        with _headers_of(decoded):
-            call = self._prepared(decoded, session)
-            if self._handler.is_async:
-                self._async_calls.call(call())
-            else:
-                call()
-
-    def _prepared(
-        self, decoded: list[_Decoded], session: Session | AsyncSession | None
-    ) -> Callable[[], Any]:
-        parameters = self._handler.parameters
-        values = [self._argument(part, decoded, session) for part in parameters.positional]
-        named = {name: self._argument(part, decoded, session) for name, part in parameters.keywords}
-        return partial(self._handler.function, *values, **named)
-
-    def _argument(
-        self, part: Part, decoded: list[_Decoded], session: Session | AsyncSession | None
-    ) -> object:
-        if part is Part.SESSION:
-            return session
-        values: list[object]
-        if part is Part.BODY:
-            values = [one.body for one in decoded]
-        elif part is Part.MESSAGE:
-            values = [one.message for one in decoded]
-        else:
-            values = [
-                Delivery(one.received, one.message, self._grip) for one in decoded if one.message
-            ]
-        return values if self._is_batch else values[0]
 
     def _reject(self, verdict: Reject, count: int) -> Outcome:
         if count == 1:
@@ -211,7 +160,7 @@ class Work:
         # Which of them is meant shows when each comes alone.
         return given_back(f"Reject: {verdict.reason}", 0)
 
-    def _failed(self, error: BaseException, decoded: list[_Decoded]) -> Outcome:
+    def _failed(self, error: BaseException, decoded: list[Decoded]) -> Outcome:
         text = error_text(error)
         first = decoded[0].received
         # Where it failed is told when it is news and when nobody will see it again.
@@ -228,16 +177,12 @@ class Work:
         return given_back(text)
 
 
-def _first_of_each(decoded: list[_Decoded], new: set[bytes]) -> list[_Decoded]:
+def _first_of_each(decoded: list[Decoded], new: set[bytes]) -> list[Decoded]:
     """Those whose id is new, each id once."""
     left = set(new)
-    chosen: list[_Decoded] = []
+    chosen: list[Decoded] = []
     for one in decoded:
         if one.record.message_id in left:
             left.remove(one.record.message_id)
             chosen.append(one)
     return chosen
-
-
-def _headers_of(decoded: list[_Decoded]) -> AbstractContextManager[None]:
-    return handling([dict(one.record.headers) for one in decoded])

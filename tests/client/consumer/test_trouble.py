@@ -36,7 +36,7 @@ def test_C9_an_unreachable_broker_costs_one_call_per_pass_with_growing_pauses(
     pauses = [member.pull_once(is_blocking=False).pause_s for _ in range(12)]
     assert 0.08 <= pauses[0] <= 0.1
     assert pauses[1] > pauses[0]
-    assert 8 <= pauses[-1] <= 10
+    assert 0.8 <= pauses[-1] <= 1
     assert bench.transport.calls["pull"] == 12
     bench.broker.faults.is_unreachable = False
     assert member.pull_once(is_blocking=False).count == 1

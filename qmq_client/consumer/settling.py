@@ -1,0 +1,111 @@
+"""Outcomes from the ledger to the broker, and what the broker says to them.
+
+Refused as stale is told to the handler's owner. Refused for what they are is looked for by halving:
+one outcome that the broker will never take costs no other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from qmq_client.consumer.counters import Counters
+from qmq_client.consumer.delivery import error_text
+from qmq_client.consumer.handler import Handler, OnStale, StaleDelivery
+from qmq_client.consumer.ledger import Entry, Ledger, Outgoing, as_outgoing, stale_entries
+from qmq_client.errors import BrokerBusyError, BrokerRefusedError, TransportError
+from qmq_client.transport.port import Transport
+from qmq_client.wire.requests import SettleRequest
+
+_LOG: Final = logging.getLogger("qmq.consumer")
+#: Statuses that are about the settlements themselves, not about who sends them where.
+_NEVER_TAKEN: Final = frozenset({400, 413, 422})
+
+
+class Settling:
+    """How one consumer settles. Thread safe."""
+
+    def __init__(
+        self, handler: Handler, ledger: Ledger, *, counters: Counters, consumer_id: str
+    ) -> None:
+        self._handler = handler
+        self._options = handler.options
+        self._ledger = ledger
+        self._counters = counters
+        self._consumer_id = consumer_id
+
+    def send(self, transport: Transport, outgoing: Outgoing) -> int:
+        """Send outcomes; how many were taken. Those that will never be are given up: their leases
+        end, and the messages come again. Raises `TransportError` when they are to be sent again."""
+        request = SettleRequest(
+            subject=self._options.subject,
+            group=self._options.group,
+            consumer=self._consumer_id,
+            settlements=outgoing.settlements,
+        )
+        try:
+            answer = transport.settle(request)
+        except BrokerRefusedError as error:
+            if error.status not in _NEVER_TAKEN:
+                raise
+            count = len(outgoing.entries)
+            if count > 1:
+                halves = outgoing.entries[: count // 2], outgoing.entries[count // 2 :]
+                return sum(self.send(transport, as_outgoing(half)) for half in halves)
+            self._counters.add("settle_refused")
+            first = outgoing.entries[0].received
+            _LOG.error(
+                "settle_refused consumer=%s message_id=%s error=%s",
+                self._options.name,
+                first.message_id,
+                error,
+            )
+            return 0
+        self.report_stale(outgoing, answer.stale)
+        return len(outgoing.entries)
+
+    def put_back(self, outgoing: Outgoing, error: TransportError) -> None:
+        """Keep what could not be sent."""
+        is_uncertain = not isinstance(error, BrokerBusyError | BrokerRefusedError)
+        self._ledger.put_back(outgoing, is_uncertain=is_uncertain)
+
+    def report_stale(self, outgoing: Outgoing, stale: Sequence[tuple[int, int, int]]) -> None:
+        """Tell what came too late."""
+        if not stale:
+            return
+        outcomes, extensions = stale_entries(outgoing, stale)
+        self._counters.add("stale", len(outcomes))
+        self._counters.add("lost_leases", len(extensions))
+        for what, entries in (("stale_outcomes", outcomes), ("lost_leases", extensions)):
+            if entries:
+                first = entries[0].received
+                _LOG.warning(
+                    "%s consumer=%s messages=%d first_message_id=%s attempt=%d",
+                    what,
+                    self._options.name,
+                    len(entries),
+                    first.message_id,
+                    first.attempt,
+                )
+        if outcomes and self._handler.on_stale is not None:
+            self._tell_owner(self._handler.on_stale, tuple(map(self._stale_delivery, outcomes)))
+
+    def _tell_owner(self, on_stale: OnStale, stale: tuple[StaleDelivery, ...]) -> None:
+        try:
+            on_stale(stale)
+        except Exception as error:  # the owner's code, and the last thing this pass does
+            _LOG.warning(
+                "on_stale_failed consumer=%s error=%s", self._options.name, error_text(error)
+            )
+
+    def _stale_delivery(self, entry: Entry) -> StaleDelivery:
+        received = entry.received
+        return StaleDelivery(
+            subject=self._options.subject,
+            group=self._options.group,
+            message_id=received.message_id,
+            sequence=received.sequence,
+            attempt=received.attempt,
+            outcome=entry.outcome.verdict.value if entry.outcome is not None else "",
+        )

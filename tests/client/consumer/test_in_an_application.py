@@ -1,0 +1,105 @@
+"""Consumers inside a web application: they begin and end with it, and its loop goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import flask
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from qmq_client import Consumers, Message, consumer
+from qmq_client.testing import MemoryBroker, MemoryTransport
+from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S
+from tests.kit.waiting import wait_for
+
+
+def test_C8_a_starlette_application_runs_its_consumers_for_its_lifetime() -> None:
+    broker = MemoryBroker()
+    handled = threading.Event()
+
+    @consumer(SUBJECT, group=GROUP)
+    async def handler(body: int) -> None:
+        handled.set()
+
+    consumers = Consumers(handler, MemoryTransport(broker))
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with consumers:
+            yield
+
+    async def order(_: Request) -> JSONResponse:
+        broker.put(Message(SUBJECT, 1))
+        return JSONResponse({"handled": await asyncio.to_thread(handled.wait, WAIT_S)})
+
+    application = Starlette(routes=[Route("/", order)], lifespan=lifespan)
+    server = uvicorn.Server(uvicorn.Config(application, port=0, lifespan="on", log_level="warning"))
+    serving = threading.Thread(target=server.run)
+    serving.start()
+    try:
+        wait_for(lambda: server.started)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        answer = httpx.get(f"http://127.0.0.1:{port}/", timeout=WAIT_S)
+    finally:
+        server.should_exit = True
+        serving.join(WAIT_S)
+    assert answer.json() == {"handled": True}
+    assert consumers.stop().is_clean, "stopped before, and tells the same again"
+    assert not [one for one in threading.enumerate() if one.name.startswith("qmq-")]
+    assert broker.lag(SUBJECT, GROUP) == 0
+
+
+@pytest.mark.asyncio
+async def test_C8_the_applications_loop_goes_on_while_consumers_stop() -> None:
+    broker = MemoryBroker()
+    begun, may_finish = threading.Event(), threading.Event()
+
+    @consumer(SUBJECT, group=GROUP)
+    def handler(body: int) -> None:
+        begun.set()
+        assert may_finish.wait(WAIT_S)
+
+    async def let_it_finish() -> None:
+        while not consumers._stopping.is_set():
+            await asyncio.sleep(0.01)
+        may_finish.set()
+
+    broker.put(Message(SUBJECT, 1))
+    consumers = Consumers(handler, MemoryTransport(broker))
+    async with consumers:
+        assert await asyncio.to_thread(begun.wait, WAIT_S)
+        helping = asyncio.create_task(let_it_finish())
+    await helping
+    assert consumers.stop().is_clean
+    assert broker.lag(SUBJECT, GROUP) == 0
+
+
+def test_a_flask_application_runs_its_consumers_beside_it() -> None:
+    broker = MemoryBroker()
+    handled = threading.Event()
+
+    @consumer(SUBJECT, group=GROUP)
+    def handler(body: int) -> None:
+        with application.app_context():
+            assert flask.current_app.name == application.name
+            handled.set()
+
+    application = flask.Flask("shop")
+
+    @application.post("/")
+    def order() -> dict[str, bool]:
+        broker.put(Message(SUBJECT, 1))
+        return {"handled": handled.wait(WAIT_S)}
+
+    with Consumers(handler, MemoryTransport(broker)):
+        assert application.test_client().post("/").json == {"handled": True}
+    assert broker.lag(SUBJECT, GROUP) == 0

@@ -1,0 +1,207 @@
+"""A handler that takes longer than its `timeout_ms`: its messages are given back, and say why."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
+
+from qmq_client.consumer import Consumers, consumer
+from qmq_client.testing import drain
+from qmq_client.wire.requests import PullRequest
+from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S, Bench
+from tests.kit.waiting import wait_for
+
+LONG_MS = 10 * 60_000
+
+
+class Hanging:
+    """A handler call on a thread of its own that goes on until it is let go."""
+
+    def __init__(self, consumers: Consumers) -> None:
+        self._thread = threading.Thread(target=consumers.members[0].work_once, daemon=True)
+
+    def start(self, begun: threading.Event) -> None:
+        self._thread.start()
+        assert begun.wait(WAIT_S)
+
+    def end(self) -> None:
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+
+def test_C6_a_plain_handler_over_its_time_has_its_message_given_back_while_it_goes_on(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, may_finish = threading.Event(), threading.Event()
+    done: list[int] = []
+
+    @consumer(SUBJECT, group=GROUP, timeout_ms=5_000)
+    def handler(body: int) -> None:
+        begun.set()
+        assert may_finish.wait(WAIT_S)
+        done.append(body)
+
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    (member,) = consumers.members
+    member.pull_once(is_blocking=False)
+    hanging = Hanging(consumers)
+    hanging.start(begun)
+    bench.clock.advance(4_999)
+    member.settle_once()
+    assert bench.broker.in_flight(SUBJECT, GROUP) == 1
+    bench.clock.advance(1)
+    member.settle_once()
+    assert bench.broker.in_flight(SUBJECT, GROUP) == 0
+    assert "handler_timed_out" in caplog.text
+    assert "it goes on, and takes up one of 1 threads" in caplog.text
+    may_finish.set()
+    hanging.end()
+    member.settle_once()
+    assert done == [1]
+    assert bench.broker.lag(SUBJECT, GROUP) == 1, "its return came too late to count"
+    counted = bench.counters(consumers)
+    assert (counted["timed_out"], counted["nacked"]) == (1, 1)
+    assert "stale" not in counted
+
+
+def test_the_next_attempt_says_that_the_one_before_took_too_long(bench: Bench) -> None:
+    begun, may_finish = threading.Event(), threading.Event()
+
+    @consumer(SUBJECT, group=GROUP, timeout_ms=1_000, max_attempts=1)
+    def handler(body: int) -> None:
+        begun.set()
+        assert may_finish.wait(WAIT_S)
+
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    (member,) = consumers.members
+    member.pull_once(is_blocking=False)
+    hanging = Hanging(consumers)
+    hanging.start(begun)
+    bench.clock.advance(1_000)
+    member.settle_once()
+    (dead,) = bench.broker.dead_letters(SUBJECT, GROUP)
+    assert dead.error == "HandlerTimeoutError: the handler ran longer than its timeout_ms, 1000"
+    may_finish.set()
+    hanging.end()
+
+
+def test_an_async_handler_over_its_time_is_cancelled_and_its_message_given_back(
+    bench: Bench,
+) -> None:
+    ended: list[str] = []
+
+    @consumer(SUBJECT, group=GROUP, timeout_ms=1, max_attempts=1)
+    async def handler(body: int) -> None:
+        try:
+            await asyncio.sleep(3_600)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    drain(consumers)
+    consumers.stop()
+    assert ended == ["cancelled"]
+    (dead,) = bench.broker.dead_letters(SUBJECT, GROUP)
+    assert dead.error.startswith("HandlerTimeoutError: the handler ran longer")
+
+
+def test_a_timeout_of_the_handlers_own_is_told_as_its_own(bench: Bench) -> None:
+    @consumer(SUBJECT, group=GROUP, timeout_ms=LONG_MS, max_attempts=1)
+    async def handler(body: int) -> None:
+        raise TimeoutError("the bank did not answer")
+
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    drain(consumers)
+    consumers.stop()
+    (dead,) = bench.broker.dead_letters(SUBJECT, GROUP)
+    assert dead.error == "TimeoutError: the bank did not answer"
+
+
+def test_C6_an_async_handler_that_blocks_the_loop_has_its_message_given_back_too(
+    bench: Bench,
+) -> None:
+    begun, may_finish = threading.Event(), threading.Event()
+
+    @consumer(SUBJECT, group=GROUP, timeout_ms=LONG_MS)
+    async def handler(body: int) -> None:
+        begun.set()
+        assert may_finish.wait(WAIT_S)
+
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    (member,) = consumers.members
+    member.pull_once(is_blocking=False)
+    hanging = Hanging(consumers)
+    hanging.start(begun)
+    bench.clock.advance(LONG_MS + 1_000)
+    member.prefetch.running()[0].received[0].lease_ends_at_s += LONG_MS  # as prolonged meanwhile
+    member.settle_once()
+    assert bench.counters(consumers)["timed_out"] == 1
+    may_finish.set()
+    hanging.end()
+    consumers.stop()
+
+
+def test_C5_an_effect_committed_after_the_timeout_is_not_repeated(
+    bench: Bench, engine: sa.Engine
+) -> None:
+    begun, may_finish = threading.Event(), threading.Event()
+    calls: list[Any] = []
+
+    @consumer(SUBJECT, group=GROUP, timeout_ms=1_000, inbox=sessionmaker(engine))
+    def handler(body: int, session: Session) -> None:
+        calls.append(body)
+        begun.set()
+        assert may_finish.wait(WAIT_S)
+
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    (member,) = consumers.members
+    member.pull_once(is_blocking=False)
+    hanging = Hanging(consumers)
+    hanging.start(begun)
+    bench.clock.advance(1_000)
+    member.settle_once()
+    may_finish.set()
+    hanging.end()
+    bench.clock.advance(2_000)
+    drain(consumers)
+    assert calls == [1]
+    assert bench.counters(consumers)["duplicates"] == 1
+    assert bench.broker.lag(SUBJECT, GROUP) == 0
+
+
+def test_threads_give_back_a_message_whose_handler_hangs_and_handle_the_others(
+    bench: Bench,
+) -> None:
+    may_finish, other = threading.Event(), threading.Event()
+
+    @consumer(SUBJECT, group=GROUP, timeout_ms=200, concurrency=2, wait_ms=20)
+    def handler(body: str) -> None:
+        if body == "hangs":
+            assert may_finish.wait(WAIT_S)
+        other.set()
+
+    bench.put("hangs", "quick")
+    consumers = Consumers(handler, bench.transport)
+    consumers.start()
+    try:
+        assert other.wait(WAIT_S)
+        wait_for(lambda: bench.counters(consumers).get("timed_out") == 1)
+    finally:
+        may_finish.set()
+        assert consumers.stop().is_clean
+    again = bench.broker.pull(
+        PullRequest(subject=SUBJECT, group=GROUP, consumer="other", max_messages=5)
+    )
+    assert again.messages == (), "it waits for the backoff, by a clock that stands still"
