@@ -47,6 +47,8 @@ def body_decoder(body_type: Any) -> Decoder:
 def _json_decoder(body_type: Any) -> Callable[[bytes], Any]:
     if hasattr(body_type, "model_validate_json"):  # a pydantic model
         return lambda body: decode_body(BodyKind.JSON, body, body_type)
+    if _is_of_pydantic(body_type):
+        return _pydantic_decoder(body_type)
     if isinstance(msgspec.inspect.type_info(body_type), msgspec.inspect.CustomType):
         raise TypeError(f"JSON cannot say what a {getattr(body_type, '__name__', body_type)} is")
     decode = msgspec.json.Decoder(body_type).decode
@@ -55,6 +57,27 @@ def _json_decoder(body_type: Any) -> Callable[[bytes], Any]:
         try:
             return decode(body)
         except (ValueError, TypeError, RecursionError, msgspec.MsgspecError) as error:
+            raise ProtocolError(f"JSON body: {error}") from error
+
+    return decode_json
+
+
+def _is_of_pydantic(body_type: Any) -> bool:
+    """Whether it is a dataclass that only pydantic can check, or made of its models."""
+    if hasattr(body_type, "__pydantic_validator__"):
+        return True
+    return any(map(_is_of_pydantic, typing.get_args(body_type)))
+
+
+def _pydantic_decoder(body_type: Any) -> Callable[[bytes], Any]:
+    import pydantic  # installed: the type is of it
+
+    validate = pydantic.TypeAdapter(body_type).validate_json
+
+    def decode_json(body: bytes) -> Any:
+        try:
+            return validate(body)
+        except (ValueError, TypeError, AssertionError, RecursionError) as error:
             raise ProtocolError(f"JSON body: {error}") from error
 
     return decode_json
