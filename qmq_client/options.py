@@ -41,9 +41,9 @@ class ProducerOptions:
     #: Bytes of records in one request.
     batch_bytes: int = 1024 * 1024
     #: Under load, how long to gather a batch; when idle a message is sent at once.
-    linger_ms: int = 10
+    linger_ms: int = 20
     #: How long to gather deletes of accepted rows.
-    delete_delay_ms: int = 100
+    delete_delay_ms: int = 250
     #: Attempts that the broker answered badly before a row is parked.
     max_attempts: int = 50
     #: Waits between the attempts of one row.
