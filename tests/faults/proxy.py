@@ -1,16 +1,23 @@
-"""A TCP forwarder in front of a database or a broker: cuts the line, or loses the answer to a COMMIT."""
+"""A TCP forwarder in front of a database or a broker: cuts the line, holds back one direction of it,
+or loses the answer to a COMMIT.
+
+What is held back arrives after `heal`, however late and whoever still listens, as what TCP sends again
+does. A connection that is made meanwhile is taken by the forwarder, which the other side never hears of.
+"""
 
 from __future__ import annotations
 
 import socket
 import struct
 import threading
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 _CHUNK_BYTES: Final = 65_536
 _COMMIT: Final = b"COMMIT"
 #: Close with RST instead of FIN.
 _RESET: Final = struct.pack("ii", 1, 0)
+
+Way = Literal["requests", "answers"]
 
 
 class Proxy:
@@ -29,8 +36,19 @@ class Proxy:
         self._is_cut = False
         self._sockets: list[socket.socket] = []
         self._swallowed: list[socket.socket] = []
+        self._passing: dict[Way, threading.Event] = {
+            "requests": threading.Event(),
+            "answers": threading.Event(),
+        }
+        #: How many pieces still pass before the line is cut; None: all.
+        self._left: dict[Way, int | None] = {"requests": None, "answers": None}
         #: The server has answered a COMMIT whose answer nobody gets.
         self.struck = threading.Event()
+        #: Somebody said something that is held back, or that cut the line.
+        self.held = threading.Event()
+        #: How many connections have something held back.
+        self.held_count = 0
+        self.heal()
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -41,6 +59,7 @@ class Proxy:
         self._listener.close()
         for each in self._sockets:
             each.close()
+        self.heal()
 
     def arm(self, what: str) -> None:
         """Strike the next COMMIT."""
@@ -60,9 +79,23 @@ class Proxy:
             _reset(each)
         self._sockets.clear()
 
+    def cut_at(self, way: Way, count: int) -> None:
+        """Cut the line instead of forwarding the piece of this number, from 0, that goes this way."""
+        self.held.clear()
+        self._left[way] = count
+
+    def hold(self, way: Way) -> None:
+        """Let nothing pass this way any more; the other way stays open."""
+        self.held.clear()
+        self.held_count = 0
+        self._passing[way].clear()
+
     def heal(self) -> None:
-        """New connections are forwarded again."""
+        """New connections are forwarded again, and what was held back goes on."""
         self._is_cut = False
+        for way, passing in self._passing.items():
+            self._left[way] = None
+            passing.set()
 
     def _accept(self) -> None:
         while True:
@@ -73,7 +106,11 @@ class Proxy:
             if self._is_cut:
                 _reset(client)
                 continue
-            server = socket.create_connection(("127.0.0.1", self._target_port))
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target_port))
+            except OSError:
+                _reset(client)
+                continue
             self._sockets += [client, server]
             fate: list[str] = []
             for pump in (self._to_server, self._to_client):
@@ -84,12 +121,17 @@ class Proxy:
             if self._next is not None and _COMMIT in data:
                 fate.append(self._next)
                 self._next = None
+            if not self._passes("requests"):
+                return
             _send(server, data)
+        self._passing["requests"].wait()  # the end of a connection is news like any other
         _shut(server)
 
     def _to_client(self, client: socket.socket, server: socket.socket, fate: list[str]) -> None:
         while data := _receive(server):
             if not fate:
+                if not self._passes("answers"):
+                    return
                 _send(client, data)
                 continue
             if fate[0] == "reset":
@@ -100,7 +142,25 @@ class Proxy:
             while _receive(server):
                 pass
         if not fate:
+            self._passing["answers"].wait()
             _shut(client)
+
+    def _passes(self, way: Way) -> bool:
+        """Whether the next piece goes on, perhaps after a wait; if not, the line is cut here."""
+        if not self._passing[way].is_set():
+            self.held_count += 1
+            self.held.set()
+            self._passing[way].wait()
+        left = self._left[way]
+        if left is None:
+            return True
+        self._left[way] = left - 1
+        if left > 0:
+            return True
+        self._left[way] = None
+        self.held.set()  # before the client can hear of it
+        self.cut()
+        return False
 
 
 def _receive(connection: socket.socket) -> bytes:

@@ -40,11 +40,11 @@ def run_until_killed(url: str, broker_url: str, boundary: str) -> list[str]:
     return said
 
 
-def pull(broker_url: str, group: str) -> list[Delivered]:
+def pull(broker_url: str, group: str, subject: str = SUBJECT) -> list[Delivered]:
     """Everything new for this group."""
     transport = HttpTransport(broker_url)
     request = PullRequest(
-        subject=SUBJECT,
+        subject=subject,
         group=group,
         consumer="test",
         start="latest",
