@@ -48,6 +48,7 @@ FILES = {
     "queue_table",
     "index_sealed",
     "index_table",
+    "summary_sealed",
     "format_file",
     "clean_stop",
 }

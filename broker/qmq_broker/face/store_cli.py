@@ -37,6 +37,7 @@ DUMPED: Final = (
     "retained",
     "segments",
     "snapshot",
+    "summaries",
 )
 _DIRECTORY: Final = click.Path(exists=True, file_okay=False)
 
@@ -104,7 +105,7 @@ def dump(
 def rebuild(directory: str, what: str, *, as_json: bool) -> None:
     """Make derived files of a stopped broker again from the logs: the consume queues, or all.
 
-    With `all` the key index is removed too; the broker makes it again in the background.
+    With `all` key index and summaries are removed too; the broker makes them again in the background.
     """
     from qmq_broker.storage.disk import OsDisk
     from qmq_broker.storage.rebuild import rebuild_store
@@ -119,7 +120,9 @@ def rebuild(directory: str, what: str, *, as_json: bool) -> None:
         f"({done.duration_ms / 1000:.1f} s)"
     )
     if what == "all":
-        click.echo(f"{done.index_files} files of the key index removed")
+        click.echo(
+            f"{done.index_files} files of the key index and {done.summaries} summaries removed"
+        )
 
 
 @store.command()

@@ -33,6 +33,7 @@ from qmq_broker.storage.retained import read_retained
 from qmq_broker.storage.segments import Segments
 from qmq_broker.storage.small_file import read_file, unseal
 from qmq_broker.storage.snapshots import Snapshot
+from qmq_broker.storage.summary import SegmentSummary
 from qmq_broker.storage.verify_segment import log_frame
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind
@@ -105,6 +106,16 @@ def _queues(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row
         if question.subject in (None, state.subject):
             assert table is not None
             yield {"indexed_offset": table.indexed_offset} | _named(state)
+
+
+def _summaries(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
+    for name in disk.names(layout.SUMMARIES):
+        path = f"{layout.SUMMARIES}/{name}"
+        found, reason = sealed_array(disk, path, SegmentSummary)
+        if found is None:
+            yield _damaged(path, 0, None, reason)
+        elif question.subject is None or found.span(question.subject) is not None:
+            yield {"file": path} | _named(found)
 
 
 def _snapshot(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
@@ -295,4 +306,5 @@ KINDS: Final[Mapping[str, Callable[[Disk, Format, DumpQuestion], Iterator[Row]]]
     "retained": _retained,
     "segments": _segments,
     "snapshot": _snapshot,
+    "summaries": _summaries,
 }

@@ -1,4 +1,4 @@
-"""Brings the key index up to the log's end, in a thread of its own and when there is time for it.
+"""Brings key index and summaries up to the log's end, in a thread of its own and when there is time.
 
 The threads of this process share one interpreter, so what is saved here is what senders get. While
 much is being written the index is left behind, up to a bound; a search looks through what is missing.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from typing import Final
 
 from qmq_broker.clock import Clock
@@ -58,8 +59,10 @@ class Indexer:
         return self._store.durable_offset - self._store.index.indexed_offset > LAG_BYTES_MAX
 
     def step(self) -> IndexStep:
-        """One bounded step of the index."""
-        return self._store.index.step(STEP_BYTES)
+        """One bounded step of the index, and one of the summaries of sealed segments."""
+        done = self._store.index.step(STEP_BYTES)
+        has_more = self._store.summaries.step(STEP_BYTES)
+        return replace(done, is_unfinished=done.is_unfinished or has_more)
 
     def run(self) -> None:
         """Step and rest until `stop`."""

@@ -2,7 +2,8 @@
 
 A frame says at which offset it stands and when it was stored, under a checksum, and times never go
 back within a log. So a time is found by halving: first among the segments, by the first frame of
-each, then inside one, where from any byte on the next whole stamp is looked for.
+each, then inside one, where from any byte on the next whole stamp is looked for; a summary says of
+some frames when they were stored, and is asked first.
 
 The limit of the method: a body that holds the stamp of a frame for exactly the offset at which it
 comes to stand would be taken for one. Nobody meets that by chance; a sender who forges it gets a
@@ -11,12 +12,14 @@ starting point inside their own message, and what is read from there on is verif
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Final, NamedTuple
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.frame_scan import claims_behind
 from qmq_broker.storage.repeats import LOG_LIMITS
 from qmq_broker.storage.segments import SEGMENT_HEAD_BYTES, Segments
+from qmq_broker.storage.summary import SegmentSummary, SummaryOf, no_summary
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import (
     FRAME_ALIGNMENT_BYTES,
@@ -44,10 +47,16 @@ class LogRange(NamedTuple):
         return max(0, self.next_offset - self.first_offset)
 
 
-def offset_at(segments: Segments, time_ms: int, within: LogRange) -> int:
+def offset_at(
+    segments: Segments,
+    time_ms: int,
+    within: LogRange,
+    summary_of: SummaryOf = no_summary,
+) -> int:
     """Where the first frame stands that was stored at `time_ms` or later.
 
-    `within.next_offset` when there is none. Raises `CorruptionError`.
+    `within.next_offset` when there is none. `summary_of` gives what is known of a segment by its
+    beginning: without it more of the log is read. Raises `CorruptionError`.
     """
     bases = [
         base
@@ -66,7 +75,11 @@ def offset_at(segments: Segments, time_ms: int, within: LogRange) -> int:
         return max(within.first_offset, end) if bases else end
     first_offset = max(within.first_offset, bases[low - 1] + SEGMENT_HEAD_BYTES)
     next_offset = min(within.next_offset, bases[low - 1] + segments.segment_bytes)
-    found = _halve(segments, time_ms, LogRange(first_offset, next_offset))
+    part = LogRange(first_offset, next_offset)
+    summary = summary_of(bases[low - 1])
+    if summary is not None:
+        part = _between_marks(segments, time_ms, part, summary)
+    found = _halve(segments, time_ms, part)
     return found if found < next_offset else end
 
 
@@ -95,6 +108,26 @@ def read_stamp(segments: Segments, offset: int) -> FrameHeader:
     if header.physical_offset != offset:
         raise ProtocolError(f"frame of offset {header.physical_offset}")
     return header
+
+
+def _between_marks(
+    segments: Segments, time_ms: int, part: LogRange, summary: SegmentSummary
+) -> LogRange:
+    """What of `part` must be looked at; both ends are frames that say so themselves."""
+    after = bisect_left(summary.marks, time_ms, key=lambda mark: mark.stored_at_ms)
+    first_offset, next_offset = part
+    for mark in summary.marks[max(0, after - 1) : after + 1]:
+        if not first_offset <= mark.offset < next_offset:
+            continue
+        try:
+            stored_at_ms = read_stamp(segments, mark.offset).stored_at_ms
+        except ProtocolError:
+            continue
+        if stored_at_ms < time_ms:
+            first_offset = mark.offset
+        else:
+            next_offset = mark.offset
+    return LogRange(first_offset, next_offset)
 
 
 def _halve(segments: Segments, time_ms: int, within: LogRange) -> int:

@@ -39,6 +39,7 @@ KNOWN_NAMES: Final = frozenset(
         layout.CONSUME_QUEUES,
         layout.STATE,
         layout.INDEX,
+        layout.SUMMARIES,
         layout.QUARANTINE,
     }
 )

@@ -23,7 +23,9 @@ from qmq_broker.storage.frame_seek import (
 from qmq_broker.storage.index_keys import id_hash, key_hash
 from qmq_broker.storage.key_index import INDEXED_KINDS, KeyIndex, LogBounds
 from qmq_broker.storage.key_index_file import IndexFile
+from qmq_broker.storage.log_map import narrow
 from qmq_broker.storage.segments import Segments
+from qmq_broker.storage.summary import SummaryOf, no_summary
 from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.message_id import split_message_id
 from qmq_client.wire.record import record_key, record_message_id
@@ -82,9 +84,18 @@ class SearchResult:
 class KeySearch:
     """Searches over one log and its index; safe for several threads."""
 
-    def __init__(self, segments: Segments, index: KeyIndex, *, store_id: bytes, bounds: LogBounds):
+    def __init__(
+        self,
+        segments: Segments,
+        index: KeyIndex,
+        *,
+        store_id: bytes,
+        bounds: LogBounds,
+        summary_of: SummaryOf = no_summary,
+    ) -> None:
         self._segments = segments
         self._index = index
+        self._summary_of = summary_of
         self._store_id = store_id
         self._bounds = bounds
 
@@ -108,6 +119,7 @@ class KeySearch:
             hash_=key_hash(subject, key),
             needle=needle,
             is_it=lambda name, record: name == subject and record_key(record) == needle,
+            subject=subject,
         )
         return _Search(self, wanted, times, count).run()
 
@@ -119,6 +131,8 @@ class _Wanted:
     needle: bytes
     #: Whether a record of a subject is wanted.
     is_it: Callable[[str, bytes], bool]
+    #: The only one whose records are wanted; None for any.
+    subject: str | None = None
 
 
 class _Search:
@@ -127,6 +141,7 @@ class _Search:
     def __init__(self, over: KeySearch, wanted: _Wanted, times: TimeRange, count: int) -> None:
         self._segments = over._segments
         self._index = over._index
+        self._summary_of = over._summary_of
         self._store_id = over._store_id
         self._within = over._bounds()
         self._bounds = over._bounds
@@ -145,7 +160,8 @@ class _Search:
     def run(self) -> SearchResult:
         # What is indexed meanwhile is looked at twice, not never.
         files, gaps = self._index.cover(self._within)
-        sources: list[LogRange | IndexFile] = [*gaps, *files]
+        sources: list[LogRange | IndexFile] = [*files]
+        sources += [part for gap in gaps for part in self._parts(gap)]
         sources.sort(key=lambda source: source.next_offset, reverse=True)
         for source in sources:
             if self._result.has_more:
@@ -183,6 +199,20 @@ class _Search:
             frame = self._read(hit.offset)
             if frame is not None:
                 yield hit.offset, frame
+
+    def _parts(self, gap: LogRange) -> Iterator[LogRange]:
+        """The parts of a gap that may hold what is wanted, by what is known of its segments."""
+        first_offset, next_offset = gap
+        while first_offset < next_offset:
+            base = self._segments.base_of(first_offset)
+            part = LogRange(first_offset, min(next_offset, base + self._segments.segment_bytes))
+            summary = self._summary_of(base)
+            kept = part
+            if summary is not None:
+                kept = narrow(summary, part, self._wanted.subject, *self._times) or LogRange(0, 0)
+            if kept.length:
+                yield kept
+            first_offset = part.next_offset
 
     def _of_gap(self, gap: LogRange) -> Iterator[tuple[int, MessageFrame]]:
         """Frames of a part without an index, from the newest on, as far as the bound allows."""
@@ -264,7 +294,7 @@ class _Search:
         return frame
 
     def _offset_at(self, time_ms: int, gap: LogRange) -> int:
-        return offset_at(self._segments, time_ms, gap)
+        return offset_at(self._segments, time_ms, gap, self._summary_of)
 
     def _is_gone(self, offset: int) -> bool:
         return offset < self._bounds().first_offset

@@ -13,6 +13,7 @@
     state/groups.0  state/groups.1            where the groups were at some point of the action log
     index/<17 digits>                         key index, by the time of its first entry
     state/index                               how far the key index is in its files
+    summary/<20 digits>                       what the sealed segment of the commit log of this name holds
 
 Paths are relative to the data directory, with forward slashes. A subject becomes a folder name
 that is also its own on disks that fold case: an upper-case letter is written as `~` and its lower
@@ -41,6 +42,7 @@ QUEUE_TABLE: Final = "state/queues"
 RETAINED: Final = "state/retained"
 INDEX: Final = "index"
 INDEX_TABLE: Final = "state/index"
+SUMMARIES: Final = "summary"
 SNAPSHOTS: Final = ("state/groups.0", "state/groups.1")
 #: Written first and renamed over the file it replaces.
 DRAFT_SUFFIX: Final = ".new"
@@ -83,6 +85,11 @@ def parse_spare(name: str) -> int | None:
     """The number of a spare segment; None when it is no such name."""
     found = _SPARE.match(name)
     return int(found[1]) if found else None
+
+
+def summary_path(base_offset: int) -> str:
+    """The summary of the segment of the commit log that begins there."""
+    return segment_path(SUMMARIES, base_offset)
 
 
 def index_name(stored_at_ms: int) -> str:

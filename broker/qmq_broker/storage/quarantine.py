@@ -38,6 +38,7 @@ from qmq_broker.storage.lost import LostRun, lost_frames
 from qmq_broker.storage.rebuild import remove_index
 from qmq_broker.storage.segments import SEGMENT_HEAD_BYTES, Segments, build_segment_head
 from qmq_broker.storage.small_file import read_file, replace_file, unseal
+from qmq_broker.storage.summary import remove_summaries
 from qmq_broker.storage.verify import judge_commit_log
 from qmq_broker.storage.verify_log import LogVerdict
 from qmq_client.wire.errors import ProtocolError
@@ -243,6 +244,7 @@ class _Quarantine:
             self._disk.unlink(layout.QUEUE_TABLE)
             self._disk.sync_directory(layout.STATE)
         remove_index(self._disk)
+        remove_summaries(self._disk)
 
     def _cover(
         self, hole: DamagedRange, frames: list[bytes], epoch: int, stored_at_ms: int

@@ -26,6 +26,7 @@ from qmq_broker.storage.log_recovery import examine
 from qmq_broker.storage.recovery import UNFLUSHED_BYTES_MAX
 from qmq_broker.storage.retained import Retained, read_retained
 from qmq_broker.storage.segments import Segments
+from qmq_broker.storage.summary import remove_summaries
 from qmq_client.wire.errors import ProtocolError
 
 
@@ -39,11 +40,13 @@ class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
     indexed_offset: int
     #: Files of the key index that were removed; the broker makes them again in the background.
     index_files: int
+    #: Summaries of segments that were removed; made again in the same way.
+    summaries: int
     duration_ms: int
 
 
 def rebuild_store(disk: Disk, clock: Clock, *, with_index: bool = False) -> Rebuilt:
-    """Make the consume queues again; with `with_index` remove the key index too.
+    """Make the consume queues again; with `with_index` remove key index and summaries too.
 
     Raises `LockedError`, `UnknownFormatError`, and `CorruptionError` with nothing changed when the
     logs are damaged where they must be read.
@@ -62,6 +65,7 @@ def rebuild_store(disk: Disk, clock: Clock, *, with_index: bool = False) -> Rebu
         finally:
             segments.close()
         index_files = remove_index(disk) if with_index else 0
+        summaries = remove_summaries(disk) if with_index else 0
     finally:
         lock.release()
     return Rebuilt(
@@ -69,6 +73,7 @@ def rebuild_store(disk: Disk, clock: Clock, *, with_index: bool = False) -> Rebu
         entries=sum(queues.values()),
         indexed_offset=next_offset,
         index_files=index_files,
+        summaries=summaries,
         duration_ms=round((clock.monotonic_s() - began_s) * 1000),
     )
 

@@ -49,6 +49,7 @@ _DIRECTORIES: Final = (
     layout.ACTION_LOG,
     layout.CONSUME_QUEUES,
     layout.INDEX,
+    layout.SUMMARIES,
     layout.STATE,
 )
 

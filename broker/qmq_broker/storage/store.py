@@ -28,6 +28,7 @@ from qmq_broker.storage.key_search import KeySearch
 from qmq_broker.storage.recovery import Recovered, Recovery, RecoveryReport, write_clean_stop
 from qmq_broker.storage.retained import Retained, write_retained
 from qmq_broker.storage.segmented_log import LogSettings, SegmentedLog
+from qmq_broker.storage.summaries import Summaries
 from qmq_client.wire.frame import MessageFrame
 
 __all__ = ["Placed", "RecoveryReport", "Store"]
@@ -72,13 +73,7 @@ class Store:
         #: One more at each opening; stamped on every frame and part of every hand-out's name.
         self.epoch = recovered.checkpoint.epoch
         self.recovery = recovered.report
-        settings = LogSettings(
-            store_id=format_.store_id,
-            epoch=self.epoch,
-            growth_bytes=options.growth_bytes,
-            reserve_bytes=options.reserve_bytes,
-            spare_segments=options.spare_segments,
-        )
+        settings, action_settings = _log_settings(options, format_.store_id, self.epoch)
         log = SegmentedLog(recovered.commit_segments, clock, settings, recovered.commit_finding)
         self._commit_log = CommitLog(log, recovered.queues, recovered.window)
         self._commit_segments = recovered.commit_segments
@@ -86,16 +81,17 @@ class Store:
         self.index = KeyIndex(
             disk, self._commit_segments, options, store_id=format_.store_id, bounds=self._log_range
         )
+        #: What sealed segments hold; stepped by the thread of the index.
+        self.summaries = Summaries(
+            disk, self._commit_segments, store_id=format_.store_id, bounds=self._log_range
+        )
         #: Messages by id or key, for any thread.
         self.search = KeySearch(
-            self._commit_segments, self.index, store_id=format_.store_id, bounds=self._log_range
-        )
-        # Pulls and acknowledgements go on below the reserve: they are what makes room.
-        action_settings = LogSettings(
+            self._commit_segments,
+            self.index,
             store_id=format_.store_id,
-            epoch=self.epoch,
-            growth_bytes=min(options.growth_bytes, options.action_segment_bytes),
-            reserve_bytes=0,
+            bounds=self._log_range,
+            summary_of=self.summaries.find,
         )
         action_log = SegmentedLog(
             recovered.action_segments, clock, action_settings, recovered.action_finding
@@ -205,7 +201,7 @@ class Store:
 
         The log's durable end when there is none yet. Raises `CorruptionError`.
         """
-        return offset_at(self._commit_segments, time_ms, self._log_range())
+        return offset_at(self._commit_segments, time_ms, self._log_range(), self.summaries.find)
 
     def expired_offset(self, now_ms: int) -> int:
         """Up to where the commit log may go by age and by length; a segment begins there."""
@@ -354,3 +350,24 @@ class Store:
     def _poisoned(self, what: str, error: Exception) -> PoisonedError:
         self._poison = f"nothing is written since {what}: {error}. Restart the broker."
         return PoisonedError(self._poison)
+
+
+def _log_settings(
+    options: StoreOptions, store_id: bytes, epoch: int
+) -> tuple[LogSettings, LogSettings]:
+    """Those of the commit log and of the action log."""
+    commit = LogSettings(
+        store_id=store_id,
+        epoch=epoch,
+        growth_bytes=options.growth_bytes,
+        reserve_bytes=options.reserve_bytes,
+        spare_segments=options.spare_segments,
+    )
+    # Pulls and acknowledgements go on below the reserve: they are what makes room.
+    actions = LogSettings(
+        store_id=store_id,
+        epoch=epoch,
+        growth_bytes=min(options.growth_bytes, options.action_segment_bytes),
+        reserve_bytes=0,
+    )
+    return commit, actions

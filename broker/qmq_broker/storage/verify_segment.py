@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage import layout
 from qmq_broker.storage.action_log import ACTION_KINDS
@@ -25,6 +27,7 @@ from qmq_broker.storage.lost import lost_entries, lost_runs
 from qmq_broker.storage.queue_files import ENTRY_BYTES, QueueFiles
 from qmq_broker.storage.repeats import LOG_LIMITS
 from qmq_broker.storage.segments import Segments
+from qmq_broker.storage.summary import Summarizer, read_summary
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, MessageFrame, parse_message_frame
 from qmq_client.wire.record import verify_record
@@ -75,7 +78,7 @@ def verify_segment(disk: Disk, task: SegmentTask) -> SegmentOutcome:
             survey=outcome.survey,
         )
         if check:
-            check.finish()
+            check.finish(segments)
     finally:
         segments.close()
         if check:
@@ -97,7 +100,9 @@ class _Messages:
     """Sequences, entries and records of the message frames of one segment."""
 
     def __init__(self, disk: Disk, task: SegmentTask, outcome: SegmentOutcome) -> None:
+        self._disk = disk
         self._task = task
+        self._summarizer = Summarizer(task.format.store_id, task.base, task.format.segment_bytes)
         self._outcome = outcome
         self._files = QueueFiles(
             disk, entries_per_file=task.format.queue_entries_per_file, open_files=_OPEN_FILES
@@ -108,6 +113,7 @@ class _Messages:
 
     def visit(self, scanned: ScannedFrame) -> None:
         if scanned.header.kind is FrameKind.LOST:
+            self._summarizer.add(scanned)
             for lost in lost_runs(scanned):
                 self._outcome.survey.add_run(
                     lost.subject, lost.first_sequence, lost.count, scanned.offset
@@ -117,6 +123,7 @@ class _Messages:
                 self._gather(lost.subject, lost.first_sequence, entries)
             return
         frame = log_frame(scanned)
+        self._summarizer.add_messages(frame)
         if self._task.is_deep:
             self._verify_records(scanned.offset, frame)
         entries = pack_entries(frame, scanned.offset) if self._task.queues else b""
@@ -128,12 +135,27 @@ class _Messages:
                 self._gather(run.subject, run.first_sequence, entries[position:next_position])
                 position = next_position
 
-    def finish(self) -> None:
+    def finish(self, segments: Segments) -> None:
         for subject in list(self._gathered):
             self._compare(subject)
+        if not self._outcome.survey.damaged:
+            self._check_summary(segments)
 
     def close(self) -> None:
         self._files.close()
+
+    def _check_summary(self, segments: Segments) -> None:
+        base, store_id = self._task.base, self._task.format.store_id
+        path = layout.summary_path(base)
+        if path.rpartition("/")[2] not in self._disk.names(layout.SUMMARIES):
+            return
+        found = read_summary(self._disk, segments, base, store_id)
+        if found is None:
+            self._report(rebuilt(path, "no whole summary of this segment"))
+        elif msgspec.structs.replace(found, identity=b"") != self._summarizer.finish():
+            fault = rebuilt(path, "not what the segment holds")
+            remedy = "Stop the broker and run `qmq store rebuild` with `all` on this directory."
+            self._report(msgspec.structs.replace(fault, remedy=remedy))
 
     def _verify_records(self, offset: int, frame: MessageFrame) -> None:
         for index, (subject, record) in enumerate(frame.records()):

@@ -120,6 +120,7 @@ def test_dump_shows_every_kind_of_file_as_rows(data: Path, kind: str) -> None:
         "retained": 1,
         "segments": 4,
         "snapshot": 0,
+        "summaries": 0,
     }
     assert len(rows) == counts.get(kind, len(rows))
     assert len(run("dump", kind, data).output.splitlines()) == len(rows)
