@@ -20,6 +20,7 @@ PACKAGES = {
     "qmq_broker": ROOT / "broker" / "qmq_broker",
     "qmq_watchdog": ROOT / "watchdog" / "qmq_watchdog",
     "qmq_migrations": ROOT / "migrations" / "qmq_migrations",
+    "qmq_pipeline": ROOT / "pipeline" / "qmq_pipeline",
 }
 
 #: Folders that hold what was made, not what was written.

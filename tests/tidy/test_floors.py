@@ -21,6 +21,9 @@ PLANTED = {
     "Floors of the broker": ("qmq_broker/storage/disk.py", "qmq_broker.service"),
     "Of the client the broker knows only the wire": ("qmq_broker/face/app.py", "qmq_client.outbox"),
     "no SQL": ("qmq_broker/service/intake.py", "sqlalchemy"),
+    "Floors of the pipeline": ("qmq_pipeline/decode.py", "qmq_pipeline.sources"),
+    "only the readers of its files": ("qmq_pipeline/decode.py", "qmq_broker.face"),
+    "Spark and Arrow are the pipeline's affair": ("qmq_broker/storage/disk.py", "pyarrow"),
     "made for tests": ("qmq_watchdog/sweep.py", "qmq_client.testing"),
 }
 HOUSE = (
@@ -33,6 +36,8 @@ HOUSE = (
     "qmq_broker/storage",
     "qmq_broker/service",
     "qmq_broker/face",
+    "qmq_pipeline/errors.py",
+    "qmq_pipeline/sources",
 )
 
 

@@ -1,0 +1,128 @@
+"""Frames of the action log as rows of `actions`.
+
+An action says what happened to a range of messages, so there are far fewer of them than messages and a
+row is made in plain Python. The range stays a range: what a consumer did with ten thousand messages at
+once is one row. A pull that handed out several runs of sequences is one row for each.
+
+Kinds of actions that have more to say than the columns hold keep the whole of it in `action_json`;
+newer kinds that this version does not know stop the read: what they mean cannot be guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from qmq_broker.storage.actions import (
+    Acked,
+    Action,
+    Dead,
+    Expired,
+    Extended,
+    Nacked,
+    Pulled,
+    Skipped,
+)
+from qmq_broker.storage.frame_scan import ScannedFrame
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind
+from qmq_client.wire.requests import decode_msgpack, sized_part
+from qmq_pipeline.errors import DamagedRangeError
+from qmq_pipeline.schemas import ACTIONS
+
+BATCH_ROWS: Final = 20_000
+_Row = dict[str, Any]
+
+
+def batches(
+    frames: Iterable[ScannedFrame], columns: tuple[str, ...] = ACTIONS.names
+) -> Iterator[pa.RecordBatch]:
+    """Rows of these frames with the columns asked for."""
+    schema = ACTIONS.arrow(columns)
+    rows: list[_Row] = []
+    for frame in frames:
+        if frame.header.kind is FrameKind.ACTIONS:
+            rows += frame_rows(frame)
+        if len(rows) >= BATCH_ROWS:
+            yield pa.RecordBatch.from_pylist(rows, schema=schema)
+            rows = []
+    if rows:
+        yield pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def frame_rows(frame: ScannedFrame) -> Iterator[_Row]:
+    """One row for each range of each action of a frame."""
+    number = 0
+    for action in _decode(frame):
+        for row in _rows(action):
+            yield {"action_offset": frame.offset, "action_number": number, **row}
+            number += 1
+
+
+def _decode(frame: ScannedFrame) -> list[Action]:
+    try:
+        return decode_msgpack(sized_part(frame.data, FRAME_HEADER_BYTES), list[Action])
+    except ProtocolError as error:
+        raise DamagedRangeError(
+            source=f"action log at offset {frame.offset}",
+            reason=str(error),
+            remedy="Use the version of qmq that wrote it",
+        ) from error
+
+
+def _rows(action: Action) -> Iterator[_Row]:
+    row: _Row = {
+        "at": _time(getattr(action, "at_ms", None)),
+        "action": type(action).__name__.lower(),
+        "subject": getattr(action, "subject", None),
+        "consumer_group": getattr(action, "group", None),
+        "consumer": getattr(action, "consumer", None),
+    }
+    match action:
+        case Pulled():
+            row["until"] = _time(action.lease_until_ms)
+            yield from _pulled_rows(action, row)
+        case Acked() | Extended():
+            until_ms = action.lease_until_ms if isinstance(action, Extended) else None
+            yield row | _pulls(action.first, action.next) | {"until": _time(until_ms)}
+        case Nacked() | Expired():
+            error = action.error if isinstance(action, Nacked) else None
+            until = {"until": _time(action.retry_at_ms), "error": error}
+            yield row | _pulls(action.first, action.next) | until
+        case Dead():
+            more: _Row = {
+                "attempt": action.attempts,
+                "reason": action.reason,
+                "error": action.error,
+            }
+            yield row | _sequences(action.sequence, action.sequence + 1) | more
+        case Skipped():
+            yield row | _sequences(action.first, action.next)
+        case _:
+            yield row | {"action_json": msgspec.json.encode(action).decode()}
+
+
+def _pulled_rows(action: Pulled, row: _Row) -> Iterator[_Row]:
+    first_pull = action.first_pull_sequence
+    for run in action.runs:
+        next_pull = first_pull + run.count
+        sequences = _sequences(run.first_sequence, run.first_sequence + run.count)
+        yield row | sequences | _pulls(first_pull, next_pull) | {"attempt": run.attempt}
+        first_pull = next_pull
+
+
+def _sequences(first: int, after: int) -> _Row:
+    return {"first_sequence": first, "next_sequence": after}
+
+
+def _pulls(first: int, after: int) -> _Row:
+    return {"first_pull": first, "next_pull": after}
+
+
+def _time(time_ms: int | None) -> datetime | None:
+    """Of 0 and None, nothing: the action log writes 0 for never."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms else None

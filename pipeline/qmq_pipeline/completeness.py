@@ -1,0 +1,38 @@
+"""P3: between the first and the last row of a subject none is missing, or the job fails.
+
+Sequences of a subject are dense in the log. What was ingested before ends at some sequence; what comes
+next must begin there, unless a quarantined range or an expired one says that it cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from qmq_pipeline.errors import IncompleteError
+from qmq_pipeline.lake import RangeFacts
+
+
+def next_sequences(
+    known: Mapping[str, int], ranges: Iterable[RangeFacts], *, is_from_start: bool
+) -> dict[str, int]:
+    """The sequence that each subject goes on with behind these ranges, given where it stood before.
+
+    `is_from_start`: the log is read from its very beginning, so a new subject begins with 0. Raises
+    `IncompleteError`. Requires: ranges in order of the log.
+    """
+    expected = dict(known)
+    for facts in ranges:
+        if facts.notes.get("is_expired"):
+            expected, is_from_start = {}, False
+        for subject in {*facts.sequences, *facts.lost}:
+            runs = [*facts.sequences.get(subject, ()), *facts.lost.get(subject, ())]
+            for first, after in sorted((int(one[0]), int(one[1])) for one in runs):
+                wanted = expected.get(subject, 0 if is_from_start else first)
+                if first != wanted:
+                    raise IncompleteError(
+                        subject=subject,
+                        first_sequence=min(wanted, first),
+                        next_sequence=max(wanted, first),
+                    )
+                expected[subject] = after
+    return expected

@@ -1,0 +1,60 @@
+"""What a job of the pipeline works on: one value, made by the command line or by a program.
+
+Every job is a function of `(spark, config)`. Nothing is read from the environment below this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from qmq_client.config import DatabaseSection
+from qmq_pipeline.errors import OptionError
+from qmq_pipeline.log import RANGE_BYTES
+from qmq_pipeline.options import Place
+
+#: Ranges that one Spark job ingests before they are committed: a crash costs at most these again.
+RANGES_PER_COMMIT: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditOptions:
+    """How messages are judged."""
+
+    #: How long a message may be under way before it counts as missing.
+    grace_s: float = 60.0
+    #: Stored so long after its commit (or, of a delayed one, its due time) a message is late.
+    late_s: float = 60.0
+    #: Every producer's outbox is among the databases: then a message without a row is a ghost,
+    #: whoever made it.
+    is_closed_world: bool = False
+    #: Judge what was committed in this window; None for all that is known.
+    since_ms: int | None = None
+    until_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineConfig:
+    """One pipeline."""
+
+    #: Folder of the tables: a path, or a URL of an object store.
+    tables: str
+    #: Where the logs are; None for a pipeline of outbox tables alone.
+    place: Place | None = None
+    #: Databases with an outbox, as `qmq.toml` has them.
+    databases: tuple[DatabaseSection, ...] = ()
+    partition_bytes: int = RANGE_BYTES
+    ranges_per_commit: int = RANGES_PER_COMMIT
+    #: Rows of an outbox younger than this may still have a neighbour of a lower number that commits
+    #: later; they are read again by the next run.
+    outbox_safety_s: float = 600.0
+    audit: AuditOptions = field(default_factory=AuditOptions)
+
+    def __post_init__(self) -> None:
+        if not self.tables:
+            raise OptionError(
+                option="tables",
+                value="empty",
+                allowed="a folder",
+                remedy="Say where the tables are to be kept.",
+            )

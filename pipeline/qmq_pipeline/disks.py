@@ -1,0 +1,130 @@
+"""A data directory that is only read, here: a `Disk` for the broker's own readers.
+
+The broker's disk opens files for writing and makes what is missing; who reads a backup on a read-only
+mount, or beside a running broker, must do neither. A directory at a broker is in `remote.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from qmq_broker.storage.disk_errors import translate
+from qmq_broker.storage.disk_port import Disk, DiskFile, DiskLock
+from qmq_pipeline.errors import SourceError
+
+
+class ReadFile:
+    """One open file, from any thread; whatever would change it is refused."""
+
+    def read(self, position: int, count: int) -> bytes:
+        """`count` bytes from `position`; fewer only at the end of the file."""
+        raise NotImplementedError
+
+    def length(self) -> int:
+        """Bytes in the file."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give the file back. Safe to call twice."""
+
+    def write(self, position: int, parts: Sequence[bytes | memoryview]) -> None:
+        raise _refusal()
+
+    def sync(self) -> None:
+        raise _refusal()
+
+    def allocate(self, length: int) -> None:
+        raise _refusal()
+
+    def truncate(self, length: int) -> None:
+        raise _refusal()
+
+    def links(self) -> int:
+        raise _refusal()
+
+
+class ReadDisk:
+    """Files below one directory; whatever would change them is refused."""
+
+    def open(self, path: str, *, is_new: bool = False) -> DiskFile:
+        """Open for reading; `DiskError` when there is no such file."""
+        raise NotImplementedError
+
+    def names(self, directory: str) -> list[str]:
+        """Sorted names in a directory; none when there is no such directory."""
+        raise NotImplementedError
+
+    def lock(self, path: str, holder: str) -> DiskLock:
+        raise _refusal()
+
+    def make_directory(self, path: str) -> None:
+        raise _refusal()
+
+    def sync_directory(self, path: str) -> None:
+        raise _refusal()
+
+    def rename(self, old: str, new: str) -> None:
+        raise _refusal()
+
+    def unlink(self, path: str) -> None:
+        raise _refusal()
+
+    def free_bytes(self) -> int:
+        raise _refusal()
+
+
+class LocalDisk(ReadDisk):
+    """The files of this machine, or of a mounted file system, below `root`."""
+
+    def __init__(self, root: str) -> None:
+        """Raises `SourceError` when there is no such directory."""
+        self.root = os.path.abspath(root)
+        if not os.path.isdir(self.root):
+            raise SourceError(
+                source=root,
+                reason="no such directory",
+                remedy="Give the data directory of a broker, a backup or an archive",
+            )
+
+    def open(self, path: str, *, is_new: bool = False) -> DiskFile:
+        if is_new:
+            raise _refusal()
+        try:
+            return _LocalFile(os.open(os.path.join(self.root, path), os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            raise translate(error, "open", path) from error
+
+    def names(self, directory: str) -> list[str]:
+        try:
+            return sorted(os.listdir(os.path.join(self.root, directory)))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise translate(error, "list", directory) from error
+
+
+class _LocalFile(ReadFile):
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read(self, position: int, count: int) -> bytes:
+        try:
+            return os.pread(self._descriptor, count, position)
+        except OSError as error:
+            raise translate(error, "read", "file") from error
+
+    def length(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _refusal() -> SourceError:
+    return SourceError(source="data directory", reason="it is only read here", remedy="Report this")
+
+
+_IS_A_DISK: type[Disk] = LocalDisk

@@ -1,0 +1,103 @@
+"""The errors of the pipeline.
+
+::
+
+    QmqError                        `qmq_client.wire.errors`
+    └── PipelineError               the job cannot go on; says what and what to do
+        ├── OptionError             an option or argument is not known or not possible
+        ├── SourceError             what is to be read is not there, or cannot be reached
+        │   ├── UnreachableError    nobody answers there; the same call may work later
+        │   ├── ExpiredRangeError   retention has passed the range
+        │   └── DamagedRangeError   accepted data is not as it was written
+        ├── IncompleteError         rows are missing between the first and the last one
+        ├── LakeError               the tables' folder is of another version or in use
+        └── JavaError               no Java that Spark can run on
+
+They travel from Spark's workers to the driver as text, so the text says everything.
+"""
+
+from __future__ import annotations
+
+from qmq_client.wire.errors import QmqError
+
+
+class PipelineError(QmqError):
+    """The pipeline cannot go on."""
+
+    code = "pipeline"
+
+
+class OptionError(PipelineError):
+    """An option is not known, or its value is not possible."""
+
+    code = "option"
+
+    def __init__(self, *, option: str, value: str, allowed: str, remedy: str) -> None:
+        super().__init__(f"option {option}: {value}; allowed: {allowed}. {remedy}")
+        self.option = option
+        self.value = value
+        self.allowed = allowed
+        self.remedy = remedy
+
+
+class SourceError(PipelineError):
+    """What is to be read is not there, is of another version, or cannot be reached."""
+
+    code = "source"
+
+    def __init__(self, *, source: str, reason: str, remedy: str) -> None:
+        super().__init__(f"{source}: {reason}. {remedy}")
+        self.source = source
+        self.reason = reason
+        self.remedy = remedy
+
+
+class UnreachableError(SourceError):
+    """Nobody answers there; the same call may work later."""
+
+    code = "unreachable"
+
+
+class ExpiredRangeError(SourceError):
+    """Retention has given up what was asked for."""
+
+    code = "expired_range"
+
+
+class DamagedRangeError(SourceError):
+    """Accepted data is not as it was written; nothing of the range was given out."""
+
+    code = "damaged_range"
+
+
+class IncompleteError(PipelineError):
+    """Sequences of a subject are missing, and no quarantined range says why."""
+
+    code = "incomplete"
+
+    def __init__(self, *, subject: str, first_sequence: int, next_sequence: int) -> None:
+        super().__init__(
+            f"{subject}: sequences {first_sequence} to {next_sequence - 1} are missing between what "
+            "was read before and behind them. Run `qmq store verify` on the data directory."
+        )
+        self.subject = subject
+        self.first_sequence = first_sequence
+        self.next_sequence = next_sequence
+
+
+class LakeError(PipelineError):
+    """The folder of the tables cannot be used."""
+
+    code = "lake"
+
+    def __init__(self, *, path: str, reason: str, remedy: str) -> None:
+        super().__init__(f"{path}: {reason}. {remedy}")
+        self.path = path
+        self.reason = reason
+        self.remedy = remedy
+
+
+class JavaError(PipelineError):
+    """There is no Java that Spark can run on."""
+
+    code = "java"

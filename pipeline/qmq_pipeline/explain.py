@@ -1,0 +1,48 @@
+"""Out of 250 lines of a JVM, the one that says what happened.
+
+An error of ours that is raised in a worker comes back as text inside text: Python's traceback in Spark's
+message in the JVM's stack. The last line of that traceback has our class and our words.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from qmq_client.wire.errors import QmqError
+from qmq_pipeline import errors
+from qmq_pipeline.errors import PipelineError
+
+_OURS: Final = re.compile(r"(?:qmq_[a-z_.]+)\.(\w+Error): (.+)")
+_PYTHON: Final = re.compile(
+    r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Interrupt)): (.+)$", re.MULTILINE
+)
+_SPARK: Final = re.compile(r"^\s*(\[[A-Z0-9_.]+\] .+)$", re.MULTILINE)
+
+
+def explain(error: BaseException, log: str) -> QmqError:
+    """The error of ours that is inside this one, or one that says in a line what Spark said."""
+    if isinstance(error, QmqError):
+        return error
+    text = str(error)
+    found = _OURS.findall(text)
+    if found:
+        name, words = found[-1]
+        kind = getattr(errors, name, PipelineError)
+        return _with_text(kind, words.strip())
+    lines = _PYTHON.findall(text)
+    said = f"{lines[-1][0]}: {lines[-1][1]}" if lines else _first(text) or type(error).__name__
+    return PipelineError(f"Spark failed: {said.strip()[:500]}. All that was said is in {log}.")
+
+
+def _first(text: str) -> str:
+    found = _SPARK.search(text)
+    lines = [line for line in text.splitlines() if line.strip()]
+    return found[1] if found else (lines[0] if lines else "")
+
+
+def _with_text(kind: type[QmqError], text: str) -> QmqError:
+    """An error of this class that says `text`; its fields stayed in the worker."""
+    error = kind.__new__(kind)
+    Exception.__init__(error, text)
+    return error

@@ -1,0 +1,66 @@
+"""Conditions of a query that spare reading: on subject, time of storing, and offset.
+
+A condition is taken as a hint only and always given back, so Spark checks every row again: leaving out
+too little costs time, never an answer. What is not understood narrows nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final
+
+from qmq_pipeline.options import LogOptions
+
+#: What a filter says of one column, by the name of its class in `pyspark.sql.datasource`.
+_LOWER: Final = frozenset({"GreaterThan", "GreaterThanOrEqual", "EqualTo", "EqualNullSafe"})
+_UPPER: Final = frozenset({"LessThan", "LessThanOrEqual", "EqualTo", "EqualNullSafe"})
+
+
+def narrow(options: LogOptions, filters: Iterable[Any]) -> tuple[LogOptions, list[Any]]:
+    """Options that leave out what the filters exclude, and the filters that Spark must check."""
+    given = list(filters)
+    for one in given:
+        attribute: tuple[str, ...] = getattr(one, "attribute", ())
+        apply = _BY_COLUMN.get(attribute[0]) if len(attribute) == 1 else None
+        if apply is not None:
+            options = apply(options, type(one).__name__, getattr(one, "value", None))
+    return options, given
+
+
+def _by_subject(options: LogOptions, relation: str, value: Any) -> LogOptions:
+    if relation in {"EqualTo", "EqualNullSafe"} and isinstance(value, str):
+        wanted = frozenset({value})
+    elif relation == "In" and all(isinstance(one, str) for one in value):
+        wanted = frozenset(value)
+    else:
+        return options
+    known = options.subjects
+    return replace(options, subjects=wanted if known is None else wanted & known)
+
+
+def _by_time(options: LogOptions, relation: str, value: Any) -> LogOptions:
+    if not isinstance(value, datetime):
+        return options
+    time_ms = int(value.timestamp() * 1000)
+    if relation in _LOWER:
+        options = replace(options, first_stored_at_ms=max(options.first_stored_at_ms, time_ms))
+    if relation in _UPPER:
+        options = replace(options, next_stored_at_ms=min(options.next_stored_at_ms, time_ms + 1))
+    return options
+
+
+def _by_offset(options: LogOptions, relation: str, value: Any) -> LogOptions:
+    # The lower bound need not be the beginning of a frame, so only the upper one is used as it is.
+    if relation in _UPPER and isinstance(value, int):
+        known = options.next_offset
+        return replace(options, next_offset=value + 1 if known is None else min(known, value + 1))
+    return options
+
+
+_BY_COLUMN: Final[dict[str, Callable[[LogOptions, str, Any], LogOptions]]] = {
+    "subject": _by_subject,
+    "stored_at": _by_time,
+    "physical_offset": _by_offset,
+}

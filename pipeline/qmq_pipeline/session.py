@@ -1,0 +1,141 @@
+"""Spark, started so that a command on a laptop is quick and quiet, and taken as it is on a cluster.
+
+A session that is there, or a master that somebody set (`spark-submit`), is used and never changed but
+for what the sources need. Otherwise a local one is started: no UI, few shuffle partitions, all
+addresses on this machine, times in UTC, and what the JVM says goes to a log file: a single failing record
+makes it print 250 lines that say in the middle what the pipeline says in one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from qmq_pipeline.errors import JavaError
+from qmq_pipeline.java import cache_folder, find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Small joins and sorts of a laptop; a cluster sets its own.
+SHUFFLE_PARTITIONS: Final = 8
+_LOCAL: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
+    "spark.sql.session.timeZone": "UTC",
+    "spark.log.level": "ERROR",
+}
+#: What our sources and jobs rely on, whoever made the session.
+_NEEDED: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """How a local session is made."""
+
+    app_name: str = "qmq"
+    #: Cores, as Spark says it.
+    master: str = "local[*]"
+    driver_memory: str = "2g"
+    #: Where the JVM's words go; None for a file under the temporary folder.
+    log_file: Path | None = None
+    #: Further settings of Spark; they win.
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def get_session(options: SessionOptions | None = None) -> SparkSession:
+    """The session of this process, or a new one, with the sources registered.
+
+    Raises `JavaError` when a local one is to be started and there is no Java for it.
+    """
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is None:
+        session = _start(options or SessionOptions())
+    for name, value in _NEEDED.items():
+        session.conf.set(name, value)
+    from qmq_pipeline.sources.register import register
+
+    register(session)
+    return session
+
+
+def _start(options: SessionOptions) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.Builder().appName(options.app_name)
+    if not _is_submitted():
+        _prepare(os.environ)
+        settings = {**_LOCAL, "spark.driver.memory": options.driver_memory, **options.settings}
+        builder = builder.master(options.master)
+    else:
+        settings = dict(options.settings)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    log_file = options.log_file or log_path()
+    with _jvm_speaks_into(log_file):
+        try:
+            session = builder.getOrCreate()
+        except Exception as error:  # the gateway raises whatever the launcher said
+            raise JavaError(
+                f"Spark did not start: {_first_line(error)}. What Java said is in {log_file}."
+            ) from error
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    return session
+
+
+def log_path() -> Path:
+    """Where the JVM's words go when nothing else is said."""
+    return Path(tempfile.gettempdir()) / f"qmq-spark-{os.getuid()}-{os.getpid()}.log"
+
+
+def _is_submitted() -> bool:
+    """Whether somebody else decides where Spark runs."""
+    given = ("MASTER", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT")
+    return any(os.environ.get(name) for name in given)
+
+
+def _prepare(environment: os._Environ[str]) -> None:
+    from pyspark import __version__
+
+    major, minor = (int(part) for part in __version__.split(".")[:2])
+    java = find_java(environment, (major, minor), cache_folder(environment))
+    environment["JAVA_HOME"] = java.home
+    # Workers would otherwise be another Python, without what this one has.
+    environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+@contextlib.contextmanager
+def _jvm_speaks_into(log_file: Path) -> Iterator[None]:
+    """Let a child that is started now, and it for ever, have `log_file` for its standard error."""
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    kept = os.dup(2)
+    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.dup2(log, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(log)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

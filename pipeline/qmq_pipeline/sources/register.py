@@ -1,0 +1,23 @@
+"""Making the sources known to a session."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qmq_pipeline.sources.log_source import LogDataSource
+from qmq_pipeline.sources.task_source import TaskDataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def register(session: SparkSession) -> None:
+    """Let `session.read.format("qmq")` and its kin work; may be called again."""
+    from pyspark.errors import AnalysisException
+
+    for source in (LogDataSource, TaskDataSource):
+        try:
+            session.dataSource.register(source)
+        except AnalysisException as error:  # Spark 4.0 refuses what it has found by itself
+            if "already" not in str(error).lower():
+                raise
