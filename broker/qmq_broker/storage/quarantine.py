@@ -230,6 +230,7 @@ class _Quarantine:
         files = CheckpointFiles(self._disk)
         try:
             files.prepare()
+            files.write(last)  # a killed process may have left it unsynced
             for generation in (last.generation + 1, last.generation + 2):
                 files.write(self._taken_back(last, base, generation))
         finally:

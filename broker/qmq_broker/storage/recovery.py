@@ -127,11 +127,16 @@ class Recovery:
         self._disk.sync_directory(layout.ROOT)
         for directory in _DIRECTORIES:
             self._disk.make_directory(directory)
+        # The same for the notes of what may be given up: segments go below by their word.
+        self._disk.sync_directory(layout.STATE)
         first_offset = self._retained.first_offset
         self._derive(max(last.window_offset if last else 0, first_offset), commit)
         self._mend(commit, actions)
         checkpoint = self._next_checkpoint(last, commit, actions)
         checkpoints.prepare()
+        if last is not None:
+            # A killed process may have left it unsynced, and the other slot is written next.
+            checkpoints.write(last)
         checkpoints.write(checkpoint)
         return Recovered(
             checkpoint=checkpoint,
