@@ -1,13 +1,17 @@
 """Crashing a life at every operation, and recovery at every operation of its own.
 
-`QMQ_CRASH_SEED` chooses other random fates and lives; it is printed with every failure.
+`QMQ_CRASH_SEED` chooses other random fates and lives; it is printed with every failure. A state is
+counted once: the same files with the same knowledge of what must be in them are the same state.
 """
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from qmq_broker.storage.store import Store
@@ -30,72 +34,152 @@ from tests.crash.world import (
 
 SEED = int(os.environ.get("QMQ_CRASH_SEED", "1"))
 #: Random fates at each operation, beside the regular ones.
-SCATTERED = 6
+SCATTERED = 8
+#: Every n-th state is also sent new messages and repeats; all others are read in full.
+GOING_ON = 3
+
+
+class Census:
+    """Crash states, each once: the same state with the same knowledge is no other one."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self._seen: set[tuple[int, tuple[int, ...]]] = set()
+
+    def __len__(self) -> int:
+        """Different states so far."""
+        return len(self._seen)
+
+    def check_cuts(
+        self, image: Image, known: History, rng: random.Random, count: int, *, scattered: int
+    ) -> None:
+        """Hold what a power cut after `count` operations may leave to every promise."""
+        for state in self.new_cuts(image, known, rng, scattered=scattered):
+            try:
+                check(state, known, goes_on=len(self) % GOING_ON == 0)
+            except BrokenPromiseError as error:
+                where = f"{self.where}, {count} operations"
+                raise BrokenPromiseError(f"{where}: {error}") from error
+
+    def new_cuts(
+        self, image: Image, known: History, rng: random.Random, *, scattered: int
+    ) -> Iterator[Image]:
+        """What a power cut may leave and was not seen before with this knowledge."""
+        mark = known.mark()
+        return cut_states(
+            image,
+            rng,
+            scattered=scattered,
+            is_new=lambda signature: self._add((signature, mark)),
+        )
+
+    def is_new(self, state: Image, known: History) -> bool:
+        """Whether this state comes with this knowledge for the first time."""
+        return self._add((state.signature(), known.mark()))
+
+    def _add(self, key: tuple[int, tuple[int, ...]]) -> bool:
+        before = len(self._seen)
+        self._seen.add(key)
+        return len(self._seen) > before
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Many thousand openings: without log lines, and without looking for cycles in what is short-lived."""
+    logging.disable(logging.ERROR)
+    thresholds = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+        logging.disable(logging.NOTSET)
+
+
+class Lived:
+    """A life that was led on a recording disk, and the crash states of it that were checked."""
+
+    def __init__(self, scenario: Scenario, disk: RecordingDisk, *, seed: int = SEED) -> None:
+        self.disk = disk
+        self.history = scenario(disk).history
+        self.rng = random.Random(seed)
+        self.census = Census(f"{scenario.__name__}, seed {seed}")
+
+    def crash_everywhere(self, *, first: int = 0) -> None:
+        """Check every crash state of the life from its `first` operation on."""
+        for count, image in images(self.disk.first_image, self.disk.operations):
+            if count >= first:
+                known = self.history.up_to(count)
+                self.census.check_cuts(image, known, self.rng, count, scattered=SCATTERED)
+
+    def crash_in_recovery(self, *, every: int) -> None:
+        """Check every crash state of the openings after a sample of the life's crash states."""
+        for known, state in self._openings(every):
+            _crash_one_recovery(state, known, self.rng, self.census)
+
+    def crash_again(self, *, every: int) -> None:
+        """Check crash states of second lives, which begin after a sample of the life's crash states.
+
+        The second life sends frames of the lengths that the first one had, so that what was cut
+        would stand at the right places if it were still there.
+        """
+        for known, state in self._openings(every):
+            _crash_second_life(state, known, self.rng, self.census)
+
+    def _openings(self, every: int) -> Iterator[tuple[History, Image]]:
+        """What openings may begin with, each once: after a power cut, or a kill with power on."""
+        seen = Census(self.census.where)
+        number = 0
+        for count, image in images(self.disk.first_image, self.disk.operations):
+            known = self.history.up_to(count)
+            states = [*seen.new_cuts(image, known, self.rng, scattered=3)]
+            if seen.is_new(image, known):
+                states.append(image.copy())
+            yield from ((known, state) for n, state in enumerate(states, number) if n % every == 0)
+            number += len(states)
 
 
 def crash_everywhere(scenario: Scenario, disk: RecordingDisk, *, seed: int = SEED) -> int:
-    """Check every crash state of a life; returns how many there were."""
-    rng = random.Random(seed)
-    history = scenario(disk).history
-    states = 0
-    for count, image in images(disk.first_image, disk.operations):
-        for state in cut_states(image, rng, scattered=SCATTERED):
-            states += 1
-            _check(state, history, count, f"{scenario.__name__}, seed {seed}")
-    return states
+    """Check every crash state of a life; returns how many different ones there were."""
+    with quietly():
+        life = Lived(scenario, disk, seed=seed)
+        life.crash_everywhere()
+    return len(life.census)
 
 
 def crash_in_recovery(
     scenario: Scenario, disk: RecordingDisk, *, seed: int = SEED, every: int
 ) -> int:
-    """Check every crash state of the openings after a sample of a life's crash states."""
-    rng = random.Random(seed)
-    history = scenario(disk).history
-    states = 0
-    for count, image in images(disk.first_image, disk.operations):
-        for number, state in enumerate(_openings(image, rng)):
-            if (count + number) % every:
-                continue
-            where = f"{scenario.__name__}, seed {seed}, opening after state {number} of {count}"
-            states += _crash_one_recovery(state, history.up_to(count), rng, where)
-    return states
+    """The same for the openings after every n-th crash state of a life."""
+    with quietly():
+        life = Lived(scenario, disk, seed=seed)
+        life.crash_in_recovery(every=every)
+    return len(life.census)
 
 
 def crash_again(scenario: Scenario, disk: RecordingDisk, *, seed: int = SEED, every: int) -> int:
-    """Check crash states of second lives, which begin after a sample of a life's crash states.
-
-    The second life sends frames of the lengths that the first one had, so that what was cut would
-    stand at the right places if it were still there.
-    """
-    rng = random.Random(seed)
-    history = scenario(disk).history
-    states = 0
-    for count, image in images(disk.first_image, disk.operations):
-        for number, state in enumerate(_openings(image, rng)):
-            if (count + number) % every:
-                continue
-            where = f"{scenario.__name__}, seed {seed}, second life after state {number} of {count}"
-            states += _crash_second_life(state, history.up_to(count), rng, where)
-    return states
+    """The same for second lives after every n-th crash state of a life."""
+    with quietly():
+        life = Lived(scenario, disk, seed=seed)
+        life.crash_again(every=every)
+    return len(life.census)
 
 
-def _crash_second_life(state: Image, known: History, rng: random.Random, where: str) -> int:
+def _crash_second_life(state: Image, known: History, rng: random.Random, census: Census) -> None:
     second = RecordingDisk(state)
     world = World(second, history=known, ids=MessageIds(8))
     finished = len(second.operations)
     lost = _keep_survivors(world, finished)
     for one in lost:
         world.send(_twin(world, one))
-    for length in (900, 700, 1500):
-        world.send(world.frame(orders=length))
+    for part in (0.44, 0.34, 0.73):
+        world.send(world.frame(orders=round(part * known.options.segment_bytes)))
     world.disk.unlock()
-    states = 0
     for count, image in images(second.first_image, second.operations):
         if count > finished and rng.random() < 0.5:
-            for cut in cut_states(image, rng, scattered=1):
-                states += 1
-                _check(cut, known, count, where)
-    return states
+            census.check_cuts(image, known.up_to(count), rng, count, scattered=1)
 
 
 def _keep_survivors(world: World, finished: int) -> list[Sent]:
@@ -124,13 +208,7 @@ def _twin(world: World, one: Sent) -> MessageFrame:
     )
 
 
-def _openings(image: Image, rng: random.Random) -> Iterator[Image]:
-    """What an opening may begin with: after a power cut, or after a kill with the power on."""
-    yield from cut_states(image, rng, scattered=3)
-    yield image.copy()
-
-
-def _crash_one_recovery(state: Image, known: History, rng: random.Random, where: str) -> int:
+def _crash_one_recovery(state: Image, known: History, rng: random.Random, census: Census) -> None:
     second = RecordingDisk(state)
     store = Store.open(second, FakeClock(), known.options)
     finished = len(second.operations)
@@ -143,16 +221,5 @@ def _crash_one_recovery(state: Image, known: History, rng: random.Random, where:
         for number, one in enumerate(known.sent)
     ]
     history = replace(known, sent=sent, epochs=[*known.epochs, (store.epoch, finished)])
-    states = 0
     for count, image in images(second.first_image, second.operations):
-        for cut in cut_states(image, rng, scattered=2):
-            states += 1
-            _check(cut, history, count, where)
-    return states
-
-
-def _check(state: Image, history: History, count: int, where: str) -> None:
-    try:
-        check(state, history, count)
-    except BrokenPromiseError as error:
-        raise BrokenPromiseError(f"{where}, {count} operations: {error}") from error
+        census.check_cuts(image, history.up_to(count), rng, count, scattered=2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-from tests.crash.recording_disk import Fate, Image, Inode
+from tests.crash.image import Fate, Image, Inode, Moment
 
 #: Written as a whole or not at all.
 SECTOR_BYTES = 512
@@ -32,7 +32,7 @@ class Kept(Lost):
         return True
 
     def content(self, inode: Inode) -> bytes:
-        return inode.seen
+        return inode.newest
 
 
 class NamesOnly(Kept):
@@ -46,7 +46,7 @@ class ContentOnly(Lost):
     """Content reached the disk, names did not."""
 
     def content(self, inode: Inode) -> bytes:
-        return inode.seen
+        return inode.newest
 
 
 class Grown(Kept):
@@ -57,7 +57,7 @@ class Grown(Kept):
         self._is_garbage = is_garbage
 
     def content(self, inode: Inode) -> bytes:
-        count = len(inode.seen) - len(inode.durable)
+        count = len(inode.newest) - len(inode.durable)
         if count <= 0:
             return inode.durable
         return inode.durable + (self._rng.randbytes(count) if self._is_garbage else bytes(count))
@@ -74,11 +74,11 @@ class Torn(Kept):
         if not inode.versions:
             return inode.durable
         before = inode.versions[-2] if len(inode.versions) > 1 else inode.durable
-        changed = _changed_sectors(before, inode.seen)
+        changed = _changed_sectors(before, inode.newest)
         if self._is_reversed:
             changed.reverse()
         chosen = set(changed[: self._first_sectors])
-        return _mixed(inode.seen, lambda sector: inode.seen if sector in chosen else before)
+        return _mixed(inode.newest, lambda sector: inode.newest if sector in chosen else before)
 
 
 class Scattered(Lost):
@@ -96,7 +96,7 @@ class Scattered(Lost):
             return inode.durable
         states = [inode.durable, *inode.versions]
         length = max(len(self._rng.choice(states)), len(inode.durable))
-        if len(inode.seen) < len(inode.durable):
+        if len(inode.newest) < len(inode.durable):
             length = len(self._rng.choice(states))
 
         def state(_: int) -> bytes:
@@ -107,28 +107,39 @@ class Scattered(Lost):
         return _mixed(bytes(length), state)
 
 
-def cut_states(image: Image, rng: random.Random, *, scattered: int) -> Iterator[Image]:
-    """What a power cut at this moment may leave; each state once."""
-    has_content = any(
-        image.inodes[number].versions
-        for number in image.names.values()
-        if number is not None and number in image.inodes
-    )
-    fates: list[Fate] = [Lost()]
-    if has_content or image.pending_names:
-        fates += [Kept(), NamesOnly(), ContentOnly()]
-        fates += [Scattered(rng) for _ in range(scattered)]
-    if has_content:
-        fates += [Grown(rng, is_garbage=False), Grown(rng, is_garbage=True)]
-        fates += [Torn(count) for count in range(1, 4)]
-        fates += [Torn(1, is_reversed=True)]
+def cut_states(
+    image: Image,
+    rng: random.Random,
+    *,
+    scattered: int,
+    is_new: Callable[[int], bool] | None = None,
+) -> Iterator[Image]:
+    """What a power cut at this moment may leave; each state once, by its signature.
+
+    `is_new` is asked for each signature instead, where states of other moments are known too.
+    """
     seen: set[int] = set()
-    for fate in fates:
-        state = image.after_cut(fate)
-        signature = state.signature()
-        if signature not in seen:
-            seen.add(signature)
-            yield state
+    moment = Moment(image)
+    for fate in _fates(image, moment, rng, scattered):
+        cut = moment.after_cut(fate)
+        if is_new is not None:
+            if is_new(cut.signature):
+                yield cut.image()
+        elif cut.signature not in seen:
+            seen.add(cut.signature)
+            yield cut.image()
+
+
+def _fates(image: Image, moment: Moment, rng: random.Random, scattered: int) -> Iterator[Fate]:
+    has_content = moment.has_unsynced_content()
+    yield Lost()
+    if has_content or image.pending_names:
+        yield from (Kept(), NamesOnly(), ContentOnly())
+        yield from (Scattered(rng) for _ in range(scattered))
+    if has_content:
+        yield from (Grown(rng, is_garbage=False), Grown(rng, is_garbage=True))
+        yield from (Torn(count) for count in range(1, 4))
+        yield Torn(1, is_reversed=True)
 
 
 def _changed_sectors(before: bytes, after: bytes) -> list[int]:

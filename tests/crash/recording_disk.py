@@ -16,123 +16,15 @@ later. `RecordingDisk` is the double of `OsDisk`; `Image` is the state between o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from qmq_broker.errors import DiskError, DiskFullError, LockedError
+from tests.crash.image import Fate, Image, Inode
+
+__all__ = ["Fate", "Image", "Inode", "PassingDisk", "RecordingDisk", "images"]
 
 UNLIMITED = 2**40
 #: One operation, replayed onto an image.
 Operation = Callable[["Image"], None]
-
-
-@dataclass(slots=True)
-class Inode:
-    """One file: what survives, what was done since, and what processes see."""
-
-    durable: bytes = b""
-    #: Content after each operation since the last sync; cumulative, as in a page cache.
-    versions: list[bytes] = field(default_factory=list)
-
-    @property
-    def seen(self) -> bytes:
-        return self.versions[-1] if self.versions else self.durable
-
-    def copy(self) -> Inode:
-        return Inode(self.durable, list(self.versions))
-
-
-class Fate(Protocol):
-    """What becomes of everything that was not synced."""
-
-    def keeps_name(self, path: str) -> bool:
-        """Whether a change of a name reached the disk; asked for each in order."""
-        ...
-
-    def content(self, inode: Inode) -> bytes:
-        """What a file holds afterwards."""
-        ...
-
-
-class Image:
-    """Files and names, durable and not."""
-
-    def __init__(self) -> None:
-        self.inodes: dict[int, Inode] = {}
-        #: Path → number of the file, or None for a directory.
-        self.names: dict[str, int | None] = {}
-        self.durable_names: dict[str, int | None] = {}
-        #: Changes since the last sync of their directory: path, what it names or -1 when removed.
-        self.pending_names: list[tuple[str, int | None]] = []
-
-    def copy(self) -> Image:
-        """The same state; changed independently."""
-        image = Image()
-        image.inodes = {number: inode.copy() for number, inode in self.inodes.items()}
-        image.names = dict(self.names)
-        image.durable_names = dict(self.durable_names)
-        image.pending_names = list(self.pending_names)
-        return image
-
-    def name(self, path: str, target: int | None) -> None:
-        """Let a path name a file, a directory (None), or nothing (-1)."""
-        _set_name(self.names, path, target)
-        self.pending_names.append((path, target))
-
-    def sync_directory(self, directory: str) -> None:
-        """Make the names of a directory durable."""
-        rest = []
-        for path, target in self.pending_names:
-            if path.rpartition("/")[0] == directory:
-                _set_name(self.durable_names, path, target)
-            else:
-                rest.append((path, target))
-        self.pending_names = rest
-
-    def sync(self, number: int) -> None:
-        """Make a file durable."""
-        inode = self.inodes[number]
-        inode.durable = inode.seen
-        inode.versions.clear()
-
-    def change(self, number: int, content: bytes) -> None:
-        """Give a file new content, not durable."""
-        self.inodes[number].versions.append(content)
-
-    def after_cut(self, fates: Fate) -> Image:
-        """What a power cut leaves, by `fates`."""
-        image = Image()
-        names = dict(self.durable_names)
-        for path, target in self.pending_names:
-            if fates.keeps_name(path):
-                _set_name(names, path, target)
-        image.names = {path: target for path, target in names.items() if _has_parents(path, names)}
-        image.durable_names = dict(image.names)
-        for number in image.names.values():
-            if number is not None:
-                image.inodes[number] = Inode(fates.content(self.inodes[number]))
-        return image
-
-    def signature(self) -> int:
-        """Equal for equal states."""
-        return hash(
-            frozenset(
-                (path, None if number is None else self.inodes[number].seen)
-                for path, number in self.names.items()
-            )
-        )
-
-
-def _set_name(names: dict[str, int | None], path: str, target: int | None) -> None:
-    if target == -1:
-        names.pop(path, None)
-    else:
-        names[path] = target
-
-
-def _has_parents(path: str, names: dict[str, int | None]) -> bool:
-    parent = path.rpartition("/")[0]
-    return not parent or (names.get(parent, 0) is None and _has_parents(parent, names))
 
 
 class RecordingDisk:
@@ -173,12 +65,7 @@ class RecordingDisk:
         return RecordingFile(self, path, number)
 
     def names(self, directory: str) -> list[str]:
-        prefix = directory + "/" if directory else ""
-        return sorted(
-            path[len(prefix) :]
-            for path in self.image.names
-            if path.startswith(prefix) and "/" not in path[len(prefix) :]
-        )
+        return list(self.image.listing(directory))
 
     def make_directory(self, path: str) -> None:
         if path not in self.image.names:
@@ -188,15 +75,7 @@ class RecordingDisk:
         self.perform("sync_directory", path, lambda image: image.sync_directory(path))
 
     def rename(self, old: str, new: str) -> None:
-        number = self.image.names[old]
-
-        def rename(image: Image) -> None:
-            # One change on the disk: a draft's name that stays behind harms nobody.
-            _set_name(image.names, old, -1)
-            image.name(new, number)
-            image.pending_names.append((old, -1))
-
-        self.perform("rename", new, rename)
+        self.perform("rename", new, lambda image: image.rename(old, new))
 
     def unlink(self, path: str) -> None:
         self.perform("unlink", path, lambda image: image.name(path, -1))
@@ -213,8 +92,12 @@ class RecordingDisk:
 
     def take(self, count: int) -> None:
         """Raise `DiskFullError` unless a file may grow by so much."""
-        if count > 0 and self.free_bytes() < count:
+        if self.room_bytes(count) < 0:
             raise DiskFullError("no space left")
+
+    def room_bytes(self, count: int) -> int:
+        """What is left when a file has grown by so much; negative when that is too much."""
+        return self.free_bytes() - count if count > 0 else 0
 
     def perform(self, call: str, path: str, operation: Operation) -> None:
         """Do an operation and remember it; tests make it fail or skip it."""
@@ -225,6 +108,18 @@ class RecordingDisk:
     def unlock(self) -> None:
         """The process is gone."""
         self._is_locked = False
+
+
+class PassingDisk(RecordingDisk):
+    """A disk for a look at one state: nothing is remembered, and the image becomes its own."""
+
+    def __init__(self, image: Image) -> None:
+        super().__init__()
+        self.image = image
+        self._next_number = max(image.inodes, default=0) + 1
+
+    def perform(self, call: str, path: str, operation: Operation) -> None:
+        operation(self.image)
 
 
 class RecordingFile:
@@ -241,10 +136,14 @@ class RecordingFile:
 
     def write(self, position: int, parts: Sequence[bytes | memoryview]) -> None:
         data = b"".join(parts)
-        self._disk.take(position + len(data) - len(self._seen))
-        before = self._seen
-        content = before[:position].ljust(position, b"\0") + data + before[position + len(data) :]
-        self._change("write", content)
+        room_bytes = self._disk.room_bytes(position + len(data) - len(self._seen))
+        if room_bytes >= 0:
+            self._change("write", position, data)
+            return
+        # The operating system writes what has room, then says that there is none.
+        if data := data[:room_bytes]:
+            self._change("write", position, data)
+        raise DiskFullError("no space left")
 
     def sync(self) -> None:
         number = self._number
@@ -253,17 +152,17 @@ class RecordingFile:
     def allocate(self, length: int) -> None:
         self._disk.take(length - len(self._seen))
         if len(self._seen) < length:
-            self._change("allocate", self._seen.ljust(length, b"\0"))
+            self._change("allocate", len(self._seen), bytes(length - len(self._seen)))
 
     def truncate(self, length: int) -> None:
         if len(self._seen) != length:
-            self._change("truncate", self._seen[:length].ljust(length, b"\0"))
+            self._change("truncate", 0, b"", length)
 
     def length(self) -> int:
         return len(self._seen)
 
     def links(self) -> int:
-        return 1
+        return self._disk.image.links(self._number)
 
     def close(self) -> None:
         pass
@@ -272,9 +171,12 @@ class RecordingFile:
     def _seen(self) -> bytes:
         return self._disk.image.inodes[self._number].seen
 
-    def _change(self, call: str, content: bytes) -> None:
+    def _change(self, call: str, position: int, data: bytes, length: int | None = None) -> None:
         number = self._number
-        self._disk.perform(call, self.path, lambda image: image.change(number, content))
+        after = max(len(self._seen), position + len(data)) if length is None else length
+        self._disk.perform(
+            call, self.path, lambda image: image.inodes[number].change(position, data, after)
+        )
 
 
 class RecordingLock:

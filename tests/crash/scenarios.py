@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
-from qmq_client.wire.frame import MessageFrame
 from tests.crash.recording_disk import RecordingDisk
 from tests.crash.world import RETAINING, FakeClock, History, World
 
@@ -116,7 +114,7 @@ def clean_stops(disk: RecordingDisk) -> World:
         world.send(world.frame(orders=[200, 300]))
         world.act()
         world.store.close()
-        world = _next_life(world, disk)
+        world = next_life(world, disk)
     world.send(world.frame(orders=[10]))
     return world
 
@@ -129,7 +127,7 @@ def kills(disk: RecordingDisk) -> World:
         world.append(world.frame(orders=length // 2), world.frame(invoices=20))
         world.act(2)
         disk.unlock()
-        world = _after_kill(world)
+        world = after_kill(world)
     world.send(world.frame(orders=5))
     return world
 
@@ -168,7 +166,7 @@ def kills_among_recycled_segments(disk: RecordingDisk) -> World:
         for length in (350, 500, 90):
             world.append(world.frame(orders=length), world.frame(invoices=life))
         disk.unlock()
-        world = _after_kill(world)
+        world = after_kill(world)
     world.send(world.frame(orders=5))
     return world
 
@@ -192,7 +190,7 @@ def snapshots_and_kills(disk: RecordingDisk) -> World:
         world.note_groups()
         world.act(count)
         disk.unlock()
-        world = _after_kill(world)
+        world = after_kill(world)
     world.act()
     return world
 
@@ -207,86 +205,15 @@ def _send_and_wait(world: World, length: int) -> None:
     world.store.step()
 
 
-def random_life(seed: int) -> Scenario:
-    """Anything a broker may go through, drawn from `seed`."""
-
-    def life(disk: RecordingDisk) -> World:
-        rng = random.Random(seed)
-        world = World(disk)
-        for _ in range(rng.randrange(6, 16)):
-            world = rng.choices(_STEPS, weights=_WEIGHTS)[0](world, rng)
-        return world
-
-    life.__name__ = f"random_life_{seed}"
-    return life
-
-
-def _send(world: World, rng: random.Random) -> World:
-    world.send(*(_frame(world, rng) for _ in range(rng.randrange(1, 4))))
-    return world
-
-
-def _append(world: World, rng: random.Random) -> World:
-    world.append(_frame(world, rng))
-    return world
-
-
-def _send_again(world: World, rng: random.Random) -> World:
-    frames = [one.frame for one in world.history.sent]
-    if frames:
-        world.send(rng.choice(frames), _frame(world, rng))
-    return world
-
-
-def _act(world: World, rng: random.Random) -> World:
-    world.act(rng.randrange(1, 5))
-    if rng.random() < 0.5:
-        world.sync_actions()
-    return world
-
-
-def _wait(world: World, rng: random.Random) -> World:
-    world.sync()
-    world.clock.pass_ms(rng.randrange(2_000))
-    world.store.step()
-    return world
-
-
-def _stop(world: World, rng: random.Random) -> World:
-    world.sync()
-    world.store.close()
-    return _next_life(world, world.disk)
-
-
-def _kill(world: World, rng: random.Random) -> World:
-    world.disk.unlock()
-    return _after_kill(world)
-
-
-_STEPS = (_send, _append, _send_again, _act, _wait, _stop, _kill)
-_WEIGHTS = (6, 4, 2, 3, 3, 1, 1)
-
-
-def _frame(world: World, rng: random.Random) -> MessageFrame:
-    subjects = rng.sample(["orders", "Orders", "invoices"], rng.randrange(1, 3))
-    longest = rng.choice((5, 60, 220))
-    return world.frame(
-        **{
-            subject: [rng.randrange(longest) for _ in range(rng.randrange(1, 4))]
-            for subject in subjects
-        }
-    )
-
-
-def _after_kill(world: World) -> World:
+def after_kill(world: World) -> World:
     """What was written is in the page cache: the next life takes it as accepted."""
-    world = _next_life(world, world.disk)
+    world = next_life(world, world.disk)
     world.acknowledge()
     world.history.synced_actions.append((len(world.history.actions), len(world.disk.operations)))
     return world
 
 
-def _next_life(world: World, disk: RecordingDisk) -> World:
+def next_life(world: World, disk: RecordingDisk) -> World:
     return World(disk, history=world.history, ids=world.ids, clock=_later(world.clock))
 
 

@@ -1,13 +1,19 @@
 """Every crash state of every life opens, keeps what was acknowledged and goes on.
 
 The least numbers of states stand in a table, so that a change that makes the enumeration blind is
-found: together they are more than 20,000.
+found: together they are more than 200,000. Before a release there are ten million, by `campaign.py`.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
 import pytest
 
+from tests.crash.campaign import Campaign, crash_seeds
 from tests.crash.enumeration import SEED, crash_again, crash_everywhere, crash_in_recovery
 from tests.crash.recording_disk import RecordingDisk
 from tests.crash.scenarios import (
@@ -19,41 +25,48 @@ from tests.crash.scenarios import (
     first_start,
     kills,
     kills_among_recycled_segments,
-    random_life,
     retention,
     rolls,
 )
 
+CountStates: TypeAlias = Callable[[int], None]
+
 #: Random lives, in portions that several test processes can share.
-RANDOM_PORTIONS = 11
-LIVES_PER_PORTION = 5
+RANDOM_PORTIONS = 40
+STATES_OF_A_PORTION = 4_900
+#: Lives of the next seed, so that no portion reaches into another.
+SEEDS_OF_A_PORTION = 1_000
 #: Somewhat less than there are, so that they hold for other seeds too.
 STATES_OF_SCENARIOS = 2_500
-STATES_OF_A_PORTION = 1_000
-STATES_OF_RECOVERIES = 5_400
-STATES_OF_SECOND_LIVES = 2_000
+STATES_OF_RECOVERIES = 2_500
+STATES_OF_SECOND_LIVES = 1_000
 assert (
     STATES_OF_SCENARIOS
     + RANDOM_PORTIONS * STATES_OF_A_PORTION
     + STATES_OF_RECOVERIES
     + STATES_OF_SECOND_LIVES
-    > 20_000
+    > 200_000
 )
+STATES_BEFORE_A_RELEASE = 10_000_000
+#: Where a run before a release keeps what is done, to go on there when it was interrupted.
+JOURNAL = Path(os.environ.get("QMQ_CRASH_JOURNAL", ".cache/crash-states.jsonl"))
 
 
-def test_B3_whatever_a_power_cut_leaves_every_acknowledged_message_is_there() -> None:
+def test_B3_whatever_a_power_cut_leaves_every_acknowledged_message_is_there(
+    count_states: CountStates,
+) -> None:
     states = sum(crash_everywhere(scenario, RecordingDisk()) for scenario in SCENARIOS)
-    print(f"{states} crash states, seed {SEED}")
+    count_states(states)
     assert states >= STATES_OF_SCENARIOS
 
 
 @pytest.mark.parametrize("portion", range(RANDOM_PORTIONS))
-def test_B3_any_life_survives_a_power_cut_anywhere(portion: int) -> None:
-    first = SEED * 1_000 + portion * LIVES_PER_PORTION
-    lives = [random_life(seed) for seed in range(first, first + LIVES_PER_PORTION)]
-    states = sum(crash_everywhere(life, RecordingDisk()) for life in lives)
-    print(f"{states} crash states, seed {SEED}")
-    assert states >= STATES_OF_A_PORTION
+def test_B3_any_life_survives_a_power_cut_anywhere(portion: int, count_states: CountStates) -> None:
+    """Also during recovery, and after a second life: `campaign.crash_seed` takes turns."""
+    first = (SEED * RANDOM_PORTIONS + portion) * SEEDS_OF_A_PORTION
+    states, lives = crash_seeds(first, states=STATES_OF_A_PORTION)
+    count_states(states)
+    assert lives < SEEDS_OF_A_PORTION
 
 
 #: Which crash states of a life are opened: every n-th.
@@ -69,18 +82,32 @@ RECOVERED: tuple[tuple[Scenario, int], ...] = (
 )
 
 
-def test_B3_a_power_cut_during_recovery_is_a_power_cut_like_any_other() -> None:
+def test_B3_a_power_cut_during_recovery_is_a_power_cut_like_any_other(
+    count_states: CountStates,
+) -> None:
     states = sum(
         crash_in_recovery(scenario, RecordingDisk(), every=every) for scenario, every in RECOVERED
     )
-    print(f"{states} crash states, seed {SEED}")
+    count_states(states)
     assert states >= STATES_OF_RECOVERIES
 
 
-def test_B3_what_was_cut_never_comes_back_in_a_second_life() -> None:
+def test_B3_what_was_cut_never_comes_back_in_a_second_life(count_states: CountStates) -> None:
     states = sum(
         crash_again(scenario, RecordingDisk(), every=every)
         for scenario, every in ((appends_before_a_sync, 13), (rolls, 13), (kills, 23))
     )
-    print(f"{states} crash states, seed {SEED}")
+    count_states(states)
     assert states >= STATES_OF_SECOND_LIVES
+
+
+@pytest.mark.timeout(0)
+def test_B3_ten_million_crash_states(
+    request: pytest.FixtureRequest, count_states: CountStates
+) -> None:
+    if not request.config.getoption("--release"):
+        pytest.skip("only before a release")
+    campaign = Campaign(JOURNAL, first_seed=10**9, workers=os.cpu_count() or 1)
+    campaign.run(STATES_BEFORE_A_RELEASE)
+    count_states(campaign.states)
+    assert campaign.states >= STATES_BEFORE_A_RELEASE

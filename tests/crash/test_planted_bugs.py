@@ -31,6 +31,7 @@ from qmq_broker.storage.segments import Segments
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameHeader, FrameKind, read_header
 from tests.crash.enumeration import crash_again, crash_everywhere, crash_in_recovery
+from tests.crash.random_lives import random_life
 from tests.crash.recording_disk import Operation, RecordingDisk
 from tests.crash.scenarios import (
     SCENARIOS,
@@ -40,7 +41,6 @@ from tests.crash.scenarios import (
     clean_stops,
     first_start,
     kills,
-    random_life,
     rolls,
 )
 from tests.crash.world import BrokenPromiseError, World

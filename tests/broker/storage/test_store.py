@@ -14,6 +14,7 @@ from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_
 from qmq_client.wire.record import Record, encode_record
 from qmq_client.wire.requests import SubjectPlace
 from tests.broker.storage.lives import restarted
+from tests.crash.image import Moment
 from tests.crash.power_cut import Lost
 from tests.crash.recording_disk import RecordingDisk
 from tests.crash.world import OPTIONS, FakeClock, World, records_of, visible
@@ -30,7 +31,9 @@ def test_B1_what_was_synced_is_there_after_a_power_cut() -> None:
         ),
         (SubjectPlace(subject="orders", first_sequence=2, count=1),),
     ]
-    store = Store.open(RecordingDisk(world.disk.image.after_cut(Lost())), FakeClock(), OPTIONS)
+    store = Store.open(
+        RecordingDisk(Moment(world.disk.image).after_cut(Lost()).image()), FakeClock(), OPTIONS
+    )
     assert visible(store) == {"orders": 3, "invoices": 1}
     assert records_of(store, "invoices") == [frames[0].record(2)]
 

@@ -1,0 +1,121 @@
+"""Crash states of random lives by the thousand or by the million: seeded, resumable, in parallel.
+
+One seed is one life: its crash states, those of its recoveries, those of second lives. What the seeds
+did is kept in a journal of JSON lines, so that an interrupted run goes on where it was:
+
+    python -m tests.crash.campaign --states 10000000 --journal crash.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from itertools import count
+from multiprocessing import get_context
+from pathlib import Path
+
+from tests.crash.enumeration import Lived, quietly
+from tests.crash.random_lives import random_life
+from tests.crash.recording_disk import RecordingDisk
+
+#: Seeds that one task of the pool goes through.
+SEEDS_PER_TASK = 20
+#: Every n-th crash state is one that a recovery or a second life begins with.
+SAMPLED = 13
+
+
+def crash_seed(seed: int) -> int:
+    """Check the crash states of one random life; returns how many different ones there were.
+
+    The first opening of an empty directory is the same in all lives and is checked elsewhere.
+    """
+    life = Lived(random_life(seed), RecordingDisk(), seed=seed)
+    life.crash_everywhere(first=life.history.epochs[0][1])
+    if seed % 3 == 0:
+        life.crash_in_recovery(every=SAMPLED)
+    if seed % 3 == 1:
+        life.crash_again(every=SAMPLED)
+    return len(life.census)
+
+
+def crash_seeds(first: int, *, states: int) -> tuple[int, int]:
+    """Go through seeds from `first` on until there were so many states; returns states and seeds."""
+    found, seed = 0, first
+    with quietly():
+        while found < states:
+            found += crash_seed(seed)
+            seed += 1
+    return found, seed - first
+
+
+class Campaign:
+    """A long run in several processes; a broken promise ends it with its seed."""
+
+    def __init__(self, journal: Path, *, first_seed: int, workers: int) -> None:
+        self._journal = journal
+        self._first_seed = first_seed
+        self._workers = workers
+        self.states = 0
+        self.seeds = 0
+        self._done: set[int] = set()
+        for line in journal.read_text().splitlines() if journal.exists() else ():
+            entry = json.loads(line)
+            self._note(entry["first_seed"], entry["states"])
+
+    def run(self, states: int) -> None:
+        """Go on until so many different states were checked, in all."""
+        began_s = time.monotonic()
+        tasks = self._tasks()
+        context = get_context("spawn")
+        with ProcessPoolExecutor(self._workers, mp_context=context) as pool:
+            running: dict[Future[int], int] = {}
+            while self.states < states:
+                while len(running) < self._workers + 1:
+                    first = next(tasks)
+                    running[pool.submit(_task, first)] = first
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    self._finish(running.pop(future), future.result(), time.monotonic() - began_s)
+            pool.shutdown(cancel_futures=True)
+
+    def _tasks(self) -> Iterator[int]:
+        firsts = count(self._first_seed, SEEDS_PER_TASK)
+        return (first for first in firsts if first not in self._done)
+
+    def _finish(self, first: int, states: int, passed_s: float) -> None:
+        self._note(first, states)
+        self._journal.parent.mkdir(parents=True, exist_ok=True)
+        with self._journal.open("a") as journal:
+            journal.write(json.dumps({"first_seed": first, "states": states}) + "\n")
+        if len(self._done) % 50 == 0:
+            print(f"{self.states} states of {self.seeds} lives, {passed_s:.0f} s", flush=True)
+
+    def _note(self, first: int, states: int) -> None:
+        self._done.add(first)
+        self.states += states
+        self.seeds += SEEDS_PER_TASK
+
+
+def _task(first: int) -> int:
+    with quietly():
+        return sum(crash_seed(seed) for seed in range(first, first + SEEDS_PER_TASK))
+
+
+def main() -> None:
+    """Run a campaign from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--states", type=int, default=10_000_000)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--journal", type=Path, default=Path(".cache/crash-states.jsonl"))
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    campaign = Campaign(options.journal, first_seed=options.first_seed, workers=options.workers)
+    campaign.run(options.states)
+    print(f"{campaign.states} different crash states of {campaign.seeds} lives, every promise held")
+
+
+if __name__ == "__main__":
+    main()
