@@ -88,6 +88,9 @@ class Program(Actions):
 
     async def two_phase(self) -> None:
         async with within(new_session(self.world, twophase=True)) as session:
+            # With a message in it we refuse what was undone by an error; without, PostgreSQL answers
+            # PREPARE with a rollback, which psycopg takes for prepared and is of no use afterwards.
+            await self.send_and_write(session)
             await self.work(session, is_plain=True)
             await self.end_session(session, ["commit", "commit", "rollback", "close", "raise"])
 

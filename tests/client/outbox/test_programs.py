@@ -46,7 +46,9 @@ async def all_given_back(world: World) -> bool:
     after the task has ended. What a driver dropped in the middle of an await is left to the garbage
     collection, which must be able to find it: nothing of ours may hold it.
     """
-    for _ in range(SETTLING_LOOKS if world.is_async else 1):
+    if not world.is_async:
+        return not world.checked_out()
+    for _ in range(SETTLING_LOOKS):
         if not world.checked_out():
             return True
         await asyncio.sleep(0.01)
