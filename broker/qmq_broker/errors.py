@@ -18,6 +18,7 @@
         ├── UnavailableError      the broker does not do this in its present state
         ├── NotFoundError         what the request names is not there
         ├── ConflictError         a message id stored before with other content
+        ├── GroupConflictError    a pull that says something else than its group keeps
         └── InvalidRecordError    one record of the request is damaged; names its message
 
 Foreign exceptions (`OSError`) are translated at one door, `storage/disk_errors.py`.
@@ -168,6 +169,29 @@ class ConflictError(ServiceError):
     def __init__(self, message: str, *, message_id: str) -> None:
         super().__init__(message)
         self.message_id = message_id
+
+
+class GroupConflictError(ServiceError):
+    """A pull asks for another filter or order than its group has; nothing was given."""
+
+    code = "group_conflict"
+
+    def __init__(self, *, subject: str, group: str, field: str, limit: str, value: str) -> None:
+        remedy = (
+            "Ask for the same in all consumers of the group; change its tags first "
+            "(POST /v1/groups/configure), or take another group."
+        )
+        super().__init__(
+            f"group {group} on {subject} has {field} {limit}; asked for: {value}. {remedy}"
+        )
+        self.subject = subject
+        self.group = group
+        self.field = field
+        #: What the group has.
+        self.limit = limit
+        #: What was asked for.
+        self.value = value
+        self.remedy = remedy
 
 
 class InvalidRecordError(ServiceError):

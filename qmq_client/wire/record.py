@@ -5,7 +5,7 @@
     offset bytes field
     0      4     CRC-32C of the subject's bytes and of bytes 4 … end
     4      16    message id: producer instance 8, counter 8
-    20     1     flags: bits 0-1 body kind (0 bytes, 1 text, 2 JSON); bit 2 delayed
+    20     1     flags: bits 0-1 body kind (0 bytes, 1 text, 2 JSON); bit 2 delayed; bit 3 expires
     21     1     key length
     22     2     tags length
     24     2     headers length
@@ -13,7 +13,7 @@
     28     8     born at, ms since 1970 UTC, up to the year 9999
     36     8     due at, the same; only when flag bit 2 is set
     …            key (UTF-8), tags (joined by ','), headers (pairs: name length 1, value length 2,
-                 name, value), body up to the record's end
+                 name, value), expires at (8, only when flag bit 3 is set), body up to the record's end
 
 Big-endian. Fixed fields first and body last, so that a reader can gather columns without decoding
 records one by one. The record's length stands in the frame. The subject is part of the checksum
@@ -47,6 +47,7 @@ _FIXED: Final = struct.Struct(">I16sBBHHHQ")
 _AFTER_CRC: Final = struct.Struct(">16sBBHHHQ")
 _CRC: Final = struct.Struct(">I")
 _DUE: Final = struct.Struct(">Q")
+_EXPIRES: Final = struct.Struct(">Q")
 _PAIR: Final = struct.Struct(">BH")
 #: Flags, key length and tags length: what finding the tags needs.
 _TO_TAGS: Final = struct.Struct(">BBH")
@@ -55,12 +56,14 @@ RECORD_FIXED_BYTES: Final = _FIXED.size
 #: What a delayed record has between the fixed part and its key.
 DUE_BYTES: Final = _DUE.size
 MESSAGE_ID_POSITION: Final = 4
-_FLAGS_POSITION: Final = 20
+FLAGS_POSITION: Final = 20
 #: One byte: how long the key is, 0 for none.
 KEY_BYTES_POSITION: Final = 21
-_BORN_POSITION: Final = 28
+BORN_POSITION: Final = 28
 _BODY_KIND_MASK: Final = 0b011
-_DELAYED_FLAG: Final = 0b100
+DELAYED_FLAG: Final = 0b100
+EXPIRES_FLAG: Final = 0b1000
+_KNOWN_FLAGS: Final = _BODY_KIND_MASK | DELAYED_FLAG | EXPIRES_FLAG
 #: The last millisecond of the year 9999: the latest that `datetime` can say.
 TIME_MAX_MS: Final = 253_402_300_799_999
 #: Checksums of subjects kept at hand: each begins the checksum of every record under it.
@@ -97,6 +100,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     born_at_ms: int
     #: When it may be delivered; None for at once.
     due_at_ms: int | None = None
+    #: When it is of no use any more and becomes a dead letter instead of being delivered.
+    expires_at_ms: int | None = None
 
 
 def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
@@ -113,10 +118,13 @@ def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
     tags = _encode_tags(record.tags, limits)
     headers = _encode_headers(record.headers, limits)
     flags = int(record.body_kind)
-    due = b""
+    due = expires = b""
     if record.due_at_ms is not None:
-        flags |= _DELAYED_FLAG
+        flags |= DELAYED_FLAG
         due = _DUE.pack(_check_time(record.due_at_ms, field="due_at_ms"))
+    if record.expires_at_ms is not None:
+        flags |= EXPIRES_FLAG
+        expires = _EXPIRES.pack(_check_time(record.expires_at_ms, field="expires_at_ms"))
     fixed = _AFTER_CRC.pack(
         record.message_id,
         flags,
@@ -126,7 +134,7 @@ def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
         len(record.headers),
         _check_time(record.born_at_ms, field="born_at_ms"),
     )
-    content = b"".join((fixed, due, key, tags, headers, record.body))
+    content = b"".join((fixed, due, key, tags, headers, expires, record.body))
     record_bytes = len(content) + _CRC.size
     if record_bytes > limits.record_bytes:
         raise _too_large("message", f"{limits.record_bytes} bytes", f"{record_bytes} bytes")
@@ -143,20 +151,21 @@ def decode_record(subject: str, data: bytes) -> Record:
     _, message_id, flags, key_bytes, tags_bytes, headers_bytes, header_count, born_at_ms = (
         _FIXED.unpack_from(data)
     )
-    if flags & ~(_BODY_KIND_MASK | _DELAYED_FLAG) or flags & _BODY_KIND_MASK > BodyKind.JSON:
-        raise ProtocolError(f"record flags {flags:#04x} are not known", offset=_FLAGS_POSITION)
+    if flags & ~_KNOWN_FLAGS or flags & _BODY_KIND_MASK > BodyKind.JSON:
+        raise ProtocolError(f"record flags {flags:#04x} are not known", offset=FLAGS_POSITION)
     position = RECORD_FIXED_BYTES
-    due_at_ms = None
-    if flags & _DELAYED_FLAG:
-        if len(data) < position + _DUE.size:
-            raise ProtocolError("record ends inside its due time", offset=position)
-        (due_at_ms,) = _DUE.unpack_from(data, position)
+    due_at_ms = expires_at_ms = None
+    if flags & DELAYED_FLAG:
+        due_at_ms = _decode_time(data, position, "due")
         position += _DUE.size
-    if born_at_ms > TIME_MAX_MS or (due_at_ms is not None and due_at_ms > TIME_MAX_MS):
-        raise ProtocolError("record has a time beyond the year 9999", offset=_BORN_POSITION)
+    if born_at_ms > TIME_MAX_MS:
+        raise ProtocolError("record has a time beyond the year 9999", offset=BORN_POSITION)
     tags_position = position + key_bytes
     headers_position = tags_position + tags_bytes
-    body_position = headers_position + headers_bytes
+    body_position = after_headers = headers_position + headers_bytes
+    if flags & EXPIRES_FLAG:
+        expires_at_ms = _decode_time(data, after_headers, "expiry")
+        body_position += _EXPIRES.size
     if body_position > len(data):
         raise ProtocolError("record ends before its body", offset=len(data))
     return Record(
@@ -166,9 +175,10 @@ def decode_record(subject: str, data: bytes) -> Record:
         body_kind=_BODY_KINDS[flags & _BODY_KIND_MASK],
         key=_decode_key(data, position, tags_position) if key_bytes else None,
         tags=_decode_tags(data, tags_position, headers_position) if tags_bytes else (),
-        headers=_decode_headers(data, headers_position, body_position, header_count),
+        headers=_decode_headers(data, headers_position, after_headers, header_count),
         born_at_ms=born_at_ms,
         due_at_ms=due_at_ms,
+        expires_at_ms=expires_at_ms,
     )
 
 
@@ -195,24 +205,24 @@ def record_crc(data: bytes) -> int:
 
 def record_tag_hash(data: bytes) -> int:
     """The tag hash of an encoded record. Requires: a record made by `encode_record`."""
-    flags, key_bytes, tags_bytes = _TO_TAGS.unpack_from(data, _FLAGS_POSITION)
+    flags, key_bytes, tags_bytes = _TO_TAGS.unpack_from(data, FLAGS_POSITION)
     if not tags_bytes:
         return 0
-    first = RECORD_FIXED_BYTES + (_DUE.size if flags & _DELAYED_FLAG else 0) + key_bytes
+    first = RECORD_FIXED_BYTES + (_DUE.size if flags & DELAYED_FLAG else 0) + key_bytes
     return joined_tags_hash(data[first : first + tags_bytes])
 
 
 def record_key(data: bytes, position: int = 0) -> bytes:
     """The key of the encoded record at `position`, empty for none, without decoding the rest."""
     first = position + RECORD_FIXED_BYTES
-    if data[position + _FLAGS_POSITION] & _DELAYED_FLAG:
+    if data[position + FLAGS_POSITION] & DELAYED_FLAG:
         first += _DUE.size
     return bytes(data[first : first + data[position + KEY_BYTES_POSITION]])
 
 
 def is_delayed_record(data: bytes) -> bool:
     """Whether an encoded record carries a due time."""
-    return bool(data[_FLAGS_POSITION] & _DELAYED_FLAG)
+    return bool(data[FLAGS_POSITION] & DELAYED_FLAG)
 
 
 @lru_cache(maxsize=_SUBJECTS_KEPT_MAX)
@@ -321,6 +331,15 @@ def _decode_key(data: bytes, first: int, after: int) -> str:
     if 0 in data[first:after]:
         raise ProtocolError("key of a record has the character NUL", offset=first)
     return _decode_text(data, first, after)
+
+
+def _decode_time(data: bytes, position: int, what: str) -> int:
+    if len(data) < position + _DUE.size:
+        raise ProtocolError(f"record ends inside its {what} time", offset=position)
+    time_ms: int = _DUE.unpack_from(data, position)[0]
+    if time_ms > TIME_MAX_MS:
+        raise ProtocolError("record has a time beyond the year 9999", offset=position)
+    return time_ms
 
 
 def _decode_text(data: bytes, first: int, after: int) -> str:

@@ -6,14 +6,18 @@ a message frame itself and a pull's answer is a DELIVERIES frame (see `deliverie
 
 Ranges are half open pairs of pull sequences. A *token* is the broker's epoch at hand-out: together
 with the pull sequence it names one hand-out for ever, also across restarts of the broker.
+
+Fields that came after the first version are left out of the bytes unless they are set (`UNSET`), so
+that an older broker is asked nothing it does not know.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from qmq_client.wire.errors import EncodingError, ProtocolError
 from qmq_client.wire.frame import FrameKind, build_frame, parse_frame
@@ -65,6 +69,27 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     extends: tuple[Extend, ...] = ()
 
 
+class Tags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which messages a group wants: those with one at least of `any` and with all of `all`."""
+
+    #: Empty: whichever.
+    any: tuple[str, ...] = ()
+    all: tuple[str, ...] = ()
+
+
+class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long a group waits before it gives a message again: grows with each attempt, bounded."""
+
+    first_ms: Natural = 1_000
+    #: Each wait is so many times the one before.
+    factor: Annotated[float, msgspec.Meta(ge=1, le=100)] = 2.0
+    max_ms: Natural = 600_000
+
+
+#: A consumer that is a group of its own: gone soon after its last sign of life, or kept for days.
+Broadcast = Literal["ephemeral", "named"]
+
+
 class SettleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one consumer of a group did with what it was given."""
 
@@ -72,6 +97,8 @@ class SettleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     group: str
     consumer: str
     settlements: tuple[Settlement, ...]
+    #: As in the pull that gave the messages.
+    broadcast: Broadcast | UnsetType = UNSET
 
 
 class SettleAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,9 +122,20 @@ class PullRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     lease_ms: Natural = 30_000
     #: Hand-outs of one message before it becomes a dead letter of the group.
     max_attempts: Natural = 16
-    #: Where a group that does not exist yet begins: "earliest" or "latest".
+    #: Where a group that does not exist yet begins, see `start.py`.
     start: str = "earliest"
     settlements: tuple[Settlement, ...] = ()
+    #: Kept with the group: naming another filter than it has is refused, and naming none takes the
+    #: one that it has.
+    tags: Tags | UnsetType = UNSET
+    #: Of messages with one key, give the next only when the one before is done; kept with the group.
+    ordered: bool | UnsetType = UNSET
+    #: Take messages as acked before they are given: each at most once, some perhaps never.
+    at_most_once: bool | UnsetType = UNSET
+    #: Let this consumer be a group of its own: every consumer gets every message.
+    broadcast: Broadcast | UnsetType = UNSET
+    #: Kept with the group; the last one named holds.
+    backoff: Backoff | UnsetType = UNSET
 
 
 class SubjectPlace(msgspec.Struct, frozen=True, kw_only=True):

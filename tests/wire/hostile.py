@@ -57,6 +57,7 @@ def records(*, subject: st.SearchStrategy[str] = NAMES) -> st.SearchStrategy[Rec
         headers=st.dictionaries(NAMES, TEXTS, max_size=5).map(lambda pairs: tuple(pairs.items())),
         born_at_ms=TIMES_MS,
         due_at_ms=st.none() | TIMES_MS,
+        expires_at_ms=st.none() | TIMES_MS,
     )
 
 

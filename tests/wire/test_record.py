@@ -31,6 +31,7 @@ from qmq_client.wire.record import (
     record_message_id,
     verify_record,
 )
+from qmq_client.wire.record_parts import record_expires_at_ms, record_made_at_ms, record_tags
 from tests.wire.hostile import examples, mutate, records, reseal_record
 
 PLAIN = Record(message_id=bytes(range(16)), subject="flight", body=b"body", born_at_ms=1)
@@ -50,6 +51,10 @@ def test_S9_every_record_decodes_to_what_was_encoded(record: Record) -> None:
     verify_record(record.subject, data)
     assert record_message_id(data) == record.message_id
     assert is_delayed_record(data) is (record.due_at_ms is not None)
+    assert record_expires_at_ms(data) == record.expires_at_ms
+    made_at_ms = record.born_at_ms if record.due_at_ms is None else record.due_at_ms
+    assert record_made_at_ms(data) == made_at_ms
+    assert record_tags(data) == ",".join(record.tags).encode()
     assert len(data) >= RECORD_FIXED_BYTES + len(record.body)
     assert data.endswith(record.body)
 
@@ -225,10 +230,12 @@ def setting(position: int, *values: int) -> Callable[[bytearray], None]:
 
 HEADERS = (("a", "1"), ("b", "2"))
 NEVER_RECORDS: dict[str, tuple[bytes, str]] = {
-    "unknown flag": (altered(setting(20, 0x08)), "flags 0x08"),
+    "unknown flag": (altered(setting(20, 0x10)), "flags 0x10"),
     "unknown body kind": (altered(setting(20, 3)), "flags 0x03"),
     "birth after 9999": (altered(setting(28, 0x80)), "beyond the year 9999"),
     "due after 9999": (altered(setting(36, 0x80), due_at_ms=1), "beyond the year 9999"),
+    "expiry after 9999": (altered(setting(36, 0x80), expires_at_ms=1), "beyond the year 9999"),
+    "no expiry": (altered(setting(20, 8), body=b"1234567"), "ends inside its expiry time"),
     "no due time": (altered(setting(20, 4), body=b"1234567"), "ends inside its due time"),
     "key over the end": (altered(setting(21, 5)), "ends before its body"),
     "tags over the end": (altered(setting(22, 0xFF, 0xFF)), "ends before its body"),

@@ -1,6 +1,7 @@
 """The routes that people and tools use: health, subjects, groups, dead letters, a look at messages.
 
-Starlette, JSON only. Of the data nothing is changed here; `POST /v1/state` changes what is served.
+Starlette, JSON only. Of the data nothing is changed here (see `group_routes.py`); `POST /v1/state`
+changes what is served.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qmq_broker.face.answers import error_answer, error_status, refuse, retry_after
+from qmq_broker.face.bodies import read_body
 from qmq_broker.face.find import Finder
-from qmq_broker.face.json_messages import record_to_json
+from qmq_broker.face.group_routes import group_routes
+from qmq_broker.face.json_messages import dead_to_json, record_to_json
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.query import LISTED_MAX
 from qmq_broker.service.serving import Serving
 from qmq_broker.storage.key_search import FOUND_MAX, TimeRange
-from qmq_client.wire.errors import InvalidMessageError, QmqError, TooLargeError
+from qmq_client.wire.errors import InvalidMessageError, QmqError
+from qmq_client.wire.groups import check_group
 from qmq_client.wire.limits import KEY_BYTES_MAX
 from qmq_client.wire.names import check_name, shorten
 from qmq_client.wire.requests import JSON_CONTENT_TYPE
@@ -29,7 +33,6 @@ from qmq_client.wire.requests import JSON_CONTENT_TYPE
 _PEEKED: Final = 20
 _FOUND: Final = 100
 REASON_CHARACTERS_MAX: Final = 500
-STATE_BYTES_MAX: Final = 4096
 _SEQUENCE_MAX: Final = 2**63 - 1
 
 
@@ -46,6 +49,7 @@ def admin_app(broker: Broker) -> Starlette:
             Route("/v1/dead", admin.dead),
             Route("/v1/messages", admin.messages),
             Route("/v1/state", admin.change_state, methods=["POST"]),
+            *group_routes(broker),
         ],
         exception_handlers={QmqError: _on_refused, HTTPException: _on_http},
     )
@@ -85,7 +89,7 @@ class _Admin:
 
     async def change_state(self, request: Request) -> Response:
         """Take messages or not, or stop in order."""
-        wanted = await _state_change(request)
+        wanted = await read_body(request, StateChange)
         reason = wanted.reason or "asked for by an operator"
         if wanted.state == "draining":
             self._broker.ask_to_stop(reason)
@@ -99,17 +103,22 @@ class _Admin:
 
     async def groups(self, request: Request) -> Response:
         subject = _optional_name(request, "subject")
-        group = _optional_name(request, "group")
-        return _json({"groups": self._broker.query.groups(subject=subject, group=group)})
+        group = _group(request) if "group" in request.query_params else None
+        now_ms = self._broker.time.now_ms()
+        groups = self._broker.query.groups(subject=subject, group=group, now_ms=now_ms)
+        return _json({"groups": groups})
 
     async def dead(self, request: Request) -> Response:
+        """Dead letters of one group, with their messages when asked for."""
+        subject = _name(request, "subject")
         letters = self._broker.query.dead_letters(
-            _name(request, "subject"),
-            _name(request, "group"),
+            subject,
+            _group(request),
             first_sequence=_number(request, "first", 0, _SEQUENCE_MAX),
             count=_number(request, "count", LISTED_MAX, LISTED_MAX),
+            with_records=_number(request, "messages", 0, 1) == 1,
         )
-        return _json({"dead": letters})
+        return _json({"dead": [dead_to_json(letter) for letter in letters]})
 
     async def messages(self, request: Request) -> Response:
         """Messages by id, by key and time, or by sequence."""
@@ -137,28 +146,6 @@ class _Admin:
         )
 
 
-async def _state_change(request: Request) -> StateChange:
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > STATE_BYTES_MAX:
-            raise TooLargeError(
-                field="body",
-                limit=f"{STATE_BYTES_MAX} bytes",
-                value=f"more than {STATE_BYTES_MAX} bytes",
-                remedy="Shorten the reason.",
-            )
-    try:
-        return msgspec.json.decode(body, type=StateChange)
-    except msgspec.MsgspecError as error:
-        raise InvalidMessageError(
-            field="body",
-            limit='JSON like {"state": "read-only", "reason": "…"}',
-            value=shorten(str(error)),
-            remedy="Give serving, read-only or draining as the state.",
-        ) from error
-
-
 def _name(request: Request, field: str) -> str:
     return check_name(request.query_params.get(field, ""), field=field)
 
@@ -173,6 +160,10 @@ def _key(request: Request) -> str:
         value=shorten(key),
         remedy="Give the key of a message.",
     )
+
+
+def _group(request: Request) -> str:
+    return check_group(request.query_params.get("group", ""))
 
 
 def _optional_name(request: Request, field: str) -> str | None:

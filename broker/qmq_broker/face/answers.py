@@ -14,6 +14,7 @@ from qmq_broker.errors import (
     ConflictError,
     CorruptionError,
     DiskFullError,
+    GroupConflictError,
     InvalidRecordError,
     NotFoundError,
     StoreError,
@@ -25,6 +26,7 @@ from qmq_client.wire.requests import ErrorAnswer
 #: First match counts, so leaves stand before their branches.
 _STATUSES: Final[tuple[tuple[type[QmqError], int], ...]] = (
     (ConflictError, 409),
+    (GroupConflictError, 409),
     (InvalidRecordError, 422),
     (InvalidMessageError, 422),
     (ProtocolError, 400),

@@ -36,6 +36,7 @@ from qmq_broker.service.waiting import WaitingPull
 from qmq_broker.storage.store import Placed
 from qmq_client.wire.deliveries import build_deliveries
 from qmq_client.wire.errors import QmqError
+from qmq_client.wire.groups import group_of
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.requests import CONTROL_BYTES_MAX, PullRequest, SettleRequest
 
@@ -109,6 +110,8 @@ class HotRoutes:
             given = await self._wait(request, stale, receive)
         if given is None:
             given = delivery.nothing(request, stale)
+        elif given.is_final:
+            await asyncio.to_thread(self._broker.sync_actions)
         reply = head.answer_encoding()
         body = (
             build_deliveries(given.head, given.lengths, given.records)
@@ -176,7 +179,7 @@ class HotRoutes:
         loop = asyncio.get_running_loop()
         waiting_pulls = self._broker.delivery.waiting
         woken: asyncio.Future[None] = loop.create_future()
-        waiting = waiting_pulls.add((request.subject, request.group), partial(_set, woken))
+        waiting = waiting_pulls.add((request.subject, group_of(request)), partial(_set, woken))
         try:
             await asyncio.wait(
                 (woken, gone),

@@ -16,12 +16,15 @@ from typing import Annotated, Final
 import msgspec
 
 from qmq_broker.service.delivery import HandOut
+from qmq_broker.service.fates import PastAttempt
+from qmq_broker.service.query import DeadLetterStatus
 from qmq_client.wire.errors import EncodingError, InvalidMessageError, ProtocolError
 from qmq_client.wire.frame import build_message_frame
 from qmq_client.wire.limits import Limits
 from qmq_client.wire.message_id import format_message_id, parse_message_id
 from qmq_client.wire.names import shorten
 from qmq_client.wire.record import BodyKind, Record, decode_record, encode_record
+from qmq_client.wire.requests import Natural
 
 _NO_BODY: Final = msgspec.Raw()
 
@@ -36,6 +39,8 @@ class JsonMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tags: tuple[str, ...] = ()
     headers: dict[str, str] = {}
     message_id: str | None = None
+    #: Ms since 1970 UTC; not given any more from then on.
+    expires_at_ms: Natural | None = None
 
 
 class JsonSend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +57,7 @@ class JsonDelivered(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     attempt: int | None = None
     message_id: str = ""
     born_at_ms: int = 0
+    expires_at_ms: int | None = None
     key: str | None = None
     tags: tuple[str, ...] = ()
     headers: dict[str, str] = {}
@@ -92,6 +98,7 @@ def json_to_frame(
             tags=message.tags,
             headers=tuple(message.headers.items()),
             born_at_ms=now_ms,
+            expires_at_ms=message.expires_at_ms,
         )
         records.setdefault(message.subject, []).append(encode_record(record, limits))
     return build_message_frame(records, limits=limits), tuple(ids)
@@ -120,6 +127,28 @@ def deliveries_to_json(given: HandOut) -> bytes:
     )
 
 
+class JsonDead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A dead letter, with its message when that was asked for and is still there."""
+
+    subject: str
+    group: str
+    sequence: int
+    attempts: int
+    reason: str
+    error: str
+    at_ms: int
+    history: tuple[PastAttempt, ...]
+    message: JsonDelivered | None = None
+
+
+def dead_to_json(letter: DeadLetterStatus) -> JsonDead:
+    """One dead letter as JSON."""
+    fields = msgspec.structs.asdict(letter)
+    record = fields.pop("record")
+    message = None if record is None else record_to_json(letter.subject, record, letter.sequence)
+    return JsonDead(**fields, message=message)
+
+
 def record_to_json(
     subject: str,
     data: bytes,
@@ -145,6 +174,7 @@ def record_to_json(
         attempt=attempt,
         message_id=format_message_id(record.message_id),
         born_at_ms=record.born_at_ms,
+        expires_at_ms=record.expires_at_ms,
         key=record.key,
         tags=record.tags,
         headers=dict(record.headers),

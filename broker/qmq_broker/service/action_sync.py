@@ -52,10 +52,11 @@ class ActionSync:
         if (snapshot := self._snapshot) is not None:
             self._keep_snapshot(*snapshot)
             self._snapshot = None
-        if not self._delivery.is_unsynced:
+        journal = self._delivery.journal
+        if not journal.is_unsynced:
             return 0
         # Cleared first: what is written while the sync runs is left for the next one.
-        self._delivery.is_unsynced = False
+        journal.is_unsynced = False
         self._store.actions.sync()
         return 1
 

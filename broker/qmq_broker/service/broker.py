@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from qmq_broker.clock import Clock
 from qmq_broker.options import StoreOptions
 from qmq_broker.service.action_sync import ActionSync
+from qmq_broker.service.changes import Changes
 from qmq_broker.service.delivery import Delivery
 from qmq_broker.service.housekeeping import Housekeeping
 from qmq_broker.service.indexer import Indexer
@@ -72,6 +73,7 @@ class Broker:
             on_poisoned=self._on_poisoned,
             backoff=settings.backoff,
         )
+        self.changes = Changes(store, self.delivery, settings.limits)
         self.query = Query(store, self.delivery)
         self.intake = Intake(
             store,
@@ -89,6 +91,7 @@ class Broker:
             on_poisoned=self._on_poisoned,
         )
         self._store = store
+        self._post = post
         self._action_sync = ActionSync(
             store,
             self.delivery,
@@ -123,6 +126,15 @@ class Broker:
         now_ms = self.time.now_ms()
         self.delivery.step(now_ms)
         self._housekeeping.step(now_ms)
+
+    def sync_actions(self) -> None:
+        """Make what was decided so far durable. Blocks; in any thread."""
+        try:
+            self._store.actions.sync()
+        except Exception as error:
+            reason = f"action log sync: {type(error).__name__}: {error}"
+            self._post(lambda: self._on_poisoned(reason))
+            raise
 
     def send(self, data: bytes, on_done: OnDone) -> MessageFrame:
         """Check a request and let it wait for its commit; raises when it is refused."""

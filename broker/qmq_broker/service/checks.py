@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+
+from msgspec import UNSET, UnsetType
 
 from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.errors import InvalidMessageError, TooLargeError
-from qmq_client.wire.names import check_name, shorten
-from qmq_client.wire.requests import PullRequest, Settlement, SettleRequest
-
-EARLIEST: Final = "earliest"
-LATEST: Final = "latest"
+from qmq_client.wire.names import check_name
+from qmq_client.wire.requests import Backoff, PullRequest, Settlement, SettleRequest, Tags
+from qmq_client.wire.start import parse_start
 
 
 def check_pull(request: PullRequest, limits: ServiceLimits) -> None:
@@ -24,14 +23,10 @@ def check_pull(request: PullRequest, limits: ServiceLimits) -> None:
     _check_number("max_messages", request.max_messages, 1, 2**63 - 1)
     _check_number("max_bytes", request.max_bytes, 1, 2**63 - 1)
     _check_number("lease_ms", request.lease_ms, limits.lease_ms_min, limits.lease_ms)
-    _check_number("max_attempts", request.max_attempts, 1, limits.attempts)
-    if request.start not in (EARLIEST, LATEST):
-        raise InvalidMessageError(
-            field="start",
-            limit=f"{EARLIEST} or {LATEST}",
-            value=shorten(request.start),
-            remedy="Name where a new group begins.",
-        )
+    check_attempts(request.max_attempts, limits)
+    parse_start(request.start)
+    check_tags(request.tags, limits)
+    check_backoff(request.backoff, limits)
     _check_settlements(request.settlements, limits)
 
 
@@ -39,6 +34,35 @@ def check_settle(request: SettleRequest, limits: ServiceLimits) -> None:
     """Raise `InvalidMessageError` naming what breaks which limit."""
     _check_names(request)
     _check_settlements(request.settlements, limits)
+
+
+def check_tags(tags: Tags | UnsetType, limits: ServiceLimits) -> None:
+    """Raise `InvalidMessageError` unless these may be tags of a filter."""
+    if tags is UNSET:
+        return
+    named = (*tags.any, *tags.all)
+    for tag in named:
+        check_name(tag, field="tags")
+    if len(named) > limits.filter_tags:
+        raise TooLargeError(
+            field="tags",
+            limit=f"{limits.filter_tags} tags",
+            value=f"{len(named)} tags",
+            remedy="Name fewer tags.",
+        )
+
+
+def check_attempts(attempts: int | UnsetType, limits: ServiceLimits) -> None:
+    """Raise `InvalidMessageError` unless a group may have so many."""
+    if attempts is not UNSET:
+        _check_number("max_attempts", attempts, 1, limits.attempts)
+
+
+def check_backoff(backoff: Backoff | UnsetType, limits: ServiceLimits) -> None:
+    """Raise `InvalidMessageError` unless a group may wait so long."""
+    if backoff is not UNSET:
+        _check_number("backoff.max_ms", backoff.max_ms, 0, limits.backoff_ms)
+        _check_number("backoff.first_ms", backoff.first_ms, 0, backoff.max_ms)
 
 
 def _check_names(request: PullRequest | SettleRequest) -> None:

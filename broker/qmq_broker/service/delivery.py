@@ -10,17 +10,19 @@ All of this belongs to the loop thread. Reading records may block it for a page 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from heapq import heappop, heappush
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
-from qmq_broker.errors import BusyError, NoRoomError, PoisonedError, StoreError
-from qmq_broker.service.checks import LATEST, check_pull, check_settle
+from qmq_broker.errors import BusyError
+from qmq_broker.service.checks import check_pull, check_settle
 from qmq_broker.service.groups import GroupState
-from qmq_broker.service.handing_out import Room, Selection, Turns, select
+from qmq_broker.service.handing_out import Room
+from qmq_broker.service.journal import Journal
 from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.service.picking import Picked, Picker
 from qmq_broker.service.redelivery import Backoff
-from qmq_broker.service.restart import groups_at_end, new_state
+from qmq_broker.service.registry import Group, Groups
+from qmq_broker.service.restart import groups_at_end
 from qmq_broker.service.settling import (
     Outcome,
     Stale,
@@ -29,10 +31,11 @@ from qmq_broker.service.settling import (
     plan_settlements,
 )
 from qmq_broker.service.snapshot import encode_groups
-from qmq_broker.service.waiting import GroupKey, WaitingPulls
-from qmq_broker.storage.actions import Action, GroupDefined, Pulled, Skipped
+from qmq_broker.service.waiting import WaitingPulls
+from qmq_broker.storage.actions import Acked, Action, Pulled
 from qmq_broker.storage.store import Store
 from qmq_client.wire.deliveries import DeliveriesHead
+from qmq_client.wire.groups import group_of
 from qmq_client.wire.requests import PullRequest, SettleAnswer, SettleRequest
 
 
@@ -44,6 +47,8 @@ class HandOut:
     #: Length of each record, in order.
     lengths: list[int]
     records: list[bytes]
+    #: It is acked already: durable before anybody gets it, so that it never comes again.
+    is_final: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,22 +59,6 @@ class StepCounts:
     pulls_woken: int
     #: Whether there is more to do at once.
     is_unfinished: bool
-
-
-class _Group:
-    """A group's state and what is remembered about it in memory only."""
-
-    __slots__ = ("next_due_ms", "state", "turns")
-
-    def __init__(self, state: GroupState) -> None:
-        self.state = state
-        self.turns = Turns()
-        #: The time for which the group stands in the schedule.
-        self.next_due_ms: int | None = None
-
-    @property
-    def key(self) -> GroupKey:
-        return self.state.subject, self.state.group
 
 
 class Delivery:
@@ -88,13 +77,11 @@ class Delivery:
         self._store = store
         self._limits = limits
         self._draw = draw
-        self._on_poisoned = on_poisoned
         self._backoff = backoff or Backoff()
-        self._groups: dict[GroupKey, _Group] = {}
-        self._schedule: list[tuple[int, GroupKey]] = []
+        self.journal = Journal(store, on_poisoned)
+        self.registry = Groups(store, limits, self.journal)
+        self._picker = Picker(store, self.journal, unsettled_max=limits.unsettled_per_group)
         self.waiting = WaitingPulls(limits.waiting_pulls)
-        #: Whether actions were written since the action log was last synced.
-        self.is_unsynced = False
 
     def snapshot(self, now_ms: int) -> tuple[int, bytes]:
         """Where all groups are, and the offset of the action log at which they are there."""
@@ -107,14 +94,13 @@ class Delivery:
         for state in states:
             queue = self._store.queue(state.subject)
             state.clamp(0 if queue is None else queue.next_sequence)
-            group = self._groups[state.subject, state.group] = _Group(state)
-            self._reschedule(group, now_ms)
+            self._reschedule(self.registry.restore(state, now_ms), now_ms)
         return count
 
     def needed_offset(self, dead_since_ms: int) -> int:
         """Where the first message stands that some group may still be given."""
         offset = self._store.durable_offset
-        for group in self._groups.values():
+        for group in self.registry:
             queue = self._store.queue(group.state.subject)
             first = group.state.first_needed(dead_since_ms)
             if queue is not None and (entries := queue.entries(first, 1)):
@@ -123,11 +109,11 @@ class Delivery:
 
     def groups(self) -> list[GroupState]:
         """The state of every group, to be read only."""
-        return [group.state for group in self._groups.values()]
+        return [group.state for group in self.registry]
 
     def group(self, subject: str, name: str) -> GroupState | None:
         """The state of one group, to be read only."""
-        group = self._groups.get((subject, name))
+        group = self.registry.find(subject, name)
         return None if group is None else group.state
 
     def settle(self, request: SettleRequest, now_ms: int) -> SettleAnswer:
@@ -151,30 +137,15 @@ class Delivery:
 
         Requires: `begin_pull` accepted the request. Raises `BusyError` over a bound.
         """
-        group = self._group_for(request, now_ms)
+        group = self.registry.for_pull(request, now_ms)
         self._end_leases(group, now_ms)
-        selection = self._select(group, request, now_ms)
-        if not selection.entries:
-            self._reschedule(group, now_ms)
+        picked = self._picker.pick(group, self._room(group.state, request, now_ms))
+        if not picked.runs:
+            self._reschedule(group, now_ms, is_unfinished=picked.is_unfinished)
             return None
         state = group.state
-        records = self._store.read_records(selection.entries, subject=state.subject)
         first_pull_sequence = state.next_pull_sequence(request.consumer)
-        self._write(
-            [
-                Pulled(
-                    at_ms=now_ms,
-                    subject=state.subject,
-                    group=state.group,
-                    consumer=request.consumer,
-                    token=self._store.epoch,
-                    first_pull_sequence=first_pull_sequence,
-                    runs=selection.runs,
-                    lease_until_ms=now_ms + request.lease_ms,
-                )
-            ],
-            group,
-        )
+        self.journal.write(_hand_out(state, request, picked, self._store.epoch, now_ms), state)
         self._reschedule(group, now_ms)
         if self._has_more(state, now_ms):
             self.waiting.wake_group(group.key)
@@ -184,11 +155,12 @@ class Delivery:
                 token=self._store.epoch,
                 lease_ms=request.lease_ms,
                 first_pull_sequence=first_pull_sequence,
-                runs=selection.runs,
+                runs=picked.runs,
                 stale=stale,
             ),
-            lengths=[len(record) for record in records],
-            records=records,
+            lengths=[len(record) for record in picked.records],
+            records=picked.records,
+            is_final=request.at_most_once is True,
         )
 
     def nothing(self, request: PullRequest, stale: tuple[Stale, ...]) -> HandOut:
@@ -213,14 +185,7 @@ class Delivery:
     def step(self, now_ms: int) -> StepCounts:
         """One bounded pass: end leases whose time has come and wake pulls for what is due."""
         leases_ended = pulls_woken = 0
-        due: list[_Group] = []
-        while self._is_due(now_ms) and len(due) < self._limits.groups_per_pass:
-            due_ms, key = heappop(self._schedule)
-            group = self._groups[key]
-            if group.next_due_ms == due_ms:
-                group.next_due_ms = None
-                due.append(group)
-        for group in due:
+        for group in self.registry.take_due(now_ms):
             leases_ended += self._end_leases(group, now_ms)
             self._reschedule(group, now_ms)
             if self._has_more(group.state, now_ms):
@@ -228,37 +193,38 @@ class Delivery:
         return StepCounts(
             leases_ended=leases_ended,
             pulls_woken=pulls_woken,
-            is_unfinished=self._is_due(now_ms),
+            is_unfinished=self.registry.is_due(now_ms),
         )
 
-    def _settle(self, request: SettleRequest | PullRequest, now_ms: int) -> Outcome:
-        group = self._groups.get((request.subject, request.group))
-        if group is None:
-            nobody = GroupState(
-                subject=request.subject, group=request.group, first_sequence=0, max_attempts=1
-            )
-            return plan_settlements(
-                nobody, request.consumer, request.settlements, self._terms(now_ms)
-            )
-        self._end_leases(group, now_ms)
-        outcome = plan_settlements(
-            group.state, request.consumer, request.settlements, self._terms(now_ms)
-        )
-        self._write(outcome.actions, group)
-        log = group.state.consumer(request.consumer)
-        if log is not None:
-            log.last_seen_ms = now_ms
+    def after_change(self, group: Group, now_ms: int) -> None:
+        """Somebody changed the group from outside: look at what there is to do and to give."""
         self._reschedule(group, now_ms)
         if self._has_more(group.state, now_ms):
             self.waiting.wake_group(group.key)
+
+    def _settle(self, request: SettleRequest | PullRequest, now_ms: int) -> Outcome:
+        name = group_of(request)
+        group = self.registry.find(request.subject, name)
+        if group is None:
+            nobody = GroupState(
+                subject=request.subject, group=name, first_sequence=0, max_attempts=1
+            )
+            terms = self._terms(nobody, now_ms)
+            return plan_settlements(nobody, request.consumer, request.settlements, terms)
+        group.seen_ms = now_ms
+        self._end_leases(group, now_ms)
+        outcome = plan_settlements(
+            group.state, request.consumer, request.settlements, self._terms(group.state, now_ms)
+        )
+        self.journal.write(outcome.actions, group.state)
+        log = group.state.consumer(request.consumer)
+        if log is not None:
+            log.last_seen_ms = now_ms
+        self.after_change(group, now_ms)
         return outcome
 
-    def _select(self, group: _Group, request: PullRequest, now_ms: int) -> Selection:
-        state, limits = group.state, self._limits
-        queue = self._store.queue(request.subject)
-        if queue is None:
-            return Selection(runs=(), entries=[])
-        self._skip_what_is_gone(group, queue.first_sequence, now_ms)
+    def _room(self, state: GroupState, request: PullRequest, now_ms: int) -> Room:
+        limits = self._limits
         log = state.consumer(request.consumer)
         room_messages = limits.in_flight_per_consumer - (0 if log is None else log.in_flight)
         if log is not None:
@@ -271,122 +237,78 @@ class Delivery:
             )
         if len(state.dead) >= limits.dead_letters_per_group:
             raise BusyError(
-                f"group {state.group} has {len(state.dead)} dead letters", retry_after_s=60.0
+                f"group {state.group} has {len(state.dead)} dead letters: replay or purge some",
+                retry_after_s=60.0,
             )
-        room = Room(
+        return Room(
             now_ms=now_ms,
             messages=min(request.max_messages, limits.pull_messages, room_messages),
             bytes=min(request.max_bytes, limits.pull_bytes),
-            new_messages=limits.unsettled_per_group - state.in_flight - state.waiting,
+            new_messages=limits.unsettled_per_group - state.unsettled,
         )
-        selection = select(state, group.turns, queue, room)
-        while selection.lost is not None:
-            self._skip(group, *selection.lost, now_ms)
-            selection = select(state, group.turns, queue, room)
-        return selection
 
-    def _skip_what_is_gone(self, group: _Group, first_sequence: int, now_ms: int) -> None:
-        """Pass over what was given up by force before this group got it."""
+    def _end_leases(self, group: Group, now_ms: int) -> int:
         state = group.state
-        waiting = next(state.redeliveries.runs(), None)
-        first = state.cursor if waiting is None else min(state.cursor, waiting.first)
-        if first < first_sequence:
-            self._skip(group, first, first_sequence, now_ms)
-
-    def _skip(self, group: _Group, first: int, next_sequence: int, now_ms: int) -> None:
-        state = group.state
-        self._write([Skipped(now_ms, state.subject, state.group, first, next_sequence)], group)
-
-    def _group_for(self, request: PullRequest, now_ms: int) -> _Group:
-        key = (request.subject, request.group)
-        group = self._groups.get(key)
-        if group is None:
-            self._check_room_for_group()
-            queue = self._store.queue(request.subject)
-            is_latest = request.start == LATEST and queue is not None
-            first_sequence = queue.next_sequence if is_latest and queue is not None else 0
-            if queue is not None and not is_latest:
-                first_sequence = queue.first_sequence
-            defined = _definition(request, first_sequence, now_ms)
-            group = _Group(new_state(defined))
-            self._write([defined], group)
-            self._groups[key] = group
-        elif group.state.max_attempts != request.max_attempts:
-            self._write([_definition(request, group.state.cursor, now_ms)], group)
-        self._check_room_for_consumer(group.state, request.consumer, now_ms)
-        return group
-
-    def _check_room_for_group(self) -> None:
-        if len(self._groups) >= self._limits.groups:
-            raise BusyError(f"there are {len(self._groups)} groups already", retry_after_s=60.0)
-
-    def _check_room_for_consumer(self, state: GroupState, consumer: str, now_ms: int) -> None:
-        limit = self._limits.consumers_per_group
-        if state.consumer(consumer) is not None or state.consumer_count < limit:
-            return
-        state.forget_idle_consumers(now_ms - self._limits.consumer_idle_ms)
-        if state.consumer_count >= limit:
-            raise BusyError(
-                f"group {state.group} has {state.consumer_count} consumers", retry_after_s=60.0
-            )
-
-    def _end_leases(self, group: _Group, now_ms: int) -> int:
-        ended = group.state.ended_leases(now_ms, self._limits.leases_ended_per_pass)
+        ended = state.deadlines.ended(now_ms, self._limits.leases_ended_per_pass)
         if ended:
-            self._write(plan_ended_leases(group.state, ended, self._terms(now_ms)), group)
+            terms = self._terms(state, now_ms)
+            self.journal.write(plan_ended_leases(state, ended, terms), state)
         return len(ended)
 
-    def _write(self, actions: Sequence[Action], group: _Group) -> None:
-        """Journal first: in the action log, then in the state."""
-        if not actions:
-            return
-        try:
-            self._store.actions.append(actions)
-        except NoRoomError:
-            raise
-        except (StoreError, OSError) as error:
-            reason = f"action log: {type(error).__name__}: {error}"
-            self._on_poisoned(reason)
-            raise PoisonedError(reason) from error
-        self.is_unsynced = True
-        try:
-            for action in actions:
-                group.state.apply(action)
-        except Exception as error:
-            # Log and state disagree now: only a replay of the log can mend that.
-            self._on_poisoned(f"state of group {group.key}: {type(error).__name__}: {error}")
-            raise
-
-    def _is_due(self, now_ms: int) -> bool:
-        return bool(self._schedule) and self._schedule[0][0] <= now_ms
-
     def _has_more(self, state: GroupState, now_ms: int) -> bool:
+        if state.is_paused:
+            return False
         due_ms = state.redeliveries.next_due_ms()
         if due_ms is not None and due_ms <= now_ms:
+            return True
+        if state.lanes is not None and state.lanes.ready_count:
             return True
         queue = self._store.queue(state.subject)
         return queue is not None and state.cursor < queue.next_sequence
 
-    def _reschedule(self, group: _Group, now_ms: int) -> None:
-        """Put the group into the schedule for its next event, unless it stands there earlier."""
-        events = [group.state.next_deadline_ms()]
-        retry_at_ms = group.state.redeliveries.next_due_ms()
+    def _reschedule(self, group: Group, now_ms: int, *, is_unfinished: bool = False) -> None:
+        """Put the group into the schedule for its next event."""
+        state = group.state
+        events = [state.deadlines.next_ms(), now_ms if is_unfinished else None]
+        retry_at_ms = state.redeliveries.next_due_ms()
         if retry_at_ms is not None and retry_at_ms > now_ms:
             events.append(retry_at_ms)
         due_ms = min((event for event in events if event is not None), default=None)
-        if due_ms is not None and (group.next_due_ms is None or due_ms < group.next_due_ms):
-            group.next_due_ms = due_ms
-            heappush(self._schedule, (due_ms, group.key))
+        self.registry.schedule(group, due_ms)
 
-    def _terms(self, now_ms: int) -> Terms:
-        return Terms(now_ms=now_ms, backoff=self._backoff, draw=self._draw)
+    def _terms(self, state: GroupState, now_ms: int) -> Terms:
+        backoff, own = self._backoff, state.settings.backoff
+        if own is not None:
+            backoff = replace(backoff, first_ms=own.first_ms, factor=own.factor, max_ms=own.max_ms)
+        return Terms(now_ms=now_ms, backoff=backoff, draw=self._draw)
 
 
-def _definition(request: PullRequest, first_sequence: int, now_ms: int) -> GroupDefined:
-    return GroupDefined(
+def _hand_out(
+    state: GroupState, request: PullRequest, picked: Picked, epoch: int, now_ms: int
+) -> list[Action]:
+    """What is written before the answer leaves."""
+    first = state.next_pull_sequence(request.consumer)
+    pulled = Pulled(
         at_ms=now_ms,
-        subject=request.subject,
-        group=request.group,
-        first_sequence=first_sequence,
-        max_attempts=request.max_attempts,
+        subject=state.subject,
+        group=state.group,
+        consumer=request.consumer,
+        token=epoch,
+        first_pull_sequence=first,
+        runs=picked.runs,
+        lease_until_ms=now_ms + request.lease_ms,
     )
+    actions: list[Action] = [*picked.actions, pulled]
+    if request.at_most_once is True:
+        acked = Acked(
+            at_ms=now_ms,
+            subject=state.subject,
+            group=state.group,
+            consumer=request.consumer,
+            first=first,
+            next=first + len(picked.records),
+        )
+        actions.append(acked)
+    if picked.passed is not None:
+        actions.append(picked.passed)
+    return actions

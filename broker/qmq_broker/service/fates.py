@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from qmq_broker.service.groups import GroupState
+from qmq_broker.service.history import History
 
 
 class Fate(StrEnum):
@@ -18,10 +19,23 @@ class Fate(StrEnum):
     IN_FLIGHT = "in flight"
     #: It was given back and will be given again.
     WAITING = "waiting"
+    #: The group came to it; one before it with the same key is not done.
+    HELD = "held"
     #: The group does not get it again.
     DEAD = "dead"
     #: Acked, or passed when the group began behind it or was moved on.
     PASSED = "passed"
+
+
+class PastAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """See `Attempt`."""
+
+    attempt: int
+    consumer: str
+    given_at_ms: int
+    ended_at_ms: int
+    outcome: str
+    error: str = ""
 
 
 class GroupFate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -39,6 +53,13 @@ class GroupFate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
     #: What the last consumer said.
     error: str = ""
+    #: What was tried before, the newest last.
+    history: tuple[PastAttempt, ...] = ()
+
+
+def past(history: History) -> tuple[PastAttempt, ...]:
+    """A history as it is shown."""
+    return tuple(PastAttempt(**msgspec.structs.asdict(attempt)) for attempt in history)
 
 
 def fate_of(state: GroupState, sequence: int) -> GroupFate:
@@ -54,6 +75,7 @@ def fate_of(state: GroupState, sequence: int) -> GroupFate:
             at_ms=dead.at_ms,
             reason=dead.reason,
             error=dead.error,
+            history=past(dead.history),
         )
     for run in state.redeliveries.runs():
         if run.first <= sequence < run.next:
@@ -63,6 +85,7 @@ def fate_of(state: GroupState, sequence: int) -> GroupFate:
                 attempts=run.attempts,
                 at_ms=run.retry_at_ms,
                 error=run.error,
+                history=past(run.history),
             )
     for consumer, log in state.consumers():
         for lease in log.leases():
@@ -73,5 +96,8 @@ def fate_of(state: GroupState, sequence: int) -> GroupFate:
                     attempts=lease.attempt,
                     consumer=consumer,
                     at_ms=lease.until_ms,
+                    history=past(lease.history),
                 )
+    if state.lanes is not None and any(sequence == one for one, _ in state.lanes.sequences()):
+        return GroupFate(group=state.group, state=Fate.HELD)
     return GroupFate(group=state.group, state=Fate.PASSED)

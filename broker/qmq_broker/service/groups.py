@@ -3,10 +3,11 @@
 ::
 
                  Pulled            Acked
-    new ─────────────▶ in flight ─────────▶ done
-                        ▲    │ Nacked, Expired
-                 Pulled │    ▼                 Dead
-                       waiting  (or, when it will not be tried again) ─▶ dead letter
+    new ─────────────▶ in flight ─────────▶ done ◀── Purged
+     │ Keyed            ▲    │ Nacked, Expired             │
+     ▼           Pulled │    ▼                 Dead        │
+    held ──────────────▶│  waiting  (or, when it will not be tried again) ─▶ dead letter
+                             ▲────────────────────────────── Replayed ─────────┘
 
 The broker first decides (`settling.py`, `handing_out.py`: they only read), then writes the actions
 to the action log, then applies them here. A start replays the log through the same `apply`, so a
@@ -14,17 +15,25 @@ restarted broker stands exactly where the log ends; a log that lost its tail giv
 of the same group: messages are delivered again, never lost.
 
 Nacked and Expired carry `retry_at_ms`; 0 says that there is no next delivery, and that a Dead
-action for each of the messages stands before it.
+action for each of the messages stands before it. A Dead of a message that nobody holds (it expired)
+takes it from where it waits. An ordered group holds messages back until they are the first of their
+key (`lanes.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
+import msgspec
+
+from qmq_broker.service.dead_letters import EXPIRED, REJECTED, DeadLetter
+from qmq_broker.service.deadlines import Deadlines
+from qmq_broker.service.history import GIVEN_BACK, LEASE_ENDED, Attempt, History, extended
+from qmq_broker.service.lanes import KeyLanes
 from qmq_broker.service.leases import Lease, PullLog
+from qmq_broker.service.moves import apply_move
 from qmq_broker.service.redelivery import Redelivery, RedeliveryHeap
 from qmq_broker.storage.actions import (
     Acked,
@@ -33,34 +42,21 @@ from qmq_broker.storage.actions import (
     Expired,
     Extended,
     GroupDefined,
+    GroupSettings,
+    Keyed,
     Nacked,
+    Passed,
     Pulled,
-    Skipped,
 )
 
 #: `retry_at_ms` of messages that are not delivered again.
 NO_RETRY: Final = 0
-LEASE_ENDED: Final = "lease ended"
-#: Entries of the deadline heap above which it is rid of those of settled leases.
-_DEADLINES_MIN: Final = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
-    """A message that this group does not get again."""
-
-    sequence: int
-    attempts: int
-    reason: str
-    #: What the last consumer said.
-    error: str
-    at_ms: int
 
 
 class GroupState:
     """Cursor, leases, waiting redeliveries and dead letters of one (subject, group).
 
-    Invariant: a sequence below the cursor is in exactly one of: in flight, waiting, dead, done.
+    Invariant: a sequence below the cursor is in exactly one of: held, in flight, waiting, dead, done.
     Belongs to the loop thread.
     """
 
@@ -70,15 +66,19 @@ class GroupState:
         #: Next sequence that was never given to this group.
         self.cursor = first_sequence
         self.max_attempts = max_attempts
+        self.settings = GroupSettings()
+        self.is_paused = False
+        #: Of an ordered group: what it came to and is not done with, by key.
+        self.lanes: KeyLanes | None = None
         self.redeliveries = RedeliveryHeap()
         self.dead: dict[int, DeadLetter] = {}
         self.acked_count = 0
         #: Messages that were given up by force before this group was done with them.
         self.lost_count = 0
+        #: Messages that expired before they were given.
+        self.expired_count = 0
         self._consumers: dict[str, PullLog] = {}
-        #: (until, consumer, first pull sequence); entries of ended or extended leases are skipped.
-        self._deadlines: list[tuple[int, str, int]] = []
-        self._deadlines_max = _DEADLINES_MIN
+        self.deadlines = Deadlines(self._consumers)
         #: Where the pull log of a consumer that was forgotten would go on.
         self.next_pull_floor = 0
         self._in_flight = 0
@@ -92,6 +92,16 @@ class GroupState:
     def waiting(self) -> int:
         """Messages that wait for their next delivery."""
         return self.redeliveries.count
+
+    @property
+    def held(self) -> int:
+        """Messages that an ordered group came to and did not give yet."""
+        return 0 if self.lanes is None else self.lanes.undelivered_count
+
+    @property
+    def unsettled(self) -> int:
+        """Messages that the group came to and is not done with."""
+        return self._in_flight + self.redeliveries.count + self.held
 
     @property
     def consumer_count(self) -> int:
@@ -126,7 +136,14 @@ class GroupState:
         log.last_seen_ms = last_seen_ms
         self._in_flight += log.in_flight
         for lease in leases:
-            self._watch(name, lease)
+            self.deadlines.watch(name, lease)
+
+    def restore_lanes(self, keyed: Iterable[tuple[int, int]]) -> None:
+        """Put the lanes back as a snapshot has them. Requires: leases and redeliveries are back."""
+        given = self._given()
+        assert self.lanes is not None
+        for sequence, key in keyed:
+            self.lanes.add(sequence, key, is_given=sequence in given)
 
     def first_needed(self, dead_since_ms: int) -> int:
         """The lowest sequence that this group may still be given.
@@ -138,6 +155,7 @@ class GroupState:
         needed += [
             lease.first_sequence for log in self._consumers.values() for lease in log.leases()
         ]
+        needed += [sequence for sequence, _ in self.lanes.sequences()] if self.lanes else []
         needed += [one.sequence for one in self.dead.values() if one.at_ms >= dead_since_ms]
         return min(needed)
 
@@ -148,55 +166,40 @@ class GroupState:
                 self._on_pulled(action)
             case Acked():
                 ended = self._log(action.consumer).ack(action.first, action.next)
-                self.acked_count += self._after_end(action, ended)
+                self.acked_count += self._after_end(action, ended, is_done=True)
             case Nacked(error=error):
-                self._on_given_back(action, error)
+                self._on_given_back(action, GIVEN_BACK, error)
             case Expired():
-                self._on_given_back(action, LEASE_ENDED)
+                self._on_given_back(action, LEASE_ENDED, LEASE_ENDED)
             case Extended():
                 self._on_extended(action)
             case Dead():
-                self.dead[action.sequence] = DeadLetter(
-                    sequence=action.sequence,
-                    attempts=action.attempts,
-                    reason=action.reason,
-                    error=action.error,
-                    at_ms=action.at_ms,
-                )
-            case Skipped():
-                waiting = self.redeliveries.take(action.first, action.next)
-                self.lost_count += sum(run.next - run.first for run in waiting)
-                self.lost_count += max(0, action.next - self.cursor)
-                self.cursor = max(self.cursor, action.next)
+                self._on_dead(action)
             case GroupDefined():
                 self.max_attempts = action.max_attempts
+            case Passed() | Keyed():
+                self._on_passed(action)
+            case _:
+                apply_move(self, action)
 
-    def ended_leases(self, now_ms: int, leases_max: int) -> list[tuple[str, Lease]]:
-        """Leases past their deadline, with their consumers, at most `leases_max`; they stay."""
-        ended: dict[tuple[int, str, int], Lease] = {}
-        while len(ended) < leases_max:
-            deadline_ms = self.next_deadline_ms()
-            if deadline_ms is None or deadline_ms > now_ms:
-                break
-            entry = heappop(self._deadlines)
-            lease = self._consumers[entry[1]].at(entry[2])
-            assert lease is not None
-            ended[entry] = lease
-        for entry in ended:
-            heappush(self._deadlines, entry)
-        return [(consumer, lease) for (_, consumer, _), lease in ended.items()]
+    def configure(self, settings: GroupSettings) -> None:
+        """Keep these settings. Requires: whether it is ordered never changes."""
+        self.settings = settings
+        if settings.is_ordered and self.lanes is None:
+            self.lanes = KeyLanes()
 
-    def next_deadline_ms(self) -> int | None:
-        """When the next lease ends, or None when there is none."""
-        deadlines = self._deadlines
-        while deadlines:
-            until_ms, consumer, first = deadlines[0]
-            log = self._consumers.get(consumer)
-            lease = None if log is None else log.at(first)
-            if lease is not None and lease.first == first and lease.until_ms == until_ms:
-                return until_ms
-            heappop(deadlines)
-        return None
+    def give_up_all(self) -> None:
+        """Hold nothing and wait for nothing, as if it had never been given."""
+        self.redeliveries.take(0, 2**63)
+        for log in self._consumers.values():
+            log.drop_all()
+        self._in_flight = 0
+        if self.lanes is not None:
+            self.lanes.drop_all()
+
+    def dead_between(self, first: int, next_: int) -> list[int]:
+        """Sequences of the dead letters in this range, in order."""
+        return sorted(sequence for sequence in self.dead if first <= sequence < next_)
 
     def clamp(self, next_sequence: int) -> int:
         """Forget what lies beyond the subject's durable end; returns how many messages that was.
@@ -215,6 +218,10 @@ class GroupState:
                     self._in_flight -= sum(piece.next - piece.first for piece in ended)
         for sequence in [sequence for sequence in self.dead if sequence >= next_sequence]:
             del self.dead[sequence]
+        if self.lanes is not None:
+            for sequence, _ in list(self.lanes.sequences()):
+                if sequence >= next_sequence:
+                    self.lanes.done(sequence, sequence + 1)
         return forgotten
 
     def forget_idle_consumers(self, seen_before_ms: int) -> int:
@@ -241,23 +248,44 @@ class GroupState:
     def _on_pulled(self, action: Pulled) -> None:
         log = self._log(action.consumer)
         log.last_seen_ms = action.at_ms
-        leases = log.hand_out(
-            action.first_pull_sequence,
-            action.runs,
-            token=action.token,
-            until_ms=action.lease_until_ms,
-        )
-        for lease in leases:
-            self.redeliveries.take(lease.first_sequence, lease.next_sequence)
-            if lease.attempt == 1:
-                self.cursor = max(self.cursor, lease.next_sequence)
-            self._in_flight += lease.next - lease.first
-            self._watch(action.consumer, lease)
+        first = action.first_pull_sequence
+        for run in action.runs:
+            next_sequence = run.first_sequence + run.count
+            again = self.redeliveries.take(run.first_sequence, next_sequence)
+            for first_sequence, next_, history in _pieces(run.first_sequence, next_sequence, again):
+                lease = Lease(
+                    first=first,
+                    next=first + next_ - first_sequence,
+                    first_sequence=first_sequence,
+                    attempt=run.attempt,
+                    token=action.token,
+                    until_ms=action.lease_until_ms,
+                    given_at_ms=action.at_ms,
+                    history=history,
+                )
+                first = lease.next
+                log.hand_out(lease)
+                self.deadlines.watch(action.consumer, lease)
+            if run.attempt == 1:
+                self.cursor = max(self.cursor, next_sequence)
+            if self.lanes is not None:
+                self.lanes.give(run.first_sequence, next_sequence)
+        self._in_flight += first - action.first_pull_sequence
 
-    def _on_given_back(self, action: Nacked | Expired, error: str) -> None:
+    def _on_given_back(self, action: Nacked | Expired, outcome: str, error: str) -> None:
         ended = self._log(action.consumer).end(action.first, action.next)
-        self._after_end(action, ended)
-        for lease in ended if action.retry_at_ms != NO_RETRY else ():
+        is_done = action.retry_at_ms == NO_RETRY
+        self._after_end(action, ended, is_done=is_done)
+        for lease in ended:
+            history = extended(
+                lease.history,
+                Attempt(
+                    lease.attempt, action.consumer, lease.given_at_ms, action.at_ms, outcome, error
+                ),
+            )
+            if is_done:
+                self._tell_dead(lease, history)
+                continue
             self.redeliveries.take(lease.first_sequence, lease.next_sequence)
             self.redeliveries.add(
                 Redelivery(
@@ -266,18 +294,64 @@ class GroupState:
                     attempts=lease.attempt,
                     retry_at_ms=action.retry_at_ms,
                     error=error,
+                    history=history,
                 )
             )
+
+    def _tell_dead(self, lease: Lease, history: History) -> None:
+        """Give the dead letters of a lease that just ended their history."""
+        for sequence in range(lease.first_sequence, lease.next_sequence):
+            letter = self.dead.get(sequence)
+            if letter is not None:
+                last = history[-1]
+                if letter.reason == REJECTED:
+                    last = msgspec.structs.replace(last, outcome=REJECTED)
+                self.dead[sequence] = replace(letter, history=(*history[:-1], last))
+
+    def _on_dead(self, action: Dead) -> None:
+        sequence = action.sequence
+        waited = self.redeliveries.take(sequence, sequence + 1)
+        if action.reason == EXPIRED:
+            self.expired_count += sequence not in self.dead
+            if self.lanes is not None:
+                self.lanes.done(sequence, sequence + 1)
+        self.dead[sequence] = DeadLetter(
+            sequence=sequence,
+            attempts=action.attempts,
+            reason=action.reason,
+            error=action.error,
+            at_ms=action.at_ms,
+            history=waited[0].history if waited else (),
+        )
+
+    def _on_passed(self, action: Passed | Keyed) -> None:
+        self.cursor = max(self.cursor, action.next)
+        if isinstance(action, Keyed):
+            assert self.lanes is not None
+            for sequence, key in zip(action.sequences, action.keys, strict=True):
+                self.lanes.add(sequence, key)
+
+    def _given(self) -> set[int]:
+        """What is in flight or waits."""
+        runs = [(run.first, run.next) for run in self.redeliveries.runs()]
+        for log in self._consumers.values():
+            runs += [(lease.first_sequence, lease.next_sequence) for lease in log.leases()]
+        return {sequence for run in runs for sequence in range(*run)}
 
     def _on_extended(self, action: Extended) -> None:
         log = self._log(action.consumer)
         for lease in log.extend(action.first, action.next, action.lease_until_ms):
-            self._watch(action.consumer, lease)
+            self.deadlines.watch(action.consumer, lease)
         self._watch_rest(action)
 
-    def _after_end(self, action: Acked | Nacked | Expired, ended: list[Lease]) -> int:
+    def _after_end(
+        self, action: Acked | Nacked | Expired, ended: list[Lease], *, is_done: bool
+    ) -> int:
         count = sum(lease.next - lease.first for lease in ended)
         self._in_flight -= count
+        if is_done and self.lanes is not None:
+            for lease in ended:
+                self.lanes.done(lease.first_sequence, lease.next_sequence)
         self._watch_rest(action)
         return count
 
@@ -285,15 +359,17 @@ class GroupState:
         """Note the deadline of what a cut left behind the range: it has a new first number."""
         rest = self._log(action.consumer).at(action.next)
         if rest is not None and rest.first == action.next:
-            self._watch(action.consumer, rest)
+            self.deadlines.watch(action.consumer, rest)
 
-    def _watch(self, consumer: str, lease: Lease) -> None:
-        heappush(self._deadlines, (lease.until_ms, consumer, lease.first))
-        if len(self._deadlines) > self._deadlines_max:
-            self._deadlines = [
-                (lease.until_ms, name, lease.first)
-                for name, log in self._consumers.items()
-                for lease in log.leases()
-            ]
-            heapify(self._deadlines)
-            self._deadlines_max = _DEADLINES_MIN + 2 * len(self._deadlines)
+
+def _pieces(
+    first: int, next_: int, again: Sequence[Redelivery]
+) -> Iterator[tuple[int, int, History]]:
+    """A run of messages in parts with one history each; most have none."""
+    for run in again:
+        if first < run.first:
+            yield first, run.first, ()
+        yield run.first, run.next, run.history
+        first = run.next
+    if first < next_:
+        yield first, next_, ()

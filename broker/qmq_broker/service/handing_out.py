@@ -8,9 +8,10 @@ the others down and never stops them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from qmq_broker.service.filters import TagFilter, filter_of
 from qmq_broker.service.groups import GroupState
 from qmq_broker.storage.consume_queue import ConsumeQueue, Entry
 from qmq_client.wire.deliveries import DeliveryRun
@@ -19,6 +20,8 @@ from qmq_client.wire.deliveries import DeliveryRun
 NEW_SHARE: Final = 4
 #: Entries looked at together: a pull of large messages stops long before its count is reached.
 ENTRIES_PER_READ: Final = 512
+#: Entries that one look goes through for those that fit a filter: about a millisecond.
+SCANNED_MAX: Final = 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,8 @@ class Selection:
     entries: list[Entry]
     #: Sequences that come next and are lost for good; only when there is nothing to give before.
     lost: tuple[int, int] | None = None
+    #: How far the group has come with this; None for as far as the last message in it.
+    passed: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +63,8 @@ class Turns:
 
 def select(state: GroupState, turns: Turns, queue: ConsumeQueue, room: Room) -> Selection:
     """The messages for one pull, perhaps none."""
-    new_count = max(0, min(queue.next_sequence - state.cursor, room.new_messages))
+    fresh, passed = _fresh(state, queue, room)
+    new_count = sum(run.count for run in fresh)
     due = [
         DeliveryRun(first_sequence=run.first, count=run.next - run.first, attempt=run.attempts + 1)
         for run in state.redeliveries.due(room.now_ms, room.messages)
@@ -68,11 +74,53 @@ def select(state: GroupState, turns: Turns, queue: ConsumeQueue, room: Room) -> 
         share = min(new_count, turns.new_share(room.messages))
         due = _head(due, room.messages - share)
         due_count = sum(run.count for run in due)
-    new_count = min(new_count, room.messages - due_count)
-    runs = due
-    if new_count:
-        runs = [*due, DeliveryRun(first_sequence=state.cursor, count=new_count, attempt=1)]
-    return _fit(_join(runs), queue, room.bytes)
+    fitting = _head(fresh, room.messages - due_count)
+    selection = _fit(join_runs([*due, *fitting]), queue, room.bytes)
+    if passed is None or fitting != fresh or len(selection.entries) < due_count + new_count:
+        return selection
+    return replace(selection, passed=passed)
+
+
+def _fresh(
+    state: GroupState, queue: ConsumeQueue, room: Room
+) -> tuple[list[DeliveryRun], int | None]:
+    """Messages that were never given, and how far the group has come when it is given them all.
+
+    None for as far as the last of them.
+    """
+    if state.lanes is not None:
+        return _runs_of(state.lanes.ready(room.messages)), None
+    new_count = max(0, min(queue.next_sequence - state.cursor, room.new_messages))
+    wanted = filter_of(state.settings)
+    if wanted is not None:
+        return _matching(state.cursor, wanted, queue, min(new_count, room.messages))
+    if not new_count:
+        return [], None
+    return [DeliveryRun(first_sequence=state.cursor, count=new_count, attempt=1)], None
+
+
+def _matching(
+    first: int, wanted: TagFilter, queue: ConsumeQueue, messages_max: int
+) -> tuple[list[DeliveryRun], int | None]:
+    """The next messages whose tag hash fits, and how far that was looked."""
+    found: list[int] = []
+    sequence, next_sequence = first, min(queue.next_sequence, first + SCANNED_MAX)
+    while sequence < next_sequence and len(found) < messages_max:
+        step = queue.entries(sequence, min(ENTRIES_PER_READ, next_sequence - sequence))
+        if not step:
+            break
+        for number, entry in enumerate(step, start=sequence):
+            # One that is lost may have been for the group: it is counted where it is met.
+            if not entry.record_bytes or wanted.may_match(entry.tag_hash):
+                found.append(number)
+        sequence += len(step)
+    if len(found) > messages_max:
+        return _runs_of(found[:messages_max]), None
+    return _runs_of(found), sequence if sequence > first else None
+
+
+def _runs_of(sequences: Sequence[int]) -> list[DeliveryRun]:
+    return join_runs([DeliveryRun(first_sequence=one, count=1, attempt=1) for one in sequences])
 
 
 def _head(runs: Sequence[DeliveryRun], messages: int) -> list[DeliveryRun]:
@@ -86,7 +134,8 @@ def _head(runs: Sequence[DeliveryRun], messages: int) -> list[DeliveryRun]:
     return head
 
 
-def _join(runs: Sequence[DeliveryRun]) -> list[DeliveryRun]:
+def join_runs(runs: Sequence[DeliveryRun]) -> list[DeliveryRun]:
+    """The same runs, neighbours with the same attempt as one."""
     joined: list[DeliveryRun] = []
     for run in runs:
         last = joined[-1] if joined else None

@@ -1,4 +1,5 @@
-"""Chores of the broker by time: old segments go, and the groups are noted down in snapshots.
+"""Chores of the broker by time: old segments go, broadcast consumers that nobody sees any more go,
+and the groups are noted down in snapshots.
 
 Decided in the loop thread, where the groups live, and done beside it: segments by the writer, snapshots
 by the thread that syncs the action log. A segment of the commit log may go when it is older than the
@@ -51,6 +52,7 @@ class Housekeeping:
         if now_ms < self._next_ms:
             return False
         self._next_ms = now_ms + INTERVAL_MS
+        self._delivery.registry.end_idle(now_ms)
         self._note_groups(now_ms)
         self._retain(now_ms)
         return True

@@ -9,12 +9,12 @@ only. Kept in memory; the action log is what makes it durable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from qmq_broker.service.history import History
 from qmq_broker.service.spans import RangeSet, Spans
-from qmq_client.wire.deliveries import DeliveryRun
 
 #: Acked ranges that one consumer's log remembers for each token, so that an acknowledgement
 #: repeated after a lost answer is told from a late one. Beyond it a repeat is reported as stale.
@@ -39,6 +39,10 @@ class Lease:
     token: int
     #: Wall-clock milliseconds at which the lease ends.
     until_ms: int
+    #: When they were given.
+    given_at_ms: int = 0
+    #: The attempts before this one.
+    history: History = ()
 
     @property
     def next_sequence(self) -> int:
@@ -94,26 +98,14 @@ class PullLog:
             for first, next_ in ranges:
                 known.add(first, next_)
 
-    def hand_out(
-        self, first_pull_sequence: int, runs: Sequence[DeliveryRun], *, token: int, until_ms: int
-    ) -> list[Lease]:
-        """Note that these runs were given; returns their leases."""
-        given: list[Lease] = []
-        first = first_pull_sequence
-        for run in runs:
-            lease = Lease(
-                first=first,
-                next=first + run.count,
-                first_sequence=run.first_sequence,
-                attempt=run.attempt,
-                token=token,
-                until_ms=until_ms,
-            )
-            self._leases.add(lease)
-            given.append(lease)
-            first = lease.next
-        self.next_pull_sequence = max(self.next_pull_sequence, first)
-        return given
+    def hand_out(self, lease: Lease) -> None:
+        """Note that these messages were given."""
+        self._leases.add(lease)
+        self.next_pull_sequence = max(self.next_pull_sequence, lease.next)
+
+    def drop_all(self) -> None:
+        """End all leases as if they had never been; what was acked stays known."""
+        self._leases = Spans()
 
     def at(self, pull_sequence: int) -> Lease | None:
         """The lease that holds this pull sequence."""

@@ -26,9 +26,15 @@ class ServiceLimits:
     consumers_per_group: int = 1_000
     #: A consumer that holds nothing is forgotten after this time without a sign of life.
     consumer_idle_ms: int = 3_600_000
+    #: A broadcast's consumer that nobody knows after its end goes when it was not seen for so long:
+    #: five waits of the longest pull …
+    ephemeral_idle_ms: int = 300_000
+    #: … and one that comes again under its name, as long as a dead letter holds its message.
+    named_idle_ms: int = 7 * 24 * 3_600_000
     #: Messages that one consumer may hold unsettled.
     in_flight_per_consumer: int = 20_000
-    #: Messages of one group that are in flight or wait for redelivery before new ones are held back.
+    #: Messages of one group that are in flight, wait for redelivery or for those before them of
+    #: their key, before new ones are held back.
     unsettled_per_group: int = 200_000
     #: Dead letters of one group kept in memory, about 300 bytes each.
     dead_letters_per_group: int = 1_000_000
@@ -41,6 +47,12 @@ class ServiceLimits:
     #: Shortest and longest lease.
     lease_ms_min: int = 50
     lease_ms: int = 12 * 3_600_000
+    #: Tags of one filter.
+    filter_tags: int = 64
+    #: Longest wait of a group's backoff.
+    backoff_ms: int = 24 * 3_600_000
+    #: Dead letters that one request replays or purges.
+    dead_letters_per_request: int = 10_000
     #: Longest wait that a nack may ask for.
     nack_delay_ms: int = 30 * 24 * 3_600_000
     #: Highest `max_attempts` of a group.
@@ -52,6 +64,11 @@ class ServiceLimits:
     settlement_ranges: int = 10_000
     #: The action log is synced this often; losing more means redelivery, never loss.
     action_sync_ms: int = 100
+    #: Delayed messages in memory: 48 bytes each, for those of the near future and for those that
+    #: were overdue at the start.
+    delayed_loaded: int = 500_000
+    #: Delayed messages released each second that were overdue at the start.
+    overdue_per_s: int = 20_000
     #: Groups looked after, and leases ended for each of them, in one pass.
     groups_per_pass: int = 100
     leases_ended_per_pass: int = 1_000

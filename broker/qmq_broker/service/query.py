@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from qmq_broker.errors import NotFoundError
+from qmq_broker.errors import CorruptionError, NotFoundError
 from qmq_broker.service.delivery import Delivery
-from qmq_broker.service.fates import GroupFate, fate_of
+from qmq_broker.service.fates import GroupFate, PastAttempt, fate_of, past
 from qmq_broker.service.groups import GroupState
 from qmq_broker.storage.consume_queue import Entry
 from qmq_broker.storage.key_search import KeySearch
 from qmq_broker.storage.store import Store
+from qmq_client.wire.record_parts import record_made_at_ms
+from qmq_client.wire.requests import Backoff, Tags
 
 #: Rows of one listing; more are asked for by giving the next sequence.
 LISTED_MAX: Final = 1_000
@@ -46,6 +49,20 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     acked: int
     #: Messages that were given up by force before the group was done with them.
     lost: int
+    #: Messages that expired before they were given.
+    expired: int
+    #: How long ago the oldest message was made, or was due, that the group was not given; None when
+    #: there is none, or when its record was not read because many groups were asked for.
+    lag_s: float | None
+    #: Messages that wait for one before them with the same key.
+    held: int
+    is_paused: bool
+    ordered: bool
+    tags: Tags
+    #: None for the broker's own.
+    backoff: Backoff | None
+    #: Of a broadcast's consumer: how long after its last sign of life it goes; 0 for never.
+    idle_ms: int
 
 
 class DeadLetterStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +75,10 @@ class DeadLetterStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     error: str
     at_ms: int
+    #: What was tried, the newest last.
+    history: tuple[PastAttempt, ...]
+    #: The message itself, when it was asked for and is still there.
+    record: bytes | None = None
 
 
 class Query:
@@ -80,22 +101,41 @@ class Query:
             if queue is not None
         ]
 
-    def groups(self, *, subject: str | None = None, group: str | None = None) -> list[GroupStatus]:
-        """Every group, or those of one subject or name."""
-        return [
-            self._status(state)
+    def groups(
+        self, *, subject: str | None = None, group: str | None = None, now_ms: int = 0
+    ) -> list[GroupStatus]:
+        """Every group, or those of one subject or name; ages are counted up to `now_ms`."""
+        states = [
+            state
             for state in sorted(self._delivery.groups(), key=lambda one: (one.subject, one.group))
             if subject in (None, state.subject) and group in (None, state.group)
         ]
+        room_bytes = LISTED_BYTES_MAX
+        listed: list[GroupStatus] = []
+        for state in states:
+            made_at_ms, read_bytes = self._oldest(state, room_bytes)
+            room_bytes -= read_bytes
+            listed.append(self._status(state, made_at_ms, now_ms))
+        return listed
 
     def dead_letters(
-        self, subject: str, group: str, *, first_sequence: int = 0, count: int = LISTED_MAX
+        self,
+        subject: str,
+        group: str,
+        *,
+        first_sequence: int = 0,
+        count: int = LISTED_MAX,
+        with_records: bool = False,
     ) -> list[DeadLetterStatus]:
-        """Dead letters of one group by sequence; raises `NotFoundError`."""
+        """Dead letters of one group by sequence, perhaps with their messages.
+
+        Raises `NotFoundError`. Messages are read until they come to `LISTED_BYTES_MAX`.
+        """
         state = self._delivery.group(subject, group)
         if state is None:
             raise NotFoundError(f"there is no group {group} on subject {subject}")
-        sequences = sorted(sequence for sequence in state.dead if sequence >= first_sequence)
+        sequences = state.dead_between(first_sequence, 2**63)[: min(count, LISTED_MAX)]
+        records = self._some_records(subject, sequences) if with_records else {}
         return [
             DeadLetterStatus(
                 subject=subject,
@@ -105,8 +145,10 @@ class Query:
                 reason=letter.reason,
                 error=letter.error,
                 at_ms=letter.at_ms,
+                history=past(letter.history),
+                record=records.get(letter.sequence),
             )
-            for letter in map(state.dead.__getitem__, sequences[: min(count, LISTED_MAX)])
+            for letter in map(state.dead.__getitem__, sequences)
         ]
 
     def records(self, subject: str, *, first_sequence: int, count: int) -> list[tuple[int, bytes]]:
@@ -138,13 +180,51 @@ class Query:
         states.sort(key=lambda state: state.group)
         return [fate_of(state, sequence) for state in states[:LISTED_MAX]]
 
-    def _status(self, state: GroupState) -> GroupStatus:
+    def _some_records(self, subject: str, sequences: Sequence[int]) -> dict[int, bytes]:
+        """Records that are still there, by sequence, as many as fit."""
+        queue = self._store.queue(subject)
+        entries: dict[int, Entry] = {}
+        room_bytes = LISTED_BYTES_MAX
+        for sequence in sequences if queue is not None else ():
+            if queue is None or sequence < queue.first_sequence:
+                continue
+            entry = next(iter(queue.entries(sequence, 1)), None)
+            if entry is None or not entry.record_bytes:
+                continue
+            room_bytes -= entry.record_bytes
+            if room_bytes < 0 and entries:
+                break
+            entries[sequence] = entry
+        records = self._store.read_records(list(entries.values()), subject=subject)
+        return dict(zip(entries, records, strict=True))
+
+    def _oldest(self, state: GroupState, room_bytes: int) -> tuple[int | None, int]:
+        """When the oldest message was made that the group was not given, and what reading it cost."""
         queue = self._store.queue(state.subject)
+        first = state.cursor
+        if state.lanes is not None and state.held:
+            first = min((one for one, _ in state.lanes.sequences()), default=first)
+        if queue is None or first >= queue.next_sequence:
+            return None, 0
+        entry = next(iter(queue.entries(max(first, queue.first_sequence), 1)), None)
+        if entry is None or not 0 < entry.record_bytes <= room_bytes:
+            return None, 0
+        try:
+            (record,) = self._store.read_records([entry], subject=state.subject)
+        except CorruptionError:  # whoever pulls it is told; a listing goes on
+            return None, entry.record_bytes
+        return record_made_at_ms(record), entry.record_bytes
+
+    def _status(self, state: GroupState, oldest_made_at_ms: int | None, now_ms: int) -> GroupStatus:
+        queue = self._store.queue(state.subject)
+        behind = 0 if queue is None else max(0, queue.next_sequence - state.cursor)
+        settings, own = state.settings, state.settings.backoff
+        lag_s = None if oldest_made_at_ms is None else max(0, now_ms - oldest_made_at_ms) / 1000
         return GroupStatus(
             subject=state.subject,
             group=state.group,
             cursor=state.cursor,
-            lag=0 if queue is None else max(0, queue.next_sequence - state.cursor),
+            lag=behind + state.held,
             in_flight=state.in_flight,
             redelivery=state.waiting,
             dead=len(state.dead),
@@ -152,4 +232,14 @@ class Query:
             max_attempts=state.max_attempts,
             acked=state.acked_count,
             lost=state.lost_count,
+            expired=state.expired_count,
+            lag_s=lag_s if behind + state.held else None,
+            held=state.held,
+            is_paused=state.is_paused,
+            ordered=settings.is_ordered,
+            tags=Tags(any=settings.any_tags, all=settings.all_tags),
+            backoff=None
+            if own is None
+            else Backoff(first_ms=own.first_ms, factor=own.factor, max_ms=own.max_ms),
+            idle_ms=settings.idle_ms,
         )

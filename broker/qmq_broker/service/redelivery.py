@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Final
 
+from qmq_broker.service.history import History
 from qmq_broker.service.spans import Spans
 
 #: The heap is built anew when it holds this many times more entries than there are runs.
@@ -32,6 +33,8 @@ class Redelivery:
     retry_at_ms: int
     #: What the last consumer said, or why its lease ended.
     error: str
+    #: What was tried so far.
+    history: History = ()
 
     def cut(self, first: int, next_: int) -> Redelivery:
         """The part of this run with these sequences."""

@@ -12,7 +12,7 @@ import msgspec
 
 from qmq_broker.service.groups import GroupState
 from qmq_broker.service.snapshot import decode_groups
-from qmq_broker.storage.actions import Action, GroupDefined
+from qmq_broker.storage.actions import Action, Ended, GroupDefined
 
 
 def groups_at_end(
@@ -31,8 +31,11 @@ def groups_at_end(
             if not isinstance(action, GroupDefined):
                 continue
             state = groups[key] = new_state(action)
-        state.apply(_not_in_future(action, now_ms))
         count += 1
+        if isinstance(action, Ended):
+            del groups[key]
+            continue
+        state.apply(_not_in_future(action, now_ms))
     return list(groups.values()), count
 
 

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from qmq_broker.service.groups import LEASE_ENDED, NO_RETRY, GroupState
+from qmq_broker.service.dead_letters import ATTEMPTS_USED_UP, REJECTED
+from qmq_broker.service.groups import NO_RETRY, GroupState
+from qmq_broker.service.history import LEASE_ENDED
 from qmq_broker.service.leases import Lease
 from qmq_broker.service.redelivery import Backoff
 from qmq_broker.service.spans import RangeSet
@@ -20,9 +22,6 @@ from qmq_client.wire.requests import Settlement
 
 #: Characters of a consumer's error text that are kept: enough for type, message and place.
 ERROR_CHARACTERS_MAX: Final = 500
-
-REJECTED: Final = "rejected"
-ATTEMPTS_USED_UP: Final = "attempts used up"
 
 Stale = tuple[int, int, int]
 

@@ -12,10 +12,13 @@ from typing import Any, Final
 import msgspec
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.service.groups import DeadLetter, GroupState
+from qmq_broker.service.dead_letters import DeadLetter
+from qmq_broker.service.groups import GroupState
+from qmq_broker.service.history import Attempt
 from qmq_broker.service.leases import Lease
 from qmq_broker.service.redelivery import Redelivery
 from qmq_broker.storage import layout
+from qmq_broker.storage.actions import GroupSettings
 
 SNAPSHOT_VERSION: Final = 1
 
@@ -29,6 +32,8 @@ class LeaseImage(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
     token: int
     until_ms: int
+    given_at_ms: int = 0
+    history: tuple[Attempt, ...] = ()
 
 
 class ConsumerImage(msgspec.Struct, frozen=True, array_like=True):
@@ -50,6 +55,7 @@ class WaitingImage(msgspec.Struct, frozen=True, array_like=True):
     attempts: int
     retry_at_ms: int
     error: str
+    history: tuple[Attempt, ...] = ()
 
 
 class DeadImage(msgspec.Struct, frozen=True, array_like=True):
@@ -60,6 +66,7 @@ class DeadImage(msgspec.Struct, frozen=True, array_like=True):
     reason: str
     error: str
     at_ms: int
+    history: tuple[Attempt, ...] = ()
 
 
 class GroupImage(msgspec.Struct, frozen=True, array_like=True):
@@ -75,6 +82,11 @@ class GroupImage(msgspec.Struct, frozen=True, array_like=True):
     waiting: tuple[WaitingImage, ...]
     dead: tuple[DeadImage, ...]
     lost_count: int
+    settings: GroupSettings = GroupSettings()
+    is_paused: bool = False
+    expired_count: int = 0
+    #: Sequence and key of what an ordered group came to and is not done with.
+    keyed: tuple[tuple[int, int], ...] = ()
 
 
 class SnapshotImage(msgspec.Struct, frozen=True, array_like=True):
@@ -128,6 +140,8 @@ def _image(state: GroupState) -> GroupImage:
                         lease.attempt,
                         lease.token,
                         lease.until_ms,
+                        lease.given_at_ms,
+                        lease.history,
                     )
                     for lease in log.leases()
                 ),
@@ -136,14 +150,18 @@ def _image(state: GroupState) -> GroupImage:
             for name, log in state.consumers()
         ),
         waiting=tuple(
-            WaitingImage(run.first, run.next, run.attempts, run.retry_at_ms, run.error)
+            WaitingImage(run.first, run.next, run.attempts, run.retry_at_ms, run.error, run.history)
             for run in state.redeliveries.runs()
         ),
         dead=tuple(
-            DeadImage(one.sequence, one.attempts, one.reason, one.error, one.at_ms)
+            DeadImage(one.sequence, one.attempts, one.reason, one.error, one.at_ms, one.history)
             for one in state.dead.values()
         ),
         lost_count=state.lost_count,
+        settings=state.settings,
+        is_paused=state.is_paused,
+        expired_count=state.expired_count,
+        keyed=() if state.lanes is None else tuple(state.lanes.sequences()),
     )
 
 
@@ -156,6 +174,9 @@ def _state(image: GroupImage, shift_ms: int) -> GroupState:
     )
     state.acked_count = image.acked_count
     state.lost_count = image.lost_count
+    state.expired_count = image.expired_count
+    state.is_paused = image.is_paused
+    state.configure(image.settings)
     state.next_pull_floor = image.next_pull_floor
     for consumer in image.consumers:
         state.restore_consumer(
@@ -169,6 +190,8 @@ def _state(image: GroupImage, shift_ms: int) -> GroupState:
         state.redeliveries.add(Redelivery(**_moved(waiting, "retry_at_ms", shift_ms)))
     for dead in image.dead:
         state.dead[dead.sequence] = DeadLetter(**_moved(dead, "at_ms", shift_ms))
+    if image.keyed:
+        state.restore_lanes(image.keyed)
     return state
 
 

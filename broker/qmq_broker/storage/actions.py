@@ -110,4 +110,127 @@ class Skipped(msgspec.Struct, frozen=True, array_like=True, tag=8):
     next: int
 
 
-Action = GroupDefined | Pulled | Acked | Nacked | Extended | Expired | Dead | Skipped
+class BackoffTerms(msgspec.Struct, frozen=True, array_like=True):
+    """How long a group waits before it gives a message again."""
+
+    first_ms: int
+    factor: float
+    max_ms: int
+
+
+class GroupSettings(msgspec.Struct, frozen=True, array_like=True):
+    """What is kept with a group beside its number of attempts."""
+
+    #: Only messages with at least one of these …
+    any_tags: tuple[str, ...] = ()
+    #: … and all of these.
+    all_tags: tuple[str, ...] = ()
+    #: Of messages with one key the next is given when the one before is done.
+    is_ordered: bool = False
+    #: None for the broker's own.
+    backoff: BackoffTerms | None = None
+    #: The group goes when nobody asked for it for so long; 0 for never.
+    idle_ms: int = 0
+
+
+class Configured(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """The group's settings are these from now on."""
+
+    at_ms: int
+    subject: str
+    group: str
+    settings: GroupSettings
+
+
+class Sought(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """The group goes on at this consume queue sequence; what it held or waited for is given up."""
+
+    at_ms: int
+    subject: str
+    group: str
+    sequence: int
+
+
+class Paused(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """The group is given nothing, or again something, from now on."""
+
+    at_ms: int
+    subject: str
+    group: str
+    is_paused: bool
+
+
+class Passed(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """Messages up to here, of those not given yet, are none for the group: they do not fit it."""
+
+    at_ms: int
+    subject: str
+    group: str
+    #: Consume queue sequence that the group comes to next.
+    next: int
+
+
+class Keyed(msgspec.Struct, frozen=True, array_like=True, tag=13):
+    """An ordered group came to these messages: each waits until it is the first of its key."""
+
+    at_ms: int
+    subject: str
+    group: str
+    #: Consume queue sequence that the group comes to next.
+    next: int
+    #: Those that are for the group.
+    sequences: tuple[int, ...]
+    #: For each of them the hash of its key; 0 for a message without one, which waits for nobody.
+    keys: tuple[int, ...]
+
+
+class Replayed(msgspec.Struct, frozen=True, array_like=True, tag=14):
+    """Dead letters are to be delivered again, as if for the first time."""
+
+    at_ms: int
+    subject: str
+    group: str
+    #: Consume queue sequences.
+    first: int
+    next: int
+    #: Of an ordered group: for each of them the hash of its key.
+    keys: tuple[int, ...] = ()
+
+
+class Purged(msgspec.Struct, frozen=True, array_like=True, tag=15):
+    """Dead letters are forgotten."""
+
+    at_ms: int
+    subject: str
+    group: str
+    #: Consume queue sequences.
+    first: int
+    next: int
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag=16):
+    """The group is no more."""
+
+    at_ms: int
+    subject: str
+    group: str
+
+
+Action = (
+    GroupDefined
+    | Pulled
+    | Acked
+    | Nacked
+    | Extended
+    | Expired
+    | Dead
+    | Skipped
+    | Configured
+    | Sought
+    | Paused
+    | Passed
+    | Keyed
+    | Replayed
+    | Purged
+    | Ended
+)

@@ -53,12 +53,17 @@ class FakeClock:
 
 
 def make_frame(
-    bodies: list[bytes], *, subject: str = SUBJECT, ids: Iterator[bytes] | None = None
+    bodies: list[bytes],
+    *,
+    subject: str = SUBJECT,
+    ids: Iterator[bytes] | None = None,
+    **fields: object,
 ) -> bytes:
-    """A message frame of one subject."""
+    """A message frame of one subject; `fields` are those of every record."""
     ids = new_ids() if ids is None else ids
+    given = {"subject": subject, "born_at_ms": 1, **fields}
     records = [
-        encode_record(Record(message_id=next(ids), subject=subject, body=body, born_at_ms=1))
+        encode_record(Record(message_id=next(ids), body=body, **given))  # type: ignore[arg-type]
         for body in bodies
     ]
     return build_message_frame({subject: records})
@@ -142,9 +147,9 @@ class Rig:
         self.broker.send(frame, outcomes.append)
         return outcomes
 
-    def send(self, *bodies: bytes, subject: str = SUBJECT) -> Placed:
-        """Send messages and wait until they are durable."""
-        outcomes = self.submit(make_frame(list(bodies), subject=subject))
+    def send(self, *bodies: bytes, subject: str = SUBJECT, **fields: object) -> Placed:
+        """Send messages and wait until they are durable; `fields` are those of each record."""
+        outcomes = self.submit(make_frame(list(bodies), subject=subject, **fields))
         self.broker.writer.step()
         self.run_posted()
         (outcome,) = outcomes
@@ -160,11 +165,12 @@ class Rig:
         answer = delivery.pull(request, self.now_ms, stale)
         return Given(delivery.nothing(request, stale) if answer is None else answer)
 
-    def settle(self, settlement: Settlement, consumer: str = "one") -> SettleAnswer:
+    def settle(
+        self, settlement: Settlement, consumer: str = "one", **changes: object
+    ) -> SettleAnswer:
         """Report outcomes."""
-        request = SettleRequest(
-            subject=SUBJECT, group=GROUP, consumer=consumer, settlements=(settlement,)
-        )
+        given = {"subject": SUBJECT, "group": GROUP, "consumer": consumer, **changes}
+        request = SettleRequest(settlements=(settlement,), **given)  # type: ignore[arg-type]
         return self.broker.delivery.settle(request, self.now_ms)
 
 

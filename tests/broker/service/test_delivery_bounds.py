@@ -41,7 +41,7 @@ def test_B10_long_leases_that_were_acked_leave_nothing_behind(rig: Rig) -> None:
             rig.settle(rig.pull(max_messages=1, lease_ms=3_600_000).ack())
     state = rig.broker.delivery.group(SUBJECT, GROUP)
     assert state is not None
-    assert len(state._deadlines) <= 1_100
+    assert len(state.deadlines) <= 1_100
     assert (state.in_flight, state.acked_count) == (0, 3_000)
 
 

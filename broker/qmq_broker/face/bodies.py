@@ -1,0 +1,30 @@
+"""Bodies of the small JSON requests that operators send: bounded, strict, typed."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+from starlette.requests import Request
+
+from qmq_broker.face.strict_json import read_json
+from qmq_client.wire.errors import TooLargeError
+
+#: A filter of 64 tags has 8 kB.
+BODY_BYTES_MAX: Final = 16 * 1024
+
+T = TypeVar("T")
+
+
+async def read_body(request: Request, kind: type[T]) -> T:
+    """The body of a request as `kind`; raises `InvalidMessageError` or `ProtocolError`."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > BODY_BYTES_MAX:
+            raise TooLargeError(
+                field="body",
+                limit=f"{BODY_BYTES_MAX} bytes",
+                value=f"more than {BODY_BYTES_MAX} bytes",
+                remedy="Send less.",
+            )
+    return read_json(body, kind)

@@ -1,0 +1,135 @@
+"""Messages of an ordered group, in one lane for each key: the next comes when the one before is done.
+
+A lane is named by a hash of its key. Two keys that meet in one hash wait for each other without need,
+and nothing else. The head of a lane is ready, given, or waits for redelivery; those behind it are
+held. Messages without a key stand in no lane: they are ready at once and forgotten when given.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+from qmq_client.wire.checksum import crc32c
+
+NO_KEY: Final = 0
+#: Entries of the heap of ready messages above which it is rid of those that were given.
+_READY_MIN: Final = 1024
+
+
+def key_number(key: bytes) -> int:
+    """The hash of a key, 64 bits and never 0; 0 for no key.
+
+    Two checksums, the second seeded by the first: what meets in one of them need not in both.
+    """
+    if not key:
+        return NO_KEY
+    low = crc32c(key)
+    return (crc32c(key[::-1], low) << 32 | low) & (2**63 - 1) or 1
+
+
+class KeyLanes:
+    """All lanes of one group; belongs to its thread.
+
+    Invariant: of each lane only the head may be ready.
+    """
+
+    __slots__ = ("_heap", "_key_of", "_lanes", "_loose", "_ready")
+
+    def __init__(self) -> None:
+        self._lanes: dict[int, deque[int]] = {}
+        self._key_of: dict[int, int] = {}
+        self._ready: set[int] = set()
+        #: The ready ones without a key.
+        self._loose: set[int] = set()
+        #: The ready ones and some that were given meanwhile.
+        self._heap: list[int] = []
+
+    @property
+    def ready_count(self) -> int:
+        """Messages that may be given now, for the first time."""
+        return len(self._ready)
+
+    @property
+    def undelivered_count(self) -> int:
+        """Messages that were never given: the ready ones and those behind them."""
+        # Only a head can have been given, and it was unless it is ready.
+        given = len(self._lanes) - (len(self._ready) - len(self._loose))
+        return len(self._key_of) - given + len(self._loose)
+
+    def sequences(self) -> Iterator[tuple[int, int]]:
+        """Sequence and key of every message, those of one key in their order."""
+        for key, lane in self._lanes.items():
+            for sequence in lane:
+                yield sequence, key
+        for sequence in sorted(self._loose):
+            yield sequence, NO_KEY
+
+    def add(self, sequence: int, key: int, *, is_given: bool = False) -> None:
+        """Let a message stand at the end of its lane. Requires: it stands nowhere yet."""
+        if key == NO_KEY:
+            self._loose.add(sequence)
+            self._make_ready(sequence)
+            return
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = deque()
+        self._key_of[sequence] = key
+        lane.append(sequence)
+        if len(lane) == 1 and not is_given:
+            self._make_ready(sequence)
+
+    def ready(self, count: int) -> list[int]:
+        """The lowest messages that may be given now; they stay."""
+        found: list[int] = []
+        heap = self._heap
+        while heap and len(found) < count:
+            sequence = heappop(heap)
+            if sequence in self._ready and (not found or found[-1] != sequence):
+                found.append(sequence)
+        for sequence in found:
+            heappush(heap, sequence)
+        return found
+
+    def give(self, first: int, next_: int) -> None:
+        """These messages were given, or are redelivered."""
+        for sequence in range(first, next_):
+            self._ready.discard(sequence)
+            self._loose.discard(sequence)
+
+    def done(self, first: int, next_: int) -> None:
+        """These messages are done: the next of their keys become ready."""
+        for sequence in range(first, next_):
+            self._ready.discard(sequence)
+            self._loose.discard(sequence)
+            key = self._key_of.pop(sequence, None)
+            if key is not None:
+                self._leave(key, sequence)
+
+    def drop_all(self) -> None:
+        """Forget everything."""
+        self._lanes.clear()
+        self._key_of.clear()
+        self._ready.clear()
+        self._loose.clear()
+        self._heap.clear()
+
+    def _leave(self, key: int, sequence: int) -> None:
+        lane = self._lanes[key]
+        if lane[0] != sequence:
+            lane.remove(sequence)
+            return
+        lane.popleft()
+        if lane:
+            self._make_ready(lane[0])
+        else:
+            del self._lanes[key]
+
+    def _make_ready(self, sequence: int) -> None:
+        self._ready.add(sequence)
+        heappush(self._heap, sequence)
+        if len(self._heap) > _READY_MIN + 4 * len(self._ready):
+            self._heap = list(self._ready)
+            heapify(self._heap)

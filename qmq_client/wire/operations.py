@@ -1,0 +1,68 @@
+"""What operators ask of groups and dead letters: bodies of requests in JSON, and their answers.
+
+A group is named as listings name it: `group`, or `group@consumer` for one consumer of a broadcast.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from qmq_client.wire.requests import Backoff, Natural, Tags
+
+_BEHIND_ALL = 2**63 - 1
+
+
+class GroupRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One group: to be paused, resumed or removed."""
+
+    subject: str
+    group: str
+
+
+class SeekRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Let a group go on from another place.
+
+    What it holds or waits for is given up: outcomes of it come back stale. Dead letters at the new
+    place or behind it are taken back, because their messages come again.
+    """
+
+    subject: str
+    group: str
+    #: See `start.py`.
+    to: str
+
+
+class ConfigureRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Change what is kept with a group; what is left out stays.
+
+    A filter holds for messages that the group has not come to yet.
+    """
+
+    subject: str
+    group: str
+    tags: Tags | UnsetType = UNSET
+    max_attempts: Annotated[int, msgspec.Meta(ge=1)] | UnsetType = UNSET
+    backoff: Backoff | UnsetType = UNSET
+
+
+class DeadRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Dead letters of one group, by sequence, half open: to be replayed or purged."""
+
+    subject: str
+    group: str
+    first: Natural = 0
+    next: Natural = _BEHIND_ALL
+
+
+class DeadAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of dead letters."""
+
+    #: Replayed or purged.
+    count: Natural
+    #: Dead letters of the range whose messages the retention has taken: they cannot be replayed.
+    gone: Natural = 0
+    #: Whether the range holds more than one request takes: ask again.
+    has_more: bool = False

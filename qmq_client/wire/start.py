@@ -1,0 +1,56 @@
+"""Where a group begins, or is moved to: the four forms of a start, as a text and back.
+
+`earliest` is the oldest message that is there, `latest` the next one to come, `time:<ms>` the first
+that was stored at this time or later (ms since 1970 UTC), `sequence:<n>` this very one. A sequence or
+time that is not there (given up, or still to come) stands for the nearest one that is.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from qmq_client.wire.errors import InvalidMessageError
+from qmq_client.wire.names import shorten
+
+_NUMBERED: Final = re.compile(r"(time|sequence):([0-9]{1,18})\Z")
+
+
+class StartKind(StrEnum):
+    """By what a start is found."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    TIME = "time"
+    SEQUENCE = "sequence"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start; `str()` of it is what goes over the wire."""
+
+    kind: StartKind
+    #: Milliseconds of a time, or the sequence; 0 for the others.
+    number: int = 0
+
+    def __str__(self) -> str:
+        if self.kind in (StartKind.EARLIEST, StartKind.LATEST):
+            return self.kind
+        return f"{self.kind}:{self.number}"
+
+
+def parse_start(text: str, *, field: str = "start") -> Start:
+    """The start that `text` says; raises `InvalidMessageError`."""
+    if text in (StartKind.EARLIEST, StartKind.LATEST):
+        return Start(StartKind(text))
+    numbered = _NUMBERED.match(text)
+    if numbered is None:
+        raise InvalidMessageError(
+            field=field,
+            limit="earliest, latest, time:<ms since 1970> or sequence:<number>",
+            value=shorten(text),
+            remedy="Name where the group is to stand.",
+        )
+    return Start(StartKind(numbered[1]), int(numbered[2]))
