@@ -94,7 +94,11 @@ def answer(
     status: str = "200 OK",
     content_type: str = FRAME_CONTENT_TYPE,
     headers: tuple[str, ...] = (),
+    is_last: bool = True,
 ) -> Behaviour:
+    """A whole answer. The last of a connection says so, or a client may ask on it again just then."""
+    if is_last:
+        headers = (*headers, "connection: close")
     lines = [
         f"HTTP/1.1 {status}",
         f"content-type: {content_type}",

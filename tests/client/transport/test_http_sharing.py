@@ -43,7 +43,7 @@ def test_calls_at_the_same_time_have_connections_of_their_own() -> None:
 
 
 def test_calls_one_after_the_other_share_a_connection() -> None:
-    with hostile_server(answer(SETTLED), requests_per_connection=9) as server:
+    with hostile_server(answer(SETTLED, is_last=False), requests_per_connection=9) as server:
         transport = HttpTransport(server.url)
         for _ in range(5):
             transport.settle(SETTLE)
@@ -77,7 +77,7 @@ def test_a_close_wakes_a_call_that_waits() -> None:
 
 
 def test_S10_a_forked_child_has_connections_of_its_own_and_leaves_those_of_its_parent() -> None:
-    with hostile_server(answer(SETTLED), requests_per_connection=9) as server:
+    with hostile_server(answer(SETTLED, is_last=False), requests_per_connection=9) as server:
         transport = HttpTransport(server.url)
         transport.settle(SETTLE)
         child = os.fork()
