@@ -61,10 +61,7 @@ class Broker:
         draw: Callable[[], float] = random.random,
     ) -> None:
         self.settings = settings
-        self.serving = ServingState(
-            Serving.READ_ONLY if settings.is_read_only else Serving.SERVING,
-            "asked for at start" if settings.is_read_only else "",
-        )
+        self.serving = _serving(settings)
         self.time = SteadyTime(clock)
         self.delivery = Delivery(
             store,
@@ -190,6 +187,12 @@ class Broker:
         if self.serving.become(Serving.POISONED, reason):
             self.delivery.waiting.wake_all()
             self.on_end()
+
+
+def _serving(settings: BrokerSettings) -> ServingState:
+    if settings.is_read_only:
+        return ServingState(Serving.READ_ONLY, "asked for at start")
+    return ServingState()
 
 
 def _threads(writer: CommitWriter, sync: ActionSync, indexer: Indexer) -> list[threading.Thread]:
