@@ -8,9 +8,12 @@ RFC 3720 appendix B.4 when this module is imported.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Final
 
 _REFLECTED_POLYNOMIAL: Final = 0x82F63B78
+#: So many bytes are not copied for a checksum.
+_LONG_BYTES: Final = 256 * 1024
 _CHECK_INPUT: Final = b"123456789"
 _CHECK_VALUE: Final = 0xE3069283
 
@@ -51,6 +54,54 @@ def _choose() -> Callable[[int, bytes], int]:
 _extend: Final = _choose()
 if crc32c_in_python(0, _CHECK_INPUT) != _CHECK_VALUE:
     raise AssertionError("CRC-32C fallback is wrong")
+
+
+def crc32c_without(data: bytes, first: int, after: int) -> int:
+    """CRC-32C of `data` without its bytes from `first` until before `after`.
+
+    What is behind them is not copied when it is long, which would cost more than the checksum: that
+    is linear, so the one of the whole, less what the left-out part did to it, is the same.
+    """
+    if len(data) < _LONG_BYTES:
+        return _extend(_extend(0, data[:first]), data[after:])
+    done = _extend(0, data[:after]) ^ _extend(0, data[:first])
+    return _extend(0, data) ^ _shifted(done, len(data) - after)
+
+
+def _shifted(value: int, count: int) -> int:
+    """What a checksum becomes by `count` bytes of zeros behind it, as far as it depends on them."""
+    power = 0
+    while count:
+        if count & 1:
+            one, two, three, four = _shift_tables(power)
+            value = (
+                one[value & 255]
+                ^ two[value >> 8 & 255]
+                ^ three[value >> 16 & 255]
+                ^ four[value >> 24]
+            )
+        count >>= 1
+        power += 1
+    return value
+
+
+@cache
+def _shift_tables(power: int) -> tuple[tuple[int, ...], ...]:
+    """For each of its four bytes, what a checksum's byte adds behind 2 ** `power` zero bytes."""
+    bits = [1 << bit for bit in range(32)]
+    if power:
+        half = 1 << (power - 1)
+        images = [_shifted(_shifted(bit, half), half) for bit in bits]
+    else:
+        images = [(bit >> 8) ^ _TABLE[bit & 255] for bit in bits]
+    tables = []
+    for first in range(0, 32, 8):
+        table = [0] * 256
+        for byte in range(1, 256):
+            lowest = byte & -byte
+            table[byte] = table[byte ^ lowest] ^ images[first + lowest.bit_length() - 1]
+        tables.append(tuple(table))
+    return tuple(tables)
 
 
 def crc32c(data: bytes, seed: int = 0) -> int:

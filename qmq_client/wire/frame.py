@@ -40,7 +40,7 @@ from enum import IntEnum
 from itertools import accumulate
 from typing import Final
 
-from qmq_client.wire.checksum import crc32c
+from qmq_client.wire.checksum import crc32c, crc32c_without
 from qmq_client.wire.errors import (
     ChecksumError,
     ProtocolError,
@@ -303,8 +303,8 @@ def verify_body(header: FrameHeader, frame: bytes) -> None:
 
     Requires: `len(frame) == header.frame_bytes`. The fill of a padding frame is not covered.
     """
-    body = b"" if header.kind is FrameKind.PADDING else frame[header.head_bytes :]
-    if crc32c(body, crc32c(frame[:_SENT_BYTES])) != header.body_crc:
+    after = len(frame) if header.kind is FrameKind.PADDING else header.head_bytes
+    if crc32c_without(frame, _SENT_BYTES, after) != header.body_crc:
         raise ChecksumError("frame body checksum", offset=_BODY_CRC_POSITION)
 
 

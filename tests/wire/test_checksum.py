@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq_client.wire import checksum
-from qmq_client.wire.checksum import crc32c, crc32c_in_python
+from qmq_client.wire.checksum import crc32c, crc32c_in_python, crc32c_without
 from tests.wire.hostile import examples
 
 #: RFC 3720, appendix B.4, and the check value of the CRC catalogues.
@@ -52,6 +52,24 @@ def test_the_fallback_equals_the_extension(data: bytes, seed: int) -> None:
 def test_a_checksum_continues_from_what_came_before(first: bytes, second: bytes) -> None:
     assert crc32c(second, crc32c(first)) == crc32c(first + second)
     assert crc32c_in_python(crc32c_in_python(0, first), second) == crc32c(first + second)
+
+
+@pytest.mark.parametrize("long_bytes", [0, 2**40], ids=["linear", "joined"])
+@examples(100)
+@given(data=st.binary(max_size=600), cut=st.tuples(st.integers(0, 600), st.integers(0, 600)))
+def test_a_part_may_be_left_out_of_a_checksum(
+    data: bytes, cut: tuple[int, int], long_bytes: int
+) -> None:
+    first, after = sorted(min(one, len(data)) for one in cut)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checksum, "_LONG_BYTES", long_bytes)
+        assert crc32c_without(data, first, after) == crc32c(data[:first] + data[after:])
+
+
+def test_a_part_of_a_long_body_may_be_left_out() -> None:
+    data = bytes(range(256)) * 5_000
+    assert crc32c_without(data, 16, 64) == crc32c(data[:16] + data[64:])
+    assert crc32c_without(data, 16, len(data)) == crc32c(data[:16])
 
 
 def test_the_extension_is_what_runs_here() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from qmq_broker.errors import CorruptionError
@@ -196,7 +197,7 @@ def pack_entries(frame: MessageFrame, physical_offset: int) -> bytes:
     columns of four-byte words instead of being packed record by record.
     """
     count = frame.header.record_count
-    offsets = [physical_offset + position for position in frame.positions]
+    offsets = accumulate(frame.lengths[:-1], initial=physical_offset + frame.positions[0])
     offset_words = memoryview(struct.pack(f">{count}Q", *offsets)).cast("I")
     first = frame.positions[0] - 12 * count
     table = memoryview(frame.data)
