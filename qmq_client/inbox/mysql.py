@@ -10,20 +10,23 @@ meet in a deadlock; the server undoes one of them, nothing of it is acked, and i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 import sqlalchemy as sa
 
-from qmq_client.errors import AutocommitError, InboxTransactionError
+from qmq_client.errors import InboxTransactionError
 from qmq_client.inbox.dialect import Noted
+from qmq_client.inbox.statements import (
+    InsertTexts,
+    autocommit_error,
+    in_statements,
+    parameters,
+)
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.driver import error_number
 from qmq_client.outbox.database.mysql import NOW_MS
 from qmq_client.outbox.relay.deletes import delete_by
 
-#: With 16 bytes each, written as text, far from the smallest `max_allowed_packet`.
-_IDS_PER_STATEMENT_MAX: Final = 500
 _MARK: Final = "qmq_inbox"
 _KNOWN_ID: Final = 1062  # ER_DUP_ENTRY
 
@@ -43,7 +46,7 @@ class MySqlInboxDialect:
         self._outbox_dialect = dialect_of(engine)
         self._inbox = inbox
         self._table = engine.dialect.identifier_preparer.format_table(inbox)
-        self._insert_sql = lru_cache(maxsize=_IDS_PER_STATEMENT_MAX)(self._make_insert_sql)
+        self._inserts = InsertTexts(self._table, placeholder="%s", now_ms=NOW_MS)
         self._old_sql = (
             f"SELECT message_id FROM {self._table} WHERE received_at_ms < {NOW_MS} - %s "
             "AND consumer_group = %s ORDER BY received_at_ms LIMIT %s"
@@ -51,15 +54,11 @@ class MySqlInboxDialect:
 
     def begin(self, connection: sa.Connection) -> None:
         if not self._outbox_dialect.is_transactional(connection):
-            raise AutocommitError(
-                "the inbox's connection commits every statement by itself; "
-                "remove isolation_level='AUTOCOMMIT' from its engine"
-            )
+            raise autocommit_error()
 
     def insert(self, connection: sa.Connection, group: str, message_ids: Sequence[bytes]) -> Noted:
         new: set[bytes] = set()
-        for first in range(0, len(message_ids), _IDS_PER_STATEMENT_MAX):
-            ids = message_ids[first : first + _IDS_PER_STATEMENT_MAX]
+        for ids in in_statements(message_ids):
             new |= self._insert_once(connection, group, ids)
         connection.exec_driver_sql(f"SAVEPOINT {_MARK}")
         return Noted(new=new)
@@ -91,11 +90,8 @@ class MySqlInboxDialect:
         Waits for another transaction that is inserting one of them. The server undoes the whole
         statement and leaves the transaction as it was.
         """
-        values: list[object] = []
-        for message_id in ids:
-            values += (group, message_id)
         try:
-            connection.exec_driver_sql(self._insert_sql(len(ids)), tuple(values))
+            connection.exec_driver_sql(self._inserts.text(len(ids)), parameters(group, ids))
         except sa.exc.IntegrityError as error:
             if error_number(error.orig) == _KNOWN_ID:
                 return False
@@ -115,17 +111,8 @@ class MySqlInboxDialect:
     ) -> int:
         found = connection.exec_driver_sql(self._old_sql, (older_than_ms, group, limit))
         old = [row[0] for row in found]
-        chunks = [
-            old[first : first + _IDS_PER_STATEMENT_MAX]
-            for first in range(0, len(old), _IDS_PER_STATEMENT_MAX)
-        ]
         where: dict[str, object] = {"consumer_group": group}
         return sum(
-            delete_by(connection, self._inbox.c.message_id, ids, where=where) for ids in chunks
-        )
-
-    def _make_insert_sql(self, count: int) -> str:
-        rows = ", ".join([f"(%s, %s, {NOW_MS})"] * count)
-        return (
-            f"INSERT INTO {self._table} (consumer_group, message_id, received_at_ms) VALUES {rows}"
+            delete_by(connection, self._inbox.c.message_id, ids, where=where)
+            for ids in in_statements(old)
         )

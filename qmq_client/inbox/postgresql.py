@@ -9,18 +9,20 @@ more and a number of its own for every transaction.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 import sqlalchemy as sa
 
-from qmq_client.errors import AutocommitError, InboxTransactionError
+from qmq_client.errors import InboxTransactionError
 from qmq_client.inbox.dialect import Noted
+from qmq_client.inbox.statements import (
+    InsertTexts,
+    autocommit_error,
+    in_statements,
+    parameters,
+)
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.postgresql import NOW_MS
-
-#: Two parameters each; the protocol's limit is 65,535.
-_IDS_PER_STATEMENT_MAX: Final = 500
 
 
 def make_dialect(engine: sa.Engine, inbox: sa.Table) -> PostgresInboxDialect:
@@ -35,8 +37,13 @@ class PostgresInboxDialect:
 
     def __init__(self, engine: sa.Engine, inbox: sa.Table) -> None:
         self._outbox_dialect = dialect_of(engine)
-        self._table = table = engine.dialect.identifier_preparer.format_table(inbox)
-        self._insert_sql = lru_cache(maxsize=_IDS_PER_STATEMENT_MAX)(self._make_insert_sql)
+        table = engine.dialect.identifier_preparer.format_table(inbox)
+        self._inserts = InsertTexts(
+            table,
+            placeholder="%s",
+            now_ms=NOW_MS,
+            ending=" ON CONFLICT DO NOTHING RETURNING message_id, txid_current()",
+        )
         self._purge_sql = (
             f"DELETE FROM {table} WHERE ctid = ANY (ARRAY("
             f"SELECT ctid FROM {table} WHERE received_at_ms < {NOW_MS} - CAST(%s AS bigint) "
@@ -45,20 +52,14 @@ class PostgresInboxDialect:
 
     def begin(self, connection: sa.Connection) -> None:
         if not self._outbox_dialect.is_transactional(connection):
-            raise AutocommitError(
-                "the inbox's connection commits every statement by itself; "
-                "remove isolation_level='AUTOCOMMIT' from its engine"
-            )
+            raise autocommit_error()
 
     def insert(self, connection: sa.Connection, group: str, message_ids: Sequence[bytes]) -> Noted:
         new: set[bytes] = set()
         number: int | None = None
-        for first in range(0, len(message_ids), _IDS_PER_STATEMENT_MAX):
-            ids = message_ids[first : first + _IDS_PER_STATEMENT_MAX]
-            values: list[object] = []
-            for message_id in ids:
-                values += (group, message_id)
-            rows = connection.exec_driver_sql(self._insert_sql(len(ids)), tuple(values)).all()
+        for ids in in_statements(message_ids):
+            text, values = self._inserts.text(len(ids)), parameters(group, ids)
+            rows = connection.exec_driver_sql(text, values).all()
             new.update([bytes(row[0]) for row in rows])
             number = rows[0][1] if rows else number
         return Noted(new=new, mark=number)
@@ -80,10 +81,3 @@ class PostgresInboxDialect:
     ) -> int:
         deleted = connection.exec_driver_sql(self._purge_sql, (older_than_ms, group, limit))
         return deleted.rowcount
-
-    def _make_insert_sql(self, count: int) -> str:
-        rows = ", ".join([f"(%s, %s, {NOW_MS})"] * count)
-        return (
-            f"INSERT INTO {self._table} (consumer_group, message_id, received_at_ms) "
-            f"VALUES {rows} ON CONFLICT DO NOTHING RETURNING message_id, txid_current()"
-        )

@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 import sqlalchemy as sa
 
-from qmq_client.errors import AutocommitError, InboxTransactionError
+from qmq_client.errors import InboxTransactionError
 from qmq_client.inbox.dialect import Noted
+from qmq_client.inbox.statements import (
+    InsertTexts,
+    autocommit_error,
+    in_statements,
+    parameters,
+)
 from qmq_client.outbox.database.driver import driver_of
 from qmq_client.outbox.database.sqlite import NOW_MS
 
-#: Three parameters each would still be far below the 32,766 that SQLite takes.
-_IDS_PER_STATEMENT_MAX: Final = 500
 #: A savepoint around the handler's work: no COMMIT or ROLLBACK, by whatever way, leaves it in place.
 _MARK: Final = "qmq_inbox"
 _Execute = Callable[..., Any]
@@ -41,9 +44,13 @@ class SqliteInboxDialect:
 
     def __init__(self, table: str, execute: _Execute) -> None:
         """Requires: `table` is quoted."""
-        self._table = table
         self._execute = execute
-        self._insert_sql = lru_cache(maxsize=_IDS_PER_STATEMENT_MAX)(self._make_insert_sql)
+        self._inserts = InsertTexts(
+            table,
+            placeholder="?",
+            now_ms=NOW_MS,
+            ending=" ON CONFLICT DO NOTHING RETURNING message_id",
+        )
         self._purge_sql = (
             f"DELETE FROM {table} WHERE (consumer_group, message_id) IN ("
             f"SELECT consumer_group, message_id FROM {table} "
@@ -56,20 +63,14 @@ class SqliteInboxDialect:
         if driver.in_transaction:
             return
         if driver.isolation_level is None:
-            raise AutocommitError(
-                "the inbox's connection commits every statement by itself; "
-                "remove isolation_level='AUTOCOMMIT' from its engine"
-            )
+            raise autocommit_error()
         self._execute(connection, "BEGIN IMMEDIATE")
 
     def insert(self, connection: sa.Connection, group: str, message_ids: Sequence[bytes]) -> Noted:
         new: set[bytes] = set()
-        for first in range(0, len(message_ids), _IDS_PER_STATEMENT_MAX):
-            ids = message_ids[first : first + _IDS_PER_STATEMENT_MAX]
-            values: list[object] = []
-            for message_id in ids:
-                values += (group, message_id)
-            rows = self._execute(connection, self._insert_sql(len(ids)), tuple(values)).fetchall()
+        for ids in in_statements(message_ids):
+            text, values = self._inserts.text(len(ids)), parameters(group, ids)
+            rows = self._execute(connection, text, values).fetchall()
             new.update([row[0] for row in rows])
         self._execute(connection, f"SAVEPOINT {_MARK}")
         return Noted(new=new)
@@ -85,13 +86,6 @@ class SqliteInboxDialect:
     ) -> int:
         deleted = connection.exec_driver_sql(self._purge_sql, (older_than_ms, group, limit))
         return deleted.rowcount
-
-    def _make_insert_sql(self, count: int) -> str:
-        rows = ", ".join([f"(?, ?, {NOW_MS})"] * count)
-        return (
-            f"INSERT INTO {self._table} (consumer_group, message_id, received_at_ms) "
-            f"VALUES {rows} ON CONFLICT DO NOTHING RETURNING message_id"
-        )
 
 
 def _to_the_driver(connection: sa.Connection, sql: str, values: Sequence[object] = ()) -> Any:
