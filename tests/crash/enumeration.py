@@ -18,6 +18,7 @@ from qmq_broker.storage.store import Store
 from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.message_id import MessageIds
 from tests.crash.power_cut import cut_states
+from tests.crash.promises import check, check_messages, replayed
 from tests.crash.recording_disk import Image, RecordingDisk, images
 from tests.crash.scenarios import Scenario
 from tests.crash.world import (
@@ -26,10 +27,7 @@ from tests.crash.world import (
     History,
     Sent,
     World,
-    check,
-    check_messages,
     make_frame,
-    replayed,
 )
 
 SEED = int(os.environ.get("QMQ_CRASH_SEED", "1"))

@@ -10,7 +10,8 @@ The model, as harsh as POSIX allows and no harsher:
 - names made, renamed or removed since the last sync of their directory may be lost one by one.
 
 A killed process is not a power cut: everything it did stays, synced or not, and may still be lost
-later. `RecordingDisk` is the double of `OsDisk`; `Image` is the state between operations.
+later. A sync that fails leaves the written bytes in the cache, marked as stored: later syncs say yes
+and do not store them, until they are written again. `RecordingDisk` is the double of `OsDisk`; `Image` is the state between operations.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class RecordingDisk:
         self.capacity_bytes = capacity_bytes
         #: Calls by name, for cost gates.
         self.calls: dict[str, int] = {}
+        #: Asked before each sync of a file: whether it fails, and leaves pages that look stored.
+        self.fails_sync: Callable[[str], bool] = lambda path: False
         self._next_number = max(self.image.inodes, default=0) + 1
         self._is_locked = False
 
@@ -147,6 +150,9 @@ class RecordingFile:
 
     def sync(self) -> None:
         number = self._number
+        if self._disk.fails_sync(self.path):
+            self._disk.perform("failed sync", self.path, lambda i: i.inodes[number].fail_sync())
+            raise DiskError(operation="sync", path=self.path, reason="Input/output error")
         self._disk.perform("sync", self.path, lambda image: image.sync(number))
 
     def allocate(self, length: int) -> None:

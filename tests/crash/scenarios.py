@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from tests.crash.recording_disk import RecordingDisk
+from qmq_broker.errors import NoRoomError, PoisonedError
+from tests.crash.recording_disk import UNLIMITED, RecordingDisk
 from tests.crash.world import RETAINING, FakeClock, History, World
 
 Scenario = Callable[[RecordingDisk], World]
@@ -132,6 +134,17 @@ def kills(disk: RecordingDisk) -> World:
     return world
 
 
+def restarts_without_messages(disk: RecordingDisk) -> World:
+    """Started and killed, started and stopped: only epochs are used up."""
+    world = World(disk)
+    disk.unlock()
+    world = next_life(world, disk)
+    world.store.close()
+    world = next_life(world, disk)
+    disk.unlock()
+    return next_life(world, disk)
+
+
 def retention(disk: RecordingDisk) -> World:
     """Old segments are given up while new ones are written, some of them over the old ones."""
     world = _retaining(disk)
@@ -195,6 +208,58 @@ def snapshots_and_kills(disk: RecordingDisk) -> World:
     return world
 
 
+def retention_by_age(disk: RecordingDisk) -> World:
+    """Segments go as soon as all that is in them is old enough, and not before."""
+    world = World(disk, history=History(options=replace(RETAINING, retain_ms=9_000)))
+    for round_ in range(22):
+        world.clock.pass_ms(1_500 * (round_ % 3))
+        _send_and_wait(world, 420)
+        world.expire()
+    assert world.store.first_offset > 0
+    return world
+
+
+def a_full_disk(disk: RecordingDisk) -> World:
+    """There is no room, then there is a little, then there is enough."""
+    world = World(disk)
+    world.send(world.frame(orders=300))
+    for room_bytes in (0, 200, 700, 1_300, 2_600):
+        disk.capacity_bytes -= disk.free_bytes() - room_bytes
+        refused = 0
+        for length in (900, 30, 500, 700):
+            try:
+                world.send(world.frame(orders=length), world.frame(invoices=length // 2))
+            except NoRoomError:
+                refused += 1
+        assert refused
+        disk.capacity_bytes = UNLIMITED
+        world.send(world.frame(orders=room_bytes // 4))
+    return world
+
+
+def failed_syncs(disk: RecordingDisk) -> World:
+    """A sync fails, the process ends itself, the next one finds what the cache still shows."""
+    world = World(disk)
+    for path in ("commitlog/", "actionlog/", "commitlog/"):
+        world.send(world.frame(orders=[200, 300]))
+        world.act(2)
+        world.append(world.frame(orders=[100, 150], invoices=40))
+        disk.fails_sync = _once(path)
+        try:
+            world.sync()
+            world.sync_actions()
+        except PoisonedError:
+            world.store.close()
+            world = after_kill(world)
+    world.send(world.frame(orders=10))
+    return world
+
+
+def _once(path: str) -> Callable[[str], bool]:
+    left = [path]
+    return lambda failing: bool(left) and failing.startswith(left[0]) and bool(left.pop())
+
+
 def _retaining(disk: RecordingDisk) -> World:
     return World(disk, history=History(options=RETAINING))
 
@@ -239,4 +304,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     kills_among_recycled_segments,
     snapshots,
     snapshots_and_kills,
+    retention_by_age,
+    a_full_disk,
+    failed_syncs,
+    restarts_without_messages,
 )

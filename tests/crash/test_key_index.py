@@ -14,9 +14,9 @@ from qmq_broker.storage.store import Store
 from qmq_client.wire.errors import QmqError
 from tests.broker.storage.keyed import INDEXED, Kept, Keyed, catch_up, check_answers
 from tests.crash.enumeration import SEED
+from tests.crash.planted import ForgetfulDisk
 from tests.crash.power_cut import cut_states
 from tests.crash.recording_disk import Image, RecordingDisk, images
-from tests.crash.test_planted_bugs import ForgetfulDisk
 from tests.crash.world import FakeClock
 
 #: The table is written after little log, so that growing files are noted too.

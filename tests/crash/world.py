@@ -1,7 +1,8 @@
-"""A broker's store under attack: what was promised, and the check that a crash kept it.
+"""A broker's store under attack, and what was promised meanwhile.
 
 `World` drives one store on a recording disk and writes down, beside each operation of the disk, what
-had been submitted and what had been acknowledged by then. `check` opens a crash state and compares.
+had been submitted and what had been acknowledged by then. `promises.py` opens a crash state and
+compares.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from dataclasses import dataclass, field, replace
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.actions import Acked, Action
 from qmq_broker.storage.store import Placed, Store
-from qmq_client.wire.errors import QmqError
 from qmq_client.wire.frame import MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record, encode_record
 from qmq_client.wire.requests import SubjectPlace
-from tests.crash.recording_disk import Image, PassingDisk, RecordingDisk
+from tests.crash.recording_disk import RecordingDisk
 
 #: Small, so that a handful of messages rolls segments, fills queue files and writes checkpoints.
 OPTIONS = StoreOptions(
@@ -70,6 +70,8 @@ class Sent:
     submitted_at: int
     placed: Placed
     acknowledged_at: int | None = None
+    #: By the clock, when it was appended.
+    stored_at_ms: int = 0
 
     def is_acknowledged(self, count: int) -> bool:
         """Whether its sender had been answered after `count` operations."""
@@ -160,7 +162,14 @@ class World:
             raise BrokenPromiseError("B2: appended messages are visible before their sync")
         for frame, place in zip(frames, placed, strict=True):
             if place.conflict is None and place.duplicates < frame.header.record_count:
-                self.history.sent.append(Sent(frame=frame, submitted_at=submitted_at, placed=place))
+                self.history.sent.append(
+                    Sent(
+                        frame=frame,
+                        submitted_at=submitted_at,
+                        placed=place,
+                        stored_at_ms=self.clock.now_ms(),
+                    )
+                )
         return placed
 
     def sync(self) -> None:
@@ -185,6 +194,15 @@ class World:
         offset = self.store.written_offset
         self.history.given_up.append((offset, self._now))
         return self.store.give_up_below(offset)
+
+    def expire(self) -> None:
+        """Let go of what is older than the options say; a younger message may not go."""
+        young_ms = self.clock.now_ms() - self.options.retain_ms
+        young = [
+            one.placed.physical_offset for one in self.history.sent if one.stored_at_ms > young_ms
+        ]
+        self.history.given_up.append((min(young, default=self.store.written_offset), self._now))
+        self.store.give_up_below(self.store.expired_offset(self.clock.now_ms()))
 
     def act(self, count: int = 1) -> None:
         """Write actions."""
@@ -236,126 +254,6 @@ def visible(store: Store) -> dict[str, int]:
     return counts
 
 
-def check(image: Image, known: History, *, goes_on: bool = True) -> None:
-    """Open a crash state and hold it to every promise; the image is used up.
-
-    With `goes_on` it is also sent new messages and repeats, which costs a third more.
-    """
-    try:
-        _check_all(PassingDisk(image), known, goes_on=goes_on)
-    except QmqError as error:
-        raise BrokenPromiseError(f"B3: the store does not open or read: {error!r}") from error
-
-
-def _check_all(disk: RecordingDisk, known: History, *, goes_on: bool) -> None:
-    store = Store.open(disk, FakeClock(), known.options)
-    _check_epoch(store, known)
-    if store.first_offset > max((offset for offset, _ in known.given_up), default=0):
-        raise BrokenPromiseError(f"B12: the log begins at {store.first_offset}: {known.given_up}")
-    survivors = check_messages(store, known.sent)
-    _check_actions(store, known)
-    if goes_on:
-        _check_goes_on(store, known.sent, survivors)
-
-
-def _check_epoch(store: Store, known: History) -> None:
-    if any(store.epoch <= epoch for epoch, _ in known.epochs):
-        raise BrokenPromiseError(f"C3: epoch {store.epoch} was used before: {known.epochs}")
-
-
-def check_messages(store: Store, sent: Sequence[Sent]) -> int:
-    """Returns how many of the frames survived: the first ones, each whole.
-
-    Those that were given up count as survivors: their sequences are used for good.
-    """
-    acknowledged = sum(one.acknowledged_at is not None for one in sent)
-    found = {subject: records_of(store, subject) for subject in store.subjects()}
-    survivors, firsts = _given_up(store, sent)
-    for subject in store.subjects():
-        queue = store.queue(subject)
-        if queue is None or queue.first_sequence != firsts.get(subject, 0):
-            raise BrokenPromiseError(f"B8: {subject} does not begin at {firsts.get(subject, 0)}")
-    given_up = survivors
-    expected: dict[str, list[bytes]] = {subject: [] for subject in firsts}
-    while True:
-        if found == expected and survivors >= acknowledged:
-            break
-        if survivors == len(sent):
-            raise BrokenPromiseError(_difference(found, expected, acknowledged, len(sent)))
-        for subject, record in sent[survivors].frame.records():
-            expected.setdefault(subject, []).append(record)
-        survivors += 1
-    for one in sent[given_up:survivors]:
-        _check_places(store, one)
-    return survivors
-
-
-def _given_up(store: Store, sent: Sequence[Sent]) -> tuple[int, dict[str, int]]:
-    """How many frames stand below the log's beginning, and how many records of each subject."""
-    firsts: dict[str, int] = {}
-    count = 0
-    for one in sent:
-        if one.placed.physical_offset >= store.first_offset:
-            break
-        for run in one.frame.runs:
-            firsts[run.subject] = firsts.get(run.subject, 0) + run.count
-        count += 1
-    return count, firsts
-
-
-def _check_places(store: Store, one: Sent) -> None:
-    offsets = [one.placed.physical_offset + position for position in one.frame.positions]
-    found = []
-    for place in one.placed.places:
-        queue = store.queue(place.subject)
-        if queue is None:
-            raise BrokenPromiseError(f"B8: queue of {place.subject} is gone")
-        entries = queue.entries(place.first_sequence, place.count)
-        found += [entry.physical_offset for entry in entries]
-    if found != offsets:
-        raise BrokenPromiseError(f"B8: places moved from {offsets} to {found}")
-
-
-def replayed(store: Store) -> tuple[int, list[Action]]:
-    """How many actions the snapshot holds, and those that follow it."""
-    return int(store.actions.snapshot or b"0"), list(store.actions.replay())
-
-
-def _check_actions(store: Store, known: History) -> None:
-    noted, rest = replayed(store)
-    count = noted + len(rest)
-    written = [action for action, _ in known.actions]
-    synced = max((n for n, _ in known.synced_actions), default=0)
-    if rest != written[noted:count] or count < synced:
-        raise BrokenPromiseError(
-            f"actions: {noted} noted, {len(rest)} replayed, {synced} synced, {len(written)} written"
-        )
-
-
-def _check_goes_on(store: Store, sent: Sequence[Sent], survivors: int) -> None:
-    """New messages are taken, what survived is known as stored, what did not is stored once."""
-    before = sum(visible(store).values())
-    new = make_frame(MessageIds(99), {"orders": 10, "after": 20})
-    repeats = list(sent[max(0, survivors - 1) : survivors + 1])
-    placed = store.append([new, *(one.frame for one in repeats)])
-    store.sync()
-    expected = before + 2
-    for one, place in zip(repeats, placed[1:], strict=True):
-        records = one.frame.header.record_count
-        has_survived = one in sent[:survivors]
-        if place.duplicates != (records if has_survived else 0):
-            raise BrokenPromiseError(f"B7: {place.duplicates} of {records} repeats were known")
-        if has_survived and place.places != one.placed.places:
-            raise BrokenPromiseError(f"B7: a repeat is answered with {place.places}")
-        expected += 0 if has_survived else records
-    if sum(visible(store).values()) != expected:
-        raise BrokenPromiseError(f"B3: {expected} messages expected, {visible(store)}")
-    for frame, place in zip([new, *(one.frame for one in repeats)], placed, strict=True):
-        found = [record for part in place.places for record in records_at(store, part)]
-        if found != [record for _, record in frame.records()]:
-            raise BrokenPromiseError("B3: what was sent after the crash is not read back")
-
-
 def records_of(store: Store, subject: str) -> list[bytes]:
     """All visible records of a subject, read back and verified."""
     queue = store.queue(subject)
@@ -374,16 +272,3 @@ def records_at(store: Store, place: SubjectPlace) -> list[bytes]:
     queue = store.queue(place.subject)
     entries = [] if queue is None else queue.entries(place.first_sequence, place.count)
     return store.read_records(entries, subject=place.subject)
-
-
-def _difference(
-    found: dict[str, list[bytes]], expected: dict[str, list[bytes]], acknowledged: int, sent: int
-) -> str:
-    counts = {
-        subject: (len(found.get(subject, [])), len(expected.get(subject, [])))
-        for subject in found.keys() | expected.keys()
-    }
-    return (
-        f"B3: what is there is no run of the first frames with all {acknowledged} acknowledged ones "
-        f"of {sent}; found and sent by subject: {counts}"
-    )
