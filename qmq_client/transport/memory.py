@@ -1,7 +1,7 @@
 """A broker in this process's memory: for tests of applications and of this client.
 
 It keeps the bundled broker's promises but durability: sequences, groups, leases with tokens,
-attempts, redelivery, dead letters, repeated sends recognised. Time comes from the clock it is
+attempts, redelivery, dead letters, tags, order by key, expiry, repeated sends recognised. Time comes from the clock it is
 given. `MemoryBroker.faults` switches trouble on. Both it and `HttpTransport` pass the one contract
 suite, so what a test learns here holds there.
 """
@@ -9,8 +9,11 @@ suite, so what a test learns here holds there.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import UNSET
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.errors import (
@@ -18,14 +21,16 @@ from qmq_client.errors import (
     BrokerBusyError,
     BrokerRefusedError,
     BrokerUnreachableError,
+    InvalidMessageError,
     InvalidNameError,
     ProtocolError,
 )
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import Message, message_to_record, record_to_message
-from qmq_client.transport.memory_group import MemoryDeadLetter, MemoryGroup
+from qmq_client.transport.memory_group import MemoryDeadLetter, MemoryGroup, terms_of
 from qmq_client.wire.deliveries import Delivered, Deliveries, DeliveriesHead
 from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
+from qmq_client.wire.groups import group_of
 from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
 from qmq_client.wire.message_id import format_message_id
 from qmq_client.wire.names import check_name
@@ -44,6 +49,7 @@ from qmq_client.wire.requests import (
     SettleRequest,
     SubjectPlace,
 )
+from qmq_client.wire.start import StartKind, parse_start
 
 #: A waiting pull looks again this often, because an injected clock cannot wake it.
 _LOOK_S: Final = 0.02
@@ -77,6 +83,7 @@ class MemoryBroker:
         self._limits = limits
         self._changed = threading.Condition()
         self._records: dict[str, list[bytes]] = {}
+        self._stored_at_ms: dict[str, list[int]] = {}
         self._crc_by_id: dict[bytes, int] = {}
         self._groups: dict[tuple[str, str], MemoryGroup] = {}
 
@@ -106,8 +113,7 @@ class MemoryBroker:
     def lag(self, subject: str, group: str) -> int:
         """Messages that this group has neither acked nor given up."""
         with self._changed:
-            state = self._group(subject, group)
-            return len(self._records.get(subject, ())) - len(state.acked) - len(state.dead)
+            return self._group(subject, group).lag(self._records.get(subject, ()))
 
     def in_flight(self, subject: str, group: str) -> int:
         """Messages handed out to this group under a running lease."""
@@ -120,6 +126,25 @@ class MemoryBroker:
         """When a redelivery or a lease end of this group is next due."""
         with self._changed:
             return self._group(subject, group).next_due_ms()
+
+    def seek(self, subject: str, group: str, to: str) -> None:
+        """Let the group go on at this start, as `qmq groups seek` does."""
+        with self._changed:
+            self._group(subject, group).seek(self._position(subject, to))
+            self._changed.notify_all()
+
+    def pause(self, subject: str, group: str, *, is_paused: bool = True) -> None:
+        """Give the group nothing any more, or again something."""
+        with self._changed:
+            self._group(subject, group).is_paused = is_paused
+            self._changed.notify_all()
+
+    def replay_dead_letters(self, subject: str, group: str) -> int:
+        """Deliver the group's dead letters again; how many."""
+        with self._changed:
+            count = self._group(subject, group).replay(self._clock.now_ms())
+            self._changed.notify_all()
+            return count
 
     def restart(self) -> None:
         """Begin a new epoch, as a broker does when it is started again; nothing is forgotten."""
@@ -139,6 +164,8 @@ class MemoryBroker:
                         SubjectPlace(subject=subject, first_sequence=len(stored), count=len(new))
                     )
                 stored += new
+                times = self._stored_at_ms.setdefault(subject, [])
+                times += [self._clock.now_ms()] * len(new)
                 self._crc_by_id.update((record_message_id(r), record_crc(r)) for r in new)
             self._changed.notify_all()
         count = parsed.header.record_count
@@ -156,13 +183,7 @@ class MemoryBroker:
         """Hand out messages, waiting for some up to `wait_ms`."""
         _check_request(request)
         with self._changed:
-            key = (request.subject, request.group)
-            if key not in self._groups:
-                stored = len(self._records.get(request.subject, ()))
-                cursor = 0 if request.start == "earliest" else stored
-                self._groups[key] = MemoryGroup(cursor=cursor, max_attempts=request.max_attempts)
-            group = self._groups[key]
-            group.max_attempts = request.max_attempts
+            group = self._group_for(request)
             now_ms = self._clock.now_ms()
             _, stale = group.settle(request.consumer, request.settlements, now_ms=now_ms)
             deliveries = self._take(group, request)
@@ -184,11 +205,34 @@ class MemoryBroker:
         """Apply outcomes."""
         _check_request(request)
         with self._changed:
-            settled, stale = self._group(request.subject, request.group).settle(
+            settled, stale = self._group(request.subject, group_of(request)).settle(
                 request.consumer, request.settlements, now_ms=self._clock.now_ms()
             )
             self._changed.notify_all()
         return SettleAnswer(settled=settled, stale=tuple(stale))
+
+    def _group_for(self, request: PullRequest) -> MemoryGroup:
+        key = (request.subject, group_of(request))
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = MemoryGroup(
+                cursor=self._position(request.subject, request.start),
+                max_attempts=request.max_attempts,
+                terms=terms_of(request),
+            )
+        conflict = group.agree(request)
+        if conflict:
+            raise _refused(409, "group_conflict", f"group {key[1]} has other {conflict}")
+        return group
+
+    def _position(self, subject: str, text: str) -> int:
+        """The sequence of a start."""
+        start, stored = parse_start(text), self._stored_at_ms.get(subject, [])
+        if start.kind is StartKind.EARLIEST:
+            return 0
+        if start.kind is StartKind.TIME:
+            return bisect_left(stored, start.number)
+        return min(start.number, len(stored)) if start.kind is StartKind.SEQUENCE else len(stored)
 
     def _clocks(self) -> tuple[Clock, ...]:
         # An injected clock may stand still; a pull ends by real time then.
@@ -205,7 +249,7 @@ class MemoryBroker:
                 verify_record(subject, record)
         except ProtocolError as error:
             raise _refused(400, error.code, str(error)) from error
-        if parsed.header.kind is FrameKind.DELAYED:
+        if parsed.header.kind is not FrameKind.MESSAGES:
             raise _refused(422, "not_supported", "this broker keeps no delayed messages")
         for message_id in parsed.message_ids():
             if format_message_id(message_id) in self.faults.refused_ids:
@@ -321,10 +365,18 @@ def _check_request(request: PullRequest | SettleRequest) -> None:
     except InvalidNameError as error:
         raise _refused(422, error.code, str(error)) from error
     if isinstance(request, PullRequest):
-        if request.start not in {"earliest", "latest"}:
-            raise _refused(422, "invalid", f"start {request.start!r}: earliest or latest")
+        _check_said(request)
         if not (request.max_messages and request.max_attempts and request.lease_ms):
             raise _refused(422, "invalid", "max_messages, max_attempts, lease_ms: 1 or more")
+
+
+def _check_said(request: PullRequest) -> None:
+    try:
+        parse_start(request.start)
+        for tag in () if request.tags is UNSET else (*request.tags.any, *request.tags.all):
+            check_name(tag, field="tags")
+    except InvalidMessageError as error:
+        raise _refused(422, error.code, str(error)) from error
 
 
 def _refused(

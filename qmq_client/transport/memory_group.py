@@ -1,22 +1,28 @@
 """One consumer group of the in-memory broker: cursor, leases, attempts, redeliveries, dead letters.
 
 The same rules as the bundled broker's, in the plainest data structures: no files, no bounds, no
-threads (the caller holds a lock), time as an argument.
+threads (the caller holds a lock), time as an argument. Tags, order by key, expiry and at most once
+are those of `MemoryTerms` and of the request.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
+from msgspec import UNSET
+
 from qmq_client.retry import Backoff
 from qmq_client.wire.deliveries import DeliveryRun
+from qmq_client.wire.record import record_key
+from qmq_client.wire.record_parts import record_expires_at_ms, record_tags
 from qmq_client.wire.requests import Extend, Nack, PullRequest, Range, Reject, Settlement
 
 _BACKOFF: Final = Backoff(jitter=0.0)
+EXPIRED: Final = "expired"
 REJECTED: Final = "rejected"
 ATTEMPTS_USED_UP: Final = "attempts used up"
 
@@ -32,7 +38,7 @@ class MemoryDeadLetter:
     sequence: int
     #: Deliveries it had.
     attempts: int
-    #: "rejected" or "attempts used up".
+    #: "rejected", "attempts used up" or "expired".
     reason: str
     #: What the consumer reported last.
     error: str
@@ -63,6 +69,28 @@ class HandOut:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryTerms:
+    """What is kept with a group from its first pull on."""
+
+    any_tags: frozenset[bytes] = frozenset()
+    all_tags: frozenset[bytes] = frozenset()
+    is_ordered: bool = False
+
+    def fits(self, record: bytes) -> bool:
+        """Whether this message is for the group."""
+        tags = frozenset(record_tags(record).split(b","))
+        return self.all_tags <= tags and (not self.any_tags or not tags.isdisjoint(self.any_tags))
+
+
+def terms_of(request: PullRequest) -> MemoryTerms:
+    """What this pull says about its group."""
+    tags = ((), ()) if request.tags is UNSET else (request.tags.any, request.tags.all)
+    any_tags, all_tags = (frozenset(tag.encode() for tag in part) for part in tags)
+    is_ordered = request.ordered is True
+    return MemoryTerms(any_tags=any_tags, all_tags=all_tags, is_ordered=is_ordered)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Lease:
     sequence: int
@@ -82,14 +110,42 @@ class _Consumer:
 class MemoryGroup:
     """State of one (subject, group). Not thread safe."""
 
-    def __init__(self, *, cursor: int, max_attempts: int) -> None:
+    def __init__(self, *, cursor: int, max_attempts: int, terms: MemoryTerms | None = None) -> None:
         self.cursor = cursor
         self.max_attempts = max_attempts
+        self.terms = terms or MemoryTerms()
+        self.backoff = _BACKOFF
+        self.is_paused = False
+        #: Of an ordered group: what it came to and did not give.
+        self.held: list[int] = []
         self.dead: list[MemoryDeadLetter] = []
         self.acked: set[int] = set()
         self._attempts: dict[int, int] = {}
         self._waiting: list[tuple[int, int]] = []
         self._consumers: dict[str, _Consumer] = {}
+
+    def agree(self, request: PullRequest) -> str:
+        """Take what a pull may change; returns what of it contradicts the group, or nothing."""
+        wanted = terms_of(request)
+        if request.tags is not UNSET and (wanted.any_tags, wanted.all_tags) != (
+            self.terms.any_tags,
+            self.terms.all_tags,
+        ):
+            return "tags"
+        if request.ordered is not UNSET and request.ordered is not self.terms.is_ordered:
+            return "order"
+        self.max_attempts = request.max_attempts
+        if request.backoff is not UNSET:
+            own = request.backoff
+            self.backoff = replace(
+                _BACKOFF, first_ms=own.first_ms, factor=own.factor, max_ms=own.max_ms
+            )
+        return ""
+
+    def lag(self, records: Sequence[bytes]) -> int:
+        """Messages for the group that are neither acked nor given up."""
+        to_come = sum(self.terms.fits(record) for record in records[self.cursor :])
+        return to_come + len(self.held) + len(self._waiting) + self.in_flight()
 
     def step(self, now_ms: int) -> int:
         """End the leases whose time is over; how many."""
@@ -98,7 +154,7 @@ class MemoryGroup:
             ended = [p for p, lease in consumer.leases.items() if lease.until_ms <= now_ms]
             for pull_sequence in ended:
                 lease = consumer.leases.pop(pull_sequence)
-                self._give_back(lease, now_ms + _backoff_ms(lease.attempt), "lease ended")
+                self._give_back(lease, now_ms + self._backoff_ms(lease.attempt), "lease ended")
             count += len(ended)
         return count
 
@@ -111,10 +167,15 @@ class MemoryGroup:
         first_pull_sequence = consumer.next_pull_sequence
         sequences: list[int] = []
         bytes_left = request.max_bytes
-        while len(sequences) < request.max_messages:
-            sequence = self._next(now_ms, len(records))
+        while len(sequences) < request.max_messages and not self.is_paused:
+            sequence = self._next(now_ms, records)
             if sequence is None or (sequences and len(records[sequence]) > bytes_left):
                 break
+            expires_at_ms = record_expires_at_ms(records[sequence])
+            if expires_at_ms is not None and expires_at_ms <= now_ms:
+                self._advance(sequence)
+                self._bury(sequence, self._attempts.get(sequence, 0), EXPIRED, "")
+                continue
             bytes_left -= len(records[sequence])
             sequences.append(sequence)
             self._advance(sequence)
@@ -126,11 +187,34 @@ class MemoryGroup:
                 until_ms=now_ms + request.lease_ms,
             )
             consumer.next_pull_sequence += 1
+        if request.at_most_once is True:
+            self._ack_all(consumer, first_pull_sequence, token)
         return HandOut(
             first_pull_sequence=first_pull_sequence,
             sequences=tuple(sequences),
             attempts=tuple(self._attempts[sequence] for sequence in sequences),
         )
+
+    def seek(self, sequence: int) -> None:
+        """Go on at this sequence; what is held or waits is given up."""
+        self.cursor = sequence
+        self.held.clear()
+        self._waiting.clear()
+        self._attempts.clear()
+        for consumer in self._consumers.values():
+            consumer.leases.clear()
+        self.dead = [letter for letter in self.dead if letter.sequence < sequence]
+
+    def replay(self, now_ms: int) -> int:
+        """Deliver the dead letters again; how many."""
+        letters, self.dead = self.dead, []
+        for letter in letters:
+            self._attempts.pop(letter.sequence, None)
+            if self.terms.is_ordered:
+                self.held.append(letter.sequence)
+            else:
+                heapq.heappush(self._waiting, (now_ms, letter.sequence))
+        return len(letters)
 
     def settle(
         self, consumer_id: str, settlements: Iterable[Settlement], *, now_ms: int
@@ -173,11 +257,11 @@ class MemoryGroup:
     def _apply(self, lease: _Lease, outcome: _Outcome, now_ms: int) -> None:
         match outcome:
             case Nack(delay_ms=None, error=error):
-                self._give_back(lease, now_ms + _backoff_ms(lease.attempt), error)
+                self._give_back(lease, now_ms + self._backoff_ms(lease.attempt), error)
             case Nack(delay_ms=int(delay_ms), error=error):
                 self._give_back(lease, now_ms + delay_ms, error)
             case Reject(reason=reason):
-                self._bury(lease, REJECTED, reason)
+                self._bury(lease.sequence, lease.attempt, REJECTED, reason)
             case Extend(lease_ms=lease_ms):
                 lease.until_ms = now_ms + lease_ms
             case _:
@@ -186,25 +270,50 @@ class MemoryGroup:
 
     def _give_back(self, lease: _Lease, due_ms: int, error: str) -> None:
         if lease.attempt >= self.max_attempts:
-            self._bury(lease, ATTEMPTS_USED_UP, error)
+            self._bury(lease.sequence, lease.attempt, ATTEMPTS_USED_UP, error)
         else:
             heapq.heappush(self._waiting, (due_ms, lease.sequence))
 
-    def _bury(self, lease: _Lease, reason: str, error: str) -> None:
+    def _bury(self, sequence: int, attempts: int, reason: str, error: str) -> None:
         self.dead.append(
-            MemoryDeadLetter(
-                sequence=lease.sequence, attempts=lease.attempt, reason=reason, error=error
-            )
+            MemoryDeadLetter(sequence=sequence, attempts=attempts, reason=reason, error=error)
         )
 
-    def _next(self, now_ms: int, next_sequence: int) -> int | None:
+    def _ack_all(self, consumer: _Consumer, first_pull_sequence: int, token: int) -> None:
+        for pull_sequence in range(first_pull_sequence, consumer.next_pull_sequence):
+            lease = consumer.leases.pop(pull_sequence)
+            consumer.acked.add((token, pull_sequence))
+            self.acked.add(lease.sequence)
+
+    def _backoff_ms(self, attempt: int) -> int:
+        return self.backoff.delay_ms(attempt, 0.0)
+
+    def _next(self, now_ms: int, records: Sequence[bytes]) -> int | None:
         if self._waiting and self._waiting[0][0] <= now_ms:
             return self._waiting[0][1]
-        return self.cursor if self.cursor < next_sequence else None
+        while self.cursor < len(records):
+            if not self.terms.fits(records[self.cursor]):
+                self.cursor += 1
+            elif self.terms.is_ordered:
+                self.held.append(self.cursor)
+                self.cursor += 1
+            else:
+                return self.cursor
+        return self._first_of_its_key(records)
+
+    def _first_of_its_key(self, records: Sequence[bytes]) -> int | None:
+        """The first held message before which nothing of its key is under way."""
+        out = [sequence for _, sequence in self._waiting]
+        for consumer in self._consumers.values():
+            out += [lease.sequence for lease in consumer.leases.values()]
+        busy = {record_key(records[sequence]) for sequence in out} - {b""}
+        return next((one for one in self.held if record_key(records[one]) not in busy), None)
 
     def _advance(self, sequence: int) -> None:
         if self._waiting and self._waiting[0][1] == sequence:
             heapq.heappop(self._waiting)
+        elif sequence in self.held:
+            self.held.remove(sequence)
         else:
             self.cursor += 1
 
@@ -218,10 +327,6 @@ def _outcomes(settlement: Settlement) -> Iterator[tuple[Range, _Outcome]]:
         yield reject.range, reject
     for extend in settlement.extends:
         yield extend.range, extend
-
-
-def _backoff_ms(attempt: int) -> int:
-    return _BACKOFF.delay_ms(attempt, 0.0)
 
 
 def _add_stale(stale: list[StaleRange], token: int, pull_sequence: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.transport.port import Transport
@@ -26,19 +27,14 @@ SHORT_LEASE_MS = 300
 WAIT_MS = 15_000
 
 
-def record_of(subject: str, body: bytes, message_id: bytes | None = None) -> bytes:
-    return encode_record(
-        Record(
-            message_id=message_id or MESSAGE_IDS.next_id(),
-            subject=subject,
-            body=body,
-            born_at_ms=1_700_000_000_000,
-        )
-    )
+def record_of(subject: str, body: bytes, message_id: bytes | None = None, **fields: Any) -> bytes:
+    given = {"born_at_ms": 1_700_000_000_000, **fields}
+    made = message_id or MESSAGE_IDS.next_id()
+    return encode_record(Record(message_id=made, subject=subject, body=body, **given))
 
 
-def frame_of(subject: str, *bodies: bytes) -> bytes:
-    return build_message_frame({subject: [record_of(subject, body) for body in bodies]})
+def frame_of(subject: str, *bodies: bytes, **fields: Any) -> bytes:
+    return build_message_frame({subject: [record_of(subject, body, **fields) for body in bodies]})
 
 
 def pull(
@@ -53,6 +49,7 @@ def pull(
     max_attempts: int = 16,
     start: str = "earliest",
     settlements: Sequence[Settlement] = (),
+    **settings: Any,
 ) -> Deliveries:
     return transport.pull(
         PullRequest(
@@ -65,6 +62,7 @@ def pull(
             max_attempts=max_attempts,
             start=start,
             settlements=tuple(settlements),
+            **settings,
         )
     )
 
@@ -76,9 +74,16 @@ def settle(
     *,
     group: str = "group",
     consumer: str = "one",
+    **settings: Any,
 ) -> SettleAnswer:
     return transport.settle(
-        SettleRequest(subject=subject, group=group, consumer=consumer, settlements=(settlement,))
+        SettleRequest(
+            subject=subject,
+            group=group,
+            consumer=consumer,
+            settlements=(settlement,),
+            **settings,
+        )
     )
 
 
@@ -96,7 +101,7 @@ def acks(deliveries: Deliveries) -> Settlement:
     return Settlement(token=deliveries.head.token, acks=(span(deliveries),))
 
 
-def nacks(deliveries: Deliveries, *, delay_ms: int) -> Settlement:
+def nacks(deliveries: Deliveries, *, delay_ms: int | None) -> Settlement:
     return Settlement(
         token=deliveries.head.token,
         nacks=(Nack(range=span(deliveries), delay_ms=delay_ms, error="failed"),),
