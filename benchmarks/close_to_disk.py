@@ -3,9 +3,8 @@
 The frames are built beforehand. Over HTTP they go through raw sockets on two connections, so that the
 client takes next to nothing and the broker can write one frame while it receives another; a second
 row shows the same through stock httpx, one request at a time. Within a round the ways take turns every
-few dozen frames, so that a slow moment of the machine meets all of them. Every round has new files on
-new blocks for all: segments are not recycled, so the goal, stated for recycled blocks, is judged on
-new ones.
+few dozen frames, so that a slow moment of the machine meets all of them. All of them write over blocks
+that were written before: the brokers have a recycled segment, the bare loop a file that is full.
 """
 
 from __future__ import annotations
@@ -14,9 +13,11 @@ import os
 import socket
 import threading
 import time
+from io import FileIO
 from itertools import islice
 from typing import Final
 
+from benchmarks.blocks import make_recycled, segment_bytes_for, write_blocks
 from benchmarks.load import BATCH_MESSAGES, BODY_BYTES, make_frame, make_messages
 from benchmarks.measure import interleave, paired_ratios
 from benchmarks.processes import Processes, Worker
@@ -69,7 +70,7 @@ def run(bench: Bench) -> list[Row]:
                 batch_messages=BATCH_MESSAGES,
                 message_bytes=BODY_BYTES,
                 written_bytes=written_bytes,
-                note="frames built beforehand; all on new blocks: segments are not recycled",
+                note="frames built beforehand; all on recycled blocks",
             ),
         )
         for figure, unit, samples, client, bound in figures
@@ -80,14 +81,17 @@ def run_round(bench: Bench, frames: list[bytes]) -> dict[str, float]:
     """Messages per second of each way; a broker for each client, so that neither finds repeats."""
     turns = min(TURNS, len(frames))
     step = len(frames) // turns
+    segment_bytes = segment_bytes_for(sum(map(len, frames)))
     with bench.processes() as processes:
-        raw = start_client(processes, f"{__name__}:send_raw", len(frames))
-        httpx = start_client(processes, f"{__name__}:send_httpx", len(frames))
+        raw = start_client(processes, f"{__name__}:send_raw", len(frames), segment_bytes)
+        httpx = start_client(processes, f"{__name__}:send_httpx", len(frames), segment_bytes)
         shares = iter([frames[i * step : (i + 1) * step] for i in range(turns)])
-        with (processes.directory / "bare").open("xb") as file:
+        path = processes.directory / "bare"
+        write_blocks(path, segment_bytes)
+        with path.open("r+b", buffering=0) as file:
             seconds = interleave(
                 {
-                    "bare": lambda: write_bare(file.fileno(), next(shares)),
+                    "bare": lambda: write_bare(file, next(shares)),
                     "raw": lambda: order(raw, step),
                     "httpx": lambda: order(httpx, step),
                 },
@@ -96,9 +100,14 @@ def run_round(bench: Bench, frames: list[bytes]) -> dict[str, float]:
     return {way: turns * step * BATCH_MESSAGES / sum(seconds[way]) for way in WAYS}
 
 
-def start_client(processes: Processes, function: str, frame_count: int) -> Worker:
-    """A client process with its frames and a broker of its own."""
-    host, port = processes.start_broker().address
+def start_client(
+    processes: Processes, function: str, frame_count: int, segment_bytes: int
+) -> Worker:
+    """A client process with its frames and a broker of its own, which has a recycled segment."""
+    data = processes.directory / f"data-{function.rpartition(':')[2]}"
+    make_recycled(data, segment_bytes=segment_bytes)
+    broker = processes.start_broker("--segment-bytes", str(segment_bytes), data=data)
+    host, port = broker.address
     worker = processes.start_worker(function, host=host, port=port, frame_count=frame_count)
     worker.hear()
     return worker
@@ -111,14 +120,16 @@ def order(worker: Worker, frame_count: int) -> float:
     return seconds
 
 
-def write_bare(descriptor: int, frames: list[bytes]) -> float:
-    """Append frames to a file, one flush for each; the seconds that it took."""
-    offset = os.fstat(descriptor).st_size
+def write_bare(file: FileIO, frames: list[bytes]) -> float:
+    """Write frames from where the file stands on, one flush for each; the seconds that it took."""
+    descriptor, offset = file.fileno(), file.tell()
     started_s = time.monotonic()
     for frame in frames:
         offset += os.pwrite(descriptor, frame, offset)
         os.fdatasync(descriptor)
-    return time.monotonic() - started_s
+    duration_s = time.monotonic() - started_s
+    file.seek(offset)
+    return duration_s
 
 
 def make_frames(count: int) -> list[bytes]:

@@ -146,12 +146,13 @@ class Processes:
             child.stop()
         self._children.clear()
 
-    def start_broker(self, *options: str) -> Broker:
-        """A broker on a new data directory, ready for requests."""
+    def start_broker(self, *options: str, data: Path | None = None) -> Broker:
+        """A broker, ready for requests, on the data directory given or a new one."""
         name = f"broker-{len(self._children)}"
         address = ("127.0.0.1", free_port())
         line = [sys.executable, "-m", "qmq_broker", "serve"]
-        line += ["--data", str(self.directory / name), "--listen", "{}:{}".format(*address)]
+        line += ["--data", str(data or self.directory / name)]
+        line += ["--listen", "{}:{}".format(*address)]
         process, log = self._start(name, [*line, *options], is_worker=False)
         broker = Broker(name=name, process=process, log=log, address=address)
         self._children.append(broker)

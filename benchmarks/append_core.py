@@ -1,0 +1,130 @@
+"""R5: processor time of an append – check, validate, index, log – against that of a bare `pwrite`.
+
+Both get the same frames of 500 messages that were built beforehand, in turns of a few frames within one
+process and one thread, and neither waits for the disk: the flush costs the same for both and is not in
+the figure. The append is all that the writer does for one request: parse and verify the frame, look its
+ids up, stamp it, write it, make the entries of its consume queue.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.blocks import make_recycled, segment_bytes_for, write_blocks
+from benchmarks.load import BATCH_MESSAGES, BODY_BYTES, make_frame, make_messages
+from benchmarks.measure import interleave, paired_ratios
+from benchmarks.result import Conditions, Goal, Row
+from benchmarks.suite import Bench
+from qmq_broker.clock import SYSTEM_CLOCK
+from qmq_broker.options import StoreOptions
+from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.store import Store
+from qmq_client.wire.frame import parse_message_frame
+
+#: How often each way has its turn within a round.
+TURNS: Final = 10
+_CLIENT: Final = "one thread, in one process with the store"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    """Processor microseconds per message."""
+
+    append: float
+    bare: float
+    written_bytes: int
+
+
+def run(bench: Bench) -> list[Row]:
+    """The cost of both ways on recycled and on new blocks, and their ratios."""
+    frame_count = bench.effort.pick(tiny=TURNS, quick=20 * TURNS, full=40 * TURNS)
+    source = make_messages()
+    rows = []
+    for is_recycled, name in ((True, "recycled"), (False, "new")):
+        rounds = []
+        for _ in range(bench.rounds):
+            frames = [make_frame(source, BATCH_MESSAGES) for _ in range(frame_count)]
+            with tempfile.TemporaryDirectory(dir=bench.directory) as directory:
+                rounds.append(_round(Path(directory), frames, is_recycled=is_recycled))
+        append, bare = [one.append for one in rounds], [one.bare for one in rounds]
+        conditions = Conditions(
+            durability="none: processor time without the flush",
+            client=_CLIENT,
+            batch_messages=BATCH_MESSAGES,
+            message_bytes=BODY_BYTES,
+            written_bytes=rounds[0].written_bytes,
+            note=f"{name} blocks",
+        )
+        goal = Goal(bound=1.6, is_floor=False) if is_recycled else None
+        unit = "µs per message"
+        rows += [
+            _row(
+                f"append / bare pwrite, {name}",
+                "ratio",
+                paired_ratios(append, bare),
+                conditions,
+                goal,
+            ),
+            _row(f"append, {name}", unit, append, conditions),
+            _row(f"bare pwrite, {name}", unit, bare, conditions),
+        ]
+    return rows
+
+
+def _row(
+    figure: str, unit: str, samples: list[float], conditions: Conditions, goal: Goal | None = None
+) -> Row:
+    return Row(figure=figure, unit=unit, samples=tuple(samples), conditions=conditions, goal=goal)
+
+
+def _round(directory: Path, frames: list[bytes], *, is_recycled: bool) -> _Round:
+    count = sum(map(len, frames))
+    segment_bytes = segment_bytes_for(count)
+    data, path = directory / "data", directory / "bare"
+    if is_recycled:
+        make_recycled(data, segment_bytes=segment_bytes)
+        write_blocks(path, segment_bytes)
+    options = StoreOptions(segment_bytes=segment_bytes, index_entries=0)
+    store = Store.open(OsDisk(str(data)), SYSTEM_CLOCK, options)
+    file = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        step = len(frames) // TURNS
+        shares = [frames[first : first + step] for first in range(0, len(frames), step)]
+        place = [0]
+
+        def write(frame: bytes) -> None:
+            place[0] += os.pwrite(file, frame, place[0])
+
+        def append(frame: bytes) -> None:
+            store.append([parse_message_frame(frame)])
+
+        appended, written = iter(shares), iter(shares)
+        seconds = interleave(
+            {
+                "append": lambda: _processor_s(append, next(appended)),
+                "bare": lambda: _processor_s(write, next(written)),
+            },
+            rounds=TURNS,
+        )
+    finally:
+        os.close(file)
+        store.close()
+    messages = TURNS * step * BATCH_MESSAGES
+    return _Round(
+        append=sum(seconds["append"]) / messages * 1e6,
+        bare=sum(seconds["bare"]) / messages * 1e6,
+        written_bytes=2 * count,
+    )
+
+
+def _processor_s(work: Callable[[bytes], object], frames: list[bytes]) -> float:
+    started_ns = time.thread_time_ns()
+    for frame in frames:
+        work(frame)
+    return (time.thread_time_ns() - started_ns) / 1e9
