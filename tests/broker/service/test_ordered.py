@@ -137,9 +137,7 @@ def test_C7_with_tags_only_what_fits_is_in_order(rig: Rig) -> None:
     for number in range(6):
         rig.send(b"%d" % number, key="a", tags=("odd",) if number % 2 else ("even",))
     bodies: list[bytes] = []
-    while given := pull(rig, tags=Tags(any=("odd",))):
-        if not given.bodies:
-            break
+    while (given := pull(rig, tags=Tags(any=("odd",)))).bodies:
         bodies += given.bodies
         rig.settle(given.ack())
     assert bodies == [b"1", b"3", b"5"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def send_tagged(rig: Rig) -> None:
     ids=["any of one", "any of two", "all", "any and all", "nobody's", "no filter"],
 )
 def test_a_group_gets_the_messages_whose_tags_fit(
-    rig: Rig, changes: dict[str, object], bodies: list[bytes]
+    rig: Rig, changes: dict[str, Any], bodies: list[bytes]
 ) -> None:
     send_tagged(rig)
     assert rig.pull(**changes).bodies == bodies

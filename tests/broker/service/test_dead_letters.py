@@ -1,0 +1,123 @@
+"""Dead letters: their history, and what is done with them, to their own group only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qmq_broker.errors import NotFoundError
+from qmq_broker.service.history import ATTEMPTS_KEPT_MAX, Attempt, History, extended
+from qmq_broker.service.limits import ServiceLimits
+from qmq_client.wire.operations import DeadAnswer, DeadRequest
+from tests.broker.service.rig import GROUP, SUBJECT, Rig
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path / "data")
+    yield rig
+    rig.close()
+
+
+def replay(rig: Rig, **range_: int) -> DeadAnswer:
+    request = DeadRequest(subject=SUBJECT, group=GROUP, **range_)
+    return rig.broker.changes.replay(request, rig.now_ms)
+
+
+def purge(rig: Rig, **range_: int) -> DeadAnswer:
+    request = DeadRequest(subject=SUBJECT, group=GROUP, **range_)
+    return rig.broker.changes.purge(request, rig.now_ms)
+
+
+def test_C4_a_dead_letter_says_what_was_tried_by_whom_and_how_it_ended(rig: Rig) -> None:
+    rig.send(b"a", b"b")
+    began_ms = rig.now_ms
+    rig.pull("one", lease_ms=1_000)
+    rig.pass_ms(1_000)
+    rig.pass_ms(1_000)
+    second = rig.pull("two")
+    rig.pass_ms(10)
+    rig.settle(second.nack(delay_ms=0, error="ValueError: b"), "two")
+    rig.restart()
+    rig.settle(rig.pull("three", max_messages=1).reject("not ours"), "three")
+    (letter,) = rig.broker.query.dead_letters(SUBJECT, GROUP)
+    told = [(one.attempt, one.consumer, one.outcome, one.error) for one in letter.history]
+    assert told == [
+        (1, "one", "lease ended", "lease ended"),
+        (2, "two", "given back", "ValueError: b"),
+        (3, "three", "rejected", "not ours"),
+    ]
+    times = [(one.given_at_ms - began_ms, one.ended_at_ms - began_ms) for one in letter.history]
+    assert times == [(0, 1_000), (2_000, 2_010), (2_010, 2_010)]
+    rig.store.actions.write_snapshot(*rig.broker.delivery.snapshot(rig.now_ms))
+    rig.restart()
+    assert rig.broker.query.dead_letters(SUBJECT, GROUP) == [letter]
+    (waiting,) = rig.broker.query.fates(SUBJECT, 1)
+    assert [one.outcome for one in waiting.history] == ["lease ended", "given back"]
+
+
+def test_C4_replayed_dead_letters_go_to_their_own_group_as_if_for_the_first_time(
+    rig: Rig,
+) -> None:
+    rig.send(b"a", b"b", b"c")
+    for group in (GROUP, "other"):
+        given = rig.pull(group=group)
+        rig.settle(given.reject("no"), group=group)
+    assert replay(rig, first=1) == DeadAnswer(count=2)
+    rig.restart()
+    again = rig.pull()
+    assert (again.bodies, again.attempts) == ([b"b", b"c"], [1, 1])
+    assert rig.pull(group="other").bodies == []
+    rig.settle(again.reject("still no"))
+    letters = rig.broker.query.dead_letters(SUBJECT, GROUP)
+    assert [one.sequence for one in letters] == [0, 1, 2]
+    assert [len(one.history) for one in letters] == [1, 2, 2]
+
+
+def test_C4_purged_dead_letters_are_gone_for_good(rig: Rig) -> None:
+    rig.send(b"a", b"b", b"c")
+    rig.settle(rig.pull().reject("no"))
+    assert purge(rig, first=0, next=2) == DeadAnswer(count=2)
+    rig.restart()
+    assert [one.sequence for one in rig.broker.query.dead_letters(SUBJECT, GROUP)] == [2]
+    assert rig.pull().bodies == []
+    assert purge(rig) == DeadAnswer(count=1)
+    assert purge(rig) == DeadAnswer(count=0)
+
+
+def test_B10_one_request_takes_a_bounded_number_and_says_that_there_is_more(
+    tmp_path: Path,
+) -> None:
+    limits = ServiceLimits(dead_letters_per_request=2, unsettled_per_group=5)
+    rig = Rig(tmp_path / "data", limits=limits)
+    rig.send(b"a", b"b", b"c", b"d", b"e")
+    rig.settle(rig.pull().reject("no"))
+    assert replay(rig) == DeadAnswer(count=2, has_more=True)
+    assert purge(rig) == DeadAnswer(count=2, has_more=True)
+    assert replay(rig) == DeadAnswer(count=1)
+    assert rig.pull().bodies == [b"a", b"b", b"e"]
+    rig.close()
+
+
+def test_dead_letters_of_nobody_are_told(rig: Rig) -> None:
+    for change in (replay, purge):
+        with pytest.raises(NotFoundError):
+            change(rig)
+
+
+def test_dead_letters_are_listed_with_their_messages_when_asked_for(rig: Rig) -> None:
+    rig.send(b"a", b"b")
+    rig.settle(rig.pull().reject("no"))
+    assert [one.record for one in rig.broker.query.dead_letters(SUBJECT, GROUP)] == [None, None]
+    listed = rig.broker.query.dead_letters(SUBJECT, GROUP, with_records=True)
+    assert [one.record[-1:] for one in listed if one.record] == [b"a", b"b"]
+
+
+def test_B10_a_history_is_bounded_and_keeps_the_newest() -> None:
+    history: History = ()
+    for number in range(1, 40):
+        history = extended(history, Attempt(number, "one", number, number, "given back", "x" * 500))
+    assert [one.attempt for one in history] == list(range(40 - ATTEMPTS_KEPT_MAX, 40))
+    assert [len(one.error) for one in history] == [100] * (ATTEMPTS_KEPT_MAX - 1) + [500]
