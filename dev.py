@@ -126,7 +126,7 @@ def workers(arguments: Iterable[str]) -> list[str]:
     """Return xdist's option, unless the caller chose workers or plugins himself."""
     if any(argument.startswith(("-n", "--numprocesses", "-p")) for argument in arguments):
         return []
-    return ["-n", str(TEST_WORKERS)]
+    return ["-n", str(TEST_WORKERS), "--dist", "loadgroup"]  # one Spark for all who need it
 
 
 def become(line: list[str]) -> int:

@@ -25,7 +25,6 @@ from qmq_broker.storage.actions import (
     Extended,
     Nacked,
     Pulled,
-    Skipped,
 )
 from qmq_broker.storage.frame_scan import ScannedFrame
 from qmq_client.wire.errors import ProtocolError
@@ -35,6 +34,10 @@ from qmq_pipeline.errors import DamagedRangeError
 from qmq_pipeline.schemas import ACTIONS
 
 BATCH_ROWS: Final = 20_000
+#: Fields that have a column of their own.
+_IN_COLUMNS: Final = frozenset(
+    {"at_ms", "subject", "group", "first_sequence", "sequence", "first", "next"}
+)
 _Row = dict[str, Any]
 
 
@@ -100,10 +103,21 @@ def _rows(action: Action) -> Iterator[_Row]:
                 "error": action.error,
             }
             yield row | _sequences(action.sequence, action.sequence + 1) | more
-        case Skipped():
-            yield row | _sequences(action.first, action.next)
         case _:
-            yield row | {"action_json": msgspec.json.encode(action).decode()}
+            yield row | _told_sequences(action) | {"action_json": _json(action)}
+
+
+def _told_sequences(action: Action) -> _Row:
+    """Consume queue sequences of the actions that say some, each kind under names of its own."""
+    first = getattr(action, "first", getattr(action, "sequence", None))
+    first = getattr(action, "first_sequence", first)
+    return {"first_sequence": first, "next_sequence": getattr(action, "next", None)}
+
+
+def _json(action: Action) -> str | None:
+    """The whole of an action that has more to say than there are columns."""
+    more = set(action.__struct_fields__) - _IN_COLUMNS
+    return msgspec.json.encode(action).decode() if more else None
 
 
 def _pulled_rows(action: Pulled, row: _Row) -> Iterator[_Row]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_client.commands.exit_codes import UNREACHABLE, WRONG_CALL, exit_code_of
+from qmq_client.commands.exit_codes import ATTENTION, DONE, UNREACHABLE, WRONG_CALL, exit_code_of
 from qmq_client.commands.settings import config_option, json_option, loaded
 from qmq_client.wire.errors import QmqError
 from qmq_pipeline.errors import LakeError, OptionError, SourceError, UnreachableError
@@ -25,8 +25,9 @@ from qmq_pipeline.errors import LakeError, OptionError, SourceError, Unreachable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from qmq_pipeline.config import PipelineConfig
-    from qmq_pipeline.jobs.ingest import Progress
+    from qmq_pipeline.config import AuditOptions, PipelineConfig
+    from qmq_pipeline.jobs.audit import AuditResult
+    from qmq_pipeline.jobs.progress import Progress
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _WRONG_CALLS: Final = (OptionError, LakeError)
@@ -76,11 +77,87 @@ def job_options(function: _Function) -> _Function:
 @click.option("--skip-expired", is_flag=True, help="Go on behind what retention has given up.")
 def ingest(*, skip_expired: bool, **options: Any) -> None:
     """Bring what is new in logs and outboxes into the bronze tables."""
-    from qmq_pipeline.jobs.ingest import ingest as work
+    from qmq_pipeline.jobs.ingest import Ingested
+    from qmq_pipeline.jobs.ingest import ingest as ingest_logs
+    from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 
     with _job(options) as job:
-        done = work(job.spark(), job.config, skip_expired=skip_expired, on_progress=job.on_progress)
-        job.answer(asdict(done), _ingested_text(done.rows, done.quarantined))
+        spark, config = job.spark(), job.config
+        # The outboxes first: what they show as sent is in the log when that is read.
+        outbox = ingest_outbox(spark, config, on_progress=job.on_progress)
+        done = Ingested(rows={}, next_offsets={}, quarantined=0, ranges=0)
+        if config.place is not None or not config.databases:
+            done = ingest_logs(
+                spark, config, skip_expired=skip_expired, on_progress=job.on_progress
+            )
+        rows = {**done.rows, **({"outbox": sum(outbox.values())} if outbox else {})}
+        answer = {**asdict(done), "rows": rows, "outbox": outbox}
+        job.answer(answer, _ingested_text(rows, done.quarantined))
+
+
+@pipeline.command()
+@job_options
+def lifecycle(**options: Any) -> None:
+    """Make one row for each message and group: committed, stored, delivered, settled."""
+    from qmq_pipeline.jobs.lifecycle import lifecycle as work
+
+    with _job(options) as job:
+        done = work(job.spark(), job.config, on_progress=job.on_progress)
+        text = f"{done.lifecycle:,} rows of lifecycle, {done.deliveries:,} of deliveries"
+        job.answer(asdict(done), text + (", nothing new" if done.is_unchanged else ""))
+
+
+@pipeline.command()
+@job_options
+@click.option("--grace", "grace_s", type=float, default=60.0, show_default=True, metavar="SECONDS")
+@click.option("--late", "late_s", type=float, default=60.0, show_default=True, metavar="SECONDS")
+@click.option("--since", metavar="TIME", help="Judge what was committed from then on.")
+@click.option("--until", metavar="TIME", help="Judge what was committed before.")
+@click.option("--rows-kept", is_flag=True, help="Accepted rows stay in every outbox (keep_sent_s).")
+@click.option("--closed-world", is_flag=True, help="No message comes from other producers.")
+@click.option("--cross-check", is_flag=True, help="Join everything instead of comparing bitmaps.")
+def audit(*, cross_check: bool, **options: Any) -> None:
+    """Compare committed, stored and delivered: lost, ghost, duplicate, late, altered.
+
+    Exit codes: 0 nothing was found, 1 findings, 2 wrong call, 3 unreachable.
+    """
+    from qmq_pipeline.jobs.audit import audit as work
+
+    with _job(options) as job:
+        config = replace(job.config, audit=_audit_options(options))
+        done = work(job.spark(), config, cross_check=cross_check, on_progress=job.on_progress)
+        job.answer(asdict(done), audit_text(done))
+        found = not done.is_clean
+    sys.exit(ATTENTION if found else DONE)
+
+
+def audit_text(done: AuditResult) -> str:
+    """The verdict in some lines."""
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in done.findings.items())
+    lines = [
+        f"{'CLEAN' if done.is_clean else 'FINDINGS'}: {counts}",
+        f"  judged as of {done.as_of.isoformat()}: {done.committed:,} committed, {done.stored:,} stored, "
+        f"{done.delivered:,} of {done.expected:,} delivered, {done.settled:,} settled",
+        *(f"  not judged: {reason}" for reason in done.coverage),
+    ]
+    return "\n".join(lines)
+
+
+def _audit_options(options: dict[str, Any]) -> AuditOptions:
+    from qmq_pipeline.config import AuditOptions
+    from qmq_pipeline.options import parse_time_ms
+
+    def time_ms(name: str) -> int | None:
+        return None if options[name] is None else parse_time_ms(f"--{name}", options[name])
+
+    return AuditOptions(
+        grace_s=options["grace_s"],
+        late_s=options["late_s"],
+        is_closed_world=options["closed_world"],
+        are_rows_kept=options["rows_kept"],
+        since_ms=time_ms("since"),
+        until_ms=time_ms("until"),
+    )
 
 
 class Job:

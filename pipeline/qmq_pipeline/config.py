@@ -28,6 +28,12 @@ class AuditOptions:
     #: Every producer's outbox is among the databases: then a message without a row is a ghost,
     #: whoever made it.
     is_closed_world: bool = False
+    #: Accepted rows stay in the outbox, of every producer and the watchdog, until they are ingested:
+    #: then a message of one of its producers without a row is a ghost. Also said by `keep_sent_s`
+    #: of a configured database.
+    are_rows_kept: bool = False
+    #: Findings of one kind that are written out; all are counted.
+    findings_max: int = 100_000
     #: Judge what was committed in this window; None for all that is known.
     since_ms: int | None = None
     until_ms: int | None = None
@@ -48,6 +54,8 @@ class PipelineConfig:
     #: Rows of an outbox younger than this may still have a neighbour of a lower number that commits
     #: later; they are read again by the next run.
     outbox_safety_s: float = 600.0
+    #: Pieces that the action log's groups are dealt to; a piece is folded by one task.
+    fold_buckets: int = 4
     audit: AuditOptions = field(default_factory=AuditOptions)
 
     def __post_init__(self) -> None:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 LAKE_VERSION: Final = 1
 _MARKER: Final = "LAKE"
 _COMMITS: Final = "_commits"
+#: Beside the commits: what the last run saw, for those who want to know how fresh a table is.
+_STATE: Final = "_state.json"
 _DIGITS: Final = 20
 _DRAFT: Final = ".draft-"
 #: Key under which a Parquet file says which table and version its columns are.
@@ -133,7 +135,7 @@ class Lake:
         found = [
             _commit(json.loads(self._read_text(path) or "{}"))
             for path in sorted(self._list(f"{self.folder(table)}/{_COMMITS}"))
-            if path.endswith(".json") and _DRAFT not in path
+            if path.endswith(".json") and _DRAFT not in path and not path.endswith(_STATE)
         ]
         replaced = {name for one in found for name in one.replaces}
         return [one for one in found if one.name not in replaced]
@@ -162,6 +164,42 @@ class Lake:
         )
         self._write_text(f"{self.folder(table)}/{_COMMITS}/{name}.json", json.dumps(asdict(made)))
         return made
+
+    def write_state(self, table: Table, state: Mapping[str, Any]) -> None:
+        """Keep what the last run found, whether it added something or not."""
+        self._write_text(f"{self.folder(table)}/{_COMMITS}/{_STATE}", json.dumps(state))
+
+    def read_state(self, table: Table) -> dict[str, Any]:
+        """What the last run found; nothing when there was none."""
+        found: dict[str, Any] = json.loads(
+            self._read_text(f"{self.folder(table)}/{_COMMITS}/{_STATE}") or "{}"
+        )
+        return found
+
+    def write_frame(self, frame: DataFrame, table: Table, run: str) -> int:
+        """Let the rows of `frame` be the whole table from now on; returns how many.
+
+        What was there before stays until the next run, for those who read it now.
+        """
+        before = [one.name for one in self.commits(table)]
+        self.sweep(table)
+        folder = f"{self.folder(table)}/run={run}"
+        frame.select(*table.names).write.mode("overwrite").parquet(self.url(folder))
+        files = tuple(self._frame_files(table, folder))
+        rows = sum(file.rows for file in files)
+        facts = RangeFacts(source=run, first=0, next=0, rows=rows, files=files)
+        self.commit(table, [facts], replaces=before, name=run)
+        return rows
+
+    def append_frame(self, frame: DataFrame, table: Table, run: str) -> int:
+        """Add the rows of `frame`; a run that is done again replaces its own."""
+        folder = f"{self.folder(table)}/run={run}"
+        frame.select(*table.names).write.mode("overwrite").parquet(self.url(folder))
+        files = tuple(self._frame_files(table, folder))
+        rows = sum(file.rows for file in files)
+        facts = RangeFacts(source=run, first=0, next=0, rows=rows, files=files)
+        self.commit(table, [facts], name=run)
+        return rows
 
     def sweep(self, table: Table) -> int:
         """Remove data files that no commit names: what a run left that did not end. Returns how many.
@@ -209,6 +247,13 @@ class Lake:
             self._files.move(draft, final)
         return DataFile(path=path, rows=rows, bytes=self._files.get_file_info(final).size)
 
+    def read_file(
+        self, table: Table, path: str, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """Some columns of one data file, without Spark."""
+        with self._files.open_input_file(self._full(f"{self.folder(table)}/{path}")) as file:
+            yield from pq.ParquetFile(file).iter_batches(columns=list(columns))
+
     def read(self, spark: SparkSession, table: Table) -> DataFrame:
         """The table as it is committed now; columns that older files lack are null."""
         paths = [file.path for one in self.ranges(table) for file in one.files if file.rows]
@@ -217,6 +262,14 @@ class Lake:
         base = self.url(self.folder(table))
         reader = spark.read.schema(table.ddl()).option("basePath", base)
         return reader.parquet(*(f"{base}/{path}" for path in paths)).select(*table.names)
+
+    def _frame_files(self, table: Table, folder: str) -> Iterator[DataFile]:
+        prefix = f"{self.folder(table)}/"
+        for path in sorted(self._list(folder)):
+            if path.endswith(".parquet"):
+                with self._files.open_input_file(self._full(path)) as file:
+                    rows = pq.ParquetFile(file).metadata.num_rows
+                    yield DataFile(path=path.removeprefix(prefix), rows=rows, bytes=file.size())
 
     def url(self, path: str) -> str:
         """A path below the root as Spark wants it."""

@@ -156,6 +156,27 @@ OUTBOX: Final = Table(
         Column("scanned_at", "time", "when this row was read, by the database's clock"),
     ),
 )
+#: What became of each message at each group: the action log, folded.
+DELIVERIES: Final = Table(
+    name="deliveries",
+    layer="silver",
+    version=1,
+    key=("subject", "consumer_group", "sequence"),
+    columns=(
+        Column("subject", "text", "the subject"),
+        Column("consumer_group", "text", "the group"),
+        Column("sequence", "long", "its place in the subject"),
+        Column("first_delivered_at", "time", "first handed to a consumer of the group"),
+        Column("last_delivered_at", "time", "last handed to one"),
+        Column("attempts", "int", "deliveries to this group"),
+        Column("settled_at", "time", "done, dead, skipped or filtered for this group"),
+        Column(
+            "outcome", "text", "waiting, in flight, given back, acked, dead, skipped or filtered"
+        ),
+        Column("reason", "text", "why it is dead or was skipped"),
+        Column("error", "text", "what the last consumer said"),
+    ),
+)
 LIFECYCLE: Final = Table(
     name="lifecycle",
     layer="silver",
@@ -177,8 +198,10 @@ LIFECYCLE: Final = Table(
         Column("first_delivered_at", "time", "first handed to a consumer of the group"),
         Column("last_delivered_at", "time", "last handed to one"),
         Column("attempts", "int", "deliveries to this group"),
-        Column("settled_at", "time", "done, dead or skipped for this group"),
-        Column("outcome", "text", "waiting, in flight, given back, acked, dead or skipped"),
+        Column("settled_at", "time", "done, dead, skipped or filtered for this group"),
+        Column(
+            "outcome", "text", "waiting, in flight, given back, acked, dead, skipped or filtered"
+        ),
         Column("reason", "text", "why it became a dead letter"),
         Column("error", "text", "what the last consumer said"),
         Column("store_ms", "double", "committed (else born) to stored"),
@@ -302,8 +325,9 @@ AUDIT_RUN: Final = Table(
         Column("committed", "long", "outbox rows judged"),
         Column("stored", "long", "messages judged"),
         Column("foreign_messages", "long", "stored messages of producers that no outbox knows"),
-        Column("delivered", "long", "messages that every group of their subject was given"),
-        Column("settled", "long", "messages that every group is done with"),
+        Column("expected", "long", "pairs of a message and a group that it is for"),
+        Column("delivered", "long", "of those, handed out at least once"),
+        Column("settled", "long", "of those, done: acked, dead, skipped or filtered"),
         Column("lost", "long", "findings"),
         Column("ghost", "long", "findings"),
         Column("duplicate", "long", "findings"),
@@ -339,6 +363,7 @@ TABLES: Final = {
         SCHEDULED,
         ACTIONS,
         OUTBOX,
+        DELIVERIES,
         LIFECYCLE,
         FLOW_MINUTE,
         LATENCY_MINUTE,

@@ -17,6 +17,7 @@ SUMMARIES: Final[Mapping[str, str]] = {
     "doctor": "Say what breaks promises in a database, and what mends it.",
     "message": "Find messages at the broker by id, or by key and time.",
     "outbox": "Look after the rows that wait in an outbox.",
+    "pipeline": "Messages as tables: ingest, audit, report, replay (needs Spark).",
     "store": "Verify, read, rebuild, back up and restore a broker's data directory.",
     "watchdog": "Send the outbox rows that a dead or slow process left behind.",
 }

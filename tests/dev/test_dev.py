@@ -130,7 +130,10 @@ def bare_debian(monkeypatch: pytest.MonkeyPatch, user: int) -> None:
 
 
 def test_pytest_gets_two_workers_unless_the_caller_chose() -> None:
-    assert dev.command_line("test", ["-k", "wire"])[-4:] == ["-n", "2", "-k", "wire"]
+    assert dev.command_line("test", ["-k", "wire"])[-6:] == [
+        *("-n", "2", "--dist", "loadgroup"),
+        *("-k", "wire"),
+    ]
     for chosen in (["-n", "4"], ["-n0"], ["--numprocesses=1"], ["-p", "no:xdist"]):
         assert dev.command_line("test", chosen)[3:] == chosen
 

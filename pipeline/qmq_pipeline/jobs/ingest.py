@@ -7,14 +7,16 @@ frame ended, so that a log that was restored to an older state is not taken for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from qmq_broker.storage.frame_seek import LogRange
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_pipeline.completeness import next_sequences
 from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.errors import ExpiredRangeError, OptionError, SourceError
+from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.lake import Lake, RangeFacts, range_facts
 from qmq_pipeline.log import ACTION_LOG, COMMIT_LOG, LogBounds, LogReader
 from qmq_pipeline.options import Place
@@ -30,19 +32,6 @@ _TABLES_OF: Final = {COMMIT_LOG: (MESSAGES, SCHEDULED), ACTION_LOG: (ACTIONS,)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far a job is."""
-
-    stage: str
-    done: int
-    total: int
-    rows: int
-
-
-OnProgress = Callable[[Progress], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ingested:
     """What one run added."""
 
@@ -52,10 +41,6 @@ class Ingested:
     #: Sequences that stand in quarantine, in the ranges of this run.
     quarantined: int
     ranges: int
-
-
-def nobody(_: Progress) -> None:
-    """For those who do not want to hear of progress."""
 
 
 def ingest(
@@ -104,6 +89,7 @@ class _Run:
             self._lake.sweep(table)
         reader = open_log(self._place, self._log)
         try:
+            read_at_ms = SYSTEM_CLOCK.now_ms()
             bounds = reader.bounds()
             last = self._last(bounds)
             gap = self._check_continued(reader, bounds, last, skip_expired=skip_expired)
@@ -133,6 +119,8 @@ class _Run:
                     rows=sum(result.rows.values()),
                 )
             )
+        state = {"read_at_ms": read_at_ms, "next_offset": bounds.next_offset}
+        self._lake.write_state(self._tables[0], state)
         return result
 
     def _last(self, bounds: LogBounds) -> RangeFacts | None:

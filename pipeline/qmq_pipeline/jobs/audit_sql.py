@@ -1,0 +1,146 @@
+"""The queries of the audit. Views they read: see `audit._views`.
+
+Every query gives the columns of `audit_findings` but the run. Evidence says in one sentence what was seen,
+with the numbers that lead there.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: Ids made of a dedupe key: their first two bytes, as the sign-extended half.
+_IS_DEDUPE: Final = "(shiftrightunsigned(producer, 48) = 57040)"  # 0xded0
+
+#: Groups of 32,768 ids in which both sides differ, or the log has copies.
+SUSPECTS: Final = f"""
+WITH sides AS (
+  SELECT producer, bitmap_bucket_number(counter) AS bucket, 1 AS is_row,
+         bitmap_construct_agg(bitmap_bit_position(counter)) AS bits, COUNT(*) AS ids
+  FROM qmq_outbox_all WHERE NOT {_IS_DEDUPE} GROUP BY ALL
+  UNION ALL
+  SELECT producer, bitmap_bucket_number(counter), 0,
+         bitmap_construct_agg(bitmap_bit_position(counter)), COUNT(*)
+  FROM (SELECT producer, counter FROM qmq_stored_all
+        UNION ALL
+        SELECT producer, counter FROM qmq_scheduled LEFT ANTI JOIN
+          (SELECT message_id AS released FROM qmq_stored_all WHERE due_at IS NOT NULL)
+          ON released = message_id)
+  WHERE NOT {_IS_DEDUPE} GROUP BY ALL
+)
+SELECT producer, bucket
+FROM sides GROUP BY producer, bucket
+HAVING bitmap_count(bitmap_or_agg(bits)) <> COALESCE(SUM(bitmap_count(bits)) FILTER (WHERE is_row = 0), 0)
+    OR bitmap_count(bitmap_or_agg(bits)) <> COALESCE(SUM(bitmap_count(bits)) FILTER (WHERE is_row = 1), 0)
+    OR COALESCE(SUM(ids) FILTER (WHERE is_row = 0), 0)
+       <> COALESCE(SUM(bitmap_count(bits)) FILTER (WHERE is_row = 0), 0)
+"""
+#: The same without bitmaps: everything is suspect.
+ALL_SUSPECTS: Final = """
+SELECT DISTINCT producer, bitmap_bucket_number(counter) AS bucket FROM
+  (SELECT producer, counter FROM qmq_outbox_all UNION ALL SELECT producer, counter FROM qmq_stored_all)
+"""
+
+_IN_SUSPECTS: Final = f"""
+  ({_IS_DEDUPE} OR EXISTS (SELECT 1 FROM qmq_suspects s
+    WHERE s.producer = t.producer AND s.bucket = bitmap_bucket_number(t.counter)))
+"""
+
+LOST: Final = f"""
+WITH suspect AS (
+  SELECT * FROM qmq_committed t WHERE (state = 'sent' OR is_gone) AND {_IN_SUSPECTS}
+)
+SELECT 'lost' AS kind, o.message_id, o.subject, CAST(NULL AS STRING) AS consumer_group, o.database,
+       CAST(NULL AS BIGINT) AS sequence, o.created_at AS at,
+       CONCAT('row ', o.row_id, ' of ', o.database,
+         CASE WHEN o.is_gone THEN CONCAT(' was ', o.state, ' and is gone') ELSE ' is sent' END,
+         ', committed ', CAST(o.created_at AS STRING), '; the log does not have it') AS evidence
+FROM suspect o
+LEFT ANTI JOIN qmq_stored_all m ON m.message_id = o.message_id
+LEFT ANTI JOIN qmq_scheduled d ON d.message_id = o.message_id
+"""
+
+#: Only producers whose outbox is among those that keep their rows.
+KNOWN_PRODUCER: Final = """
+  t.producer IN (SELECT producer FROM qmq_outbox_all JOIN qmq_kept USING (database)) AND
+  t.stored_at >= (SELECT MIN(created_at) FROM qmq_outbox_all JOIN qmq_kept USING (database))
+"""
+GHOST: Final = f"""
+WITH suspect AS (
+  SELECT * FROM qmq_stored t WHERE {{producers}} AND {_IN_SUSPECTS}
+)
+SELECT 'ghost' AS kind, m.message_id, m.subject, CAST(NULL AS STRING) AS consumer_group,
+       CAST(NULL AS STRING) AS database, m.sequence, m.stored_at AS at,
+       CONCAT('stored ', CAST(m.stored_at AS STRING), ' as sequence ', m.sequence,
+         '; no outbox has or had a row of it') AS evidence
+FROM suspect m LEFT ANTI JOIN qmq_outbox_all o ON o.message_id = m.message_id
+"""
+
+DUPLICATE: Final = f"""
+SELECT 'duplicate' AS kind, message_id, MIN(subject) AS subject,
+       CAST(NULL AS STRING) AS consumer_group, CAST(NULL AS STRING) AS database,
+       MIN(sequence) AS sequence, MIN(stored_at) AS at,
+       CONCAT('stored ', COUNT(*), ' times, as sequences ',
+         ARRAY_JOIN(SLICE(SORT_ARRAY(COLLECT_LIST(sequence)), 1, 20), ', ')) AS evidence
+FROM qmq_stored t WHERE {_IN_SUSPECTS}
+GROUP BY message_id HAVING COUNT(*) > 1
+"""
+
+LATE: Final = """
+SELECT 'late' AS kind, m.message_id, m.subject, CAST(NULL AS STRING) AS consumer_group, o.database,
+       m.sequence, o.created_at AS at,
+       CONCAT('stored ', CAST(m.stored_at AS STRING), ', ',
+         ROUND((unix_micros(m.stored_at) - unix_micros(GREATEST(o.created_at, m.due_at))) / 1e6D, 3),
+         ' s after ',
+         CASE WHEN m.due_at > o.created_at THEN 'it was due' ELSE 'its row was inserted' END)
+         AS evidence
+FROM qmq_committed o JOIN
+     (SELECT message_id, MIN(subject) AS subject, MIN(sequence) AS sequence,
+             MIN(stored_at) AS stored_at, MIN(due_at) AS due_at
+      FROM qmq_stored_all GROUP BY message_id) m ON m.message_id = o.message_id
+WHERE unix_micros(m.stored_at) - unix_micros(GREATEST(o.created_at, m.due_at)) > {late_us}
+"""
+
+WAITING: Final = """
+SELECT 'late' AS kind, o.message_id, o.subject, CAST(NULL AS STRING) AS consumer_group, o.database,
+       CAST(NULL AS BIGINT) AS sequence, o.created_at AS at,
+       CONCAT('row ', o.row_id, ' of ', o.database, ' is ', o.state, ' since ',
+         CAST(o.created_at AS STRING), ', after ', o.attempts, ' attempts',
+         COALESCE(CONCAT(': ', o.last_error), '')) AS evidence
+FROM qmq_committed o
+LEFT ANTI JOIN qmq_stored_all m ON m.message_id = o.message_id
+LEFT ANTI JOIN qmq_scheduled d ON d.message_id = o.message_id
+WHERE o.state <> 'sent' AND NOT o.is_gone AND {next_us} - unix_micros(o.created_at) > {late_us}
+"""
+
+ALTERED: Final = """
+SELECT 'altered' AS kind, m.message_id, m.subject, CAST(NULL AS STRING) AS consumer_group,
+       o.database, m.sequence, m.stored_at AS at,
+       CONCAT('its row has checksum ', LOWER(HEX(o.record_crc)), ', what is stored as sequence ',
+         COALESCE(CAST(m.sequence AS STRING), 'to come'), ' has ', LOWER(HEX(m.record_crc)))
+         AS evidence
+FROM qmq_committed o JOIN
+     (SELECT * FROM qmq_stored_all UNION ALL SELECT * FROM qmq_scheduled) m
+     ON m.message_id = o.message_id
+WHERE o.record_crc <> m.record_crc
+"""
+
+ALTERED_COPY: Final = f"""
+SELECT 'altered' AS kind, message_id, MIN(subject) AS subject,
+       CAST(NULL AS STRING) AS consumer_group, CAST(NULL AS STRING) AS database,
+       MIN(sequence) AS sequence, MIN(stored_at) AS at,
+       CONCAT('stored ', COUNT(*), ' times with ', COUNT(DISTINCT record_crc), ' contents')
+         AS evidence
+FROM qmq_stored t WHERE {_IN_SUSPECTS}
+GROUP BY message_id HAVING COUNT(DISTINCT record_crc) > 1
+"""
+
+TOTALS: Final = """
+SELECT (SELECT COUNT(*) FROM qmq_committed) AS committed,
+       (SELECT COUNT(*) FROM qmq_stored) AS stored,
+       (SELECT COUNT(*) FROM qmq_stored LEFT ANTI JOIN
+          (SELECT DISTINCT producer FROM qmq_outbox_all) USING (producer)) AS foreign_messages,
+       (SELECT COUNT(*) FROM qmq_stored_all m JOIN qmq_groups g
+          ON g.subject = m.subject AND m.sequence >= g.group_first) AS expected,
+       (SELECT COUNT(*) FROM qmq_deliveries WHERE first_delivered_at IS NOT NULL) AS delivered,
+       (SELECT COUNT(*) FROM qmq_deliveries WHERE settled_at IS NOT NULL) AS settled
+"""

@@ -1,0 +1,122 @@
+"""The outbox tables into bronze: each run scans what is new and what was open, see `outbox_rows.py`.
+
+Rows of one message follow each other from scan to scan; `outbox_now` is the newest of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from qmq_client.config import DatabaseSection
+from qmq_pipeline.config import PipelineConfig
+from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
+from qmq_pipeline.lake import Lake, RangeFacts, range_facts
+from qmq_pipeline.outbox_rows import OPEN_IDS_MAX, ScanPlan, id_ranges, plan_scan
+from qmq_pipeline.schemas import OUTBOX
+from qmq_pipeline.sources.task_source import run_tasks
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_WORK: Final = "qmq_pipeline.outbox_work.scan_piece"
+
+
+def ingest_outbox(
+    spark: SparkSession, config: PipelineConfig, *, on_progress: OnProgress = nobody
+) -> dict[str, int]:
+    """Scan every database of the configuration; name → rows read."""
+    lake = Lake(config.tables)
+    lake.prepare()
+    lake.sweep(OUTBOX)
+    rows: dict[str, int] = {}
+    for number, section in enumerate(config.databases, start=1):
+        rows[section.name] = _scan(spark, config, lake, section)
+        on_progress(
+            Progress(
+                stage="ingest outbox",
+                done=number,
+                total=len(config.databases),
+                rows=sum(rows.values()),
+            )
+        )
+    return rows
+
+
+def _scan(spark: SparkSession, config: PipelineConfig, lake: Lake, section: DatabaseSection) -> int:
+    before = _last(lake, section.name)
+    mark = int(before.notes["next_mark"]) if before else 0
+    plan = plan_scan(
+        section,
+        mark=mark,
+        known_open=before.notes["open_ids"] if before else (),
+        safety_ms=round(config.outbox_safety_s * 1000),
+    )
+    answers = run_tasks(spark, _WORK, _pieces(config, section, plan))
+    facts = [range_facts(one) for one in answers]
+    open_ids = sorted({number for one in facts for number in one.notes["open_ids"]})
+    next_mark = plan.next_mark if len(open_ids) <= OPEN_IDS_MAX else open_ids[0]
+    notes = {
+        "scanned_at_ms": plan.scanned_at_ms,
+        "next_mark": next_mark,
+        "open_ids": [one for one in open_ids if one < next_mark],
+    }
+    written = [replace(one, notes={}) for one in facts if one.rows]
+    scan = RangeFacts(
+        source=section.name, first=plan.first_id, next=plan.next_id, rows=0, files=(), notes=notes
+    )
+    lake.commit(OUTBOX, [*written, scan], name=f"{section.name}-{plan.scanned_at_ms:020d}")
+    return sum(one.rows for one in written)
+
+
+def _pieces(
+    config: PipelineConfig, section: DatabaseSection, plan: ScanPlan
+) -> list[dict[str, Any]]:
+    shared = {
+        "section": msgspec.to_builtins(section),
+        "tables": config.tables,
+        "scanned_at_ms": plan.scanned_at_ms,
+    }
+    pieces: list[dict[str, Any]] = [
+        {**shared, "first": first, "after": after, "ids": []}
+        for first, after in id_ranges(plan.first_id, plan.next_id)
+    ]
+    if plan.open_ids:
+        pieces.append({**shared, "first": 0, "after": 0, "ids": list(plan.open_ids)})
+    return pieces
+
+
+def _last(lake: Lake, database: str) -> RangeFacts | None:
+    """What the last scan of this database noted."""
+    scans = [one for one in lake.ranges(OUTBOX) if one.source == database and one.notes]
+    return max(scans, key=lambda one: int(one.notes["scanned_at_ms"]), default=None)
+
+
+def last_scans(lake: Lake) -> dict[str, int]:
+    """Database → time of its last scan, ms since 1970 by its own clock."""
+    found: dict[str, int] = {}
+    for one in lake.ranges(OUTBOX):
+        if "scanned_at_ms" in one.notes:
+            time_ms = int(one.notes["scanned_at_ms"])
+            found[one.source] = max(found.get(one.source, 0), time_ms)
+    return found
+
+
+def outbox_now(spark: SparkSession, lake: Lake) -> DataFrame:
+    """Each message's newest row, with `is_gone`: it was open once and is not in the table any more."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as fn
+
+    newest = Window.partitionBy("database", "message_id").orderBy(fn.col("scanned_at").desc())
+    rows = lake.read(spark, OUTBOX).withColumn("_place", fn.row_number().over(newest))
+    rows = rows.where("_place = 1").drop("_place")
+    scans = [(name, time_ms) for name, time_ms in last_scans(lake).items()]
+    last = spark.createDataFrame(scans or [("", 0)], "database STRING, last_scan_ms BIGINT")
+    is_gone = fn.expr("state <> 'sent' AND unix_millis(scanned_at) < last_scan_ms")
+    return (
+        rows.join(fn.broadcast(last), "database", "left")
+        .withColumn("is_gone", fn.coalesce(is_gone, fn.lit(False)))
+        .select(*OUTBOX.names, "is_gone")
+    )

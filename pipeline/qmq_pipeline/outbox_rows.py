@@ -1,0 +1,207 @@
+"""Rows of outbox tables as rows of the table `outbox`: which to read, and reading them.
+
+Bodies stay where they are: of a record the first bytes are read, which hold its checksum and due time.
+Each range of ids is read in short transactions of some thousand rows, so nobody waits for the pipeline.
+
+Rows change until they are sent, and numbers are taken before their transactions commit. So a scan reads
+what is new and what was open before: rows from a mark on, below which everything was old enough for
+every transaction of that time to have ended, and below it those that are live or parked, now or at the
+last scan. A row that was open and is not there any more was sent and deleted, or deleted by a person.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import sqlalchemy as sa
+
+from qmq_client.config import DatabaseSection
+from qmq_client.database import database_errors, open_engine, section_tables
+from qmq_client.outbox.database.dialect import dialect_of
+from qmq_client.outbox.table import LIVE, PARKED, SENT
+from qmq_client.wire.message_id import MESSAGE_ID_BYTES
+from qmq_client.wire.record import DUE_BYTES, RECORD_FIXED_BYTES
+from qmq_pipeline.columns import hex_text, longs, times
+from qmq_pipeline.schemas import OUTBOX
+
+#: What the columns call the states of a row.
+STATES: Final = {LIVE: "live", PARKED: "parked", SENT: "sent"}
+OPEN: Final = (LIVE, PARKED)
+#: Rows of one short transaction and one batch.
+CHUNK_ROWS: Final = 20_000
+#: Rows of one task.
+RANGE_ROWS: Final = 200_000
+#: Open rows that a scan remembers by number; with more the next one reads everything behind the first.
+OPEN_IDS_MAX: Final = 100_000
+_IDS_PER_QUERY: Final = 500
+_HEAD_BYTES: Final = RECORD_FIXED_BYTES + DUE_BYTES
+_HEAD: Final = struct.Struct(">I16sB")
+_DUE: Final = struct.Struct(">Q")
+_DELAYED_FLAG: Final = 0b100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanPlan:
+    """What one scan of a database is to read."""
+
+    #: Time of the scan by the database's clock, ms since 1970.
+    scanned_at_ms: int
+    #: Ids from here on, in ranges …
+    first_id: int
+    next_id: int
+    #: … and these below.
+    open_ids: tuple[int, ...]
+    #: Below this id the next scan need not look, but for open rows.
+    next_mark: int
+
+
+def plan_scan(
+    section: DatabaseSection, *, mark: int, known_open: Sequence[int], safety_ms: int
+) -> ScanPlan:
+    """Look at the ends of the table; reads no rows."""
+    with _outbox(section) as (engine, outbox, connection):
+        ids = outbox.c.id
+        now = sa.literal_column(dialect_of(engine).now_ms, sa.BigInteger())
+        now_ms = int(connection.execute(sa.select(now)).scalar_one())
+        next_id = int(connection.execute(sa.select(sa.func.max(ids))).scalar() or 0) + 1
+        young = sa.select(sa.func.min(ids)).where(
+            ids >= mark, outbox.c.created_at_ms > now_ms - safety_ms
+        )
+        first_young = connection.execute(young).scalar()
+        still_open = sa.select(ids).where(outbox.c.state.in_(OPEN), ids < mark)
+        found = connection.execute(still_open.limit(OPEN_IDS_MAX + 1)).scalars().all()
+    open_ids = sorted({*found, *known_open})
+    is_too_many = len(open_ids) > OPEN_IDS_MAX
+    return ScanPlan(
+        scanned_at_ms=now_ms,
+        first_id=open_ids[0] if is_too_many else mark,
+        next_id=max(next_id, mark),
+        open_ids=() if is_too_many else tuple(one for one in open_ids if one < mark),
+        next_mark=max(next_id, mark) if first_young is None else int(first_young),
+    )
+
+
+def id_ranges(first_id: int, next_id: int, rows: int = RANGE_ROWS) -> list[tuple[int, int]]:
+    """Cut a range of ids into equal ones; ids that are not there make some of them shorter."""
+    return [(first, min(first + rows, next_id)) for first in range(first_id, next_id, rows)]
+
+
+def first_and_next_id(section: DatabaseSection) -> tuple[int, int, int]:
+    """First and next id of the table, and the time by the database's clock."""
+    with _outbox(section) as (engine, outbox, connection):
+        now = sa.literal_column(dialect_of(engine).now_ms, sa.BigInteger())
+        ends = sa.select(sa.func.min(outbox.c.id), sa.func.max(outbox.c.id), now)
+        lowest, highest, now_ms = connection.execute(ends).one()
+    return (int(lowest), int(highest) + 1, int(now_ms)) if highest is not None else (0, 0, now_ms)
+
+
+def batches(
+    section: DatabaseSection,
+    *,
+    first_id: int,
+    next_id: int,
+    scanned_at_ms: int,
+    ids: Sequence[int] = (),
+) -> Iterator[pa.RecordBatch]:
+    """Rows with an id in the range, and those of `ids`; each in a batch of some thousand."""
+    with _outbox(section) as (_, outbox, connection):
+        query = _query(outbox)
+        for some in _chunks(ids, _IDS_PER_QUERY):
+            rows = connection.execute(query.where(outbox.c.id.in_(some))).all()
+            connection.rollback()
+            if rows:
+                yield _batch(section, rows, scanned_at_ms)
+        in_range = query.where(outbox.c.id < next_id).order_by(outbox.c.id).limit(CHUNK_ROWS)
+        while first_id < next_id:
+            rows = connection.execute(in_range.where(outbox.c.id >= first_id)).all()
+            connection.rollback()
+            if not rows:
+                return
+            yield _batch(section, rows, scanned_at_ms)
+            first_id = rows[-1][0] + 1
+
+
+@contextmanager
+def _outbox(section: DatabaseSection) -> Iterator[tuple[sa.Engine, sa.Table, sa.Connection]]:
+    engine = open_engine(section, os.environ)
+    try:
+        with database_errors(section.name), engine.connect() as connection:
+            yield engine, section_tables(section).outbox, connection
+    finally:
+        engine.dispose()
+
+
+def _query(outbox: sa.Table) -> sa.Select[Any]:
+    columns = outbox.c
+    return sa.select(
+        columns.id,
+        columns.message_id,
+        columns.subject,
+        columns.state,
+        columns.attempts,
+        columns.created_at_ms,
+        columns.due_at_ms,
+        sa.func.substr(columns.record, 1, _HEAD_BYTES),
+        sa.func.length(columns.record),
+        columns.last_error,
+    )
+
+
+def _batch(section: DatabaseSection, rows: Sequence[Any], scanned_at_ms: int) -> pa.RecordBatch:
+    count = len(rows)
+    (row_ids, message_ids, subjects, states, attempts, created, due, heads, lengths, errors) = zip(
+        *rows, strict=True
+    )
+    id_bytes = np.frombuffer(b"".join(map(bytes, message_ids)), np.uint8)
+    id_rows = id_bytes.reshape(count, MESSAGE_ID_BYTES)
+    halves = id_rows.copy().view(">u8")
+    is_sent = np.array([state == SENT for state in states])
+    due_ms = np.array(due, np.int64)
+    keep_ms = round(section.keep_sent_s * 1000)
+    crcs, deliver_at = _heads(heads)
+    values: Mapping[str, pa.Array] = {
+        "database": pa.repeat(pa.scalar(section.name), count),
+        "row_id": pa.array(row_ids, pa.int64()),
+        "message_id": hex_text(id_rows),
+        "producer": longs(halves[:, 0]),
+        "counter": longs(halves[:, 1]),
+        "subject": pa.array(subjects, pa.string()),
+        "state": pa.array([STATES.get(state, str(state)) for state in states], pa.string()),
+        "attempts": pa.array(attempts, pa.int32()),
+        "created_at": times(np.array(created, np.int64)),
+        "due_at": times(due_ms),
+        "sent_at": times(due_ms - keep_ms, ~is_sent | (keep_ms == 0)),
+        "deliver_at": deliver_at,
+        "record_crc": crcs,
+        "record_bytes": pa.array(lengths, pa.int32()),
+        "last_error": pa.array(errors, pa.string()),
+        "scanned_at": times(np.full(count, scanned_at_ms, np.int64)),
+    }
+    return pa.RecordBatch.from_arrays(
+        [values[name] for name in OUTBOX.names], schema=OUTBOX.arrow()
+    )
+
+
+def _heads(heads: Iterable[bytes]) -> tuple[pa.Array, pa.Array]:
+    """Checksum and due time of each record, from its first bytes."""
+    crcs: list[int | None] = []
+    due: list[int | None] = []
+    for head in map(bytes, heads):
+        is_whole = len(head) >= RECORD_FIXED_BYTES
+        crc, _, flags = _HEAD.unpack_from(head) if is_whole else (None, b"", 0)
+        crcs.append(crc)
+        is_delayed = flags & _DELAYED_FLAG and len(head) == _HEAD_BYTES
+        due.append(_DUE.unpack_from(head, RECORD_FIXED_BYTES)[0] * 1000 if is_delayed else None)
+    return pa.array(crcs, pa.int64()), pa.array(due, pa.int64()).view(pa.timestamp("us", tz="UTC"))
+
+
+def _chunks(ids: Sequence[int], length: int) -> Iterator[Sequence[int]]:
+    for first in range(0, len(ids), length):
+        yield ids[first : first + length]

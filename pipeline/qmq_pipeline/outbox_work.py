@@ -1,0 +1,50 @@
+"""What one worker does with one range of an outbox: read it and write Parquet."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from qmq_client.config import DatabaseSection
+from qmq_pipeline.lake import Lake, RangeFacts
+from qmq_pipeline.outbox_rows import OPEN, STATES, batches
+from qmq_pipeline.schemas import OUTBOX
+
+_OPEN_NAMES = frozenset(STATES[state] for state in OPEN)
+
+
+def scan_piece(
+    section: dict[str, Any],
+    tables: str,
+    first: int,
+    after: int,
+    scanned_at_ms: int,
+    ids: list[int],
+) -> dict[str, Any]:
+    """Write the rows of one range; facts with the ids of rows that are still open."""
+    database = msgspec.convert(section, DatabaseSection)
+    open_ids: list[int] = []
+
+    def rows() -> Any:
+        for batch in batches(
+            database, first_id=first, next_id=after, scanned_at_ms=scanned_at_ms, ids=ids
+        ):
+            pairs = zip(batch["row_id"].to_pylist(), batch["state"].to_pylist(), strict=True)
+            open_ids.extend(row_id for row_id, state in pairs if state in _OPEN_NAMES)
+            yield batch
+
+    kind = "open" if ids else "range"
+    path = f"database={database.name}/{scanned_at_ms:020d}-{kind}-{first:020d}-{after:020d}.parquet"
+    file = Lake(tables).write(OUTBOX, path, rows())
+    return asdict(
+        RangeFacts(
+            source=database.name,
+            first=first,
+            next=after,
+            rows=file.rows,
+            files=(file,),
+            notes={"open_ids": open_ids, "scanned_at_ms": scanned_at_ms},
+        )
+    )

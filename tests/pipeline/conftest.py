@@ -1,0 +1,53 @@
+"""One Spark for all tests of the pipeline: starting it costs more than most of them.
+
+They stand in one group of xdist (`--dist loadgroup`), so one worker runs them all and one JVM is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_HERE = Path(__file__).parent
+#: Small sets: one partition to shuffle into, no code generation, no compiler that thinks long.
+_QUICK = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.default.parallelism": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.ui.enabled": "false",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whoever asks for Spark is in the group of Spark, and has time for its start."""
+    for item in items:
+        if _HERE in item.path.parents and "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+            item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    from qmq_pipeline.session import SessionOptions, get_session
+
+    folder = tmp_path_factory.mktemp("spark")
+    session = get_session(
+        SessionOptions(
+            master="local[2]",
+            driver_memory="1g",
+            log_file=folder / "jvm.log",
+            settings={**_QUICK, "spark.sql.warehouse.dir": str(folder / "warehouse")},
+        )
+    )
+    yield session
+    session.stop()

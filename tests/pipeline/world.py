@@ -1,0 +1,191 @@
+"""A small world with a known truth: an outbox database, a broker's data directory, and what is wrong in them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from qmq_broker.options import StoreOptions
+from qmq_broker.storage.actions import Action
+from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.store import Store
+from qmq_client.config import DatabaseSection
+from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, SENT, create_tables
+from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame
+from qmq_client.wire.message_id import MessageIds
+from qmq_client.wire.record import Record, encode_record, record_crc
+
+#: No window of ids: a test plants a message twice by storing it twice.
+STORE = StoreOptions(
+    segment_bytes=64 * 1024 * 1024,
+    reserve_bytes=0,
+    growth_bytes=512 * 1024,
+    dedupe_ids=0,
+    index_entries=0,
+)
+#: One hour before the tests run would do; a fixed time makes the files the same each time.
+START_MS = 1_760_000_000_000
+HOUR_MS = 3_600_000
+
+
+class WallClock:
+    """Time that passes when the test says so."""
+
+    def __init__(self, now_ms: int = START_MS) -> None:
+        self.wall_ms = now_ms
+
+    def now_ms(self) -> int:
+        return self.wall_ms
+
+    def monotonic_s(self) -> float:
+        return self.wall_ms / 1000
+
+    def sleep(self, seconds: float) -> None:
+        self.wall_ms += round(seconds * 1000)
+
+
+class DataDirectory:
+    """A broker's files, written by the broker's own storage."""
+
+    def __init__(self, path: Path, options: StoreOptions = STORE) -> None:
+        self.path = path
+        self.clock = WallClock()
+        self._options = options
+        self.open()
+
+    def open(self) -> None:
+        self._disk = OsDisk(str(self.path))
+        self.store = Store.open(self._disk, self.clock, self._options)
+
+    def append(
+        self, records: Iterable[Record], *, at_ms: int | None = None, frame_records: int = 100
+    ) -> None:
+        """Store messages, synced, in frames of so many."""
+        if at_ms is not None:
+            self.clock.wall_ms = at_ms
+        rows = list(records)
+        for first in range(0, len(rows), frame_records):
+            by_subject: dict[str, list[bytes]] = {}
+            for record in rows[first : first + frame_records]:
+                by_subject.setdefault(record.subject, []).append(encode_record(record))
+            frame = build_message_frame(by_subject, kind=FrameKind.MESSAGES)
+            self.store.append([parse_message_frame(frame)])
+        self.store.sync()
+
+    def act(self, actions: Sequence[Action]) -> None:
+        """Write actions of consumers, synced."""
+        self.store.actions.append(actions)
+        self.store.actions.sync()
+
+    def close(self) -> None:
+        """Stop in order: the checkpoint says where the logs end."""
+        self.store.close()
+        self._disk.close()
+
+
+class OutboxDatabase:
+    """An SQLite outbox whose rows a test writes itself."""
+
+    def __init__(self, path: Path, name: str = "orders", *, keep_sent_s: float = 86_400.0) -> None:
+        self.section = DatabaseSection(name=name, url=f"sqlite:///{path}", keep_sent_s=keep_sent_s)
+        self._engine = sa.create_engine(self.section.url)
+        create_tables(self._engine)
+
+    def insert(self, records: Iterable[Record], *, state: int = SENT, created_at_ms: int) -> None:
+        rows = [
+            {
+                "message_id": record.message_id,
+                "subject": record.subject,
+                "ordering_key": None,
+                "record": encode_record(record),
+                "state": state,
+                "due_at_ms": created_at_ms + 86_400_000,
+                "token": None,
+                "attempts": 0 if state == LIVE else 1,
+                "last_error": None,
+                "created_at_ms": created_at_ms,
+            }
+            for record in records
+        ]
+        with self._engine.begin() as connection:
+            if rows:
+                connection.execute(sa.insert(DEFAULT_TABLES.outbox), rows)
+
+    def execute(self, statement: sa.Executable) -> None:
+        with self._engine.begin() as connection:
+            connection.execute(statement)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+def messages(
+    ids: MessageIds,
+    count: int,
+    *,
+    subjects: Sequence[str] = ("orders",),
+    born_at_ms: int = START_MS,
+) -> list[Record]:
+    """Plain messages, spread over the subjects."""
+    return [
+        Record(
+            message_id=ids.next_id(),
+            subject=subjects[number % len(subjects)],
+            body=b'{"number": %d}' % number,
+            key=f"key {number % 7}" if number % 3 else None,
+            tags=("red", "blue")[: number % 3],
+            headers=(("trace", f"{number:08x}"), ("source", "EWR → IAH"))[: number % 4 and 2],
+            born_at_ms=born_at_ms + number,
+        )
+        for number in range(count)
+    ]
+
+
+@dataclass(slots=True)
+class Corpus:
+    """Messages with planted findings; `truth` is what an audit must find, and nothing else."""
+
+    seed: int
+    truth: set[tuple[str, str]] = field(default_factory=set)
+    committed: int = 0
+    stored: int = 0
+
+    def plant(self, database: OutboxDatabase, directory: DataDirectory, at_ms: int) -> None:
+        """Fill both sides; every kind of finding is planted some times, the rest is sound."""
+        draw = random.Random(self.seed)
+        ids = MessageIds(draw.getrandbits(62), first_counter=draw.randrange(100_000))
+        subjects = [f"corpus{self.seed}.s{number}" for number in range(draw.randint(1, 4))]
+        count = draw.randint(300, 900)
+        every = messages(ids, count, subjects=subjects, born_at_ms=at_ms)
+        draw.shuffle(every)
+        planted = [every.pop() for _ in range(draw.randint(10, 40))]
+        by_kind: dict[str, list[Record]] = {}
+        for number, record in enumerate(planted):
+            kind = ("lost", "ghost", "duplicate", "late", "altered")[number % 5]
+            by_kind.setdefault(kind, []).append(record)
+            self.truth.add((kind, record.message_id.hex()))
+        altered = [_altered(one) for one in by_kind["altered"]]
+        rows = every + [one for kind, some in by_kind.items() if kind != "ghost" for one in some]
+        database.insert(rows, created_at_ms=at_ms)
+        now = every + by_kind["ghost"] + by_kind["duplicate"] + altered
+        draw.shuffle(now)
+        directory.append(now, at_ms=at_ms + 500, frame_records=draw.randint(1, 60))
+        directory.append(by_kind["duplicate"], at_ms=at_ms + 1_000)
+        directory.append(by_kind["late"], at_ms=at_ms + 10 * 60_000)
+        self.committed = len(rows)
+        self.stored = len(now) + len(by_kind["duplicate"]) + len(by_kind["late"])
+
+
+def _altered(record: Record) -> Record:
+    other = Record(
+        message_id=record.message_id,
+        subject=record.subject,
+        body=record.body + b" ",
+        born_at_ms=record.born_at_ms,
+    )
+    assert record_crc(encode_record(other)) != record_crc(encode_record(record))
+    return other
