@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -96,9 +96,11 @@ class Databases:
             self._services[kind] = find_service(self.run, kind)
         return self._services[kind]
 
-    def private_server(self, kind: str) -> PrivateServer:
+    def private_server(
+        self, kind: str, environment: Mapping[str, str] | None = None
+    ) -> PrivateServer:
         """A server for one test alone, not started. Raises `RungError` when none is installed."""
-        return PrivateServer(self.run, recipe_or_install(self.run, kind))
+        return PrivateServer(self.run, recipe_or_install(self.run, kind), environment=environment)
 
     @property
     def run(self) -> TestRun:

@@ -205,11 +205,29 @@ def recipe_or_install(run: TestRun, kind: str) -> Recipe:
 
 def install(kind: str) -> None:
     """By apt-get, with no service started. Raises `RungError` where that cannot be."""
+    install_package(PACKAGES[kind], f"{kind} server")
+
+
+def install_package(package: str, what: str) -> None:
+    """The same for any package of the distribution."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise RungError(f"no {kind} server is installed, and to install it needs root and apt-get")
+        raise RungError(f"no {what} is installed, and to install it needs root and apt-get")
     with _no_services():
-        for line in (["update"], ["install", "-y", "--no-install-recommends", PACKAGES[kind]]):
+        for line in (["update"], ["install", "-y", "--no-install-recommends", package]):
             _apt(line)
+
+
+def tool(run: TestRun, package: str, find: Callable[[], Path | None]) -> Path:
+    """A program or library that tests use beside the servers; installed now if it was not before.
+
+    Raises `RungError` where it cannot be had.
+    """
+    with run.alone(f"climb-{package}"):
+        if find() is None and is_allowed("apt-get", os.environ):
+            install_package(package, package)
+    if (found := find()) is None:
+        raise RungError(f"{package} is not installed")
+    return found
 
 
 def container(run: TestRun, kind: str) -> str:

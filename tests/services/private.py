@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -51,13 +52,22 @@ class PrivateServer:
     Not detached, it dies with the thread that started it: start it from the test's own thread.
     """
 
-    def __init__(self, run: TestRun, recipe: Recipe, *, is_detached: bool = False) -> None:
+    def __init__(
+        self,
+        run: TestRun,
+        recipe: Recipe,
+        *,
+        is_detached: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.kind = recipe.kind
         self.folder = run.new_folder(recipe.kind)
         self.process: int | None = None
         self.port = 0
         self._recipe = recipe
         self._is_detached = is_detached
+        #: Of the server alone: what launches it may still be another user.
+        self._environment = [f"{name}={value}" for name, value in (environment or {}).items()]
         self._popen: subprocess.Popen[bytes] | None = None
         self._data = self.folder / "data"
         copy_template(run, recipe, self._data)
@@ -119,6 +129,8 @@ class PrivateServer:
 
     def _launch(self) -> None:
         command = self._recipe.command(self._data, self.port)
+        if self._environment:
+            command = ["env", *self._environment, *command]
         line = launch.command_line(command, user=self._recipe.user(), is_detached=self._is_detached)
         with (self.folder / "log").open("ab") as log:
             if self._is_detached:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,18 +23,17 @@ from qmq_watchdog.daemon import DaemonOptions, SweepJob
 from qmq_watchdog.databases import Database
 from qmq_watchdog.job import READ_ONLY
 from qmq_watchdog.sweep import Sweep, SweepOptions
-from tests.conftest import MakeServer
+from tests.conftest import MakeServer, give_up
 from tests.contract.broker_process import BrokerProcess
 from tests.services.databases import Database as ServedDatabase
+from tests.services.databases import Databases
+from tests.services.ladder import RungError, tool
 from tests.services.postgresql import PostgresqlRecipe
 from tests.services.private import PrivateServer, as_user
+from tests.services.shifted import PACKAGE, find_library
 from tests.watchdog.processes import DEADLINE_S, resume, start, wait_until_stopped
 from tests.watchdog.rows import OUTBOX, SUBJECT, damage, left, make_due, new_rows, put_rows, rows_of
 
-LIBFAKETIME = [
-    Path(f"/usr/lib/{each}/faketime/libfaketime.so.1")
-    for each in ("x86_64-linux-gnu", "aarch64-linux-gnu")
-]
 BUSINESS = sa.Table("shop_orders", sa.MetaData(), sa.Column("id", sa.Integer(), primary_key=True))
 
 
@@ -204,12 +202,16 @@ def test_W4_the_time_zone_of_a_session_changes_nothing(
 
 @pytest.mark.parametrize("off", ["-1d", "+1d"])
 def test_W4_a_watchdog_whose_machine_is_a_day_off_takes_what_is_due_and_nothing_else(
-    a_server_database: ServedDatabase, broker_process: BrokerProcess, off: str
+    a_server_database: ServedDatabase,
+    broker_process: BrokerProcess,
+    databases: Databases,
+    off: str,
 ) -> None:
     """F16. The whole process lives a day ahead or behind; the server does not."""
-    library = next((each for each in LIBFAKETIME if each.exists()), None)
-    if library is None:
-        pytest.skip("libfaketime is not installed")
+    try:
+        library = tool(databases.run, PACKAGE, find_library)
+    except RungError as error:
+        give_up(f"no clock that can be set for the tests. {error}", os.environ)
     engine = a_server_database.engine()
     create_tables(engine)
     database = as_database(engine)

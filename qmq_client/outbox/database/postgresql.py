@@ -7,7 +7,8 @@ the transaction began, which for a long one lies in the past.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -25,9 +26,9 @@ from qmq_client.outbox.row import OutboxRow
 
 #: When the statement began. `clock_timestamp()` may change within one, so no index search can use it.
 NOW_MS: Final = "CAST(extract(epoch FROM statement_timestamp()) * 1000 AS bigint)"
-#: Without statistics, as after a burst, the planner reads and sorts every live row for a claim.
-_RELAX: Final = (
-    "SELECT set_config('synchronous_commit', 'off', true), "
+#: Without statistics, as after a burst, the planner reads and sorts every live row, for a claim
+#: and for the age of the oldest.
+_BY_INDEX: Final = (
     "set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
 )
 _IDLE: Final = 0  # libpq's PQTRANS_IDLE
@@ -120,7 +121,15 @@ class PostgresDialect(ServerDialect):
 
     def relax(self, connection: sa.Connection) -> None:
         # Of this transaction only: behind a pooler the session may be somebody else's afterwards.
-        connection.exec_driver_sql(_RELAX)
+        connection.exec_driver_sql(
+            f"SELECT set_config('synchronous_commit', 'off', true), {_BY_INDEX}"
+        )
+
+    @contextmanager
+    def read(self, sibling: sa.Engine) -> Iterator[sa.Connection]:
+        with super().read(sibling) as connection:
+            connection.exec_driver_sql(f"SELECT {_BY_INDEX}")
+            yield connection
 
 
 def _status(connection: sa.Connection) -> int:
