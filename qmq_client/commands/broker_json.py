@@ -8,9 +8,13 @@ of the transport, so that exit codes are the same everywhere.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
+import click
+
+from qmq_client.commands.settings import config_option, json_option, loaded
 from qmq_client.errors import (
     BrokerAnswerError,
     BrokerBusyError,
@@ -26,25 +30,58 @@ ANSWER_TIMEOUT_S: Final = 60.0
 #: The broker gives 8 MiB of messages at most; in JSON some of it is longer.
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 _BUSY: Final = frozenset({429, 503})
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+broker_option: Final = click.option(
+    "--broker", metavar="URL", help="Broker; QMQ_BROKER_URL or the configuration else."
+)
+
+
+def broker_options(function: _Function) -> _Function:
+    """Add `--broker`, `--config` and `--json`, for a command that asks a broker."""
+    return broker_option(config_option(json_option(function)))
+
+
+def broker_url(broker: str | None, config_file: Path | None) -> str:
+    """The broker that was meant."""
+    flags = {} if broker is None else {"broker.url": broker}
+    return loaded(config_file, flags=flags).config.broker.url
+
+
+def print_json(value: object) -> None:
+    """An answer for programs."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def get_json(
-    broker_url: str, path: str, question: Mapping[str, str], *, known: Collection[str]
+    broker_url: str, path: str, question: Mapping[str, object], *, known: Collection[str]
 ) -> dict[str, Any]:
-    """The answer to a GET, an object that has at least the `known` fields.
+    """The answer to a GET, an object that has at least the `known` fields; None is not asked.
 
     Raises `ConfigurationError` for an address that is none, else a `TransportError`.
     """
+    given = {name: str(value) for name, value in question.items() if value is not None}
+    return _ask("GET", f"{broker_url.rstrip('/')}{path}", known, params=given)
+
+
+def post_json(
+    broker_url: str, path: str, body: Mapping[str, object], *, known: Collection[str]
+) -> dict[str, Any]:
+    """The answer to a POST that changes something; as `get_json`."""
+    said = {name: value for name, value in body.items() if value is not None}
+    return _ask("POST", f"{broker_url.rstrip('/')}{path}", known, json=said)
+
+
+def _ask(method: str, url: str, known: Collection[str], **request: Any) -> dict[str, Any]:
     import httpx  # late: `qmq --help` lists commands without it
 
     from qmq_client.transport.http import as_transport_error
 
-    url = f"{broker_url.rstrip('/')}{path}"
     try:
         with (
             httpx.Client(timeout=ANSWER_TIMEOUT_S, trust_env=False) as client,
             client.stream(
-                "GET", url, params=dict(question), headers={"accept-encoding": "identity"}
+                method, url, headers={"accept-encoding": "identity"}, **request
             ) as response,
         ):
             data = b""
@@ -54,7 +91,7 @@ def get_json(
                     raise BrokerAnswerError(f"{url}: longer than {ANSWER_BYTES_MAX} bytes")
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise ConfigurationError(
-            setting="--broker", value=broker_url, remedy="Give one like http://127.0.0.1:9470."
+            setting="--broker", value=url, remedy="Give one like http://127.0.0.1:9470."
         ) from error
     except httpx.HTTPError as error:
         raise as_transport_error(error, url=url) from error

@@ -32,6 +32,7 @@ from qmq_client.wire.names import shorten
     show_default=True,
     help="Seconds that running handlers have to finish after a signal.",
 )
+@click.option("--consumer-id", metavar="NAME", help="Of this process; for named broadcasts.")
 @log_level_option
 @config_option
 def consume(
@@ -39,6 +40,7 @@ def consume(
     *,
     broker: str | None,
     stop_deadline_s: float,
+    consumer_id: str | None,
     log_level: str,
     config_file: Path | None,
 ) -> None:
@@ -53,7 +55,8 @@ def consume(
         consumers = sources[0]
     else:
         flags = {} if broker is None else {"broker.url": broker}
-        consumers = Consumers(sources, loaded(config_file, flags=flags).config.broker.url)
+        url = loaded(config_file, flags=flags).config.broker.url
+        consumers = Consumers(sources, url, consumer_id=consumer_id)
     report = consumers.run(stop_deadline_s=stop_deadline_s)
     if not report.is_clean:
         raise SystemExit(ATTENTION)

@@ -6,50 +6,22 @@ standard error: what is not listed may then be there nevertheless.
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from qmq_client.commands.broker_json import get_json
+from qmq_client.commands.broker_json import broker_options, broker_url, get_json, print_json
 from qmq_client.commands.exit_codes import ATTENTION
-from qmq_client.commands.settings import config_option, json_option, loaded
+from qmq_client.commands.message_view import message_lines, message_table
+from qmq_client.commands.story import story_lines, story_of
+from qmq_client.commands.times import TIME
 from qmq_client.errors import ConfigurationError, InvalidMessageError
 from qmq_client.wire.message_id import parse_message_id
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_COLUMNS: Final = ("stored_at", "message_id", "subject", "sequence", "key", "tags", "body")
-_BODY_SHOWN_CHARACTERS: Final = 60
-_HEX_SHOWN_BYTES: Final = 64
 #: As many as the broker gives at once.
 _FOUND_MAX: Final = 1_000
-
-_broker_option = click.option(
-    "--broker", metavar="URL", help="Broker; QMQ_BROKER_URL or the configuration else."
-)
-
-
-class _Time(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click
-    """An ISO 8601 time, UTC where it names no zone; as milliseconds since 1970."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            time = datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"{value!r} is no time; write 2013-01-01T09:57 or with +01:00", param, ctx)
-        if time.tzinfo is None:
-            time = time.replace(tzinfo=UTC)
-        if time < _EPOCH:
-            self.fail(f"{value!r} is before 1970", param, ctx)
-        return (time - _EPOCH) // timedelta(milliseconds=1)
 
 
 @click.group()
@@ -61,12 +33,10 @@ def message() -> None:
 @click.option("--id", "message_id", metavar="ID", help="The message with this id.")
 @click.option("--key", help="Messages with this key; needs --subject.")
 @click.option("--subject", help="Subject of the messages with that key.")
-@click.option("--from", "first_ms", type=_Time(), help="Stored at this time or later.")
-@click.option("--to", "next_ms", type=_Time(), help="Stored before this time.")
+@click.option("--from", "first_ms", type=TIME, help="Stored at this time or later.")
+@click.option("--to", "next_ms", type=TIME, help="Stored before this time.")
 @click.option("--limit", type=click.IntRange(1, _FOUND_MAX), default=100, show_default=True)
-@_broker_option
-@config_option
-@json_option
+@broker_options
 def find(
     *,
     message_id: str | None,
@@ -104,9 +74,10 @@ def find(
     }
     answer = _ask(broker, config_file, question)
     if as_json:
-        click.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+        print_json(answer)
     else:
-        _list(answer)
+        for line in message_table(answer["messages"]):
+            click.echo(line)
     _warn(answer)
     if not answer["messages"]:
         raise SystemExit(ATTENTION)
@@ -114,9 +85,7 @@ def find(
 
 @message.command()
 @click.argument("message_id")
-@_broker_option
-@config_option
-@json_option
+@broker_options
 def show(message_id: str, broker: str | None, config_file: Path | None, as_json: bool) -> None:
     """Show all that is known of one message, and what became of it in each group.
 
@@ -125,12 +94,13 @@ def show(message_id: str, broker: str | None, config_file: Path | None, as_json:
     """
     answer = _ask(broker, config_file, {"id": _checked(message_id), "count": _FOUND_MAX})
     if as_json:
-        click.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+        print_json(answer)
     else:
         for number, found in enumerate(answer["messages"]):
             if number:
                 click.echo()
-            _show(found)
+            for line in message_lines(found):
+                click.echo(line)
     _warn(answer)
     if not answer["messages"]:
         if not as_json:
@@ -138,13 +108,33 @@ def show(message_id: str, broker: str | None, config_file: Path | None, as_json:
         raise SystemExit(ATTENTION)
 
 
+@message.command()
+@click.argument("message_id")
+@broker_options
+def trace(message_id: str, broker: str | None, config_file: Path | None, as_json: bool) -> None:
+    """Tell the story of one message: stored, given to whom, what came of it, where it is now.
+
+    Attempts are told as long as the broker remembers them: of messages that are acked it does not.
+    Exit code 1 when the message is not there.
+    """
+    answer = _ask(broker, config_file, {"id": _checked(message_id), "count": _FOUND_MAX})
+    stories = [list(story_of(found)) for found in answer["messages"]]
+    if as_json:
+        print_json({"stories": [[dict(step) for step in steps] for steps in stories]})
+    else:
+        for line in (line for steps in stories for line in story_lines(steps)):
+            click.echo(line)
+    _warn(answer)
+    if not stories:
+        click.echo(f"{message_id} is not at this broker", err=True)
+        raise SystemExit(ATTENTION)
+
+
 def _ask(
     broker: str | None, config_file: Path | None, question: Mapping[str, object]
 ) -> dict[str, Any]:
-    flags = {} if broker is None else {"broker.url": broker}
-    url = loaded(config_file, flags=flags).config.broker.url
-    given = {name: str(value) for name, value in question.items() if value is not None}
-    return get_json(url, "/v1/messages", given, known=("messages", "is_complete"))
+    url = broker_url(broker, config_file)
+    return get_json(url, "/v1/messages", question, known=("messages", "is_complete"))
 
 
 def _checked(message_id: str | None) -> str | None:
@@ -164,72 +154,6 @@ def _checked(message_id: str | None) -> str | None:
     return text
 
 
-def _list(answer: Mapping[str, Any]) -> None:
-    rows = [
-        (
-            _time(found["stored_at_ms"]),
-            found["message_id"] or "?",
-            found["subject"],
-            str(found["sequence"]),
-            found.get("key") or "-",
-            ",".join(found.get("tags", ())) or "-",
-            _shortened(_body(found)),
-        )
-        for found in answer["messages"]
-    ]
-    if not rows:
-        return
-    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
-    for row in (_COLUMNS, *rows):
-        cells = zip(row, widths, strict=True)
-        click.echo("  ".join(f"{cell:<{width}}" for cell, width in cells).rstrip())
-
-
-def _show(found: Mapping[str, Any]) -> None:
-    lines: list[tuple[str, str]] = [
-        ("message_id", found.get("message_id") or "?"),
-        ("subject", found["subject"]),
-        ("sequence", str(found["sequence"])),
-        ("offset", str(found["offset"])),
-        ("stored_at", _time(found["stored_at_ms"])),
-        ("born_at", _time(found["born_at_ms"]) if "born_at_ms" in found else "?"),
-        ("key", found.get("key") or "-"),
-        ("tags", ", ".join(found.get("tags", ())) or "-"),
-    ]
-    lines += [("header", f"{name}: {value}") for name, value in found.get("headers", {}).items()]
-    if found.get("error"):
-        lines.append(("error", found["error"]))
-    lines.append(("body", _body(found)))
-    lines += [("group", _group(fate)) for fate in found.get("groups") or ()]
-    for name, text in lines:
-        click.echo(f"{name:<10} {text}")
-    if not found.get("groups"):
-        click.echo(f"{'group':<10} none on this subject")
-
-
-def _body(found: Mapping[str, Any]) -> str:
-    """A text as it is, JSON as JSON, bytes as their number and the first of them."""
-    encoded = found.get("body_base64") or found.get("record_base64")
-    if encoded is None and "body_base64" not in found:
-        body = found.get("body")
-        return body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
-    data = base64.b64decode(encoded or "")
-    more = " …" if len(data) > _HEX_SHOWN_BYTES else ""
-    return f"{len(data)} bytes {data[:_HEX_SHOWN_BYTES].hex()}{more}".rstrip()
-
-
-def _group(fate: Mapping[str, Any]) -> str:
-    said = {
-        "attempts": fate.get("attempts"),
-        "consumer": fate.get("consumer"),
-        "at": _time(fate["at_ms"]) if "at_ms" in fate else None,
-        "reason": fate.get("reason"),
-        "error": fate.get("error"),
-    }
-    parts = [f"{name}={value}" for name, value in said.items() if value]
-    return f"{fate['group']}: {fate['state']}" + (f" ({', '.join(parts)})" if parts else "")
-
-
 def _warn(answer: Mapping[str, Any]) -> None:
     if answer.get("has_more"):
         click.echo("there are more; raise --limit, or narrow --from and --to", err=True)
@@ -239,17 +163,3 @@ def _warn(answer: Mapping[str, Any]) -> None:
             "not indexed yet, or a bound was reached; ask again later, or narrow --from and --to",
             err=True,
         )
-
-
-def _time(time_ms: int) -> str:
-    try:
-        return (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="milliseconds")
-    except OverflowError:
-        return f"{time_ms} ms"
-
-
-def _shortened(text: str) -> str:
-    line = " ".join(text.split())
-    if len(line) <= _BODY_SHOWN_CHARACTERS:
-        return line
-    return line[: _BODY_SHOWN_CHARACTERS - 1] + "…"

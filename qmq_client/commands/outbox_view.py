@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from qmq_client.commands.table import printable
 from qmq_client.outbox.row import StoredRow
 from qmq_client.outbox.table import LIVE, PARKED, SENT
 from qmq_client.wire.errors import ProtocolError
@@ -101,13 +102,6 @@ def detail_lines(values: dict[str, Any]) -> Iterator[str]:
         text = ", ".join(value) if isinstance(value, list) else value
         is_empty = text is None or text == ""
         yield f"{name:<13} {'-' if is_empty else printable(str(text))}"
-
-
-def printable(text: str) -> str:
-    """The text on one line, with what a terminal would obey written as Python writes it."""
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
-    )
 
 
 def _iso(time_ms: int) -> str:

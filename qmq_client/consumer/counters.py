@@ -13,6 +13,7 @@ NAMES: Final = (
     "acked",
     "nacked",
     "rejected",
+    "dropped",
     "duplicates",
     "malformed",
     "timed_out",

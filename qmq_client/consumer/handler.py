@@ -10,13 +10,15 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, Unpack, cast
 
 from qmq_client.consumer.calling import Middleware, as_middleware, check_middleware
 from qmq_client.consumer.inbox_source import check_source
 from qmq_client.consumer.options import ConsumerOptions, check_settings
 from qmq_client.consumer.parameters import Parameters, resolve_parameters
+from qmq_client.consumer.start import Start
 from qmq_client.errors import ConfigurationError
+from qmq_client.retry import Backoff
 from qmq_client.wire.names import shorten
 
 if TYPE_CHECKING:
@@ -79,8 +81,14 @@ class ConsumerSettings(TypedDict, total=False):
     max_wait_ms: int
     wait_ms: int
     prefetch_max: int
-    start: str
+    start: Start
     auto_ack: bool
+    tags: str | Iterable[str]
+    all_tags: str | Iterable[str]
+    ordered: bool
+    at_most_once: bool
+    broadcast: bool | Literal["named"]
+    backoff: Backoff | None
 
 
 def consumer(
@@ -109,23 +117,24 @@ def consumer(
     - `max_wait_ms=0`: how long messages may wait for a batch to fill
     - `wait_ms=1_000`: how long a pull waits at the broker for messages
     - `prefetch_max=1_000`: most messages in hand
-    - `start="earliest"`: where a new group begins, or "latest"
+    - `start="earliest"`: where a new group begins, or "latest", a `datetime`, a sequence
     - `auto_ack=True`: False to settle each `Delivery` by hand
+    - `tags=()`: only messages with at least one of these tags
+    - `all_tags=()`: only messages with all of these tags
+    - `ordered=False`: of messages with one key, the next waits until the one before is done
+    - `at_most_once=False`: acked before it is given; never again, perhaps never
+    - `broadcast=False`: True for every consumer to get every message
+    - `backoff=None`: a `Backoff`, the group's waits before a message comes again
 
     Raises `ConfigurationError` when a setting or a parameter of the function cannot work. See
     `parameters.py` for what a function may take.
     """
     check_settings(settings)
     around = as_middleware(middleware)
-    options = ConsumerOptions(subject=subject, group=group, **settings)
+    options = ConsumerOptions(subject=subject, group=group, **cast(Any, settings))
     if inbox is not None:
         check_source(inbox)
-    if inbox is not None and not options.auto_ack:
-        raise ConfigurationError(
-            setting="auto_ack",
-            value="False, with an inbox",
-            remedy="With an inbox the ack follows the commit; leave auto_ack at True.",
-        )
+        _check_with_inbox(options)
 
     def mark(function: _Function) -> _Function:
         handler = make_handler(function, options, inbox=inbox, on_stale=on_stale)
@@ -134,6 +143,21 @@ def consumer(
         return function
 
     return mark
+
+
+def _check_with_inbox(options: ConsumerOptions) -> None:
+    remedies = {
+        "auto_ack": (
+            options.auto_ack,
+            "With an inbox the ack follows the commit; leave it at True.",
+        ),
+        "at_most_once": (not options.at_most_once, "An inbox is for what may come again."),
+        "broadcast": (not options.broadcast, "An inbox notes an effect once for the whole group."),
+    }
+    for setting, (is_fine, remedy) in remedies.items():
+        if not is_fine:
+            value = f"{getattr(options, setting)!r}, with an inbox"
+            raise ConfigurationError(setting=setting, value=value, remedy=remedy)
 
 
 def make_handler(

@@ -55,7 +55,9 @@ NOTHING: Final = Outgoing(entries=(), settlements=())
 class Ledger:
     """Outcomes of one consumer that the broker has not confirmed. Thread safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_kept: bool = True) -> None:
+        """`is_kept` False: outcomes are counted, and nobody hears of them; for at most once."""
+        self._is_kept = is_kept
         self._lock = threading.Lock()
         self._entries: list[Entry] = []
         self._has_entries = threading.Event()
@@ -69,12 +71,15 @@ class Ledger:
             new = [one for one in received if not one.is_settled]
             for one in new:
                 one.is_settled = True
-                self._entries.append(Entry(one, outcome))
+                if self._is_kept:
+                    self._entries.append(Entry(one, outcome))
             self._tell()
             return len(new)
 
     def extend(self, received: Iterable[Received], lease_ms: int) -> None:
         """Ask for longer leases of deliveries that have no outcome yet."""
+        if not self._is_kept:
+            return
         with self._lock:
             self._entries += [Entry(one, None, lease_ms) for one in received if not one.is_settled]
             self._tell()

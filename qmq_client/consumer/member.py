@@ -8,17 +8,19 @@ anything that a broker or a handler does.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from qmq_client.clock import Clock
+from qmq_client.consumer.asking import pull_request
 from qmq_client.consumer.async_calls import AsyncCalls
 from qmq_client.consumer.counters import Counters
 from qmq_client.consumer.delivery import Grip, Outcome, Received, error_text, given_back
 from qmq_client.consumer.handler import Handler
 from qmq_client.consumer.inbox_source import make_inbox
-from qmq_client.consumer.ledger import Ledger, Outgoing
+from qmq_client.consumer.ledger import Ledger
 from qmq_client.consumer.outage import Failures, Outage
 from qmq_client.consumer.prefetch import Prefetch
 from qmq_client.consumer.settling import Settling
@@ -26,7 +28,6 @@ from qmq_client.consumer.work import Work
 from qmq_client.errors import BrokerBusyError, HandlerTimeoutError, TransportError
 from qmq_client.transport.port import Transport
 from qmq_client.wire.deliveries import Deliveries
-from qmq_client.wire.requests import PullRequest
 
 _LOG: Final = logging.getLogger("qmq.consumer")
 #: An answer is taken to have been under way for at most this share of the lease.
@@ -78,7 +79,7 @@ class Member:
         self.options = handler.options
         self.counters = Counters()
         self.prefetch = Prefetch(handler.options, clock)
-        self.ledger = Ledger()
+        self.ledger = Ledger(is_kept=not handler.options.at_most_once)
         self._lines = lines
         self._inbox = make_inbox(handler)
         self._async_calls = async_calls
@@ -136,7 +137,15 @@ class Member:
         outgoing = self.ledger.drain()
         asked_at_s = self._clock.monotonic_s()
         try:
-            deliveries = self._lines.pulling.pull(self._pull_request(room, outgoing, is_blocking))
+            deliveries = self._lines.pulling.pull(
+                pull_request(
+                    self.options,
+                    self._consumer_id,
+                    max_messages=room,
+                    wait_ms=self.options.wait_ms if is_blocking else 0,
+                    settlements=outgoing.settlements,
+                )
+            )
         except TransportError as error:
             # Settlements of a refused request go alone next time, and are given up there if it
             # is they that are refused.
@@ -195,24 +204,12 @@ class Member:
         left = self.prefetch.stop()
         return self._work.note(left, given_back(_STOPPED, 0))
 
-    def _pull_request(self, room: int, outgoing: Outgoing, is_blocking: bool) -> PullRequest:
-        options = self.options
-        return PullRequest(
-            subject=options.subject,
-            group=options.group,
-            consumer=self._consumer_id,
-            max_messages=room,
-            wait_ms=options.wait_ms if is_blocking else 0,
-            lease_ms=options.lease_ms,
-            max_attempts=options.max_attempts,
-            start=options.start,
-            settlements=outgoing.settlements,
-        )
-
     def _receive(self, deliveries: Deliveries, asked_at_s: float) -> None:
         now_s = self._clock.monotonic_s()
         lease_s = deliveries.head.lease_ms / 1000
         lease_ends_at_s = now_s + lease_s - min(now_s - asked_at_s, lease_s * _ANSWER_SHARE)
+        if self.options.at_most_once:
+            lease_ends_at_s = math.inf  # nobody else ever gets them
         subject, token = deliveries.head.subject, deliveries.head.token
         received = [
             Received(

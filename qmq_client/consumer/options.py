@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, Literal
 
+from qmq_client.consumer.start import Start, start_text
 from qmq_client.errors import ConfigurationError
-from qmq_client.wire.names import check_name
+from qmq_client.retry import Backoff
+from qmq_client.wire.names import check_name, shorten
 
 CONCURRENCY_MAX: Final = 256
 BATCH_SIZE_MAX: Final = 1_000
@@ -19,6 +21,9 @@ ATTEMPTS_MAX: Final = 1_000
 LEASE_MS_MIN: Final = 100
 LEASE_MS_MAX: Final = 12 * 3_600_000
 WAIT_MS_MAX: Final = 50_000
+
+#: A filter of more than this is a subject of its own.
+FILTER_TAGS_MAX: Final = 16
 
 _RANGES: Final = {
     "concurrency": (1, CONCURRENCY_MAX),
@@ -58,14 +63,29 @@ class ConsumerOptions:
     wait_ms: int = 1_000
     #: Most messages in hand, however fast the handler is.
     prefetch_max: int = PREFETCH_MAX
-    #: Where a new group begins: "earliest" or "latest".
-    start: str = "earliest"
+    #: Where a new group begins: "earliest", "latest", a `datetime`, or a sequence.
+    start: Start = "earliest"
     #: False: the handler settles its `Delivery` by itself.
     auto_ack: bool = True
+    #: Only messages with at least one of these tags …
+    tags: tuple[str, ...] = ()
+    #: … and with all of these. Both are kept with the group.
+    all_tags: tuple[str, ...] = ()
+    #: Of messages with one key, the next is not begun before the one before is done.
+    ordered: bool = False
+    #: Messages are acked before they are given out: each comes once at most, some perhaps never.
+    at_most_once: bool = False
+    #: Every consumer gets every message: True while it lives, "named" also what came in between.
+    broadcast: bool | Literal["named"] = False
+    #: Waits of the group before a message comes again; None for the broker's.
+    backoff: Backoff | None = None
 
     def __post_init__(self) -> None:
         check_name(self.subject, field="subject")
         check_name(self.group, field="group")
+        for setting in ("tags", "all_tags"):
+            object.__setattr__(self, setting, _as_tags(setting, getattr(self, setting)))
+        object.__setattr__(self, "start", start_text(self.start))
         for setting, (lowest, highest) in _RANGES.items():
             value = getattr(self, setting)
             if not isinstance(value, int) or not lowest <= value <= highest:
@@ -74,9 +94,32 @@ class ConsumerOptions:
                     value=repr(value),
                     remedy=f"Give a whole number from {lowest} to {highest}.",
                 )
-        if self.start not in {"earliest", "latest"}:
+        if self.broadcast not in {False, True, "named"}:
+            remedy = 'Give True, or "named" for consumers that come back under their consumer_id.'
             raise ConfigurationError(
-                setting="start", value=repr(self.start), remedy='Give "earliest" or "latest".'
+                setting="broadcast", value=shorten(self.broadcast), remedy=remedy
+            )
+        if self.backoff is not None and not isinstance(self.backoff, Backoff):
+            raise ConfigurationError(
+                setting="backoff",
+                value=shorten(self.backoff),
+                remedy="Give a qmq_client.retry.Backoff.",
+            )
+        self._check_at_most_once()
+
+    def _check_at_most_once(self) -> None:
+        for setting in ("ordered", "backoff"):
+            if self.at_most_once and getattr(self, setting):
+                raise ConfigurationError(
+                    setting=setting,
+                    value="with at_most_once",
+                    remedy="What is acked before it is given never comes again, so leave it out.",
+                )
+        if self.at_most_once and not self.auto_ack:
+            raise ConfigurationError(
+                setting="auto_ack",
+                value="False, with at_most_once",
+                remedy="There is nothing to settle; leave auto_ack at True.",
             )
 
     @property
@@ -90,10 +133,27 @@ class ConsumerOptions:
         return f"{self.subject}/{self.group}"
 
 
-def check_settings(names: Iterable[str]) -> None:
-    """Raise `ConfigurationError` for a name that is no setting of a consumer."""
-    known = {each.name for each in fields(ConsumerOptions)} - {"subject", "group"}
-    known |= {"inbox", "on_stale", "middleware"}
+def _as_tags(setting: str, tags: object) -> tuple[str, ...]:
+    listed = (tags,) if isinstance(tags, str) else tags
+    if not isinstance(listed, Iterable):
+        raise ConfigurationError(
+            setting=setting, value=shorten(tags), remedy="Give a tuple of names."
+        )
+    names = tuple(check_name(tag, field=setting) for tag in listed)
+    if len(names) > FILTER_TAGS_MAX:
+        raise ConfigurationError(
+            setting=setting,
+            value=f"{len(names)} tags",
+            remedy=f"Give {FILTER_TAGS_MAX} at most, or a subject of their own to such messages.",
+        )
+    return names
+
+
+def check_settings(names: Iterable[str], known: Collection[str] = ()) -> None:
+    """Raise `ConfigurationError` for a name that is no setting of a consumer, or none of `known`."""
+    if not known:
+        own = {each.name for each in fields(ConsumerOptions)} - {"subject", "group"}
+        known = own | {"inbox", "on_stale", "middleware"}
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=1)

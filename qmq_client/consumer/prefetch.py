@@ -176,7 +176,8 @@ class Prefetch:
     def _credit(self) -> int:
         options = self._options
         message_s = self._message_s
-        if message_s is None:
+        # What is pulled at most once is lost with its process: no more of it than can be begun.
+        if message_s is None or options.at_most_once:
             return options.working_set
         if self._running:
             now_s = self._clock.monotonic_s()

@@ -15,27 +15,40 @@ but `delivery.extend`.
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final, TypedDict, Unpack, cast
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
+from qmq_client.consumer.asking import pull_request, settle_request
 from qmq_client.consumer.delivery import Delivery, Grip, Outcome, Received, given_back, unreadable
 from qmq_client.consumer.identity import make_consumer_id
 from qmq_client.consumer.ledger import Ledger
-from qmq_client.consumer.options import PREFETCH_MAX, WAIT_MS_MAX, ConsumerOptions
+from qmq_client.consumer.options import PREFETCH_MAX, WAIT_MS_MAX, ConsumerOptions, check_settings
+from qmq_client.consumer.start import Start
 from qmq_client.errors import ConfigurationError, ProtocolError
 from qmq_client.message import record_to_message
+from qmq_client.retry import Backoff
 from qmq_client.transport.http import HttpTransport
 from qmq_client.transport.port import Transport
 from qmq_client.wire.deliveries import Deliveries
 from qmq_client.wire.record import decode_record
-from qmq_client.wire.requests import PullRequest, SettleRequest
+from qmq_client.wire.requests import PullRequest
 
 _UNSETTLED: Final = "left without an outcome"
-_LEASE_MS: Final = 30_000
-_MAX_ATTEMPTS: Final = 16
+
+
+class PullSettings(TypedDict, total=False):
+    """What else `pull` takes; as for `@consumer`, where each is told."""
+
+    lease_ms: int
+    max_attempts: int
+    start: Start
+    tags: str | Iterable[str]
+    all_tags: str | Iterable[str]
+    ordered: bool
+    backoff: Backoff | None
 
 
 @contextmanager
@@ -46,8 +59,7 @@ def pull(
     group: str,
     max_messages: int = 100,
     wait_s: float = 0.0,
-    lease_ms: int = _LEASE_MS,
-    max_attempts: int = _MAX_ATTEMPTS,
+    **settings: Unpack[PullSettings],
 ) -> Iterator[list[Delivery]]:
     """Up to `max_messages` deliveries, perhaps none after `wait_s`; settled when the block ends.
 
@@ -59,19 +71,21 @@ def pull(
                 delivery.ack()
 
     Every delivery needs its `ack`, `nack` or `reject`: one without counts as a failed attempt, and
-    after `max_attempts` of them the message is a dead letter. Malformed messages are rejected with
+    after `max_attempts` of them the message is a dead letter. `settings` are those of `@consumer`
+    that are about the group: `lease_ms`, `max_attempts`, `start`, `tags`, `all_tags`, `ordered`,
+    `backoff`. Malformed messages are rejected with
     that reason and not shown. Raises `ConfigurationError` for a value that cannot work, and `TransportError` when
     the broker does not answer, also at the end of the block: then the leases end by themselves.
     """
+    check_settings(settings, PullSettings.__annotations__)
     _check_range("max_messages", max_messages, 1, PREFETCH_MAX)
     _check_range("wait_s", wait_s, 0, WAIT_MS_MAX / 1000)
     options = ConsumerOptions(
         subject=subject,
         group=group,
-        lease_ms=lease_ms,
-        max_attempts=max_attempts,
         wait_ms=round(wait_s * 1000),
         prefetch_max=max_messages,
+        **cast(Any, settings),
     )
     transport = _transport(broker) if isinstance(broker, str) else broker
     batch = _Batch(options, transport, SYSTEM_CLOCK)
@@ -93,16 +107,8 @@ class _Batch:
         self._received: list[Received] = []
 
     def request(self, max_messages: int) -> PullRequest:
-        options = self._options
-        return PullRequest(
-            subject=options.subject,
-            group=options.group,
-            consumer=_consumer_id(),
-            max_messages=max_messages,
-            wait_ms=options.wait_ms,
-            lease_ms=options.lease_ms,
-            max_attempts=options.max_attempts,
-            start=options.start,
+        return pull_request(
+            self._options, _consumer_id(), max_messages=max_messages, wait_ms=self._options.wait_ms
         )
 
     def open(self, deliveries: Deliveries) -> list[Delivery]:
@@ -145,12 +151,7 @@ class _Batch:
         outgoing = self._ledger.drain()
         if outgoing.entries:
             self._transport.settle(
-                SettleRequest(
-                    subject=self._options.subject,
-                    group=self._options.group,
-                    consumer=_consumer_id(),
-                    settlements=outgoing.settlements,
-                )
+                settle_request(self._options, _consumer_id(), outgoing.settlements)
             )
 
 

@@ -29,6 +29,7 @@ from qmq_client.consumer.outage import Outage
 from qmq_client.errors import ConfigurationError
 from qmq_client.transport.http import HttpTransport
 from qmq_client.transport.port import Transport
+from qmq_client.wire.names import check_name
 
 _LOG: Final = logging.getLogger("qmq.consumer")
 STOP_DEADLINE_S: Final = 30.0
@@ -70,6 +71,8 @@ class Consumers:
         consumer_id: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        if consumer_id is not None:
+            check_name(consumer_id, field="consumer_id")
         self.consumer_id = consumer_id or make_consumer_id()
         #: Pulls have connections of their own, so that a stop can end a long poll.
         self._own_transports = _own_transports(broker)
@@ -86,9 +89,11 @@ class Consumers:
         self._threads = _Threads()
         self._report: StopReport | None = None
         around = as_middleware(middleware)
+        collected = collect_handlers(handlers)
+        if consumer_id is None:
+            _refuse_nameless(collected)
         self.members = [
-            self._member(handler.inside(around), broker, clock)
-            for handler in collect_handlers(handlers)
+            self._member(handler.inside(around), broker, clock) for handler in collected
         ]
 
     def run(self, *, stop_deadline_s: float = STOP_DEADLINE_S) -> StopReport:
@@ -235,10 +240,12 @@ class Consumers:
 
     def _settle(self, member: Member) -> None:
         options = member.options
+        # The next message of a key waits for the outcome of the one before.
+        settle_after_s = 0.0 if options.ordered else SETTLE_AFTER_S
         look_s = min(_LOOK_S, min(options.lease_ms, options.timeout_ms or options.lease_ms) / 8_000)
         while not self._settling_ends.is_set():
             if member.ledger.wait(look_s):
-                self._settling_ends.wait(SETTLE_AFTER_S)
+                self._settling_ends.wait(settle_after_s)
             self._pass(member.settle_once, self._settling_ends)
         while len(member.ledger) and not self._abandoned.is_set():
             self._pass(member.settle_once, self._abandoned)
@@ -312,6 +319,18 @@ def _guarded(step: Callable[[], Pass]) -> Pass:
     except Exception as error:  # the top of every thread's loop
         _LOG.exception("unexpected_error step=%s error=%s", step.__qualname__, error_text(error))
         return Pass(count=0, pause_s=_UNEXPECTED_PAUSE_S, has_failed=True)
+
+
+def _refuse_nameless(handlers: Iterable[Handler]) -> None:
+    """A named broadcast is kept for its consumer's name, which must be the same the next time."""
+    for handler in handlers:
+        if handler.options.broadcast == "named":
+            raise ConfigurationError(
+                setting="consumer_id",
+                value=f"none, and {handler.options.name} is a named broadcast",
+                remedy="Give Consumers(…, consumer_id=…) or `qmq consume --consumer-id`: one name "
+                "for each instance, the same after a restart.",
+            )
 
 
 def _own_transports(broker: str | Transport) -> list[HttpTransport]:

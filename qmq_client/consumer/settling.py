@@ -10,13 +10,13 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+from qmq_client.consumer.asking import settle_request
 from qmq_client.consumer.counters import Counters
 from qmq_client.consumer.delivery import error_text
 from qmq_client.consumer.handler import Handler, OnStale, StaleDelivery
 from qmq_client.consumer.ledger import Entry, Ledger, Outgoing, as_outgoing, stale_entries
 from qmq_client.errors import BrokerBusyError, BrokerRefusedError, TransportError
 from qmq_client.transport.port import Transport
-from qmq_client.wire.requests import SettleRequest
 
 _LOG: Final = logging.getLogger("qmq.consumer")
 #: Statuses that are about the settlements themselves, not about who sends them where.
@@ -38,12 +38,7 @@ class Settling:
     def send(self, transport: Transport, outgoing: Outgoing) -> int:
         """Send outcomes; how many were taken. Those that will never be are given up: their leases
         end, and the messages come again. Raises `TransportError` when they are to be sent again."""
-        request = SettleRequest(
-            subject=self._options.subject,
-            group=self._options.group,
-            consumer=self._consumer_id,
-            settlements=outgoing.settlements,
-        )
+        request = settle_request(self._options, self._consumer_id, outgoing.settlements)
         try:
             answer = transport.settle(request)
         except BrokerRefusedError as error:

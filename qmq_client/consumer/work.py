@@ -93,7 +93,8 @@ class Work:
     def note(self, received: Sequence[Received], outcome: Outcome) -> int:
         """Put an outcome into the ledger; how many messages had none before."""
         count = self._ledger.add(received, outcome)
-        self._counters.add(_COUNTED_AS[outcome.verdict], count)
+        is_lost = self._handler.options.at_most_once and outcome.verdict is not Verdict.ACK
+        self._counters.add("dropped" if is_lost else _COUNTED_AS[outcome.verdict], count)
         return count
 
     def _in_time(self, batch: Sequence[Received]) -> Sequence[Received]:

@@ -1,0 +1,214 @@
+"""`qmq dead list | show | replay | purge`: messages that a group does not get again.
+
+A replay delivers them once more to their own group and to nobody else. Both it and a purge say what
+they would do, and do it with `--yes` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from qmq_client.commands.broker_json import (
+    broker_options,
+    broker_url,
+    get_json,
+    post_json,
+    print_json,
+)
+from qmq_client.commands.exit_codes import ATTENTION
+from qmq_client.commands.message_view import message_lines, shortened
+from qmq_client.commands.table import printable, table_lines, time_text
+from qmq_client.errors import ConfigurationError
+
+_COLUMNS: Final = ("sequence", "attempts", "reason", "at", "error")
+#: As many as the broker gives at once.
+_LISTED_MAX: Final = 1_000
+#: Requests of one command, so that one which never ends is no trap.
+_REQUESTS_MAX: Final = 10_000
+
+
+@click.group()
+def dead() -> None:
+    """Look after a group's dead letters."""
+
+
+@dead.command(name="list")
+@click.argument("subject")
+@click.argument("group")
+@click.option("--first", type=click.IntRange(0), default=0, help="From this sequence on.")
+@click.option("--limit", type=click.IntRange(1, _LISTED_MAX), default=100, show_default=True)
+@broker_options
+def list_(
+    *,
+    subject: str,
+    group: str,
+    first: int,
+    limit: int,
+    broker: str | None,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
+    """List the dead letters of GROUP on SUBJECT, by sequence, with what failed last."""
+    answer = _letters(broker_url(broker, config_file), subject, group, first=first, count=limit)
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        (
+            letter["sequence"],
+            letter["attempts"],
+            letter["reason"],
+            time_text(letter["at_ms"]),
+            shortened(letter["error"]) or "-",
+        )
+        for letter in answer["dead"]
+    ]
+    for line in table_lines(_COLUMNS, rows):
+        click.echo(line)
+    if len(rows) == limit:
+        click.echo(f"there may be more; go on with --first {rows[-1][0] + 1}", err=True)
+
+
+@dead.command()
+@click.argument("subject")
+@click.argument("group")
+@click.argument("sequence", type=click.IntRange(0))
+@broker_options
+def show(
+    *,
+    subject: str,
+    group: str,
+    sequence: int,
+    broker: str | None,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Show one dead letter: its message, why it died, and each attempt.
+
+    Exit code 1 when there is none of this sequence.
+    """
+    url = broker_url(broker, config_file)
+    answer = _letters(url, subject, group, first=sequence, count=1, messages=1)
+    letters = [one for one in answer["dead"] if one["sequence"] == sequence]
+    if as_json:
+        print_json({"dead": letters})
+    else:
+        for line in (text for letter in letters for text in _lines(letter)):
+            click.echo(line)
+    if not letters:
+        click.echo(f"{group} has no dead letter {sequence} on {subject}", err=True)
+        raise SystemExit(ATTENTION)
+
+
+@dead.command()
+@click.argument("subject")
+@click.argument("group")
+@click.option("--first", type=click.IntRange(0), help="From this sequence on.")
+@click.option("--next", "next_", type=click.IntRange(0), help="Before this sequence.")
+@click.option("--yes", is_flag=True, help="Without it nothing is replayed.")
+@broker_options
+def replay(
+    *,
+    subject: str,
+    group: str,
+    broker: str | None,
+    config_file: Path | None,
+    as_json: bool,
+    **wanted: Any,
+) -> None:
+    """Deliver dead letters to GROUP again, and to no other group; all, or a range of sequences.
+
+    Exit code 1 when messages of some are gone from the broker, or without --yes.
+    """
+    url = broker_url(broker, config_file)
+    _change(url, "replay", {"subject": subject, "group": group}, as_json, **wanted)
+
+
+@dead.command()
+@click.argument("subject")
+@click.argument("group")
+@click.option("--first", type=click.IntRange(0), help="From this sequence on.")
+@click.option("--next", "next_", type=click.IntRange(0), help="Before this sequence.")
+@click.option("--yes", is_flag=True, help="Without it nothing is purged.")
+@broker_options
+def purge(
+    *,
+    subject: str,
+    group: str,
+    broker: str | None,
+    config_file: Path | None,
+    as_json: bool,
+    **wanted: Any,
+) -> None:
+    """Forget dead letters; all, or a range of sequences. Exit code 1 without --yes."""
+    url = broker_url(broker, config_file)
+    _change(url, "purge", {"subject": subject, "group": group}, as_json, **wanted)
+
+
+def _letters(url: str, subject: str, group: str, **question: object) -> dict[str, Any]:
+    asked = {"subject": subject, "group": group, **question}
+    return get_json(url, "/v1/dead", asked, known=("dead",))
+
+
+def _lines(letter: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{'died_at':<10} {time_text(letter['at_ms'])}"
+    yield f"{'reason':<10} {printable(letter['reason'])}"
+    yield f"{'attempts':<10} {letter['attempts']}"
+    yield f"{'error':<10} {printable(letter['error']) or '-'}"
+    for past in letter.get("history", ()):
+        yield f"{'attempt':<10} {printable(attempt_text(past))}"
+    if letter.get("message"):
+        yield from message_lines({"subject": letter["subject"], **letter["message"]})
+    else:
+        yield f"{'message':<10} gone from the broker, or not told"
+
+
+def attempt_text(past: Mapping[str, Any]) -> str:
+    """One attempt of the past, on one line."""
+    ended = time_text(past["ended_at_ms"]) if past.get("ended_at_ms") else "?"
+    error = f": {past['error']}" if past.get("error") else ""
+    return (
+        f"{past['attempt']} given to {past['consumer']} {time_text(past['given_at_ms'])}, "
+        f"{past['outcome']} {ended}{error}"
+    )
+
+
+def _change(
+    url: str,
+    change: str,
+    body: Mapping[str, object],
+    as_json: bool,
+    *,
+    first: int | None,
+    next_: int | None,
+    yes: bool,
+) -> None:
+    if first is not None and next_ is not None and next_ <= first:
+        raise ConfigurationError(
+            setting="--next", value=f"{next_}, with --first {first}", remedy="Give a later one."
+        )
+    if not yes:
+        found = _letters(url, str(body["subject"]), str(body["group"]), first=first, count=None)
+        meant = [one for one in found["dead"] if next_ is None or one["sequence"] < next_]
+        many = f"{len(meant)} or more" if len(meant) >= _LISTED_MAX else str(len(meant))
+        click.echo(f"{change} would take {many} dead letters; give --yes to do it", err=True)
+        raise SystemExit(ATTENTION)
+    count = gone = 0
+    for _ in range(_REQUESTS_MAX):
+        asked = {**body, "first": first, "next": next_}
+        answer = post_json(url, f"/v1/dead/{change}", asked, known=("count",))
+        count += answer["count"]
+        gone = answer.get("gone", 0)  # they stay, and are met by each request
+        if not answer.get("has_more") or not answer["count"]:
+            break
+    if as_json:
+        print_json({"count": count, "gone": gone})
+    else:
+        click.echo(f"{count} dead letters: {change} done")
+    if gone:
+        click.echo(f"{gone} could not be replayed: their messages are gone", err=True)
+        raise SystemExit(ATTENTION)

@@ -1,0 +1,250 @@
+"""`qmq subjects`, `qmq groups …`, `qmq lag`: where messages are and how far each group has come.
+
+A group is named as it is listed: `group`, or `group@consumer` for one consumer of a broadcast. What
+changes a group is answered when it is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from qmq_client.commands.broker_json import (
+    broker_options,
+    broker_url,
+    get_json,
+    post_json,
+    print_json,
+)
+from qmq_client.commands.exit_codes import ATTENTION
+from qmq_client.commands.positions import START
+from qmq_client.commands.table import table_lines
+from qmq_client.errors import ConfigurationError
+
+_SUBJECT_COLUMNS: Final = ("subject", "first_sequence", "next_sequence", "messages")
+_GROUP_COLUMNS: Final = (
+    "subject",
+    "group",
+    "cursor",
+    "lag",
+    "lag_s",
+    "in_flight",
+    "redelivery",
+    "dead",
+    "consumers",
+    "state",
+)
+_LAG_COLUMNS: Final = ("subject", "group", "lag", "lag_s", "state")
+
+
+@click.command()
+@broker_options
+def subjects(broker: str | None, config_file: Path | None, as_json: bool) -> None:
+    """List the subjects of a broker and the range of messages that each has."""
+    answer = get_json(broker_url(broker, config_file), "/v1/subjects", {}, known=("subjects",))
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        (
+            found["subject"],
+            found["first_sequence"],
+            found["next_sequence"],
+            found["next_sequence"] - found["first_sequence"],
+        )
+        for found in answer["subjects"]
+    ]
+    _print(_SUBJECT_COLUMNS, rows)
+
+
+@click.group(invoke_without_command=True)
+@click.option("--subject", help="Only groups of this subject.")
+@click.option("--group", help="Only groups of this name.")
+@broker_options
+@click.pass_context
+def groups(
+    context: click.Context,
+    subject: str | None,
+    group: str | None,
+    broker: str | None,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
+    """List the consumer groups, or change one of them."""
+    if context.invoked_subcommand is not None:
+        return
+    answer = _groups(broker_url(broker, config_file), subject, group)
+    if as_json:
+        print_json(answer)
+    else:
+        _print(_GROUP_COLUMNS, [_row(one, _GROUP_COLUMNS) for one in answer["groups"]])
+
+
+@groups.command()
+@click.argument("subject")
+@click.argument("group")
+@broker_options
+def pause(
+    subject: str, group: str, broker: str | None, config_file: Path | None, as_json: bool
+) -> None:
+    """Give the group nothing until it is resumed; what it holds may still be settled."""
+    _change(broker_url(broker, config_file), "pause", {"subject": subject, "group": group}, as_json)
+
+
+@groups.command()
+@click.argument("subject")
+@click.argument("group")
+@broker_options
+def resume(
+    subject: str, group: str, broker: str | None, config_file: Path | None, as_json: bool
+) -> None:
+    """Give a paused group messages again."""
+    _change(
+        broker_url(broker, config_file), "resume", {"subject": subject, "group": group}, as_json
+    )
+
+
+@groups.command()
+@click.argument("subject")
+@click.argument("group")
+@click.argument("to", type=START)
+@broker_options
+def seek(
+    subject: str, group: str, to: str, broker: str | None, config_file: Path | None, as_json: bool
+) -> None:
+    """Let the group go on from TO: earliest, latest, a time of storing, or a sequence.
+
+    What the group holds or waits for is given up, and comes again if it is behind TO; its dead
+    letters there are taken back for the same reason. A time is ISO 8601, UTC where it names no zone.
+    """
+    _change(
+        broker_url(broker, config_file),
+        "seek",
+        {"subject": subject, "group": group, "to": to},
+        as_json,
+    )
+
+
+@groups.command()
+@click.argument("subject")
+@click.argument("group")
+@click.option("--tag", "any_tags", multiple=True, help="Only messages with one of these tags.")
+@click.option("--all-tag", "all_tags", multiple=True, help="Only messages with all of these tags.")
+@click.option("--no-tags", is_flag=True, help="Messages with any tags or none.")
+@click.option("--max-attempts", type=click.IntRange(1), help="Deliveries before a dead letter.")
+@broker_options
+def configure(
+    subject: str,
+    group: str,
+    broker: str | None,
+    config_file: Path | None,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Change what is kept with a group; what is not named stays.
+
+    A filter holds for messages that the group has not come to yet.
+    """
+    body = {"subject": subject, "group": group, "max_attempts": settings["max_attempts"]}
+    tags = {name: list(settings[f"{name}_tags"]) for name in ("any", "all")}
+    if settings["no_tags"] and any(tags.values()):
+        raise ConfigurationError(
+            setting="--no-tags", value="with --tag or --all-tag", remedy="Give one of them."
+        )
+    if settings["no_tags"] or any(tags.values()):
+        body["tags"] = tags
+    if len(body) == 3 and body["max_attempts"] is None:
+        raise ConfigurationError(
+            setting="groups configure",
+            value="nothing to change",
+            remedy="Give --tag, --all-tag, --no-tags or --max-attempts.",
+        )
+    _change(broker_url(broker, config_file), "configure", body, as_json)
+
+
+@groups.command()
+@click.argument("subject")
+@click.argument("group")
+@click.option("--yes", is_flag=True, help="Without it nothing is removed.")
+@broker_options
+def remove(
+    subject: str,
+    group: str,
+    yes: bool,
+    broker: str | None,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Forget a group with its place and its dead letters; the next pull makes it anew."""
+    url = broker_url(broker, config_file)
+    if not yes:
+        answer = _groups(url, subject, group)
+        _print(_GROUP_COLUMNS, [_row(one, _GROUP_COLUMNS) for one in answer["groups"]])
+        click.echo("nothing was removed; give --yes to forget it", err=True)
+        raise SystemExit(ATTENTION)
+    _change(url, "remove", {"subject": subject, "group": group}, as_json)
+
+
+@click.command()
+@click.option("--subject", help="Only groups of this subject.")
+@click.option("--group", help="Only groups of this name.")
+@click.option("--messages-max", type=click.IntRange(0), help="More lag than this needs attention.")
+@click.option("--seconds-max", type=click.FloatRange(0), help="Older lag than this, too.")
+@broker_options
+def lag(
+    *,
+    subject: str | None,
+    group: str | None,
+    messages_max: int | None,
+    seconds_max: float | None,
+    broker: str | None,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
+    """List how far each group is behind, in messages and in seconds, the furthest first.
+
+    Exit code 1 when a group is over --messages-max or --seconds-max.
+    """
+    answer = _groups(broker_url(broker, config_file), subject, group)
+    behind = sorted(answer["groups"], key=lambda one: -one["lag"])
+    if as_json:
+        names = ("subject", "group", "lag", "lag_s", "is_paused")
+        print_json({"lag": [{name: one.get(name) for name in names} for one in behind]})
+    else:
+        _print(_LAG_COLUMNS, [_row(one, _LAG_COLUMNS) for one in behind])
+    if any(_is_over(one, messages_max, seconds_max) for one in behind):
+        raise SystemExit(ATTENTION)
+
+
+def _is_over(found: Mapping[str, Any], messages_max: int | None, seconds_max: float | None) -> bool:
+    if messages_max is not None and found["lag"] > messages_max:
+        return True
+    return seconds_max is not None and (found.get("lag_s") or 0) > seconds_max
+
+
+def _groups(url: str, subject: str | None, group: str | None) -> dict[str, Any]:
+    question = {"subject": subject, "group": group}
+    return get_json(url, "/v1/groups", question, known=("groups",))
+
+
+def _change(url: str, change: str, body: Mapping[str, object], as_json: bool) -> None:
+    answer = post_json(url, f"/v1/groups/{change}", body, known=("subject", "group"))
+    if as_json:
+        print_json(answer)
+    else:
+        _print(_GROUP_COLUMNS, [_row(answer, _GROUP_COLUMNS)])
+
+
+def _row(found: Mapping[str, Any], columns: Sequence[str]) -> tuple[object, ...]:
+    values = {**found, "state": "paused" if found.get("is_paused") else "active"}
+    seconds = found.get("lag_s")
+    values["lag_s"] = "-" if seconds is None else f"{seconds:.1f}"
+    return tuple(values.get(column, "-") for column in columns)
+
+
+def _print(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    for line in table_lines(columns, rows):
+        click.echo(line)

@@ -1,0 +1,95 @@
+"""Messages as a broker tells them in JSON, as lines for people.
+
+Whatever stands in a message cannot move the cursor of a terminal.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from qmq_client.commands.table import printable, table_lines, time_text
+
+_COLUMNS: Final = ("stored_at", "message_id", "subject", "sequence", "key", "tags", "body")
+_BODY_SHOWN_CHARACTERS: Final = 60
+_HEX_SHOWN_BYTES: Final = 64
+
+
+def message_table(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each message."""
+    rows = [
+        (
+            time_text(found["stored_at_ms"]),
+            found["message_id"] or "?",
+            found["subject"],
+            found["sequence"],
+            found.get("key") or "-",
+            ",".join(found.get("tags", ())) or "-",
+            shortened(body_text(found)),
+        )
+        for found in messages
+    ]
+    return table_lines(_COLUMNS, rows)
+
+
+def message_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """All that is known of one message."""
+    lines: list[tuple[str, str]] = [
+        ("message_id", found.get("message_id") or "?"),
+        ("subject", found["subject"]),
+        ("sequence", str(found["sequence"])),
+    ]
+    if "offset" in found:
+        lines.append(("offset", str(found["offset"])))
+    if "stored_at_ms" in found:
+        lines.append(("stored_at", time_text(found["stored_at_ms"])))
+    lines += [
+        ("born_at", time_text(found["born_at_ms"]) if "born_at_ms" in found else "?"),
+        ("key", found.get("key") or "-"),
+        ("tags", ", ".join(found.get("tags", ())) or "-"),
+    ]
+    if found.get("expires_at_ms") is not None:
+        lines.append(("expires_at", time_text(found["expires_at_ms"])))
+    lines += [("header", f"{name}: {value}") for name, value in found.get("headers", {}).items()]
+    if found.get("error"):
+        lines.append(("error", found["error"]))
+    lines.append(("body", body_text(found)))
+    if "groups" in found:
+        lines += [("group", _group(fate)) for fate in found["groups"]]
+        if not found["groups"]:
+            lines.append(("group", "none on this subject"))
+    for name, text in lines:
+        yield f"{name:<10} {printable(text)}"
+
+
+def body_text(found: Mapping[str, Any]) -> str:
+    """A text as it is, JSON as JSON, bytes as their number and the first of them."""
+    encoded = found.get("body_base64") or found.get("record_base64")
+    if encoded is None and "body_base64" not in found:
+        body = found.get("body")
+        return body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+    data = base64.b64decode(encoded or "")
+    more = " …" if len(data) > _HEX_SHOWN_BYTES else ""
+    return f"{len(data)} bytes {data[:_HEX_SHOWN_BYTES].hex()}{more}".rstrip()
+
+
+def _group(fate: Mapping[str, Any]) -> str:
+    said = {
+        "attempts": fate.get("attempts"),
+        "consumer": fate.get("consumer"),
+        "at": time_text(fate["at_ms"]) if "at_ms" in fate else None,
+        "reason": fate.get("reason"),
+        "error": fate.get("error"),
+    }
+    parts = [f"{name}={value}" for name, value in said.items() if value]
+    return f"{fate['group']}: {fate['state']}" + (f" ({', '.join(parts)})" if parts else "")
+
+
+def shortened(text: str) -> str:
+    """The beginning of a text, on one line."""
+    line = " ".join(text.split())
+    if len(line) <= _BODY_SHOWN_CHARACTERS:
+        return line
+    return line[: _BODY_SHOWN_CHARACTERS - 1] + "…"
