@@ -1,4 +1,5 @@
-"""`GET /v1/messages?id=…` and `?subject=…&key=…&from=…&to=…`: messages that somebody looks for.
+"""`GET /v1/messages?id=…` and `?subject=…&key=…&from=…&to=…`: messages that somebody looks for, and
+`GET /v1/messages/{id}/trace`: the life of one.
 
 A search reads the disk, so it runs beside the loop, a few at a time; what became of the messages in
 their groups is asked in the loop afterwards.
@@ -8,20 +9,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
-from qmq_broker.errors import BusyError
+from qmq_broker.errors import BusyError, NotFoundError
 from qmq_broker.face.json_messages import JsonDelivered, record_to_json
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.fates import GroupFate
+from qmq_broker.service.query import Query
+from qmq_broker.service.trace import Trace, TraceEvent
 from qmq_broker.storage.key_search import FoundRecord, SearchResult, TimeRange
 from qmq_client.wire.message_id import parse_message_id
 
 #: Searches under way: each takes a thread, and the disk.
 SEARCHES_MAX: Final = 2
 _RETRY_AFTER_S: Final = 1.0
+#: Places of one message whose lives are told: one, but for repeats after the dedupe window.
+TRACED_PLACES_MAX: Final = 10
+
+T = TypeVar("T")
 
 
 class JsonFound(JsonDelivered, frozen=True, kw_only=True, omit_defaults=True):
@@ -51,6 +58,36 @@ class JsonSearch(msgspec.Struct, frozen=True, kw_only=True):
     unsearched_bytes: int
 
 
+class JsonGroupTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to the message in one group, oldest first, and where it is there now."""
+
+    group: str
+    events: Sequence[TraceEvent]
+    #: None when the group is no more.
+    now: GroupFate | None
+
+
+class JsonPlaceTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """One place where the message was stored, and its life from there on."""
+
+    subject: str
+    sequence: int
+    #: Of the record, in the commit log.
+    offset: int
+    stored_at_ms: int
+    born_at_ms: int
+    groups: Sequence[JsonGroupTrace]
+
+
+class JsonTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a trace; more than one place when it was sent again after the dedupe window."""
+
+    message_id: str
+    places: Sequence[JsonPlaceTrace]
+    #: What is not told did not happen; else the search or the action log did not reach far enough.
+    is_complete: bool
+
+
 class Finder:
     """Searches of one broker; belongs to the loop thread."""
 
@@ -68,13 +105,31 @@ class Finder:
             [_found(one, query.fates(one.subject, one.sequence)) for one in result.found],
         )
 
+    async def trace(self, message_id: str) -> JsonTrace:
+        """The life of a message; raises `NotFoundError` when it is surely not there."""
+        wanted = parse_message_id(message_id)
+        query = self._broker.query
+        search = query.search
+        result, traces = await self._run(
+            lambda: _traced(query, search.by_id(wanted, TRACED_PLACES_MAX))
+        )
+        if not result.found and result.is_complete:
+            raise NotFoundError(f"there is no message {message_id}")
+        places = [
+            _place(one, told, query.fates(one.subject, one.sequence))
+            for one, told in zip(result.found, traces, strict=True)
+        ]
+        is_complete = result.is_complete and not result.has_more
+        is_complete = is_complete and all(told.is_complete for told in traces)
+        return JsonTrace(message_id=message_id, places=places, is_complete=is_complete)
+
     async def by_key(self, subject: str, key: str, times: TimeRange, count: int) -> JsonSearch:
         """Messages of a subject with this key, stored in this time."""
         search = self._broker.query.search
         result = await self._run(lambda: search.by_key(subject, key, times, count))
         return _answer(result, [_found(one) for one in result.found])
 
-    async def _run(self, search: Callable[[], SearchResult]) -> SearchResult:
+    async def _run(self, search: Callable[[], T]) -> T:
         if self._running >= SEARCHES_MAX:
             raise BusyError(
                 f"{self._running} searches are under way; allowed: {SEARCHES_MAX}",
@@ -95,6 +150,27 @@ def _answer(result: SearchResult, messages: list[JsonFound]) -> JsonSearch:
         indexed_up_to=result.indexed_offset,
         log_end=result.next_offset,
         unsearched_bytes=result.unsearched_bytes,
+    )
+
+
+def _traced(query: Query, result: SearchResult) -> tuple[SearchResult, list[Trace]]:
+    """A search's results with what happened to each."""
+    traces = [query.trace(one.subject, one.sequence, one.stored_at_ms) for one in result.found]
+    return result, traces
+
+
+def _place(one: FoundRecord, told: Trace, fates: Sequence[GroupFate]) -> JsonPlaceTrace:
+    now = {fate.group: fate for fate in fates}
+    return JsonPlaceTrace(
+        subject=one.subject,
+        sequence=one.sequence,
+        offset=one.physical_offset,
+        stored_at_ms=one.stored_at_ms,
+        born_at_ms=record_to_json(one.subject, one.record, one.sequence).born_at_ms,
+        groups=[
+            JsonGroupTrace(group=name, events=told.events.get(name, []), now=now.get(name))
+            for name in sorted(now.keys() | told.events.keys())
+        ],
     )
 
 

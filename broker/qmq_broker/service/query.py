@@ -11,6 +11,7 @@ from qmq_broker.errors import CorruptionError, NotFoundError
 from qmq_broker.service.delivery import Delivery
 from qmq_broker.service.fates import GroupFate, PastAttempt, fate_of, past
 from qmq_broker.service.groups import GroupState
+from qmq_broker.service.trace import Trace, trace
 from qmq_broker.storage.consume_queue import Entry
 from qmq_broker.storage.key_search import KeySearch
 from qmq_broker.storage.store import Store
@@ -173,6 +174,10 @@ class Query:
     def search(self) -> KeySearch:
         """Messages by id or key; reads the disk, so in another thread than the loop's."""
         return self._store.search
+
+    def trace(self, subject: str, sequence: int, stored_at_ms: int) -> Trace:
+        """What happened to one message in the groups of its subject; reads the disk, as `search`."""
+        return trace(self._store.actions, subject, sequence, stored_at_ms)
 
     def fates(self, subject: str, sequence: int) -> list[GroupFate]:
         """What became of one message in each group of its subject, by the group's name."""

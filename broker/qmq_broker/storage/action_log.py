@@ -16,6 +16,7 @@ import msgspec
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.actions import Action
 from qmq_broker.storage.frame_scan import FrameScan
+from qmq_broker.storage.frame_seek import LogRange, offset_at
 from qmq_broker.storage.segmented_log import SegmentedLog
 from qmq_broker.storage.segments import Segments
 from qmq_broker.storage.snapshots import SnapshotFiles
@@ -90,6 +91,31 @@ class ActionLog:
             raise CorruptionError(
                 segment=self._segments.path(offset), offset=offset, reason=scan.reason
             )
+
+    def offsets_since(self, time_ms: int) -> LogRange:
+        """Where the actions stand that were written at this time or later, as far as they are there.
+
+        May run beside `append`, in any thread. Raises `CorruptionError`.
+        """
+        next_offset = self.log.written_offset
+        first_offset = next(iter(self.log.bases()), next_offset)
+        within = LogRange(first_offset, next_offset)
+        return LogRange(offset_at(self._segments, time_ms, within), next_offset)
+
+    def between(self, within: LogRange) -> Iterator[tuple[int, list[Action]]]:
+        """Actions of a part of the log, frame by frame, each with the offset behind it.
+
+        May run beside `append`, in any thread. Ends early where the log was given up meanwhile.
+        """
+        scan = FrameScan(
+            self._segments, ACTION_KINDS, store_id=self._store_id, first_offset=within.first_offset
+        )
+        for frame in scan:
+            if frame.offset >= within.next_offset:
+                return
+            if frame.header.kind is FrameKind.ACTIONS:
+                next_offset = frame.offset + frame.header.frame_bytes
+                yield next_offset, self._decode(frame.offset, frame.data)
 
     def _frames(self, actions: Sequence[Action]) -> Iterator[bytes]:
         """Frames that fit a segment: halved until they do."""

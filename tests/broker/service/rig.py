@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from qmq_broker.options import StoreOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
@@ -57,13 +58,13 @@ def make_frame(
     *,
     subject: str = SUBJECT,
     ids: Iterator[bytes] | None = None,
-    **fields: object,
+    **fields: Any,
 ) -> bytes:
     """A message frame of one subject; `fields` are those of every record."""
     ids = new_ids() if ids is None else ids
     given = {"subject": subject, "born_at_ms": 1, **fields}
     records = [
-        encode_record(Record(message_id=next(ids), body=body, **given))  # type: ignore[arg-type]
+        encode_record(Record(message_id=next(ids), body=body, **given))
         for body in bodies
     ]
     return build_message_frame({subject: records})
@@ -147,7 +148,7 @@ class Rig:
         self.broker.send(frame, outcomes.append)
         return outcomes
 
-    def send(self, *bodies: bytes, subject: str = SUBJECT, **fields: object) -> Placed:
+    def send(self, *bodies: bytes, subject: str = SUBJECT, **fields: Any) -> Placed:
         """Send messages and wait until they are durable; `fields` are those of each record."""
         outcomes = self.submit(make_frame(list(bodies), subject=subject, **fields))
         self.broker.writer.step()

@@ -1,0 +1,186 @@
+"""The life of one message: what the action log tells of it, group by group.
+
+No second database: the actions since the message was stored are read through, up to a bound. Actions
+older than the oldest segment of the log are gone; what was tried is then told by the group's state.
+Runs in any thread.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import msgspec
+
+from qmq_broker.errors import CorruptionError, DiskError
+from qmq_broker.service.dead_letters import REJECTED
+from qmq_broker.storage.action_log import ActionLog
+from qmq_broker.storage.actions import (
+    Acked,
+    Action,
+    Dead,
+    Ended,
+    Expired,
+    Extended,
+    Keyed,
+    Nacked,
+    Pulled,
+    Purged,
+    Replayed,
+    Skipped,
+    Sought,
+)
+from qmq_broker.storage.frame_seek import LogRange
+from qmq_broker.storage.segments import SEGMENT_HEAD_BYTES
+
+#: Bytes of the action log that one trace reads through: about a second.
+READ_BYTES_MAX: Final = 128 * 1024 * 1024
+#: Events of one message that are told.
+EVENTS_MAX: Final = 1_000
+#: Actions are stamped by the same clock as messages, but in a log of their own.
+_MARGIN_MS: Final = 10_000
+
+
+class TraceEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that happened to the message in one group."""
+
+    at_ms: int
+    #: given, acked, given back, lease ended, extended, rejected, dead, replayed, purged, held,
+    #: moved (the group was), lost, or ended (the group did).
+    event: str
+    consumer: str = ""
+    attempt: int = 0
+    #: Until when it was given, or when it is given again; 0 when it is not.
+    until_ms: int = 0
+    reason: str = ""
+    error: str = ""
+
+
+class Trace(NamedTuple):
+    """What was found."""
+
+    events: dict[str, list[TraceEvent]]
+    #: Whether all actions since the message was stored were read.
+    is_complete: bool
+
+
+def trace(actions: ActionLog, subject: str, sequence: int, stored_at_ms: int) -> Trace:
+    """Events of one message in all groups of its subject, oldest first."""
+    follower = _Follower(subject, sequence)
+    try:
+        within = actions.offsets_since(stored_at_ms - _MARGIN_MS)
+        first_base = next(iter(actions.log.bases()), 0)
+        reaches_back = not first_base or within.first_offset > first_base + SEGMENT_HEAD_BYTES
+        is_read = _read(actions, within, follower)
+    except (CorruptionError, DiskError):  # given up while it was read, or damaged: told so
+        return Trace(follower.events, is_complete=False)
+    return Trace(follower.events, is_complete=reaches_back and is_read)
+
+
+def _read(actions: ActionLog, within: LogRange, follower: _Follower) -> bool:
+    """Show the actions to the follower; whether all of them were."""
+    read_to = within.first_offset
+    for next_offset, found in actions.between(within):
+        for action in found:
+            if action.subject == follower.subject:
+                follower.see(action)
+        read_to = next_offset
+        if follower.count >= EVENTS_MAX or read_to - within.first_offset >= READ_BYTES_MAX:
+            break
+    return read_to >= within.next_offset
+
+
+class _Follower:
+    """Follows one message through the actions of its subject."""
+
+    def __init__(self, subject: str, sequence: int) -> None:
+        self.subject = subject
+        self._sequence = sequence
+        self.events: dict[str, list[TraceEvent]] = {}
+        self.count = 0
+        #: Group → who has it, under which pull sequence, at which attempt.
+        self._held: dict[str, tuple[str, int, int]] = {}
+
+    def see(self, action: Action) -> None:
+        """Note what this action did to the message. Requires: it is of its subject."""
+        match action:
+            case Pulled():
+                self._on_pulled(action)
+            case Acked() | Nacked() | Expired() | Extended():
+                self._on_settled(action)
+            case Dead():
+                if action.sequence == self._sequence:
+                    self._add(
+                        action,
+                        "dead",
+                        reason=action.reason,
+                        error=action.error,
+                        attempt=action.attempts,
+                    )
+            case Replayed() | Purged() | Skipped():
+                if action.first <= self._sequence < action.next:
+                    names = {Replayed: "replayed", Purged: "purged", Skipped: "lost"}
+                    self._add(action, names[type(action)])
+            case Keyed():
+                if self._sequence in action.sequences:
+                    self._add(action, "held")
+            case Sought() | Ended():
+                self._held.pop(action.group, None)
+                self._add(action, "moved" if isinstance(action, Sought) else "ended")
+
+    def _on_pulled(self, action: Pulled) -> None:
+        pull_sequence = action.first_pull_sequence
+        for run in action.runs:
+            index = self._sequence - run.first_sequence
+            if 0 <= index < run.count:
+                self._held[action.group] = (action.consumer, pull_sequence + index, run.attempt)
+                self._add(
+                    action,
+                    "given",
+                    consumer=action.consumer,
+                    attempt=run.attempt,
+                    until_ms=action.lease_until_ms,
+                )
+                return
+            pull_sequence += run.count
+
+    def _on_settled(self, action: Acked | Nacked | Expired | Extended) -> None:
+        held = self._held.get(action.group)
+        if held is None:
+            return
+        consumer, pull_sequence, attempt = held
+        if consumer != action.consumer or not action.first <= pull_sequence < action.next:
+            return
+        match action:
+            case Extended():
+                self._add(action, "extended", consumer=consumer, until_ms=action.lease_until_ms)
+                return
+            case Acked():
+                self._add(action, "acked", consumer=consumer, attempt=attempt)
+            case Nacked():
+                self._add(
+                    action,
+                    self._nack_name(action),
+                    consumer=consumer,
+                    attempt=attempt,
+                    until_ms=action.retry_at_ms,
+                    error=action.error,
+                )
+            case Expired():
+                self._add(
+                    action,
+                    "lease ended",
+                    consumer=consumer,
+                    attempt=attempt,
+                    until_ms=action.retry_at_ms,
+                )
+        del self._held[action.group]
+
+    def _nack_name(self, action: Nacked) -> str:
+        last = self.events[action.group][-1]
+        is_rejected = last.event == "dead" and last.reason == REJECTED
+        return "rejected" if is_rejected else "given back"
+
+    def _add(self, action: Action, event: str, **details: str | int) -> None:
+        told = TraceEvent(at_ms=action.at_ms, event=event, **details)  # type: ignore[arg-type]
+        self.events.setdefault(action.group, []).append(told)
+        self.count += 1
