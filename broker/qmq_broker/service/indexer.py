@@ -1,4 +1,4 @@
-"""Brings key index and summaries up to the log's end, in a thread of its own and when there is time.
+"""What is done in the background: key index, summaries of segments, and spare segments made ahead.
 
 The threads of this process share one interpreter, so what is saved here is what senders get. While
 much is being written the index is left behind, up to a bound; a search looks through what is missing.
@@ -69,15 +69,15 @@ class Indexer:
         rest_s = 0.0
         while not self._stopped.wait(rest_s):
             rest_s = IDLE_S
-            if not self.look():
-                continue
+            is_due = self.look()
             began_s = self._clock.monotonic_s()
             try:
-                done = self.step()
+                has_more = self._store.spare_maker.step(is_busy=self.is_busy)
+                done = self.step() if is_due else IndexStep()
             except Exception:  # the top of this thread's loop
                 _log.exception("key index stopped until the next start")
                 return
-            if done.is_unfinished:
+            if done.is_unfinished or has_more:
                 rest_s = self._rest_s(self._clock.monotonic_s() - began_s)
 
     def stop(self) -> None:

@@ -5,6 +5,7 @@
     LOCK  FORMAT  CLEAN  checkpoint.0  checkpoint.1
     commitlog/<20 digits>                     offset of the segment's first byte
     commitlog/spare.<number>                  a segment that is kept to be written again
+    commitlog/spare.new                       one that is being made
     actionlog/<20 digits>                     the same as of the commit log
     consumequeue/<subject>/<20 digits>        byte offset of the file's first entry in its queue
     quarantine/<20 digits>-<20 digits>.raw    bytes of the commit log that were damaged, a .json beside
@@ -46,6 +47,7 @@ SUMMARIES: Final = "summary"
 SNAPSHOTS: Final = ("state/groups.0", "state/groups.1")
 #: Written first and renamed over the file it replaces.
 DRAFT_SUFFIX: Final = ".new"
+SPARE_DRAFT: Final = "commitlog/spare.new"
 
 _DIGITS: Final = 20
 _SPARE: Final = re.compile(r"spare\.([0-9]{1,4})\Z")

@@ -161,6 +161,25 @@ class SegmentedLog:
                     self._segments.disk.sync_directory(self._segments.directory)
             return len(bases)
 
+    @property
+    def spare_count(self) -> int:
+        """Segments that are kept to be written again."""
+        return len(self._segments.spares)
+
+    def add_spare(self, path: str) -> None:
+        """Let a file be a spare, from any thread; it becomes the next segment when this is full.
+
+        Raises `NoRoomError`, and `PoisonedError` when the names of the log may not be durable.
+        """
+        try:
+            with self._lock:
+                self._check_poison()
+                self._segments.add_spare(path)
+            # Behind the lock: no commit waits for it, and a name that is lost is no harm.
+            self._segments.disk.sync_directory(self._segments.directory)
+        except DiskError as error:
+            raise self._poisoned("spare", error) from error
+
     def close(self) -> None:
         """Give the files back without syncing. Safe to call twice."""
         self._segments.close()

@@ -127,6 +127,15 @@ class Segments:
         self._add(base, file)
         return True
 
+    def add_spare(self, path: str) -> None:
+        """Let a file of this directory, which nobody knows yet, be a spare.
+
+        Durable after the next sync of the directory, or when it becomes a segment.
+        """
+        number = max(self.spares, default=-1) + 1
+        self.disk.rename(path, spare_path(self.directory, number))
+        self.spares.append(number)
+
     def give_up(self, base: int, *, spares_max: int) -> None:
         """Take a whole segment away, or keep it as a spare while there are fewer than that.
 

@@ -28,6 +28,7 @@ from qmq_broker.storage.key_search import KeySearch
 from qmq_broker.storage.recovery import Recovered, Recovery, RecoveryReport, write_clean_stop
 from qmq_broker.storage.retained import Retained, write_retained
 from qmq_broker.storage.segmented_log import LogSettings, SegmentedLog
+from qmq_broker.storage.spares import SpareMaker
 from qmq_broker.storage.summaries import Summaries
 from qmq_client.wire.frame import MessageFrame
 
@@ -85,6 +86,8 @@ class Store:
         self.summaries = Summaries(
             disk, self._commit_segments, store_id=format_.store_id, bounds=self._log_range
         )
+        #: Makes room ahead of need; stepped by the thread of the index.
+        self.spare_maker = SpareMaker(disk, log, options)
         #: Messages by id or key, for any thread.
         self.search = KeySearch(
             self._commit_segments,
@@ -285,7 +288,7 @@ class Store:
                 self._stop_clean()
         finally:
             logs = (self.actions.log, self._commit_log.log)
-            for part in (*logs, self._queues, self.index, self._checkpoints):
+            for part in (*logs, self._queues, self.index, self.spare_maker, self._checkpoints):
                 part.close()
             self._lock.release()
 

@@ -242,6 +242,8 @@ def _strays(disk: Disk, segments: Segments, claims: LogClaims) -> Iterator[Fault
     for name in disk.names(claims.log):
         base = layout.parse_number(name)
         path = f"{claims.log}/{name}"
+        if path == layout.SPARE_DRAFT:
+            continue
         if base is None and layout.parse_spare(name) is None:
             yield ignored(path, "not a segment", "Nobody reads it.")
         elif base is not None and not segments.has(base):
