@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -18,7 +18,7 @@ from tests.services.ladder import RungError, ServiceMissingError
 from tests.services.private import PrivateServer
 
 MakeDatabase = Callable[[str], Database]
-MakeServer = Callable[[str], PrivateServer]
+MakeServer = Callable[..., PrivateServer]
 
 
 @pytest.fixture(scope="session")
@@ -47,12 +47,12 @@ def make_database(databases: Databases, tmp_path: Path) -> Iterator[MakeDatabase
 
 @pytest.fixture
 def make_private_server(databases: Databases) -> Iterator[MakeServer]:
-    """Started servers of a test's own, to be killed and frozen."""
+    """Started servers of a test's own, to be killed and frozen, or with options of their own."""
     made: list[PrivateServer] = []
 
-    def make(kind: str) -> PrivateServer:
+    def make(kind: str, **settings: Any) -> PrivateServer:
         try:
-            made.append(databases.private_server(kind))
+            made.append(databases.private_server(kind, **settings))
         except RungError as error:
             give_up(f"no {kind} for the tests. {error}", os.environ)
         made[-1].start()

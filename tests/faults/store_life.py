@@ -30,8 +30,10 @@ SUBJECTS = ("orders", "Invoices")
 class StoreProcess(BrokerProcess):
     """The broker of `store_serve.py`; `under` is a program that runs it."""
 
-    def __init__(self, data: Path, *more: str, under: Sequence[str] = ()) -> None:
-        super().__init__(data, *more, command=SERVE)
+    def __init__(
+        self, data: Path, *more: str, under: Sequence[str] = (), listen: str = "127.0.0.1:0"
+    ) -> None:
+        super().__init__(data, *more, command=SERVE, listen=listen)
         self._command = [*under, *self._command]
 
     @property

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from weakref import WeakSet
 
 from qmq_broker.clock import SYSTEM_CLOCK
@@ -37,6 +38,8 @@ STORE = StoreOptions(
     index_entries=64,
     index_files=4,
 )
+#: The same, but everything is kept and repeats are known for long.
+KEEPING = replace(STORE, retain_bytes=0, dedupe_ids=100_000)
 
 
 class Record:
@@ -125,6 +128,7 @@ def main() -> int:
     parser.add_argument("--data", required=True)
     parser.add_argument("--listen", required=True)
     parser.add_argument("--record")
+    parser.add_argument("--keep-all", action="store_true")
     parser.add_argument("--bypass", action="store_true")
     given = parser.parse_args()
     host, _, port = given.listen.partition(":")
@@ -133,7 +137,12 @@ def main() -> int:
     if given.record:
         disk = RecordedDisk(given.data, Record(given.record), is_bypassed=given.bypass)
     options = ServeOptions(
-        directory=given.data, host=host, port=int(port), store=STORE, limits=LIMITS, drain_ms=3_000
+        directory=given.data,
+        host=host,
+        port=int(port),
+        store=KEEPING if given.keep_all else STORE,
+        limits=LIMITS,
+        drain_ms=3_000,
     )
     return serve(options, SYSTEM_CLOCK, disk=disk)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -97,10 +97,15 @@ class Databases:
         return self._services[kind]
 
     def private_server(
-        self, kind: str, environment: Mapping[str, str] | None = None
+        self,
+        kind: str,
+        *,
+        environment: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
     ) -> PrivateServer:
         """A server for one test alone, not started. Raises `RungError` when none is installed."""
-        return PrivateServer(self.run, recipe_or_install(self.run, kind), environment=environment)
+        recipe = recipe_or_install(self.run, kind)
+        return PrivateServer(self.run, recipe, environment=environment, options=options)
 
     @property
     def run(self) -> TestRun:

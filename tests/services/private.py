@@ -11,7 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -49,7 +49,8 @@ class Recipe(Protocol):
 class PrivateServer:
     """See the module. Port and data stay the same over restarts.
 
-    Not detached, it dies with the thread that started it: start it from the test's own thread.
+    `environment` and `options` are the server's alone, beside those of its recipe. Not detached, it
+    dies with the thread that started it: start it from the test's own thread.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class PrivateServer:
         *,
         is_detached: bool = False,
         environment: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
     ) -> None:
         self.kind = recipe.kind
         self.folder = run.new_folder(recipe.kind)
@@ -68,6 +70,7 @@ class PrivateServer:
         self._is_detached = is_detached
         #: Of the server alone: what launches it may still be another user.
         self._environment = [f"{name}={value}" for name, value in (environment or {}).items()]
+        self._options = list(options)
         self._popen: subprocess.Popen[bytes] | None = None
         self._data = self.folder / "data"
         copy_template(run, recipe, self._data)
@@ -128,7 +131,7 @@ class PrivateServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _launch(self) -> None:
-        command = self._recipe.command(self._data, self.port)
+        command = [*self._recipe.command(self._data, self.port), *self._options]
         if self._environment:
             command = ["env", *self._environment, *command]
         line = launch.command_line(command, user=self._recipe.user(), is_detached=self._is_detached)

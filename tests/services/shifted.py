@@ -39,7 +39,7 @@ class ShiftedServer:
         self._write(0)
         self.server: PrivateServer = databases.private_server(
             kind,
-            {
+            environment={
                 "LD_PRELOAD": str(library),
                 "FAKETIME_TIMESTAMP_FILE": str(self._file),
                 "FAKETIME_NO_CACHE": "1",
