@@ -25,9 +25,10 @@ from qmq_broker.storage.format_file import Format, open_format
 from qmq_broker.storage.frame_seek import LogRange, offset_at
 from qmq_broker.storage.key_index import KeyIndex
 from qmq_broker.storage.key_search import KeySearch
+from qmq_broker.storage.log_settings import log_settings
 from qmq_broker.storage.recovery import Recovered, Recovery, RecoveryReport, write_clean_stop
 from qmq_broker.storage.retained import Retained, write_retained
-from qmq_broker.storage.segmented_log import LogSettings, SegmentedLog
+from qmq_broker.storage.segmented_log import SegmentedLog
 from qmq_broker.storage.spares import SpareMaker
 from qmq_broker.storage.summaries import Summaries
 from qmq_client.wire.frame import MessageFrame
@@ -74,7 +75,7 @@ class Store:
         #: One more at each opening; stamped on every frame and part of every hand-out's name.
         self.epoch = recovered.checkpoint.epoch
         self.recovery = recovered.report
-        settings, action_settings = _log_settings(options, format_.store_id, self.epoch)
+        settings, action_settings = log_settings(options, format_.store_id, self.epoch)
         log = SegmentedLog(recovered.commit_segments, clock, settings, recovered.commit_finding)
         self._commit_log = CommitLog(log, recovered.queues, recovered.window)
         self._commit_segments = recovered.commit_segments
@@ -353,24 +354,3 @@ class Store:
     def _poisoned(self, what: str, error: Exception) -> PoisonedError:
         self._poison = f"nothing is written since {what}: {error}. Restart the broker."
         return PoisonedError(self._poison)
-
-
-def _log_settings(
-    options: StoreOptions, store_id: bytes, epoch: int
-) -> tuple[LogSettings, LogSettings]:
-    """Those of the commit log and of the action log."""
-    commit = LogSettings(
-        store_id=store_id,
-        epoch=epoch,
-        growth_bytes=options.growth_bytes,
-        reserve_bytes=options.reserve_bytes,
-        spare_segments=options.spare_segments,
-    )
-    # Pulls and acknowledgements go on below the reserve: they are what makes room.
-    actions = LogSettings(
-        store_id=store_id,
-        epoch=epoch,
-        growth_bytes=min(options.growth_bytes, options.action_segment_bytes),
-        reserve_bytes=0,
-    )
-    return commit, actions
