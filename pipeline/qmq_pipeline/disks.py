@@ -55,6 +55,9 @@ class ReadDisk:
         """Sorted names in a directory; none when there is no such directory."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Give up whatever leads to the files. Safe to call twice."""
+
     def lock(self, path: str, holder: str) -> DiskLock:
         raise _refusal()
 

@@ -18,7 +18,6 @@ from qmq_broker.storage import layout
 from qmq_broker.storage.action_log import ACTION_KINDS
 from qmq_broker.storage.checkpoint import START, CheckpointFiles, LogPoint
 from qmq_broker.storage.commit_log import COMMIT_KINDS
-from qmq_broker.storage.disk_port import Disk
 from qmq_broker.storage.format_file import Format, read_format
 from qmq_broker.storage.frame_scan import FrameScan, ScannedFrame
 from qmq_broker.storage.frame_seek import LogRange, frame_at_or_behind, offset_at, read_stamp
@@ -26,6 +25,7 @@ from qmq_broker.storage.retained import read_retained
 from qmq_broker.storage.segments import Segments
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameKind
+from qmq_pipeline.disks import ReadDisk
 from qmq_pipeline.errors import DamagedRangeError, ExpiredRangeError, SourceError
 
 #: Both logs, by what the tables call them.
@@ -52,7 +52,7 @@ class LogBounds(NamedTuple):
 class LogReader:
     """One log, open for reading; one thread at a time."""
 
-    def __init__(self, disk: Disk, log: str, *, source: str) -> None:
+    def __init__(self, disk: ReadDisk, log: str, *, source: str) -> None:
         """Raises `SourceError` when `source` is no data directory, or of another version."""
         self._disk = disk
         self._log = log
@@ -75,8 +75,9 @@ class LogReader:
         return self._segments.segment_bytes
 
     def close(self) -> None:
-        """Give the files back."""
+        """Give the files back, and the way to them."""
         self._segments.close()
+        self._disk.close()
 
     def bounds(self) -> LogBounds:
         """From where to where the log may be read now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -26,6 +26,16 @@ STORE = StoreOptions(
     growth_bytes=512 * 1024,
     dedupe_ids=0,
     index_entries=0,
+)
+#: Short segments, given up as soon as they may be.
+FORGETFUL = replace(
+    STORE,
+    segment_bytes=64 * 1024,
+    spare_segments=0,
+    dedupe_ids=1,
+    dedupe_ms=1,
+    checkpoint_ms=1,
+    queue_flush_bytes=1,
 )
 #: One hour before the tests run would do; a fixed time makes the files the same each time.
 START_MS = 1_760_000_000_000
@@ -75,11 +85,27 @@ class DataDirectory:
             frame = build_message_frame(by_subject, kind=FrameKind.MESSAGES)
             self.store.append([parse_message_frame(frame)])
         self.store.sync()
+        self.settle()
 
     def act(self, actions: Sequence[Action]) -> None:
         """Write actions of consumers, synced."""
         self.store.actions.append(actions)
         self.store.actions.sync()
+        self.settle()
+
+    def settle(self) -> None:
+        """Let the second pass after which a running broker notes what is durable."""
+        self.clock.wall_ms += 2_000
+        self.store.step()
+
+    def forget(self, segments: int) -> int:
+        """Give up so many segments from the beginning; where the log begins then."""
+        for _ in range(3):
+            self.settle()
+        wanted = self.store.first_offset + segments * self._options.segment_bytes
+        self.store.give_up_below(wanted)
+        assert self.store.first_offset == wanted
+        return wanted
 
     def close(self) -> None:
         """Stop in order: the checkpoint says where the logs end."""

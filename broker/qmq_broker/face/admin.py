@@ -20,6 +20,7 @@ from qmq_broker.face.bodies import read_body
 from qmq_broker.face.find import Finder
 from qmq_broker.face.group_routes import group_routes
 from qmq_broker.face.json_messages import dead_to_json, record_to_json
+from qmq_broker.face.ranges import range_routes
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.query import LISTED_MAX
 from qmq_broker.service.serving import Serving
@@ -51,6 +52,7 @@ def admin_app(broker: Broker) -> Starlette:
             Route("/v1/messages/{message_id}/trace", admin.trace),
             Route("/v1/state", admin.change_state, methods=["POST"]),
             *group_routes(broker),
+            *range_routes(broker),
         ],
         exception_handlers={QmqError: _on_refused, HTTPException: _on_http},
     )

@@ -88,6 +88,8 @@ class Broker:
             on_poisoned=self._on_poisoned,
         )
         self._store = store
+        #: The files of the store, for those that read them beside it.
+        self.disk = store.disk
         self._post = post
         self._action_sync = ActionSync(
             store,
@@ -123,6 +125,11 @@ class Broker:
         now_ms = self.time.now_ms()
         self.delivery.step(now_ms)
         self._housekeeping.step(now_ms)
+
+    @property
+    def durable_offsets(self) -> tuple[int, int]:
+        """Up to where the commit log and the action log survive a power cut."""
+        return self._store.durable_offset, self._store.actions.log.durable_offset
 
     def sync_actions(self) -> None:
         """Make what was decided so far durable. Blocks; in any thread."""

@@ -60,7 +60,7 @@ class Store:
         recovered: Recovered,
     ) -> None:
         """For `open` only."""
-        self._disk = disk
+        self._disk = self.disk = disk  # its files, also for those that read them beside it
         self._clock = clock
         self._options = options
         self._lock = lock

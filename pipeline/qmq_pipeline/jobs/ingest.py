@@ -7,6 +7,7 @@ frame ended, so that a log that was restored to an older state is not taken for 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -20,7 +21,7 @@ from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.lake import Lake, RangeFacts, range_facts
 from qmq_pipeline.log import ACTION_LOG, COMMIT_LOG, LogBounds, LogReader
 from qmq_pipeline.options import Place
-from qmq_pipeline.places import open_log
+from qmq_pipeline.places import open_log, with_token
 from qmq_pipeline.schemas import ACTIONS, MESSAGES, SCHEDULED, TABLES, Table
 from qmq_pipeline.sources.task_source import run_tasks
 
@@ -62,11 +63,12 @@ def ingest(
             allowed="a data directory or a broker",
             remedy="Say with --path or --broker what is to be read.",
         )
+    place = with_token(config.place, os.environ)
     lake = Lake(config.tables)
     lake.prepare()
     done = Ingested(rows={}, next_offsets={}, quarantined=0, ranges=0)
     for log in (COMMIT_LOG, ACTION_LOG):
-        run = _Run(spark, config, config.place, lake, log)
+        run = _Run(spark, config, place, lake, log)
         done = run.go(done, skip_expired=skip_expired, on_progress=on_progress)
     return done
 

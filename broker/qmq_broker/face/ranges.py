@@ -1,0 +1,137 @@
+"""The routes through which the pipeline reads the logs of a running broker, as they stand on the disk.
+
+`GET /v1/files` lists the names in one of the folders below, `GET /v1/files/read` gives bytes of one file.
+A reader finds and verifies frames by itself, with the code that the broker has for it. Of a log nothing is
+given that is not durable, so a reader never sees what a power cut could take.
+
+Only logs and what says where they begin and end are read here; nothing outside of the data directory can be
+named. Reads run in threads, some at a time: they must not take the disk from senders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from qmq_broker.errors import BusyError, DiskError, NotFoundError
+from qmq_broker.service.broker import Broker
+from qmq_broker.storage import layout
+from qmq_client.wire.errors import InvalidMessageError
+from qmq_client.wire.names import shorten
+from qmq_client.wire.requests import JSON_CONTENT_TYPE
+
+_Result = TypeVar("_Result")
+#: Bytes of one answer: some milliseconds of a disk, and one buffer in memory.
+READ_BYTES_MAX: Final = 8 * 1024 * 1024
+#: Reads at the same time.
+READS_MAX: Final = 4
+#: Reads that wait; the next one is asked to come back.
+WAITING_MAX: Final = 32
+_RETRY_AFTER_S: Final = 1.0
+_BYTES_CONTENT_TYPE: Final = "application/octet-stream"
+_POSITION_MAX: Final = 2**63 - 1
+_LOGS: Final = (layout.COMMIT_LOG, layout.ACTION_LOG)
+_SMALL_FILES: Final = frozenset({layout.FORMAT, layout.RETAINED, *layout.CHECKPOINTS})
+_DIRECTORIES: Final = frozenset({layout.ROOT, layout.STATE, *_LOGS})
+
+
+def range_routes(broker: Broker) -> list[Route]:
+    """The routes, for the application of `admin.py`."""
+    ranges = _Ranges(broker)
+    return [
+        Route("/v1/files", ranges.names),
+        Route("/v1/files/read", ranges.read),
+    ]
+
+
+class _Ranges:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._reads = asyncio.Semaphore(READS_MAX)
+        self._waiting = 0
+
+    async def names(self, request: Request) -> Response:
+        """Names in one folder, those that may be read."""
+        directory = request.query_params.get("directory", layout.ROOT)
+        if directory not in _DIRECTORIES:
+            raise _not_readable("directory", directory)
+        prefix = f"{directory}/" if directory else ""
+        found = await self._in_thread(lambda: self._broker.disk.names(directory))
+        names = [name for name in found if _is_readable(prefix + name)]
+        return Response(msgspec.json.encode({"names": names}), media_type=JSON_CONTENT_TYPE)
+
+    async def read(self, request: Request) -> Response:
+        """Bytes of one file; fewer than asked for at its end, or where it is not durable yet."""
+        path = request.query_params.get("path", "")
+        if not _is_readable(path):
+            raise _not_readable("path", path)
+        first = _number(request, "first", _POSITION_MAX)
+        count = _number(request, "count", READ_BYTES_MAX)
+        content = await self._in_thread(lambda: self._bytes(path, first, count))
+        return Response(content, media_type=_BYTES_CONTENT_TYPE)
+
+    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
+        if self._waiting >= WAITING_MAX:
+            raise BusyError(f"{WAITING_MAX} reads of files wait", retry_after_s=_RETRY_AFTER_S)
+        self._waiting += 1
+        try:
+            async with self._reads:
+                return await asyncio.to_thread(work)
+        finally:
+            self._waiting -= 1
+
+    def _bytes(self, path: str, first: int, count: int) -> bytes:
+        durable = self._durable_bytes(path)
+        count = count if durable is None else min(count, durable - first)
+        if count <= 0:
+            return b""
+        try:
+            file = self._broker.disk.open(path)
+        except DiskError as error:
+            raise NotFoundError(f"there is no file {path}: {error.reason}") from error
+        try:
+            return file.read(first, count)
+        finally:
+            file.close()
+
+    def _durable_bytes(self, path: str) -> int | None:
+        """How many bytes of a segment are durable; None for a file that is replaced as a whole."""
+        log, _, name = path.partition("/")
+        base = layout.parse_number(name)
+        if log not in _LOGS or base is None:
+            return None
+        commit_log, action_log = self._broker.durable_offsets
+        return (commit_log if log == layout.COMMIT_LOG else action_log) - base
+
+
+def _is_readable(path: str) -> bool:
+    log, _, name = path.partition("/")
+    return path in _SMALL_FILES or (log in _LOGS and layout.parse_number(name) is not None)
+
+
+def _not_readable(field: str, value: str) -> InvalidMessageError:
+    return InvalidMessageError(
+        field=field,
+        limit="a folder or file of the logs",
+        value=shorten(value),
+        remedy="See GET /v1/files for what there is.",
+    )
+
+
+def _number(request: Request, field: str, highest: int) -> int:
+    text = request.query_params.get(field, "")
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
+    if not 0 <= number <= highest:
+        raise InvalidMessageError(
+            field=field,
+            limit=f"0 to {highest}",
+            value=shorten(text),
+            remedy="Give a whole number.",
+        )
+    return number
