@@ -40,7 +40,7 @@ def test_the_files_of_the_logs_are_listed_and_no_other(rig: Rig) -> None:
     assert "FORMAT" in get(rig, "/v1/files").json()["names"]
     assert not {"LOCK", "CLEAN"} & set(get(rig, "/v1/files").json()["names"])
     for directory in ("..", "/", "quarantine", "commitlog/..", "consumequeue"):
-        assert get(rig, "/v1/files", directory=directory).status_code == 400
+        assert get(rig, "/v1/files", directory=directory).status_code == 422
 
 
 def test_B2_bytes_are_those_of_the_disk_and_end_with_what_is_durable(rig: Rig) -> None:
@@ -67,13 +67,13 @@ def test_B2_bytes_are_those_of_the_disk_and_end_with_what_is_durable(rig: Rig) -
     ],
 )
 def test_nothing_but_the_logs_is_given(rig: Rig, path: str) -> None:
-    assert get(rig, "/v1/files/read", path=path, first=0, count=10).status_code == 400
+    assert get(rig, "/v1/files/read", path=path, first=0, count=10).status_code == 422
 
 
-def test_a_segment_that_is_not_there_is_404_and_a_bad_number_400(rig: Rig) -> None:
+def test_a_segment_that_is_not_there_is_404_and_a_bad_number_422(rig: Rig) -> None:
     missing = "checkpoint.1"
     (rig.directory / missing).unlink(missing_ok=True)
     assert get(rig, "/v1/files/read", path=missing, first=0, count=10).status_code == 404
     for first, count in [("-1", "1"), ("x", "1"), ("0", str(READ_BYTES_MAX + 1)), ("٣", "1")]:
         answer = get(rig, "/v1/files/read", path="FORMAT", first=first, count=count)
-        assert answer.status_code == 400
+        assert answer.status_code == 422
