@@ -129,6 +129,7 @@ def main() -> int:
     parser.add_argument("--listen", required=True)
     parser.add_argument("--record")
     parser.add_argument("--keep-all", action="store_true")
+    parser.add_argument("--reserve-bytes", type=int, default=0)
     parser.add_argument("--bypass", action="store_true")
     given = parser.parse_args()
     host, _, port = given.listen.partition(":")
@@ -140,7 +141,7 @@ def main() -> int:
         directory=given.data,
         host=host,
         port=int(port),
-        store=KEEPING if given.keep_all else STORE,
+        store=replace(KEEPING if given.keep_all else STORE, reserve_bytes=given.reserve_bytes),
         limits=LIMITS,
         drain_ms=3_000,
     )

@@ -1,0 +1,67 @@
+"""F27: a disk that is full, for real: producers are refused, the rest goes on, and it heals by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qmq_broker.face.exit_codes import ExitCode
+from qmq_client.errors import BrokerBusyError
+from qmq_client.transport.http import HttpTransport
+from qmq_client.wire.message_id import MessageIds
+from tests.contract.asking import acks, pull, settle
+from tests.faults.store_disk import KINDS, fill, small_disk
+from tests.faults.store_life import SUBJECTS, Sent, StoreProcess, check_survivors, frame_of
+
+#: Below it the broker takes no room for messages; pulls and acknowledgements may have it.
+RESERVE_BYTES = 400_000
+FRAMES = 20
+#: Frames of a segment may still fit what was taken before the disk was full.
+REFUSED_WITHIN = 60
+
+
+def _send(transport: HttpTransport, sent: Sent, ids: MessageIds, count: int) -> int:
+    """Returns how many were accepted; whatever else happens must be a refusal for want of room."""
+    accepted = sum(sent.send(transport, frame_of(ids, 900)) for _ in range(count))
+    for error in sent.errors:
+        assert isinstance(error, BrokerBusyError)
+        assert "507" in str(error)
+    return accepted
+
+
+def _consume(transport: HttpTransport) -> int:
+    """Pull and acknowledge whatever there is; returns how many messages."""
+    count = 0
+    for subject in SUBJECTS:
+        while (given := pull(transport, subject)).messages:
+            assert settle(transport, subject, acks(given)).settled == len(given.messages)
+            count += len(given.messages)
+    return count
+
+
+@pytest.mark.parametrize("reserve_bytes", [RESERVE_BYTES, 0], ids=["reserve", "no reserve"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_B6_on_a_full_disk_sends_are_refused_and_all_else_goes_on_until_there_is_room(
+    kind: str, reserve_bytes: int, tmp_path: Path
+) -> None:
+    sent, ids = Sent(), MessageIds(5)
+    with small_disk(kind, tmp_path) as place:
+        options = ("--keep-all", "--reserve-bytes", str(reserve_bytes))
+        with StoreProcess(place / "data", *options) as broker:
+            transport = HttpTransport(broker.url)
+            assert _send(transport, sent, ids, FRAMES) == FRAMES
+            ballast = fill(place, free_bytes=reserve_bytes // 2)
+            accepted = _send(transport, sent, ids, REFUSED_WITHIN)
+            assert accepted < REFUSED_WITHIN
+            if reserve_bytes:
+                assert _consume(transport) == len(SUBJECTS) * (FRAMES + accepted)
+            ballast.unlink()
+            # No restart, nothing said to the broker: there is room, so it goes on.
+            assert _send(transport, sent, ids, FRAMES) == FRAMES
+            rest = FRAMES if reserve_bytes else 2 * FRAMES + accepted
+            assert _consume(transport) == len(SUBJECTS) * rest
+            transport.close()
+            assert broker.stop() == ExitCode.OK, broker.log
+        assert "Traceback" not in broker.log
+        check_survivors(place / "data", sent)
