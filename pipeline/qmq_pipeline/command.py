@@ -1,0 +1,175 @@
+"""What all commands of the pipeline share: options, the session, progress, and how errors are told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+import msgspec
+
+from qmq_client.clock import SYSTEM_CLOCK
+from qmq_client.commands.exit_codes import UNREACHABLE, WRONG_CALL, exit_code_of
+from qmq_client.commands.settings import config_option, json_option, loaded
+from qmq_client.wire.errors import QmqError
+from qmq_pipeline.errors import JavaError, LakeError, OptionError, SourceError, UnreachableError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from qmq_pipeline.config import PipelineConfig
+    from qmq_pipeline.jobs.progress import Progress
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_WRONG_CALLS: Final = (OptionError, LakeError, JavaError)
+#: A line of progress is written over the one before, at most so often.
+_SHOW_S: Final = 0.2
+
+
+def job_options(function: _Function) -> _Function:
+    """Options that every job has."""
+    for option in reversed(
+        (
+            click.option(
+                "--tables",
+                metavar="FOLDER",
+                required=True,
+                envvar="QMQ_PIPELINE_TABLES",
+                help="Where the tables are kept: a folder, or a URL like s3a://bucket/path.",
+            ),
+            click.option("--path", metavar="DIRECTORY", help="Data directory, backup or archive."),
+            click.option(
+                "--broker", "broker_url", metavar="URL", help="Read from a running broker."
+            ),
+            click.option("--token-file", metavar="FILE", help="Holds the token for the broker."),
+            click.option(
+                "--database",
+                "databases",
+                metavar="URL|NAME",
+                multiple=True,
+                help="Database with an outbox; all configured ones by default. May be repeated.",
+            ),
+            config_option,
+            json_option,
+            click.option("--quiet", is_flag=True, help="No progress."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+class Job:
+    """One command under way: its configuration, its session, and how it speaks."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.config = _config(options)
+        self._is_quiet = options["quiet"]
+        self._as_json = options["as_json"]
+        self._shown_s = 0.0
+        self._began_s = SYSTEM_CLOCK.monotonic_s()
+
+    def spark(self) -> SparkSession:
+        """The session; made when it is first asked for."""
+        from qmq_pipeline.session import get_session
+
+        self._say("starting Spark …")
+        return get_session()
+
+    def on_progress(self, progress: Progress) -> None:
+        """Show how far the job is."""
+        now_s = SYSTEM_CLOCK.monotonic_s()
+        if now_s - self._shown_s < _SHOW_S and progress.done < progress.total:
+            return
+        self._shown_s = now_s
+        rate = progress.rows / max(now_s - self._began_s, 0.001)
+        width = 24
+        done = round(width * progress.done / max(progress.total, 1))
+        bar = "█" * done + "·" * (width - done)
+        self._say(f"{progress.stage:<18} {bar} {progress.rows:>12,} rows {rate:>10,.0f}/s")
+
+    def answer(self, values: Any, text: str) -> None:
+        """Say what came of it."""
+        self._clear()
+        if self._as_json:
+            click.echo(msgspec.json.encode(values))
+        else:
+            click.echo(f"{text} ({SYSTEM_CLOCK.monotonic_s() - self._began_s:.1f} s)")
+
+    def _say(self, text: str) -> None:
+        if not self._is_quiet and sys.stderr.isatty():
+            click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+
+    def _clear(self) -> None:
+        if not self._is_quiet and sys.stderr.isatty():
+            click.echo("\r\x1b[K", nl=False, err=True)
+
+
+@contextmanager
+def running_job(options: dict[str, Any]) -> Iterator[Job]:
+    """Run a job; whatever it fails with becomes one line and an exit code."""
+    from qmq_pipeline.explain import explain
+    from qmq_pipeline.session import log_path
+
+    try:
+        yield Job(options)
+    except (click.exceptions.Exit, click.ClickException, SystemExit):
+        raise
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        _stop()
+        sys.exit(130)
+    except Exception as error:  # the outermost place of a command: nothing above would be clearer
+        told = explain(error, str(log_path()))
+        click.echo(f"\rError: {' '.join(str(told).split())}", err=True)
+        _stop()
+        sys.exit(_exit_code(told))
+    _stop()
+
+
+def _stop() -> None:
+    """End the session, if there is one; Spark's own farewell is not for the reader."""
+    if "pyspark" in sys.modules:
+        from pyspark.sql import SparkSession
+
+        session = SparkSession.getActiveSession()
+        if session is not None:
+            session.stop()
+
+
+def _exit_code(error: QmqError) -> int:
+    if isinstance(error, _WRONG_CALLS):
+        return WRONG_CALL
+    if isinstance(error, UnreachableError):
+        return UNREACHABLE
+    if isinstance(error, SourceError) and type(error) is SourceError:
+        return WRONG_CALL
+    return exit_code_of(error)
+
+
+def _config(options: dict[str, Any]) -> PipelineConfig:
+    from qmq_pipeline.config import PipelineConfig
+    from qmq_pipeline.options import Place
+
+    known = loaded(options["config_file"], options["databases"])
+    path, broker_url = options["path"], options["broker_url"]
+    if path and broker_url:
+        raise OptionError(
+            option="--path",
+            value="given beside --broker",
+            allowed="one of both",
+            remedy="Read the directory, or ask the broker.",
+        )
+    place = None
+    if path or broker_url:
+        place = Place(path=path, broker_url=broker_url, token_file=options["token_file"])
+    return PipelineConfig(
+        tables=_folder(options["tables"]), place=place, databases=known.config.databases
+    )
+
+
+def _folder(given: str) -> str:
+    """A local folder as an absolute path: workers may stand elsewhere."""
+    return given if "://" in given else str(Path(given).absolute())
