@@ -16,6 +16,7 @@ if _TYPE_CHECKING:
     from qmq_client.current import current_session
     from qmq_client.errors import (
         AutocommitError,
+        BrokerAccessError,
         ConfigurationError,
         InvalidMessageError,
         NoTransactionError,
@@ -36,9 +37,12 @@ if _TYPE_CHECKING:
     from qmq_client.request_headers import request_headers
     from qmq_client.retry import Reject, Retry
     from qmq_client.transactional import transaction, transactional
+    from qmq_client.transport.address import BrokerAddress
 
 _MODULES = {
     "AutocommitError": "qmq_client.errors",
+    "BrokerAccessError": "qmq_client.errors",
+    "BrokerAddress": "qmq_client.transport.address",
     "ConfigurationError": "qmq_client.errors",
     "Consumers": "qmq_client.consumer",
     "Delivery": "qmq_client.consumer",
@@ -73,6 +77,8 @@ _MODULES = {
 
 __all__ = [
     "AutocommitError",
+    "BrokerAccessError",
+    "BrokerAddress",
     "ConfigurationError",
     "Consumers",
     "Delivery",

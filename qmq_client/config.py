@@ -22,9 +22,7 @@ but the file: databases become engines in `database.py`.
 
 from __future__ import annotations
 
-import difflib
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +31,15 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from qmq_client.errors import ConfigurationError
+from qmq_client.layers import (
+    Layer,
+    database_names,
+    name_from_url,
+    read_environment,
+    read_file,
+    unknown,
+    wrong,
+)
 from qmq_client.sections import (
     BrokerSection,
     Config,
@@ -54,7 +61,6 @@ __all__ = [
     "mask_secrets",
 ]
 
-CONFIG_FILE: Final = "qmq.toml"
 #: Beyond it one process could not look at each of them every few seconds.
 DATABASES_MAX: Final = 2_000
 
@@ -77,31 +83,12 @@ class LoadedConfig:
     settings: tuple[Setting, ...]
 
 
-#: One layer or several merged: path → value and origin.
-_Layer = dict[str, tuple[Any, str]]
 _Section = TypeVar("_Section", bound=msgspec.Struct)
+#: Settings that are a secret as a whole.
+_SECRETS: Final = frozenset({"broker.token"})
+_MASK: Final = "***"
 _BUILT_IN: Final = "built-in"
 _FLAG: Final = "command line"
-_SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
-    "broker": BrokerSection,
-    "watchdog": WatchdogSection,
-    "registry": RegistrySection,
-}
-#: Keys of a database as a variable ends with them; its name is said before.
-_DATABASE_KEYS: Final = {
-    field.upper(): field for field in DatabaseSection.__struct_fields__ if field != "name"
-}
-_DATABASE_VARIABLE: Final = re.compile(
-    rf"QMQ_DATABASE_(?:(?P<name>[A-Z0-9_]+)_)?(?P<key>{'|'.join(_DATABASE_KEYS)})\Z"
-)
-#: Variables of others that begin like ours: a secret that `password_env` may name, and what Kubernetes
-#: gives every process when a service is called qmq-broker.
-_OTHERS_VARIABLE: Final = re.compile(
-    r"PASSWORD\Z|_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?\Z"
-)
-_SLIP_RATIO_MIN: Final = 0.85
-#: Lower for a key alone, which is short: one letter in another place of `URL` is a third of it.
-_KEY_SLIP_RATIO_MIN: Final = 0.66
 _AUTHORITY: Final = re.compile(r"(?<=://)([^:/@\s]*):(\S*)@")
 _QUERY_SECRET: Final = re.compile(
     r"(?i)([?&][^=&\s]*(?:password|passwd|secret|token)[^=&\s]*=)[^&\s]*"
@@ -124,10 +111,10 @@ def load_config(
     command line, by URL or by configured name: if there are any, no other is used.
     """
     faults: list[ConfigurationError] = []
-    merged = _read_file(file, faults)
-    merged |= _read_environment(environment, merged, faults)
+    merged = read_file(file, faults)
+    merged |= read_environment(environment, merged, faults)
     merged |= {path: (value, _FLAG) for path, value in (flags or {}).items() if value is not None}
-    names = _names(merged)
+    names = database_names(merged)
     if databases:
         names = list(dict.fromkeys(_choose(given, names, merged) for given in databases))
     if len(names) > DATABASES_MAX:
@@ -159,133 +146,15 @@ def mask_secrets(text: str) -> str:
     return _QUERY_SECRET.sub(r"\1***", _AUTHORITY.sub(r"\1:***@", text))
 
 
-def _read_file(file: Path | None, faults: list[ConfigurationError]) -> _Layer:
-    path = Path(CONFIG_FILE) if file is None else file
-    if file is None and not path.is_file():
-        return {}
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise _wrong(str(path), error.strerror or str(error), "Give a file that exists.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise _wrong(str(path), f"not TOML: {error}", "Mend the file.") from error
-    origin = str(path)
-    layer: _Layer = {}
-    for section, values in content.items():
-        if section == "database":
-            layer |= _read_databases(values, origin, faults)
-        elif section not in _SECTIONS or not isinstance(values, dict):
-            faults.append(_unknown(section, [*_SECTIONS, "database"], origin))
-        else:
-            layer |= _read_keys(section, values, _SECTIONS[section], origin, faults)
-    return layer
-
-
-def _read_databases(tables: Any, origin: str, faults: list[ConfigurationError]) -> _Layer:
-    layer: _Layer = {}
-    if not isinstance(tables, list):
-        faults.append(_wrong("database", "one table", f"Write [[database]] in {origin}."))
-        return layer
-    for number, table in enumerate(tables, start=1):
-        name = table.get("name") if isinstance(table, dict) else None
-        if not isinstance(name, str) or f"database.{name}.name" in layer:
-            problem = "has no name" if name is None else f"name {name!r}"
-            remedy = f"Give each [[database]] in {origin} a name of its own."
-            faults.append(_wrong(f"database {number}", problem, remedy))
-            continue
-        layer |= _read_keys(f"database.{name}", table, DatabaseSection, origin, faults)
-    return layer
-
-
-def _read_keys(
-    section: str,
-    values: Mapping[str, Any],
-    struct: type[msgspec.Struct],
-    origin: str,
-    faults: list[ConfigurationError],
-) -> _Layer:
-    """The known keys of one table; the others become faults."""
-    known = [f"{section}.{field}" for field in struct.__struct_fields__]
-    given = {f"{section}.{key}": (value, origin) for key, value in values.items()}
-    faults += [_unknown(path, known, origin) for path in given if path not in known]
-    return {path: value for path, value in given.items() if path in known}
-
-
-def _read_environment(
-    environment: Mapping[str, str], file: _Layer, faults: list[ConfigurationError]
-) -> _Layer:
-    known = {
-        f"QMQ_{section}_{field}".upper(): f"{section}.{field}"
-        for section, struct in _SECTIONS.items()
-        for field in struct.__struct_fields__
-    }
-    layer: _Layer = {}
-    # URLs first: they name the databases that the other keys belong to.
-    for variable in sorted(environment, key=lambda each: (not each.endswith("URL"), each)):
-        value = environment[variable]
-        if path := known.get(variable):
-            layer[path] = (value, variable)
-        elif found := _DATABASE_VARIABLE.match(variable):
-            try:
-                name = _database_name(found, value, _names(file | layer))
-            except ConfigurationError as fault:
-                faults.append(fault)
-                continue
-            if f"database.{name}.name" not in file | layer:
-                layer[f"database.{name}.name"] = (name, variable)
-            layer[f"database.{name}.{_DATABASE_KEYS[found['key']]}"] = (value, variable)
-        elif near := _nearest_variable(variable, list(known)):
-            remedy = f"Did you mean {near!r}?"
-            faults.append(_wrong(variable, "not known (in environment)", remedy))
-    return layer
-
-
-def _database_name(found: re.Match[str], value: str, names: Sequence[str]) -> str:
-    """Whose key this is; a URL alone makes a database."""
-    in_variable = found["name"]
-    if in_variable is None and found["key"] == "URL":
-        return _name_from_url(value)
-    if in_variable is None and len(names) == 1:
-        return names[0]
-    for name in names:
-        if re.sub(r"[^A-Z0-9]", "_", name.upper()) == in_variable:
-            return name
-    if in_variable is not None and found["key"] == "URL":
-        return str(in_variable).lower()
-    listed = ", ".join(names) or "none"
-    remedy = f"Write QMQ_DATABASE_<NAME>_{found['key']} with one of these: {listed}."
-    raise _wrong(found.string, "of no configured database", remedy)
-
-
-def _nearest_variable(variable: str, known: Sequence[str]) -> str | None:
-    """What was meant, when it looks like a slip: others may use names that begin as ours do."""
-    if not variable.startswith("QMQ_") or _OTHERS_VARIABLE.search(variable):
-        return None
-    if variable in ("QMQ_BROKER", "QMQ_DATABASE", "QMQ_REGISTRY"):
-        return f"{variable}_URL"
-    if near := difflib.get_close_matches(variable, known, n=1, cutoff=_SLIP_RATIO_MIN):
-        return near[0]
-    words = variable.split("_")
-    if words[1] != "DATABASE":
-        return None
-    best, meant = _KEY_SLIP_RATIO_MIN, None
-    for key in _DATABASE_KEYS:
-        first = max(2, len(words) - len(key.split("_")))
-        ratio = difflib.SequenceMatcher(None, "_".join(words[first:]), key).ratio()
-        if ratio > best:
-            best, meant = ratio, "_".join([*words[:first], key])
-    return meant
-
-
-def _choose(given: str, names: Sequence[str], merged: _Layer) -> str:
+def _choose(given: str, names: Sequence[str], merged: Layer) -> str:
     """The name for a database of the command line; a URL is added to what is known."""
     if "://" not in given:
         if given in names:
             return given
-        unknown = _unknown(given, names, "--database")
-        remedy = f"{unknown.remedy} Give a name of [[database]], or a URL like sqlite:///{given}."
-        raise _wrong(given, unknown.value, remedy)
-    first = name = _name_from_url(given)
+        fault = unknown(given, names, "--database")
+        remedy = f"{fault.remedy} Give a name of [[database]], or a URL like sqlite:///{given}."
+        raise wrong(given, fault.value, remedy)
+    first = name = name_from_url(given)
     number = 2
     while merged.get(f"database.{name}.url", (given, ""))[0] != given:
         name, number = f"{first}-{number}", number + 1
@@ -294,25 +163,10 @@ def _choose(given: str, names: Sequence[str], merged: _Layer) -> str:
     return name
 
 
-def _name_from_url(url: str) -> str:
-    last = url.split("?", 1)[0].rsplit("/", 1)[-1].rsplit("@", maxsplit=1)[-1]
-    stem = last.rsplit(".", 1)[0] if "." in last.strip(".") else last
-    return re.sub(r"[^A-Za-z0-9_-]", "-", stem)[:63] or "database"
-
-
-def _names(layer: _Layer) -> list[str]:
-    """Names of the databases in the order in which they were first mentioned."""
-    return [value for path, (value, _) in layer.items() if _is_name_path(path)]
-
-
-def _is_name_path(path: str) -> bool:
-    return path.startswith("database.") and path.endswith(".name")
-
-
 class _Built:
     """Sections as they are made from the merged layers, and what was wrong in them."""
 
-    def __init__(self, merged: _Layer, faults: list[ConfigurationError]) -> None:
+    def __init__(self, merged: Layer, faults: list[ConfigurationError]) -> None:
         self._merged = merged
         self.settings: list[Setting] = []
         self._faults = faults
@@ -348,43 +202,37 @@ class _Built:
             raise self._faults[0]
         if self._faults:
             listed = " ".join(f"({i}) {fault}" for i, fault in enumerate(self._faults, start=1))
-            raise _wrong(f"{len(self._faults)} settings", listed, "Mend them all.")
+            raise wrong(f"{len(self._faults)} settings", listed, "Mend them all.")
 
 
-def _broker_fault(prefix: str, given: _Layer) -> ConfigurationError | None:
+def _broker_fault(prefix: str, given: Layer) -> ConfigurationError | None:
     url, origin = given.get("url", (None, ""))
     if prefix != "broker" or not isinstance(url, str) or _BROKER.match(url):
         return None
     shown = f"{mask_secrets(url)!r} from {origin}"
-    return _wrong("broker.url", shown, f"Give one like {BrokerSection().url}.")
+    return wrong("broker.url", shown, f"Give one like {BrokerSection().url}.")
 
 
-def _settings(section: msgspec.Struct, prefix: str, given: _Layer) -> Iterator[Setting]:
+def _settings(section: msgspec.Struct, prefix: str, given: Layer) -> Iterator[Setting]:
     for field in section.__struct_fields__:
         origin = given[field][1] if field in given else _BUILT_IN
         value = getattr(section, field)
-        shown = mask_secrets(value) if isinstance(value, str) else value
+        shown = _without_secret(f"{prefix}.{field}", value)
         yield Setting(path=f"{prefix}.{field}", value=shown, origin=origin)
 
 
-def _invalid(prefix: str, given: _Layer, problem: str) -> ConfigurationError:
+def _invalid(prefix: str, given: Layer, problem: str) -> ConfigurationError:
     found = _IN_ERROR.search(problem)
     expected = _IN_ERROR.sub("", problem)
     if found is None:  # a key that is needed and missing
-        return _wrong(prefix, expected, "Add it.")
+        return wrong(prefix, expected, "Add it.")
     value, origin = given[found["key"]]
-    return _wrong(
-        f"{prefix}.{found['key']}", f"{mask_secrets(str(value))!r} from {origin}", f"{expected}."
-    )
+    path = f"{prefix}.{found['key']}"
+    return wrong(path, f"{_without_secret(path, str(value))!r} from {origin}", f"{expected}.")
 
 
-def _unknown(
-    name: str, known: Sequence[str] | Mapping[str, str], origin: str
-) -> ConfigurationError:
-    near = difflib.get_close_matches(name, known, n=1)
-    remedy = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known) or 'none'}."
-    return _wrong(name, f"not known (in {origin})", remedy)
-
-
-def _wrong(setting: str, value: str, remedy: str) -> ConfigurationError:
-    return ConfigurationError(setting=setting, value=value, remedy=remedy)
+def _without_secret(path: str, value: Any) -> Any:
+    """The value as it may be shown."""
+    if path in _SECRETS:
+        return _MASK if value else value
+    return mask_secrets(value) if isinstance(value, str) else value

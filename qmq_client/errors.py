@@ -19,6 +19,7 @@
         ├── BrokerUnreachableError    no connection or no answer; outcome unknown, try again
         ├── BrokerBusyError           it asks to come back later; try again after `retry_after_s`
         ├── BrokerRefusedError        it will never accept this request; carries the reason
+        │   └── BrokerAccessError     it does not know the caller (401), or forbids it this (403)
         └── BrokerAnswerError         its answer makes no sense; outcome unknown, try again
 
 A foreign exception (driver, HTTP library) is translated at one door and kept as the cause.
@@ -40,6 +41,7 @@ from qmq_client.wire.requests import ErrorAnswer
 
 __all__ = [
     "AutocommitError",
+    "BrokerAccessError",
     "BrokerAnswerError",
     "BrokerBusyError",
     "BrokerRefusedError",
@@ -186,6 +188,21 @@ class BrokerRefusedError(TransportError):
         self.status = status
         #: What the broker said: code, field, limit, remedy and the message at fault, if one.
         self.answer = answer
+
+
+class BrokerAccessError(BrokerRefusedError):
+    """The broker does not know the caller (401), or does not let it do this (403).
+
+    Nothing was accepted. Give a token that it knows (`QMQ_BROKER_TOKEN`, `[broker] token_file`), or
+    give that token the role: what the broker said is in the text and in `answer`.
+    """
+
+    code = "broker_access"
+
+    def __init__(self, status: int, answer: ErrorAnswer) -> None:
+        super().__init__(status, answer)
+        if answer.remedy:
+            self.args = (f"{self.args[0]}. {answer.remedy}",)
 
 
 class BrokerAnswerError(TransportError):

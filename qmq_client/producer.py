@@ -42,6 +42,7 @@ from qmq_client.publisher import Publisher
 from qmq_client.publisher_stats import Flushed, PublisherStats
 from qmq_client.publisher_thread import PublisherThread
 from qmq_client.receipts import Receipt
+from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.port import Transport
 from qmq_client.wire.message_id import format_message_id, parse_message_id
 from qmq_client.wire.record import encode_record
@@ -65,7 +66,7 @@ class Producer:
     def __init__(
         self,
         engine: sa.Engine | sessionmaker[Any] | Any,
-        broker: str | Transport,
+        broker: str | BrokerAddress | Transport,
         *,
         options: ProducerOptions | None = None,
         tables: Tables | None = None,
@@ -279,7 +280,7 @@ class Producer:
         )
 
     def _release(self) -> None:
-        if isinstance(self._broker, str):
+        if isinstance(self._broker, str | BrokerAddress):
             self._transport.close()
         self._store.close()
 
@@ -343,8 +344,8 @@ def _engine_and_factory(given: Any) -> tuple[sa.Engine, Any]:
     )
 
 
-def _open_transport(broker: str | Transport) -> Transport:
-    if not isinstance(broker, str):
+def _open_transport(broker: str | BrokerAddress | Transport) -> Transport:
+    if not isinstance(broker, str | BrokerAddress):
         return broker
     from qmq_client.transport.http import HttpTransport  # late: brings the HTTP library with it
 

@@ -8,7 +8,8 @@ A fault is kept to the row it belongs to: a record whose checksum is wrong, or t
 refuses by its id, is parked at once and its neighbours go on; a refusal that names nobody is halved
 until the bad rows stand alone. Rows that the broker answers badly are parked after `max_attempts`.
 A broker that is away is no fault of any row: an outage counts as no attempt, and no length of it
-parks a row.
+parks a row. So is one that does not know this process's token (401). Rows of a subject that the token
+must not send to (403) wait, without an attempt, and hold up no others.
 
 Two things follow from what the producer asked for. A row with a dedupe id that the broker has stored
 before, with whatever content, is sent (`wire/message_id.py`). A row with an ordering key does not
@@ -71,6 +72,8 @@ _KNOWN_CODE: Final = "id_conflict"
 #: Why a row with an ordering key was given back without having been tried.
 NOT_ITS_TURN: Final = "waits for an earlier message of its ordering key"
 _ERROR_CHARACTERS_MAX: Final = 500
+#: A role that is missing is given by a person; asking more often only fills logs.
+_FORBIDDEN_DELAY_MS: Final = 10_000
 #: Subject, its count and length of name, record length and tag hash; see `wire/frame.py`.
 _TABLE_BYTES_PER_ROW: Final = 160
 
@@ -195,11 +198,24 @@ class _Batch:
             else:
                 self.park(row, _text(error))
             return [others] if others else []
+        if forbidden := _forbidden(rows, error):
+            return self._hold_back(rows, forbidden, error)
         if error.status not in _CAUSED_BY_A_MESSAGE:
             self.unreachable = True
             self.put_off(rows, _text(error))
             return []
         return self._halve(rows, error)
+
+    def _hold_back(
+        self, rows: list[OutboxRow], subject: str, error: BrokerRefusedError
+    ) -> list[list[OutboxRow]]:
+        """Leave the rows of a subject that this token must not send to; the others go on."""
+        _log.warning("messages of subject %s wait: %s", subject, error)
+        for row in rows:
+            if row.subject == subject:
+                self._give_back(row, _FORBIDDEN_DELAY_MS, _text(error), is_attempt=False)
+        others = [row for row in rows if row.subject != subject]
+        return [others] if others else []
 
     def _halve(self, rows: list[OutboxRow], error: Exception) -> list[list[OutboxRow]]:
         if len(rows) == 1:
@@ -264,6 +280,12 @@ class _Batch:
 def ordering_pair(row: OutboxRow) -> tuple[str, str] | None:
     """What the row is ordered by: its subject and key; None when it goes as it comes."""
     return None if row.ordering_key is None else (row.subject, row.ordering_key)
+
+
+def _forbidden(rows: Sequence[OutboxRow], error: BrokerRefusedError) -> str:
+    """The subject that a 403 names, when it is one of these; empty for a refusal of the caller."""
+    subject = error.answer.value if error.status == 403 and error.answer.field == "subject" else ""
+    return subject if any(row.subject == subject for row in rows) else ""
 
 
 def _has_dedupe_key(row: OutboxRow) -> bool:

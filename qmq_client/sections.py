@@ -24,9 +24,21 @@ _Listen = Annotated[str, msgspec.Meta(pattern=r"\A(|[^\s/]{1,255}:\d{1,5})\Z")]
 
 
 class BrokerSection(msgspec.Struct, frozen=True, kw_only=True):
-    """Where this process finds the broker."""
+    """Where this process finds the broker, and what shows who it is."""
 
     url: str = "http://127.0.0.1:9470"
+    #: What `qmq broker token add` printed; better in the environment or a file than here.
+    token: str = ""
+    #: File that holds the token and nothing else; read again when the broker refuses the one known.
+    token_file: str = ""
+    #: PEM of the authorities that the broker's certificate may come from; the machine's own else.
+    ca_file: str = ""
+    #: Own certificate and its key in PEM, for a broker that asks for one.
+    cert_file: str = ""
+    key_file: str = ""
+
+    def __repr__(self) -> str:
+        return f"BrokerSection(url={self.url!r})"
 
 
 class DatabaseSection(msgspec.Struct, frozen=True, kw_only=True):

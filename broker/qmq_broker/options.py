@@ -101,6 +101,20 @@ class StoreOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TlsOptions:
+    """Files of the listening socket's TLS, all PEM; read again when they change."""
+
+    certificate_file: str
+    key_file: str
+    #: Clients must show a certificate of these authorities; empty for no such demand.
+    client_ca_file: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.certificate_file or not self.key_file:
+            raise ValueError("TLS needs both a certificate and its key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
     """Where a broker listens and what it keeps."""
 
@@ -108,6 +122,10 @@ class ServeOptions:
     directory: str
     host: str = "127.0.0.1"
     port: int = 9470
+    #: Whoever shows no token of this file is refused; empty to take everybody.
+    tokens_file: str = ""
+    #: None for plain HTTP.
+    tls: TlsOptions | None = None
     #: Serve pulls and settlements only.
     is_read_only: bool = False
     #: Give up damaged ranges of the commit log at the start, after a copy and a report.

@@ -16,12 +16,14 @@ import click
 
 from qmq_client.commands.settings import config_option, json_option, loaded
 from qmq_client.errors import (
+    BrokerAccessError,
     BrokerAnswerError,
     BrokerBusyError,
     BrokerRefusedError,
     ConfigurationError,
     ProtocolError,
 )
+from qmq_client.transport.address import BrokerAddress
 from qmq_client.wire.names import shorten
 from qmq_client.wire.requests import ErrorAnswer, decode_json
 
@@ -30,6 +32,7 @@ ANSWER_TIMEOUT_S: Final = 60.0
 #: The broker gives 8 MiB of messages at most; in JSON some of it is longer.
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 _BUSY: Final = frozenset({429, 503})
+_ACCESS: Final = frozenset({401, 403})
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 broker_option: Final = click.option(
@@ -42,10 +45,10 @@ def broker_options(function: _Function) -> _Function:
     return broker_option(config_option(json_option(function)))
 
 
-def broker_url(broker: str | None, config_file: Path | None) -> str:
-    """The broker that was meant."""
+def broker_address(broker: str | None, config_file: Path | None) -> BrokerAddress:
+    """The broker that was meant, with what shows it who is asking."""
     flags = {} if broker is None else {"broker.url": broker}
-    return loaded(config_file, flags=flags).config.broker.url
+    return BrokerAddress.of_section(loaded(config_file, flags=flags).config.broker)
 
 
 def print_json(value: object) -> None:
@@ -54,35 +57,43 @@ def print_json(value: object) -> None:
 
 
 def get_json(
-    broker_url: str, path: str, question: Mapping[str, object], *, known: Collection[str]
+    address: BrokerAddress,
+    path: str,
+    question: Mapping[str, object],
+    *,
+    known: Collection[str],
 ) -> dict[str, Any]:
     """The answer to a GET, an object that has at least the `known` fields; None is not asked.
 
     Raises `ConfigurationError` for an address that is none, else a `TransportError`.
     """
     given = {name: str(value) for name, value in question.items() if value is not None}
-    return _ask("GET", f"{broker_url.rstrip('/')}{path}", known, params=given)
+    return _ask("GET", address, path, known, params=given)
 
 
 def post_json(
-    broker_url: str, path: str, body: Mapping[str, object], *, known: Collection[str]
+    address: BrokerAddress, path: str, body: Mapping[str, object], *, known: Collection[str]
 ) -> dict[str, Any]:
     """The answer to a POST that changes something; as `get_json`."""
     said = {name: value for name, value in body.items() if value is not None}
-    return _ask("POST", f"{broker_url.rstrip('/')}{path}", known, json=said)
+    return _ask("POST", address, path, known, json=said)
 
 
-def _ask(method: str, url: str, known: Collection[str], **request: Any) -> dict[str, Any]:
+def _ask(
+    method: str, address: BrokerAddress, path: str, known: Collection[str], **request: Any
+) -> dict[str, Any]:
     import httpx  # late: `qmq --help` lists commands without it
 
     from qmq_client.transport.http import as_transport_error
 
+    url = f"{address.url.rstrip('/')}{path}"
+    headers = {"accept-encoding": "identity", **address.headers()}
     try:
         with (
-            httpx.Client(timeout=ANSWER_TIMEOUT_S, trust_env=False) as client,
-            client.stream(
-                method, url, headers={"accept-encoding": "identity"}, **request
-            ) as response,
+            httpx.Client(
+                timeout=ANSWER_TIMEOUT_S, trust_env=False, verify=address.ssl_context()
+            ) as client,
+            client.stream(method, url, headers=headers, **request) as response,
         ):
             data = b""
             for part in response.iter_raw():
@@ -91,7 +102,7 @@ def _ask(method: str, url: str, known: Collection[str], **request: Any) -> dict[
                     raise BrokerAnswerError(f"{url}: longer than {ANSWER_BYTES_MAX} bytes")
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise ConfigurationError(
-            setting="--broker", value=url, remedy="Give one like http://127.0.0.1:9470."
+            setting="--broker", value=address.url, remedy="Give one like http://127.0.0.1:9470."
         ) from error
     except httpx.HTTPError as error:
         raise as_transport_error(error, url=url) from error
@@ -113,4 +124,5 @@ def _refusal(url: str, status: int, data: bytes) -> Exception:
         return BrokerAnswerError(f"{url}: status {status}, and an answer that is no broker's")
     if status in _BUSY:
         return BrokerBusyError(f"{status}: {shorten(answer.message)}", retry_after_s=1.0)
-    return BrokerRefusedError(status, answer)
+    kind = BrokerAccessError if status in _ACCESS else BrokerRefusedError
+    return kind(status, answer)

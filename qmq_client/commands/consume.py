@@ -18,6 +18,7 @@ from qmq_client.commands.settings import config_option, loaded
 from qmq_client.consumer import Consumers
 from qmq_client.consumer.runner import STOP_DEADLINE_S
 from qmq_client.errors import ConfigurationError
+from qmq_client.transport.address import BrokerAddress
 from qmq_client.wire.names import shorten
 
 
@@ -55,8 +56,8 @@ def consume(
         consumers = sources[0]
     else:
         flags = {} if broker is None else {"broker.url": broker}
-        url = loaded(config_file, flags=flags).config.broker.url
-        consumers = Consumers(sources, url, consumer_id=consumer_id)
+        address = BrokerAddress.of_section(loaded(config_file, flags=flags).config.broker)
+        consumers = Consumers(sources, address, consumer_id=consumer_id)
     report = consumers.run(stop_deadline_s=stop_deadline_s)
     if not report.is_clean:
         raise SystemExit(ATTENTION)

@@ -13,8 +13,8 @@ from typing import Any, Final
 import click
 
 from qmq_client.commands.broker_json import (
+    broker_address,
     broker_options,
-    broker_url,
     get_json,
     post_json,
     print_json,
@@ -23,6 +23,7 @@ from qmq_client.commands.exit_codes import ATTENTION
 from qmq_client.commands.message_view import message_lines, shortened
 from qmq_client.commands.table import printable, table_lines, time_text
 from qmq_client.errors import ConfigurationError
+from qmq_client.transport.address import BrokerAddress
 
 _COLUMNS: Final = ("sequence", "attempts", "reason", "at", "error")
 #: As many as the broker gives at once.
@@ -53,7 +54,7 @@ def list_(
     as_json: bool,
 ) -> None:
     """List the dead letters of GROUP on SUBJECT, by sequence, with what failed last."""
-    answer = _letters(broker_url(broker, config_file), subject, group, first=first, count=limit)
+    answer = _letters(broker_address(broker, config_file), subject, group, first=first, count=limit)
     if as_json:
         print_json(answer)
         return
@@ -91,8 +92,8 @@ def show(
 
     Exit code 1 when there is none of this sequence.
     """
-    url = broker_url(broker, config_file)
-    answer = _letters(url, subject, group, first=sequence, count=1, messages=1)
+    address = broker_address(broker, config_file)
+    answer = _letters(address, subject, group, first=sequence, count=1, messages=1)
     letters = [one for one in answer["dead"] if one["sequence"] == sequence]
     if as_json:
         print_json({"dead": letters})
@@ -124,8 +125,8 @@ def replay(
 
     Exit code 1 when messages of some are gone from the broker, or without --yes.
     """
-    url = broker_url(broker, config_file)
-    _change(url, "replay", {"subject": subject, "group": group}, as_json, **wanted)
+    address = broker_address(broker, config_file)
+    _change(address, "replay", {"subject": subject, "group": group}, as_json, **wanted)
 
 
 @dead.command()
@@ -145,13 +146,15 @@ def purge(
     **wanted: Any,
 ) -> None:
     """Forget dead letters; all, or a range of sequences. Exit code 1 without --yes."""
-    url = broker_url(broker, config_file)
-    _change(url, "purge", {"subject": subject, "group": group}, as_json, **wanted)
+    address = broker_address(broker, config_file)
+    _change(address, "purge", {"subject": subject, "group": group}, as_json, **wanted)
 
 
-def _letters(url: str, subject: str, group: str, **question: object) -> dict[str, Any]:
+def _letters(
+    address: BrokerAddress, subject: str, group: str, **question: object
+) -> dict[str, Any]:
     asked = {"subject": subject, "group": group, **question}
-    return get_json(url, "/v1/dead", asked, known=("dead",))
+    return get_json(address, "/v1/dead", asked, known=("dead",))
 
 
 def _lines(letter: Mapping[str, Any]) -> Iterator[str]:
@@ -178,7 +181,7 @@ def attempt_text(past: Mapping[str, Any]) -> str:
 
 
 def _change(
-    url: str,
+    address: BrokerAddress,
     change: str,
     body: Mapping[str, object],
     as_json: bool,
@@ -192,7 +195,7 @@ def _change(
             setting="--next", value=f"{next_}, with --first {first}", remedy="Give a later one."
         )
     if not yes:
-        found = _letters(url, str(body["subject"]), str(body["group"]), first=first, count=None)
+        found = _letters(address, str(body["subject"]), str(body["group"]), first=first, count=None)
         meant = [one for one in found["dead"] if next_ is None or one["sequence"] < next_]
         many = f"{len(meant)} or more" if len(meant) >= _LISTED_MAX else str(len(meant))
         click.echo(f"{change} would take {many} dead letters; give --yes to do it", err=True)
@@ -200,7 +203,7 @@ def _change(
     count = gone = 0
     for _ in range(_REQUESTS_MAX):
         asked = {**body, "first": first, "next": next_}
-        answer = post_json(url, f"/v1/dead/{change}", asked, known=("count",))
+        answer = post_json(address, f"/v1/dead/{change}", asked, known=("count",))
         count += answer["count"]
         gone = answer.get("gone", 0)  # they stay, and are met by each request
         if not answer.get("has_more") or not answer["count"]:

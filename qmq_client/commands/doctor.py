@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from qmq_client.commands.exit_codes import ATTENTION, DONE, exit_code_of
 from qmq_client.commands.settings import database_options, json_option, loaded
-from qmq_client.config import BrokerSection, DatabaseSection, LoadedConfig
+from qmq_client.config import BrokerSection, DatabaseSection
 from qmq_client.database import database_errors, open_engine, section_tables
 from qmq_client.doctor import Finding, Severity, examine_configured
 from qmq_client.doctor.broker import broker as examine_broker
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError
+from qmq_client.transport.address import BrokerAddress
 
 _MARKS = {Severity.BREAKS: "BREAKS", Severity.RISK: "risk", Severity.NOTE: "note"}
 
@@ -33,8 +35,8 @@ def doctor(
     Changes nothing. Exit code 0 when sound, 1 for findings, 3 when a database does not answer.
     """
     known = loaded(config_file, () if database is None else (database,))
-    url = broker_url or _configured_broker(known)
-    if not known.config.databases and url is None:
+    address = _broker(known.config.broker, broker_url)
+    if not known.config.databases and address is None:
         raise ConfigurationError(
             setting="--database",
             value="no database and no broker is configured",
@@ -50,17 +52,19 @@ def doctor(
             continue
         _show(section.name, findings, as_json=as_json)
         exit_code = max(exit_code, _exit_code(findings))
-    if url is not None:
-        findings = tuple(examine_broker(url))
+    if address is not None:
+        findings = tuple(examine_broker(address))
         _show("broker", findings, as_json=as_json)
         exit_code = max(exit_code, _exit_code(findings))
     raise SystemExit(exit_code)
 
 
-def _configured_broker(known: LoadedConfig) -> str | None:
-    """Its address, unless it is only the built-in one."""
-    url = known.config.broker.url
-    return None if url == BrokerSection().url else url
+def _broker(section: BrokerSection, given_url: str | None) -> BrokerAddress | None:
+    """Its address, unless nobody named one; with what the configuration says about getting in."""
+    if given_url is None and section.url == BrokerSection().url:
+        return None
+    address = BrokerAddress.of_section(section)
+    return address if given_url is None else replace(address, url=given_url)
 
 
 def _examined(section: DatabaseSection) -> tuple[Finding, ...]:

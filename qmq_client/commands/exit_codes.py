@@ -3,7 +3,7 @@
 ====  ==========================================================================
 0     done, or there was nothing to do
 1     done, but something needs attention: rows failed or parked, a check found faults
-2     wrong call, wrong configuration, or a database that is not set up
+2     wrong call or configuration, a token that the broker refuses, or a database not set up
 3     the broker or a database could not be reached; the same call may work later
 ====  ==========================================================================
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from qmq_client.errors import (
+    BrokerAccessError,
     BrokerRefusedError,
     ConfigurationError,
     DatabaseUnavailableError,
@@ -33,6 +34,7 @@ _BY_ERROR: Final[tuple[tuple[type[QmqError], int], ...]] = (
     (InvalidMessageError, WRONG_CALL),
     (OutboxMissingError, WRONG_CALL),
     (DatabaseUnavailableError, UNREACHABLE),
+    (BrokerAccessError, WRONG_CALL),
     (BrokerRefusedError, ATTENTION),
     (TransportError, UNREACHABLE),
 )

@@ -13,8 +13,8 @@ from typing import Any, Final
 import click
 
 from qmq_client.commands.broker_json import (
+    broker_address,
     broker_options,
-    broker_url,
     get_json,
     post_json,
     print_json,
@@ -23,6 +23,7 @@ from qmq_client.commands.exit_codes import ATTENTION
 from qmq_client.commands.positions import START
 from qmq_client.commands.table import table_lines
 from qmq_client.errors import ConfigurationError
+from qmq_client.transport.address import BrokerAddress
 
 _SUBJECT_COLUMNS: Final = ("subject", "first_sequence", "next_sequence", "messages")
 _GROUP_COLUMNS: Final = (
@@ -44,7 +45,7 @@ _LAG_COLUMNS: Final = ("subject", "group", "lag", "lag_s", "state")
 @broker_options
 def subjects(broker: str | None, config_file: Path | None, as_json: bool) -> None:
     """List the subjects of a broker and the range of messages that each has."""
-    answer = get_json(broker_url(broker, config_file), "/v1/subjects", {}, known=("subjects",))
+    answer = get_json(broker_address(broker, config_file), "/v1/subjects", {}, known=("subjects",))
     if as_json:
         print_json(answer)
         return
@@ -76,7 +77,7 @@ def groups(
     """List the consumer groups, or change one of them."""
     if context.invoked_subcommand is not None:
         return
-    answer = _groups(broker_url(broker, config_file), subject, group)
+    answer = _groups(broker_address(broker, config_file), subject, group)
     if as_json:
         print_json(answer)
     else:
@@ -91,7 +92,9 @@ def pause(
     subject: str, group: str, broker: str | None, config_file: Path | None, as_json: bool
 ) -> None:
     """Give the group nothing until it is resumed; what it holds may still be settled."""
-    _change(broker_url(broker, config_file), "pause", {"subject": subject, "group": group}, as_json)
+    _change(
+        broker_address(broker, config_file), "pause", {"subject": subject, "group": group}, as_json
+    )
 
 
 @groups.command()
@@ -103,7 +106,7 @@ def resume(
 ) -> None:
     """Give a paused group messages again."""
     _change(
-        broker_url(broker, config_file), "resume", {"subject": subject, "group": group}, as_json
+        broker_address(broker, config_file), "resume", {"subject": subject, "group": group}, as_json
     )
 
 
@@ -121,7 +124,7 @@ def seek(
     letters there are taken back for the same reason. A time is ISO 8601, UTC where it names no zone.
     """
     _change(
-        broker_url(broker, config_file),
+        broker_address(broker, config_file),
         "seek",
         {"subject": subject, "group": group, "to": to},
         as_json,
@@ -162,7 +165,7 @@ def configure(
             value="nothing to change",
             remedy="Give --tag, --all-tag, --no-tags or --max-attempts.",
         )
-    _change(broker_url(broker, config_file), "configure", body, as_json)
+    _change(broker_address(broker, config_file), "configure", body, as_json)
 
 
 @groups.command()
@@ -179,13 +182,13 @@ def remove(
     as_json: bool,
 ) -> None:
     """Forget a group with its place and its dead letters; the next pull makes it anew."""
-    url = broker_url(broker, config_file)
+    address = broker_address(broker, config_file)
     if not yes:
-        answer = _groups(url, subject, group)
+        answer = _groups(address, subject, group)
         _print(_GROUP_COLUMNS, [_row(one, _GROUP_COLUMNS) for one in answer["groups"]])
         click.echo("nothing was removed; give --yes to forget it", err=True)
         raise SystemExit(ATTENTION)
-    _change(url, "remove", {"subject": subject, "group": group}, as_json)
+    _change(address, "remove", {"subject": subject, "group": group}, as_json)
 
 
 @click.command()
@@ -208,7 +211,7 @@ def lag(
 
     Exit code 1 when a group is over --messages-max or --seconds-max.
     """
-    answer = _groups(broker_url(broker, config_file), subject, group)
+    answer = _groups(broker_address(broker, config_file), subject, group)
     behind = sorted(answer["groups"], key=lambda one: -one["lag"])
     if as_json:
         names = ("subject", "group", "lag", "lag_s", "is_paused")
@@ -225,13 +228,13 @@ def _is_over(found: Mapping[str, Any], messages_max: int | None, seconds_max: fl
     return seconds_max is not None and (found.get("lag_s") or 0) > seconds_max
 
 
-def _groups(url: str, subject: str | None, group: str | None) -> dict[str, Any]:
+def _groups(address: BrokerAddress, subject: str | None, group: str | None) -> dict[str, Any]:
     question = {"subject": subject, "group": group}
-    return get_json(url, "/v1/groups", question, known=("groups",))
+    return get_json(address, "/v1/groups", question, known=("groups",))
 
 
-def _change(url: str, change: str, body: Mapping[str, object], as_json: bool) -> None:
-    answer = post_json(url, f"/v1/groups/{change}", body, known=("subject", "group"))
+def _change(address: BrokerAddress, change: str, body: Mapping[str, object], as_json: bool) -> None:
+    answer = post_json(address, f"/v1/groups/{change}", body, known=("subject", "group"))
     if as_json:
         print_json(answer)
     else:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from qmq_client.commands.broker_json import broker_options, broker_url, get_json, print_json
+from qmq_client.commands.broker_json import broker_address, broker_options, get_json, print_json
 from qmq_client.commands.exit_codes import ATTENTION
 from qmq_client.commands.message_view import message_lines, message_table
 from qmq_client.commands.story import story_lines, story_of
@@ -133,8 +133,8 @@ def trace(message_id: str, broker: str | None, config_file: Path | None, as_json
 def _ask(
     broker: str | None, config_file: Path | None, question: Mapping[str, object]
 ) -> dict[str, Any]:
-    url = broker_url(broker, config_file)
-    return get_json(url, "/v1/messages", question, known=("messages", "is_complete"))
+    address = broker_address(broker, config_file)
+    return get_json(address, "/v1/messages", question, known=("messages", "is_complete"))
 
 
 def _checked(message_id: str | None) -> str | None:

@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_client.commands.broker_json import broker_options, broker_url, print_json
+from qmq_client.commands.broker_json import broker_address, broker_options, print_json
 from qmq_client.errors import ConfigurationError
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import Message, message_to_record
@@ -60,10 +60,10 @@ def send(
         raise ConfigurationError(
             setting="--lines", value="with a body or --id", remedy="Give it alone."
         )
-    url = broker_url(broker, config_file)
+    address = broker_address(broker, config_file)
     headers = dict(_header(text) for text in parts["headers"])
     texts = _lines() if lines else iter([_whole() if body is None else body.encode()])
-    transport = HttpTransport(url)
+    transport = HttpTransport(address)
     try:
         for batch in _batches(texts):
             messages = [

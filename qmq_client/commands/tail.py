@@ -12,10 +12,11 @@ from typing import Any, Final
 import click
 
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_client.commands.broker_json import broker_options, broker_url, get_json
+from qmq_client.commands.broker_json import broker_address, broker_options, get_json
 from qmq_client.commands.message_view import body_text
 from qmq_client.commands.table import printable, time_text
 from qmq_client.errors import BrokerRefusedError
+from qmq_client.transport.address import BrokerAddress
 
 #: Of one request.
 _COUNT_MAX: Final = 500
@@ -43,12 +44,12 @@ def tail(
 
     Exit code 1 when there is no such subject; with --follow it is waited for.
     """
-    url = broker_url(broker, config_file)
-    place = _end(url, subject) - count if first is None else first
+    address = broker_address(broker, config_file)
+    place = _end(address, subject) - count if first is None else first
     place, left = max(0, place), None if follow else count
     while left is None or left > 0:
         asked = _COUNT_MAX if left is None else min(left, _COUNT_MAX)
-        messages = _messages(url, subject, place, asked, is_awaited=follow)
+        messages = _messages(address, subject, place, asked, is_awaited=follow)
         for found in messages:
             click.echo(_line({"subject": subject, **found}, as_json))
         if messages:
@@ -60,17 +61,17 @@ def tail(
             SYSTEM_CLOCK.sleep(_LOOK_S)
 
 
-def _end(url: str, subject: str) -> int:
-    subjects = get_json(url, "/v1/subjects", {}, known=("subjects",))["subjects"]
+def _end(address: BrokerAddress, subject: str) -> int:
+    subjects = get_json(address, "/v1/subjects", {}, known=("subjects",))["subjects"]
     return next((one["next_sequence"] for one in subjects if one["subject"] == subject), 0)
 
 
 def _messages(
-    url: str, subject: str, first: int, count: int, *, is_awaited: bool
+    address: BrokerAddress, subject: str, first: int, count: int, *, is_awaited: bool
 ) -> list[dict[str, Any]]:
     question = {"subject": subject, "first": first, "count": count}
     try:
-        found = get_json(url, "/v1/messages", question, known=("messages",))["messages"]
+        found = get_json(address, "/v1/messages", question, known=("messages",))["messages"]
     except BrokerRefusedError as error:
         if is_awaited and error.status == 404:
             return []

@@ -30,6 +30,7 @@ from qmq_client.consumer.start import Start
 from qmq_client.errors import ConfigurationError, ProtocolError
 from qmq_client.message import record_to_message
 from qmq_client.retry import Backoff
+from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
 from qmq_client.transport.port import Transport
 from qmq_client.wire.deliveries import Deliveries
@@ -53,7 +54,7 @@ class PullSettings(TypedDict, total=False):
 
 @contextmanager
 def pull(
-    broker: str | Transport,
+    broker: str | BrokerAddress | Transport,
     *,
     subject: str,
     group: str,
@@ -87,7 +88,7 @@ def pull(
         prefetch_max=max_messages,
         **cast(Any, settings),
     )
-    transport = _transport(broker) if isinstance(broker, str) else broker
+    transport = _transport(broker) if isinstance(broker, str | BrokerAddress) else broker
     batch = _Batch(options, transport, SYSTEM_CLOCK)
     deliveries = batch.open(transport.pull(batch.request(max_messages)))
     try:
@@ -165,8 +166,8 @@ def _check_range(setting: str, value: object, lowest: float, highest: float) -> 
 
 
 @lru_cache(maxsize=16)
-def _transport(broker_url: str) -> HttpTransport:
-    made = HttpTransport(broker_url)
+def _transport(broker: str | BrokerAddress) -> HttpTransport:
+    made = HttpTransport(broker)
     atexit.register(made.close)  # kept for the next pull, and closed by nobody else
     return made
 

@@ -27,6 +27,7 @@ from qmq_client.consumer.identity import make_consumer_id
 from qmq_client.consumer.member import Lines, Member, Pass
 from qmq_client.consumer.outage import Outage
 from qmq_client.errors import ConfigurationError
+from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
 from qmq_client.transport.port import Transport
 from qmq_client.wire.names import check_name
@@ -65,7 +66,7 @@ class Consumers:
     def __init__(
         self,
         handlers: HandlerSource,
-        broker: str | Transport,
+        broker: str | BrokerAddress | Transport,
         *,
         middleware: Middleware | Iterable[Middleware] = (),
         consumer_id: str | None = None,
@@ -207,8 +208,10 @@ class Consumers:
             member.close()
         self._async_calls.stop(_JOIN_S)
 
-    def _member(self, handler: Handler, broker: str | Transport, clock: Clock) -> Member:
-        if isinstance(broker, str):
+    def _member(
+        self, handler: Handler, broker: str | BrokerAddress | Transport, clock: Clock
+    ) -> Member:
+        if isinstance(broker, str | BrokerAddress):
             pulling, settling = self._own_transports
             lines = Lines(pulling=pulling, settling=settling)
         else:
@@ -333,5 +336,9 @@ def _refuse_nameless(handlers: Iterable[Handler]) -> None:
             )
 
 
-def _own_transports(broker: str | Transport) -> list[HttpTransport]:
-    return [HttpTransport(broker), HttpTransport(broker)] if isinstance(broker, str) else []
+def _own_transports(broker: str | BrokerAddress | Transport) -> list[HttpTransport]:
+    return (
+        [HttpTransport(broker), HttpTransport(broker)]
+        if isinstance(broker, str | BrokerAddress)
+        else []
+    )

@@ -11,6 +11,7 @@ import httpx
 from qmq_client.config import mask_secrets
 from qmq_client.doctor.finding import Findings, found
 from qmq_client.errors import ConfigurationError
+from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import as_transport_error
 
 _ANSWER_S_MAX: Final = 5.0
@@ -20,9 +21,11 @@ _DURABLE: Final = "durable"
 _READ_ONLY: Final = "read-only"
 
 
-def broker(url: str) -> Findings:
-    """Ask whether it is ready."""
-    answer = _ask(f"{url.rstrip('/')}/readyz")
+def broker(given: str | BrokerAddress) -> Findings:
+    """Ask whether it is ready, and whether it knows who asks."""
+    address = BrokerAddress.of(given)
+    url = address.url
+    answer = _ask(address, "/readyz")
     if isinstance(answer, str):
         read = answer
         yield found(
@@ -46,14 +49,34 @@ def broker(url: str) -> Findings:
     if durability != _DURABLE:
         read = f"{url}: its durability is {durability}"
         yield found("broker.durability", read, "run the broker without its weaker mode")
+    yield from _access(address)
 
 
-def _ask(url: str) -> tuple[int, dict[str, Any]] | str:
+def _access(address: BrokerAddress) -> Findings:
+    """Whether it lets this caller in, and who hears what it says to it."""
+    answer = _ask(address, "/v1/caller")
+    url = mask_secrets(address.url)
+    if not isinstance(answer, str) and answer[0] == 401:
+        read = f"{url}: it does not know " + (
+            "the token that is configured" if address.has_token else "who asks: there is no token"
+        )
+        fix = "make one with `qmq broker token add`, and give it as QMQ_BROKER_TOKEN or token_file"
+        yield found("broker.access", read, fix)
+    if address.has_token and address.is_in_clear:
+        fix = "start the broker with --tls-cert and --tls-key, and give its https:// address"
+        yield found("broker.token_in_clear", f"{url}: plain HTTP to another machine", fix)
+
+
+def _ask(address: BrokerAddress, path: str) -> tuple[int, dict[str, Any]] | str:
     """Status and answer, or why there is none."""
+    url = f"{address.url.rstrip('/')}{path}"
+    headers = {"accept-encoding": "identity", **address.headers()}
     try:
         with (
-            httpx.Client(timeout=_ANSWER_S_MAX, trust_env=False) as client,
-            client.stream("GET", url, headers={"accept-encoding": "identity"}) as response,
+            httpx.Client(
+                timeout=_ANSWER_S_MAX, trust_env=False, verify=address.ssl_context()
+            ) as client,
+            client.stream("GET", url, headers=headers) as response,
         ):
             data = b""
             for chunk in response.iter_raw():

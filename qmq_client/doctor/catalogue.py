@@ -345,6 +345,20 @@ CHECKS: Final = (
         _BROKER,
         "The broker acknowledges before messages are on disk: a power cut loses accepted ones.",
     ),
+    _check(
+        "broker.access",
+        _RISK,
+        "O1",
+        _BROKER,
+        "The broker does not know who asks: messages wait in their databases.",
+    ),
+    _check(
+        "broker.token_in_clear",
+        _RISK,
+        "",
+        _BROKER,
+        "Whoever listens on the way reads the token and every message.",
+    ),
 )
 
 CHECK_BY_ID: Final = {check.id: check for check in CHECKS}

@@ -25,6 +25,7 @@ from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.checking.column_drift import table_text
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
+from qmq_client.transport.address import BrokerAddress
 
 _SERVERS: Final[dict[str, Any]] = {
     "mysql": mysql,
@@ -41,7 +42,7 @@ def examine(
     tables: Tables = DEFAULT_TABLES,
     session_factory: Callable[[], Any] | None = None,
     threads: int | None = None,
-    broker_url: str | None = None,
+    broker_url: str | BrokerAddress | None = None,
     thresholds: Thresholds = _DEFAULTS,
     clock: Clock = SYSTEM_CLOCK,
 ) -> tuple[Finding, ...]:

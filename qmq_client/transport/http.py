@@ -11,7 +11,9 @@ would begin, leaves the child with half a module for good.
 
 from __future__ import annotations
 
+import logging
 import os
+import ssl
 import threading
 import weakref
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -19,6 +21,7 @@ from urllib.parse import urlsplit
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.errors import (
+    BrokerAccessError,
     BrokerAnswerError,
     BrokerBusyError,
     BrokerRefusedError,
@@ -27,6 +30,7 @@ from qmq_client.errors import (
     ProtocolError,
     TransportError,
 )
+from qmq_client.transport.address import BrokerAddress
 from qmq_client.wire.deliveries import Deliveries, parse_deliveries
 from qmq_client.wire.frame import read_header
 from qmq_client.wire.limits import DEFAULT_LIMITS, FRAME_OVERHEAD_BYTES_MAX, Limits
@@ -50,6 +54,8 @@ if TYPE_CHECKING:
 
     from qmq_client.transport.http_connections import CallDeadline, Connections
 
+_log = logging.getLogger("qmq.transport")
+
 DEFAULT_BROKER_URL: Final = "http://127.0.0.1:9470"
 CONNECT_TIMEOUT_S: Final = 5.0
 #: Longer than a broker under full load needs for one sync, shorter than people's patience.
@@ -59,6 +65,8 @@ RETRY_AFTER_S_MAX: Final = 300.0
 _RETRY_AFTER_S: Final = 1.0
 #: 408: the body came too slowly; 429: too many; 503: not now; 507: the disk's reserve is reached.
 _BUSY: Final = frozenset({408, 429, 503, 507})
+#: 401: the broker does not know who is asking; 403: it does, and does not let it.
+_ACCESS: Final = frozenset({401, 403})
 _HEADERS: Final = {
     "content-type": FRAME_CONTENT_TYPE,
     "accept": FRAME_CONTENT_TYPE,
@@ -74,7 +82,7 @@ class HttpTransport:
 
     def __init__(
         self,
-        broker_url: str = DEFAULT_BROKER_URL,
+        broker: str | BrokerAddress = DEFAULT_BROKER_URL,
         *,
         limits: Limits = DEFAULT_LIMITS,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
@@ -83,13 +91,16 @@ class HttpTransport:
     ) -> None:
         import qmq_client.transport.http_connections  # noqa: F401  # see the module's text
 
-        self.broker_url = _check_url(broker_url)
+        self._address = BrokerAddress.of(broker)
+        self.broker_url = _check_url(self._address.url)
         _check_positive("connect_timeout_s", connect_timeout_s)
         _check_positive("answer_timeout_s", answer_timeout_s)
         self._limits = limits
         self._connect_timeout_s = connect_timeout_s
         self._answer_timeout_s = answer_timeout_s
         self._clock = clock
+        self._ssl_context = self._address.ssl_context()
+        self._headers = self._make_headers()
         self._lock = threading.Lock()
         self._connections: Connections | None = None
         self._deadline: CallDeadline | None = None
@@ -149,6 +160,33 @@ class HttpTransport:
             connections.abandon()
 
     def _call(self, route: str, body: bytes, answer_bytes_max: int, timeout_s: float) -> bytes:
+        headers = self._headers
+        try:
+            return self._call_as(headers, route, body, answer_bytes_max, timeout_s)
+        except BrokerAccessError:
+            self._renew_token()
+            if self._headers == headers:
+                raise
+        return self._call_as(self._headers, route, body, answer_bytes_max, timeout_s)
+
+    def _make_headers(self) -> dict[str, str]:
+        return {**_HEADERS, **self._address.headers()}
+
+    def _renew_token(self) -> None:
+        """Read the token's file again: it may have been replaced while this process ran."""
+        try:
+            self._headers = self._make_headers()
+        except ConfigurationError as error:
+            _log.warning("the broker's token was not read again: %s", error)
+
+    def _call_as(
+        self,
+        headers: dict[str, str],
+        route: str,
+        body: bytes,
+        answer_bytes_max: int,
+        timeout_s: float,
+    ) -> bytes:
         import httpx
 
         client, deadline = self._open()
@@ -158,7 +196,7 @@ class HttpTransport:
         url = f"{self.broker_url}/v1/{route}"
         try:
             with client.stream(
-                "POST", url, content=body, headers=_HEADERS, timeout=timeout
+                "POST", url, content=body, headers=headers, timeout=timeout
             ) as response:
                 data = _read_capped(response, answer_bytes_max)
                 _check_status(response, data)
@@ -176,7 +214,7 @@ class HttpTransport:
                 raise BrokerUnreachableError(f"{self.broker_url}: this transport was closed")
             if self._connections is None or self._deadline is None:
                 self._deadline = CallDeadline()
-                self._connections = Connections(self._clock, self._deadline)
+                self._connections = Connections(self._clock, self._deadline, self._ssl_context)
             return self._connections.client, self._deadline
 
 
@@ -191,6 +229,11 @@ def as_transport_error(
     import httpx
 
     text = f"{url}: {type(error).__name__}: {shorten(str(error))}"
+    if (refused := _refused_certificate(error)) is not None:
+        return BrokerUnreachableError(
+            f"{url}: the broker's certificate is not accepted: {refused}. "
+            "Give the authority that signed it (broker.ca_file), and the host name that it names."
+        )
     nonsense = (
         httpx.RemoteProtocolError,
         httpx.DecodingError,
@@ -200,6 +243,15 @@ def as_transport_error(
     if isinstance(error, nonsense) and not was_closed_by_peer:
         return BrokerAnswerError(text)
     return BrokerUnreachableError(text)
+
+
+def _refused_certificate(error: BaseException | None) -> str | None:
+    """Why TLS did not take the peer's certificate, when that is what went wrong."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return error.verify_message
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _read_capped(response: httpx.Response, bytes_max: int) -> bytes:
@@ -234,6 +286,8 @@ def _check_status(response: httpx.Response, data: bytes) -> None:
         )
     # A 4xx that does not speak our language comes from something else at this address: believing
     # it would give up good messages.
+    if status in _ACCESS and answer is not None:
+        raise BrokerAccessError(status, answer)
     if 400 <= status < 500 and answer is not None:
         raise BrokerRefusedError(status, answer)
     said = "" if answer is None else f": {answer.code}: {shorten(answer.message)}"

@@ -36,9 +36,8 @@ class CallDeadline(threading.local):
 class Connections:
     """All sockets of one transport. `client` may be used from any thread at once."""
 
-    def __init__(self, clock: Clock, deadline: CallDeadline) -> None:
+    def __init__(self, clock: Clock, deadline: CallDeadline, context: ssl.SSLContext) -> None:
         self._streams: weakref.WeakSet[_DeadlineStream] = weakref.WeakSet()
-        context = httpx.create_ssl_context(trust_env=False)
         transport = httpx.HTTPTransport(verify=context, trust_env=False)
         # httpx has no argument for httpcore's network backend, so its pool is put in by hand.
         transport._pool = httpcore.ConnectionPool(

@@ -34,6 +34,7 @@ from qmq_client.commands.logs import log_level_option, log_to_stderr
 from qmq_client.commands.settings import config_option, json_option, loaded
 from qmq_client.config import BrokerSection, Config, RegistrySection, WatchdogSection
 from qmq_client.errors import ConfigurationError
+from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
 from qmq_watchdog.events import LOGGER, event_line
 from qmq_watchdog.once import sweep_all
@@ -162,7 +163,8 @@ def _log(log_level: str) -> None:
 def _sweep_once(options: Mapping[str, Any], *, as_json: bool, ignore_parked: bool) -> NoReturn:
     config = _configuration(options)
     opened, refused = open_all(config, os.environ)
-    transport, limits = HttpTransport(config.broker.url), SweepOptions.from_config(config.watchdog)
+    transport = HttpTransport(BrokerAddress.of_section(config.broker))
+    limits = SweepOptions.from_config(config.watchdog)
     sweeps = [Sweep(database, transport, limits) for database in opened]
     deadline_s = config.watchdog.sweep_s_max + config.watchdog.stop_s
     results, are_all_ended = sweep_all(sweeps, deadline_s, limits=config.watchdog)

@@ -18,6 +18,7 @@ from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.config import Config
 from qmq_client.errors import ConfigurationError
 from qmq_client.sections import DatabaseSection
+from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
 from qmq_watchdog.broker_gate import BrokerGate
 from qmq_watchdog.connections import ConnectionBudget
@@ -63,7 +64,7 @@ class Service:
                 remedy=f"Give at least {limits.workers + limits.aside_workers}, or fewer workers.",
             )
         self._options = DaemonOptions.from_config(limits)
-        self._transport = HttpTransport(config.broker.url)
+        self._transport = HttpTransport(BrokerAddress.of_section(config.broker))
         self._gate = BrokerGate(self._options.backoff, random, clock)
         self._budget = ConnectionBudget(kept_max)
         self.daemon = Daemon(options=self._options, clock=clock, random=random)

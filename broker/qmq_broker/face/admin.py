@@ -15,12 +15,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from qmq_broker.face.answers import error_answer, error_status, refuse, retry_after
+from qmq_broker.face.access import Role
+from qmq_broker.face.answers import (
+    INTERNAL,
+    error_answer,
+    error_headers,
+    error_status,
+    refuse,
+)
 from qmq_broker.face.bodies import read_body
+from qmq_broker.face.door import caller_of
 from qmq_broker.face.find import Finder
 from qmq_broker.face.group_routes import group_routes
 from qmq_broker.face.json_messages import dead_to_json, record_to_json
 from qmq_broker.face.ranges import range_routes
+from qmq_broker.face.rules import guard, sight
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.query import LISTED_MAX
 from qmq_broker.service.serving import Serving
@@ -40,11 +49,12 @@ _SEQUENCE_MAX: Final = 2**63 - 1
 def admin_app(broker: Broker) -> Starlette:
     """An ASGI application over one broker."""
     admin = _Admin(broker)
-    return Starlette(
+    application = Starlette(
         debug=False,
         routes=[
             Route("/healthz", admin.health),
             Route("/readyz", admin.ready),
+            Route("/v1/caller", admin.caller),
             Route("/v1/subjects", admin.subjects),
             Route("/v1/groups", admin.groups),
             Route("/v1/dead", admin.dead),
@@ -56,6 +66,10 @@ def admin_app(broker: Broker) -> Starlette:
         ],
         exception_handlers={QmqError: _on_refused, HTTPException: _on_http},
     )
+    # In our words instead of the framework's; it is raised on, and `app.py` logs it.
+    application.add_exception_handler(Exception, _on_unforeseen)
+    guard(application)
+    return application
 
 
 class StateChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,15 +115,23 @@ class _Admin:
         serving = self._broker.serving
         return _json({"status": serving.state, "reason": serving.reason})
 
-    async def subjects(self, _: Request) -> Response:
-        return _json({"subjects": self._broker.query.subjects()})
+    async def caller(self, request: Request) -> Response:
+        """Who asks, as far as the broker knows, and what it may do."""
+        caller = caller_of(request.scope)
+        return _json({"name": caller.name, "roles": [str(right) for right in caller.rights]})
+
+    async def subjects(self, request: Request) -> Response:
+        sees = sight(request)
+        listed = [one for one in self._broker.query.subjects() if sees(one.subject)]
+        return _json({"subjects": listed})
 
     async def groups(self, request: Request) -> Response:
         subject = _optional_name(request, "subject")
         group = _group(request) if "group" in request.query_params else None
         now_ms = self._broker.time.now_ms()
-        groups = self._broker.query.groups(subject=subject, group=group, now_ms=now_ms)
-        return _json({"groups": groups})
+        found = self._broker.query.groups(subject=subject, group=group, now_ms=now_ms)
+        sees = sight(request)
+        return _json({"groups": [one for one in found if sees(one.subject)]})
 
     async def dead(self, request: Request) -> Response:
         """Dead letters of one group, with their messages when asked for."""
@@ -125,13 +147,15 @@ class _Admin:
 
     async def trace(self, request: Request) -> Response:
         """The life of one message."""
-        return _json(await self._finder.trace(request.path_params["message_id"]))
+        sees = sight(request, Role.CONSUMER)
+        return _json(await self._finder.trace(request.path_params["message_id"], sees))
 
     async def messages(self, request: Request) -> Response:
         """Messages by id, by key and time, or by sequence."""
         if "id" in request.query_params:
             count = _number(request, "count", _FOUND, FOUND_MAX)
-            return _json(await self._finder.by_id(request.query_params["id"], count))
+            sees = sight(request, Role.CONSUMER)
+            return _json(await self._finder.by_id(request.query_params["id"], count, sees))
         subject = _name(request, "subject")
         if "key" in request.query_params:
             times = TimeRange(
@@ -194,8 +218,7 @@ def _number(request: Request, field: str, default: int, highest: int) -> int:
 
 async def _on_refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, QmqError)
-    wait = retry_after(error)
-    headers = {} if wait is None else {"retry-after": wait.decode()}
+    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
     return _json(error_answer(error), status=error_status(error), headers=headers)
 
 
@@ -208,6 +231,10 @@ async def _on_http(request: Request, error: Exception) -> Response:
         what.get(error.status_code, "the request was refused"),
     )
     return _json(refused.answer, status=refused.status, headers=dict(error.headers or {}))
+
+
+async def _on_unforeseen(_: Request, __: Exception) -> Response:
+    return _json(INTERNAL, status=500)
 
 
 def _json(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -64,13 +64,16 @@ def refuse(
     code: str,
     message: str,
     *,
+    field: str = "",
     limit: str = "",
     value: str = "",
     remedy: str = "",
     retry_after_s: float = 0.0,
 ) -> RequestRefusedError:
     """A refusal of the face itself."""
-    answer = ErrorAnswer(code=code, message=message, limit=limit, value=value, remedy=remedy)
+    answer = ErrorAnswer(
+        code=code, message=message, field=field, limit=limit, value=value, remedy=remedy
+    )
     return RequestRefusedError(status, answer, retry_after_s=retry_after_s)
 
 
@@ -101,6 +104,17 @@ def error_answer(error: QmqError) -> ErrorAnswer:
         remedy=getattr(error, "remedy", ""),
         message_id=getattr(error, "message_id", ""),
     )
+
+
+def error_headers(error: QmqError) -> tuple[tuple[bytes, bytes], ...]:
+    """The headers that belong to a refusal."""
+    headers: list[tuple[bytes, bytes]] = []
+    wait = retry_after(error)
+    if wait is not None:
+        headers.append((b"retry-after", wait))
+    if error_status(error) == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return tuple(headers)
 
 
 def retry_after(error: QmqError) -> bytes | None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from starlette.requests import ClientDisconnect
+
 from qmq_broker.face.admin import admin_app
-from qmq_broker.face.answers import INTERNAL
-from qmq_broker.face.hot import HotRoutes
+from qmq_broker.face.answers import INTERNAL, RequestRefusedError
+from qmq_broker.face.door import Door
+from qmq_broker.face.hot import HotRoutes, answer_error
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import log_event
 from qmq_broker.face.requests import (
@@ -23,6 +26,7 @@ from qmq_broker.face.requests import (
     Send,
     answer,
     encode,
+    read_head,
 )
 from qmq_broker.service.broker import Broker
 
@@ -32,7 +36,11 @@ _LOG: Final = logging.getLogger(__name__)
 class App:
     """ASGI 3 application of one broker."""
 
-    def __init__(self, broker: Broker, limits: FaceLimits, *, instance: int) -> None:
+    def __init__(
+        self, broker: Broker, limits: FaceLimits, *, instance: int, door: Door | None = None
+    ) -> None:
+        """Without a `door` everybody may do everything."""
+        self._door = door or Door(None, broker.time.now_ms)
         self._hot = HotRoutes(broker, limits, instance=instance)
         self._admin = admin_app(broker)
 
@@ -43,11 +51,14 @@ class App:
         started = _Started(send)
         route = self._hot.find(scope["path"])
         try:
+            self._door.let_in(scope)
             if route is not None:
                 await self._hot(route, scope, receive, started.send)
             else:
                 await self._admin(scope, receive, started.send)
-        except ClientGone:
+        except RequestRefusedError as refusal:
+            await answer_error(started.send, read_head(scope).answer_encoding(), refusal)
+        except (ClientGone, ClientDisconnect):
             return
         except Exception as error:  # the top of a request
             log_event(

@@ -5,21 +5,26 @@ from __future__ import annotations
 import ipaddress
 import logging
 import sys
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import click
 
 from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.face.operate import drain, readonly, status
+from qmq_broker.face.token_cli import token
 from qmq_broker.options import (
     SEGMENT_BYTES_MAX,
     SEGMENT_MULTIPLE_BYTES,
     ServeOptions,
     StoreOptions,
+    TlsOptions,
     room_for_a_frame_bytes,
 )
 from qmq_client.wire.limits import DEFAULT_LIMITS
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 DEFAULT_LISTEN = "127.0.0.1:9470"
 #: The shortest segment that takes the largest frame.
 SEGMENT_BYTES_MIN = room_for_a_frame_bytes(DEFAULT_LIMITS)
@@ -38,6 +43,29 @@ def _check_segment_bytes(_: click.Context, __: click.Parameter, value: int | Non
     return value
 
 
+def tls_options(function: _Function) -> _Function:
+    """Add the three options of TLS; the command gets them as one value, `tls`."""
+
+    @wraps(function)
+    def with_tls(*, tls_cert: str, tls_key: str, tls_client_ca: str, **others: Any) -> Any:
+        tls = None
+        if tls_cert or tls_key or tls_client_ca:
+            if not (tls_cert and tls_key):
+                raise click.UsageError("TLS needs both --tls-cert and --tls-key.")
+            tls = TlsOptions(
+                certificate_file=tls_cert, key_file=tls_key, client_ca_file=tls_client_ca
+            )
+        return function(tls=tls, **others)
+
+    for name, text in (
+        ("--tls-client-ca", "Take only clients with a certificate of these authorities."),
+        ("--tls-key", "Its private key, PEM, not encrypted."),
+        ("--tls-cert", "Speak TLS with this certificate chain, PEM; read again when it changes."),
+    ):
+        with_tls = click.option(name, default="", metavar="FILE", help=text)(with_tls)
+    return cast("_Function", with_tls)
+
+
 @click.group()
 def broker() -> None:
     """Run a broker: one process, one data directory."""
@@ -54,9 +82,17 @@ def broker() -> None:
     help="HOST:PORT; port 0 takes a free one.",
 )
 @click.option(
+    "--tokens",
+    "tokens_file",
+    default="",
+    metavar="FILE",
+    help="Refuse whoever shows no token of this file; see `qmq broker token`.",
+)
+@tls_options
+@click.option(
     "--insecure",
     is_flag=True,
-    help="Listen beyond this machine although there is no authentication.",
+    help="Listen beyond this machine without tokens, or without TLS.",
 )
 @click.option(
     "--segment-bytes",
@@ -106,6 +142,8 @@ def serve(  # noqa: PLR0913  # one argument for each option
     *,
     directory: str,
     listen: str,
+    tokens_file: str,
+    tls: TlsOptions | None,
     insecure: bool,
     segment_bytes: int | None,
     reserve_bytes: int | None,
@@ -120,16 +158,13 @@ def serve(  # noqa: PLR0913  # one argument for each option
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    Exit codes: 0 stopped in order, 1 stopped but not in order, 2 usage or too few
+    Exit codes: 0 stopped in order, 1 stopped but not in order, 2 usage, tokens or certificate, too few
     open files, 3 data directory in use or
     of another version, 4 accepted data is damaged, 5 a write or sync failed, 6 address in use.
     """
     host, port = _parse_listen(listen)
-    if not insecure and not _is_loopback(host):
-        raise click.UsageError(
-            f"--listen {listen}: {host} can be reached from other machines and this broker has no "
-            "authentication. Listen on 127.0.0.1, or add --insecure when the network is trusted."
-        )
+    if not insecure:
+        _check_reach(listen, host, has_tokens=bool(tokens_file), has_tls=tls is not None)
     of_store = _given(
         segment_bytes=segment_bytes,
         reserve_bytes=reserve_bytes,
@@ -142,6 +177,8 @@ def serve(  # noqa: PLR0913  # one argument for each option
             directory=directory,
             host=host,
             port=port,
+            tokens_file=tokens_file,
+            tls=tls,
             is_read_only=read_only,
             is_quarantining=quarantine,
             store=StoreOptions(**of_store, force_retention=force_retention),
@@ -170,6 +207,21 @@ def _parse_listen(listen: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def _check_reach(listen: str, host: str, *, has_tokens: bool, has_tls: bool) -> None:
+    """Refuse to be reached from other machines by anybody, or by all who listen on the way."""
+    missing = [
+        what
+        for what, is_there in (("--tokens", has_tokens), ("--tls-cert and --tls-key", has_tls))
+        if not is_there
+    ]
+    if missing and not _is_loopback(host):
+        raise click.UsageError(
+            f"--listen {listen}: {host} can be reached from other machines, which needs "
+            f"authentication and TLS. Add {' and '.join(missing)}, listen on 127.0.0.1, or add "
+            "--insecure when the network is trusted."
+        )
+
+
 def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
@@ -179,5 +231,5 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-for _command in (status, readonly, drain):
+for _command in (status, readonly, drain, token):
     broker.add_command(_command)

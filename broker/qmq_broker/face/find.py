@@ -95,23 +95,26 @@ class Finder:
         self._broker = broker
         self._running = 0
 
-    async def by_id(self, message_id: str, count: int) -> JsonSearch:
-        """All places of a message, and what became of it in its groups."""
+    async def by_id(self, message_id: str, count: int, sees: Callable[[str], bool]) -> JsonSearch:
+        """All places of a message in subjects that the asker `sees`, and what became of it."""
         wanted = parse_message_id(message_id)
         result = await self._run(lambda: self._broker.query.search.by_id(wanted, count))
         query = self._broker.query
         return _answer(
             result,
-            [_found(one, query.fates(one.subject, one.sequence)) for one in result.found],
+            [
+                _found(one, query.fates(one.subject, one.sequence))
+                for one in _seen(result, sees).found
+            ],
         )
 
-    async def trace(self, message_id: str) -> JsonTrace:
-        """The life of a message; raises `NotFoundError` when it is surely not there."""
+    async def trace(self, message_id: str, sees: Callable[[str], bool]) -> JsonTrace:
+        """The life of a message; raises `NotFoundError` when it is surely not where one `sees`."""
         wanted = parse_message_id(message_id)
         query = self._broker.query
         search = query.search
         result, traces = await self._run(
-            lambda: _traced(query, search.by_id(wanted, TRACED_PLACES_MAX))
+            lambda: _traced(query, _seen(search.by_id(wanted, TRACED_PLACES_MAX), sees))
         )
         if not result.found and result.is_complete:
             raise NotFoundError(f"there is no message {message_id}")
@@ -151,6 +154,11 @@ def _answer(result: SearchResult, messages: list[JsonFound]) -> JsonSearch:
         log_end=result.next_offset,
         unsearched_bytes=result.unsearched_bytes,
     )
+
+
+def _seen(result: SearchResult, sees: Callable[[str], bool]) -> SearchResult:
+    result.found[:] = [one for one in result.found if sees(one.subject)]
+    return result
 
 
 def _traced(query: Query, result: SearchResult) -> tuple[SearchResult, list[Trace]]:

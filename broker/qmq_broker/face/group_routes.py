@@ -14,7 +14,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qmq_broker.errors import NotFoundError
+from qmq_broker.face.access import Role
 from qmq_broker.face.bodies import read_body
+from qmq_broker.face.door import caller_of
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.query import GroupStatus
 from qmq_client.wire.groups import check_group
@@ -101,6 +103,7 @@ class _GroupRoutes:
     async def _read(self, request: Request, kind: type[_R]) -> _R:
         wanted = await read_body(request, kind)
         check_name(wanted.subject, field="subject")
+        caller_of(request.scope).check(Role.ADMIN, wanted.subject)
         check_group(wanted.group)
         self._broker.serving.check_delivers()
         return wanted

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
 
-from qmq_broker.face.answers import error_answer, error_status, refuse, retry_after
+from qmq_broker.face.access import Role
+from qmq_broker.face.answers import error_answer, error_headers, error_status, refuse
 from qmq_broker.face.json_messages import JsonSend, deliveries_to_json, json_to_frame
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.requests import (
@@ -94,13 +95,15 @@ class HotRoutes:
             if encoding is Encoding.JSON:
                 data, message_ids = self._frame_of(data)
             durable: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
-            frame = self._broker.send(data, partial(_resolve, durable))
+            may_send = partial(head.caller.check, Role.PRODUCER)
+            frame = self._broker.send(data, partial(_resolve, durable), may_send)
             placed = await durable
         reply = head.answer_encoding()
         await answer(send, 200, reply, encode(reply, send_answer(frame, placed, message_ids)))
 
     async def _pull(self, head: Head, receive: Receive, send: Send) -> None:
         request = await self._read(head, receive, PullRequest)
+        head.caller.check(Role.CONSUMER, request.subject)
         self._broker.serving.check_delivers()
         self._check_answer(request)
         delivery = self._broker.delivery
@@ -125,6 +128,7 @@ class HotRoutes:
 
     async def _settle(self, head: Head, receive: Receive, send: Send) -> None:
         request = await self._read(head, receive, SettleRequest)
+        head.caller.check(Role.CONSUMER, request.subject)
         self._broker.serving.check_delivers()
         settled = self._broker.delivery.settle(request, self._broker.time.now_ms())
         reply = head.answer_encoding()
@@ -204,10 +208,7 @@ class HotRoutes:
 
 async def answer_error(send: Send, encoding: Encoding, error: QmqError) -> None:
     """Say why a request was refused."""
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    wait = retry_after(error)
-    if wait is not None:
-        headers = ((b"retry-after", wait),)
+    headers = error_headers(error)
     status = error_status(error)
     if status == 405:
         headers = (*headers, *_ALLOW_POST)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from qmq_broker.face.answers import RequestRefusedError, refuse, retry_after
+from qmq_broker.face.door import CERTIFICATE_NAMES, certificate_names
 from qmq_broker.face.limits import FaceLimits
 from qmq_client.wire.requests import JSON_CONTENT_TYPE, encode_json
 
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
-#: Headers that say where a request ends or whom it is for: never more than once.
-_ONCE: Final = (b"content-length", b"transfer-encoding", b"host")
+#: Headers that say where a request ends, whom it is for and whose it is: never more than once.
+_ONCE: Final = (b"content-length", b"transfer-encoding", b"host", b"authorization")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        names = certificate_names(transport.get_extra_info("peercert"))
+        if names:
+            self.app_state = {**self.app_state, CERTIFICATE_NAMES: names}
         if len(self.connections) > self.limits.connections:
             self._refuse_raw(
                 refuse(

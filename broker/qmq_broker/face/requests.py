@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from qmq_broker.face.access import CALLER, NOBODY, Caller
 from qmq_broker.face.answers import refuse
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.strict_json import read_json
@@ -59,6 +60,8 @@ class Head:
     content_bytes: int | None
     is_chunked: bool
     accept: bytes | None
+    #: Who sent it.
+    caller: Caller
 
     def answer_encoding(self) -> Encoding:
         """How the answer is written: as the request, unless `Accept` names the other one."""
@@ -84,6 +87,7 @@ def read_head(scope: Scope) -> Head:
         content_bytes=int(length) if length is not None and length.isdigit() else None,
         is_chunked=b"transfer-encoding" in found,
         accept=found.get(b"accept"),
+        caller=scope.get(CALLER, NOBODY),
     )
 
 

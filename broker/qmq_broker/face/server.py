@@ -8,13 +8,11 @@ process at once. See `exit_codes.py` for how it can end.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -26,9 +24,12 @@ from qmq_broker.errors import CorruptionError, StoreError
 from qmq_broker.face.app import App
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.limits import FaceLimits
+from qmq_broker.face.listener import BrokerServer, Entrance
 from qmq_broker.face.logs import log_event, values
 from qmq_broker.face.open_files import BACKLOG, fit_connections, raise_files_limit
 from qmq_broker.face.protocol import bounded_protocol, end_slow_connections
+from qmq_broker.face.tls import TlsError
+from qmq_broker.face.token_file import TokenFileError
 from qmq_broker.options import ServeOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
 from qmq_broker.service.limits import ServiceLimits
@@ -61,6 +62,11 @@ def serve(
     bounds = _fit_files(face_limits or FaceLimits(), options)
     if bounds is None:
         return ExitCode.USAGE
+    try:
+        entrance = Entrance.of(options, clock)
+    except (TokenFileError, TlsError) as error:
+        log_event(_LOG, logging.CRITICAL, "not_started", code=error.code, reason=error)
+        return ExitCode.USAGE
     listener = _bind(options)
     if listener is None:
         return ExitCode.ADDRESS
@@ -79,7 +85,7 @@ def serve(
             store=options.store,
             is_read_only=options.is_read_only,
         )
-        process = _Process(options, store, clock, settings, bounds)
+        process = _Process(options, store, clock, settings, bounds, entrance)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(process.run(listener))
 
@@ -94,12 +100,14 @@ class _Process:
         clock: Clock,
         settings: BrokerSettings,
         face_limits: FaceLimits,
+        entrance: Entrance,
     ) -> None:
         self._options = options
         self._store = store
         self._clock = clock
         self._settings = settings
         self._face_limits = face_limits
+        self._entrance = entrance
         self._signals = 0
 
     async def run(self, listener: socket.socket) -> ExitCode:
@@ -130,10 +138,15 @@ class _Process:
         ticking.cancel()
         return await self._stop(broker)
 
-    def _make_server(self, broker: Broker) -> _Server:
+    def _make_server(self, broker: Broker) -> BrokerServer:
         limits = self._face_limits
         config = uvicorn.Config(
-            App(broker, limits, instance=instance_of(secrets.randbits(64))),
+            App(
+                broker,
+                limits,
+                instance=instance_of(secrets.randbits(64)),
+                door=self._entrance.door,
+            ),
             http=bounded_protocol(limits),
             ws="none",
             lifespan="off",
@@ -147,16 +160,23 @@ class _Process:
             timeout_keep_alive=limits.idle_ms // 1000,
             timeout_graceful_shutdown=max(1, self._options.drain_ms // 1000),
         )
-        return _Server(config, self._on_listening)
+        return BrokerServer(
+            config,
+            self._on_listening,
+            self._entrance.tls,
+            handshake_s=limits.head_ms / 1000,
+        )
 
     def _on_listening(self, sockets: list[socket.socket]) -> None:
         host, port = sockets[0].getsockname()[:2]
+        scheme = "http" if self._entrance.tls is None else "https"
         log_event(
             _LOG,
             logging.INFO,
             "listening",
-            url=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
+            url=f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}",
             pid=os.getpid(),
+            tokens=self._entrance.tokens_count(),
             details={
                 **values("wire", self._settings.wire),
                 **values("service", self._settings.limits),
@@ -164,7 +184,7 @@ class _Process:
             },
         )
 
-    async def _tick(self, broker: Broker, server: _Server) -> None:
+    async def _tick(self, broker: Broker, server: BrokerServer) -> None:
         """Advance what changes by time."""
         loop = asyncio.get_running_loop()
         next_sweep_s = loop.time()
@@ -180,7 +200,10 @@ class _Process:
                 pause_s = _TICK_AFTER_FAILURE_S
             await asyncio.sleep(pause_s)
 
-    def _sweep(self, server: _Server, now_s: float) -> None:
+    def _sweep(self, server: BrokerServer, now_s: float) -> None:
+        refused = self._entrance.step()
+        if refused:
+            log_event(_LOG, logging.WARNING, "strangers_refused", requests=refused)
         counts = end_slow_connections(server.server_state.connections, now_s, self._face_limits)
         if counts.slow or counts.unread:
             log_event(
@@ -191,7 +214,7 @@ class _Process:
                 unread=counts.unread,
             )
 
-    def _on_signal(self, number: int, broker: Broker, server: _Server) -> None:
+    def _on_signal(self, number: int, broker: Broker, server: BrokerServer) -> None:
         self._signals += 1
         name = signal.Signals(number).name
         if self._signals > 1:
@@ -201,11 +224,11 @@ class _Process:
         woken = broker.ask_to_stop(f"{name} received")
         log_event(_LOG, logging.INFO, "stopping", signal=name, waiting_pulls=woken)
 
-    def _on_stop(self, broker: Broker, server: _Server) -> None:
+    def _on_stop(self, broker: Broker, server: BrokerServer) -> None:
         log_event(_LOG, logging.INFO, "draining", reason=broker.serving.reason)
         server.should_exit = True
 
-    def _on_poisoned(self, broker: Broker, server: _Server) -> None:
+    def _on_poisoned(self, broker: Broker, server: BrokerServer) -> None:
         log_event(_LOG, logging.CRITICAL, "poisoned", reason=broker.serving.reason)
         server.should_exit = True
 
@@ -221,24 +244,6 @@ class _Process:
         if broker.serving.state is Serving.POISONED:
             return ExitCode.POISONED
         return ExitCode.OK if is_clean else ExitCode.UNCLEAN
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handling, which would end the process by the signal."""
-
-    def __init__(
-        self, config: uvicorn.Config, on_listening: Callable[[list[socket.socket]], None]
-    ) -> None:
-        super().__init__(config)
-        self._on_listening = on_listening
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._on_listening(sockets or [])
 
 
 def _not_opened(error: StoreError) -> ExitCode:

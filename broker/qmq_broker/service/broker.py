@@ -140,9 +140,14 @@ class Broker:
             self._post(lambda: self._on_poisoned(reason))
             raise
 
-    def send(self, data: bytes, on_done: OnDone) -> MessageFrame:
-        """Check a request and let it wait for its commit; raises when it is refused."""
-        frame = self.intake.check(data)
+    def send(
+        self, data: bytes, on_done: OnDone, may_send: Callable[[str], None] | None = None
+    ) -> MessageFrame:
+        """Check a request and let it wait for its commit; raises when it is refused.
+
+        `may_send` is asked for each subject, and raises where the sender must not send.
+        """
+        frame = self.intake.check(data, may_send)
         self.writer.submit(frame, on_done)
         return frame
 

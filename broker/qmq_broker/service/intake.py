@@ -9,6 +9,7 @@ found at delivery. Whether the commit queue has room is asked by the writer itse
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from qmq_broker.errors import BusyError, DiskFullError, InvalidRecordError
@@ -47,7 +48,7 @@ class Intake:
         self._subjects = set(store.subjects())
         self._known_room_bytes = 0
 
-    def check(self, data: bytes) -> MessageFrame:
+    def check(self, data: bytes, may_send: Callable[[str], None] | None = None) -> MessageFrame:
         """The request's frame, fit to be stored; raises without having changed anything."""
         self._serving.check_takes_messages()
         self._check_room(len(data))
@@ -59,6 +60,9 @@ class Intake:
                 value=frame.header.kind.name,
                 remedy="Send without a delay: this broker has none yet.",
             )
+        if may_send is not None:
+            for run in frame.runs:
+                may_send(run.subject)
         check_records(frame)
         self._check_subjects(frame)
         return frame

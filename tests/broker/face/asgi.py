@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from qmq_broker.face.app import App
+from qmq_broker.face.door import Door
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.requests import Message, Scope
 from qmq_client.wire.requests import (
@@ -43,20 +44,22 @@ class Reply:
 class Client:
     """Calls the application; the writer runs between its steps."""
 
-    def __init__(self, rig: Rig, limits: FaceLimits | None = None) -> None:
+    def __init__(
+        self, rig: Rig, limits: FaceLimits | None = None, door: Door | None = None
+    ) -> None:
         self.rig = rig
         #: Whether the writer gets its turns.
         self.is_writing = True
-        self.app = App(rig.broker, limits or FaceLimits(), instance=0xABCD)
+        self.app = App(rig.broker, limits or FaceLimits(), instance=0xABCD, door=door)
 
     def post(self, path: str, body: object, content_type: bytes = JSON, **more: Any) -> Reply:
         """POST bytes, or a value as JSON."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         return asyncio.run(self.call("POST", path, data, content_type=content_type, **more))
 
-    def get(self, path: str) -> Reply:
+    def get(self, path: str, **more: Any) -> Reply:
         """GET."""
-        return asyncio.run(self.call("GET", path, b"", content_type=None))
+        return asyncio.run(self.call("GET", path, b"", content_type=None, **more))
 
     async def call(
         self,

@@ -25,7 +25,7 @@ END_S_MAX = 30.0
 ROOT = Path(__file__).resolve().parents[3]
 SERVE = ("-m", "qmq_broker", "serve")
 SERVE_WITH_FAULTS = ("-m", "tests.broker.face.faulty_serve")
-_URL = re.compile(r" listening url=http://([0-9.]+):([0-9]+)")
+_URL = re.compile(r" listening url=(https?)://([0-9.]+):([0-9]+)")
 
 
 class BrokerProcess:
@@ -37,7 +37,7 @@ class BrokerProcess:
         self._command = [sys.executable, *command, "--data", str(data), "--listen", listen, *more]
         self.lines: list[str] = []
         self._fresh: SimpleQueue[str] = SimpleQueue()
-        self.host, self.port = "127.0.0.1", 0
+        self.scheme, self.host, self.port = "http", "127.0.0.1", 0
 
     def __enter__(self) -> Self:
         self.start()
@@ -54,14 +54,14 @@ class BrokerProcess:
     @property
     def url(self) -> str:
         """Where it listens."""
-        return f"http://{self.host}:{self.port}"
+        return f"{self.scheme}://{self.host}:{self.port}"
 
     def start(self) -> None:
         """Start it and wait until it listens."""
         self.spawn()
         found = _URL.search(self.wait_for(" listening "))
         assert found is not None
-        self.host, self.port = found[1], int(found[2])
+        self.scheme, self.host, self.port = found[1], found[2], int(found[3])
 
     def spawn(self) -> None:
         """Start it without waiting."""

@@ -63,10 +63,7 @@ def make_frame(
     """A message frame of one subject; `fields` are those of every record."""
     ids = new_ids() if ids is None else ids
     given = {"subject": subject, "born_at_ms": 1, **fields}
-    records = [
-        encode_record(Record(message_id=next(ids), body=body, **given))
-        for body in bodies
-    ]
+    records = [encode_record(Record(message_id=next(ids), body=body, **given)) for body in bodies]
     return build_message_frame({subject: records})
 
 

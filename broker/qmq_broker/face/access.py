@@ -1,0 +1,113 @@
+"""Who may do what: roles, the subjects they cover, and the caller that has them.
+
+Three roles. A producer sends to its subjects; a consumer pulls, settles and reads there; an admin may
+do both, and what changes the data of others: state, dead letters, positions of groups. Subjects are
+one name, the beginning of names (`orders.*`), or all (`*`): no other pattern, so that nothing of a
+stranger is ever run as one.
+
+Pure: where tokens come from is in `token_file.py`, where callers are told apart in `door.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from qmq_broker.face.answers import refuse
+from qmq_client.wire.names import is_name, shorten
+
+ALL_SUBJECTS: Final = "*"
+#: Where the caller stands in the scope of a request; see `door.py`.
+CALLER: Final = "qmq.caller"
+
+
+class Role(StrEnum):
+    """What a caller is for."""
+
+    PRODUCER = "producer"
+    CONSUMER = "consumer"
+    ADMIN = "admin"
+
+
+class Right(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One role on some subjects."""
+
+    role: Role
+    #: A subject, the beginning of subjects with `*` behind it, or `*` alone.
+    subjects: str = ALL_SUBJECTS
+
+    def __post_init__(self) -> None:
+        start = self.subjects.removesuffix(ALL_SUBJECTS)
+        if self.subjects != ALL_SUBJECTS and not is_name(start):
+            raise ValueError(
+                f"subjects {shorten(self.subjects)}: give a subject, the beginning of subjects "
+                "followed by *, or * alone"
+            )
+
+    def covers(self, subject: str) -> bool:
+        """Whether this right is for the subject."""
+        if self.subjects.endswith(ALL_SUBJECTS):
+            return subject.startswith(self.subjects[:-1])
+        return subject == self.subjects
+
+    def __str__(self) -> str:
+        return f"{self.role}:{self.subjects}"
+
+
+class Caller:
+    """Whoever sent a request: a name for logs and refusals, and rights."""
+
+    __slots__ = ("name", "rights")
+
+    def __init__(self, name: str, rights: Iterable[Right]) -> None:
+        self.name = name
+        self.rights = tuple(rights)
+
+    def may(self, roles: Iterable[Role], subject: str) -> bool:
+        """Whether one of these roles is the caller's on the subject; an admin has every role.
+
+        `*` as the subject asks for all of them.
+        """
+        wanted = {Role.ADMIN, *roles}
+        return any(right.role in wanted and right.covers(subject) for right in self.rights)
+
+    def check(self, role: Role, subject: str) -> None:
+        """Raise `RequestRefusedError` (403) unless the caller may act in this role there."""
+        if not self.may((role,), subject):
+            raise self.refusal((role,), subject)
+
+    def refusal(self, roles: Iterable[Role], subject: str) -> Exception:
+        """The 403 that says which right is missing, and names the subject in `value`."""
+        wanted = " or ".join(roles)
+        what = "all subjects" if subject == ALL_SUBJECTS else f"subject {shorten(subject)}"
+        return refuse(
+            403,
+            "forbidden",
+            f"{self.name} is no {wanted} of {what}",
+            field="subject",
+            limit=", ".join(map(str, self.rights)) or "no right at all",
+            value=subject,
+            remedy=f"Make a token for it: qmq broker token add, --role {next(iter(roles))}:SUBJECTS.",
+        )
+
+
+#: Everybody, on a broker that has no tokens.
+ANYBODY: Final = Caller(
+    "anybody", (Right(role=Role.ADMIN), Right(role=Role.PRODUCER), Right(role=Role.CONSUMER))
+)
+#: Who was not told apart, and may do nothing.
+NOBODY: Final = Caller("nobody", ())
+
+
+def parse_right(text: str) -> Right:
+    """`ROLE` or `ROLE:SUBJECTS` as people write it; raises `ValueError` with the rule."""
+    role, colon, subjects = text.partition(":")
+    known = ", ".join(Role)
+    if role not in list(Role) or (colon and not subjects):
+        raise ValueError(
+            f"{shorten(text)}: give one of {known}, or with subjects like producer:orders.*"
+        )
+    return Right(role=Role(role), subjects=subjects or ALL_SUBJECTS)

@@ -1,0 +1,100 @@
+"""Who knocks: every request gets its caller here, before anything of it is looked at.
+
+A broker with tokens refuses whoever shows none (401), always with the same answer; what a known
+caller may do is asked where the subject is known (`Caller.check`), by `rules.py` for the routes of
+people. A broker without tokens takes everybody as `ANYBODY`. A connection with a verified client
+certificate may be known by a name in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from qmq_broker.face.access import ANYBODY, CALLER, NOBODY, Caller
+from qmq_broker.face.answers import refuse
+from qmq_broker.face.requests import Scope
+from qmq_broker.face.token_file import WatchedTokens
+
+#: Where the connection's protocol leaves the names of a verified certificate.
+CERTIFICATE_NAMES: Final = "certificate_names"
+_BEARER: Final = b"bearer "
+#: Longer than any token; what is longer is not looked at.
+_HEADER_BYTES_MAX: Final = 200
+#: Open to everybody: they say nothing about the data.
+_OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
+
+
+class Door:
+    """Tells callers apart. Belongs to the loop thread."""
+
+    def __init__(self, tokens: WatchedTokens | None, now_ms: Callable[[], int]) -> None:
+        self._tokens = tokens
+        self._now_ms = now_ms
+        #: Requests that were turned away since somebody last asked.
+        self.refused = 0
+
+    def step(self) -> int:
+        """Read changed tokens; how many requests were turned away since the last step."""
+        if self._tokens is not None:
+            self._tokens.step()
+        refused, self.refused = self.refused, 0
+        return refused
+
+    def let_in(self, scope: Scope) -> None:
+        """Put the caller into the scope; raises `RequestRefusedError` (401) for a stranger."""
+        if self._tokens is None:
+            scope[CALLER] = ANYBODY
+            return
+        caller = self._known(self._tokens, scope)
+        if caller is None and scope["path"] not in _OPEN_PATHS:
+            self.refused += 1
+            raise _unknown()
+        scope[CALLER] = caller or NOBODY
+
+    def _known(self, tokens: WatchedTokens, scope: Scope) -> Caller | None:
+        now_ms = self._now_ms()
+        for name, value in scope["headers"]:
+            if name == b"authorization":
+                return tokens.current.find(_token_in(value), now_ms)
+        names: Sequence[str] = scope.get("state", {}).get(CERTIFICATE_NAMES, ())
+        return tokens.current.find_certificate(names, now_ms) if names else None
+
+
+def caller_of(scope: Scope) -> Caller:
+    """The caller that `Door.let_in` found."""
+    caller: Caller = scope[CALLER]
+    return caller
+
+
+def certificate_names(certificate: dict[str, Any] | None) -> tuple[str, ...]:
+    """Names in a verified certificate: its alternative names, then its common name."""
+    if not certificate:
+        return ()
+    names = [
+        value for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI")
+    ]
+    names += [
+        value
+        for part in certificate.get("subject", ())
+        for kind, value in part
+        if kind == "commonName"
+    ]
+    return tuple(names)
+
+
+def _token_in(header: bytes) -> str:
+    if len(header) > _HEADER_BYTES_MAX or header[: len(_BEARER)].lower() != _BEARER:
+        return ""
+    return header[len(_BEARER) :].strip().decode("latin-1")
+
+
+def _unknown() -> Exception:
+    return refuse(
+        401,
+        "unauthenticated",
+        "this broker serves only callers with a valid token",
+        limit="authorization: Bearer TOKEN",
+        remedy="Give a token (QMQ_BROKER_TOKEN, or token_file in [broker] of qmq.toml); "
+        "`qmq broker token add` makes one.",
+    )

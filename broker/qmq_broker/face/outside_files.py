@@ -1,0 +1,38 @@
+"""Files outside of the data directory that somebody may change while the broker runs.
+
+Tokens and certificates belong to the operator: they are looked at again and again and read when they
+changed, so that a rotation needs no restart. The data directory has its own door
+(`storage/disk.py`); nothing here writes.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+#: What tells one content from another: device, inode, length, time of change.
+Stamp = tuple[int, int, int, int]
+
+
+def stamp_of(path: str) -> Stamp | None:
+    """The file's stamp, following links; None when there is no such file. Raises `OSError`."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def read_bounded(path: str, bytes_max: int) -> bytes:
+    """The whole file; raises `OSError`, or `ValueError` for one that is not to be trusted."""
+    # Without O_NONBLOCK the open of a named pipe would wait for its writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("not a regular file")
+        if found.st_mode & stat.S_IWOTH:
+            raise ValueError("everybody may write it; take that right away (chmod o-w)")
+        if found.st_size > bytes_max:
+            raise ValueError(f"{found.st_size} bytes; allowed: {bytes_max}")
+        return file.read(bytes_max)

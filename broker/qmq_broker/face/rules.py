@@ -1,0 +1,112 @@
+"""Which role each route of people and tools asks for, and on which subject.
+
+One table for all routes behind `admin.py`; a route that is not in it is for admins of all subjects.
+The hot routes ask by themselves (`hot.py`): their subjects stand in frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from qmq_broker.face.access import ALL_SUBJECTS, Role
+from qmq_broker.face.door import caller_of
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class About(Enum):
+    """Which subject a route is about."""
+
+    #: None: whoever was let in may ask.
+    NOTHING = "nothing"
+    #: All of them, whatever the query says.
+    ALL = "all"
+    #: The one in the path or the query; all of them when it names none.
+    NAMED = "named"
+    #: The same; when it names none, the handler leaves out what the caller may not see.
+    LISTED = "listed"
+    #: The one in the body: the handler asks.
+    IN_BODY = "in body"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Who may use a route; admins may whatever the roles are."""
+
+    roles: tuple[Role, ...] = ()
+    about: About = About.NAMED
+
+
+#: Whoever has to do with a subject may see that it is there and how far its groups are.
+READERS: Final = (Role.PRODUCER, Role.CONSUMER)
+#: What a message says is for those who may consume it.
+RULES: Final[Mapping[str, Rule]] = {
+    "GET /healthz": Rule(about=About.NOTHING),
+    "GET /readyz": Rule(about=About.NOTHING),
+    "GET /v1/caller": Rule(about=About.NOTHING),
+    "GET /v1/subjects": Rule(roles=READERS, about=About.LISTED),
+    "GET /v1/groups": Rule(roles=READERS, about=About.LISTED),
+    "GET /v1/dead": Rule(roles=(Role.CONSUMER,)),
+    "GET /v1/messages": Rule(roles=(Role.CONSUMER,), about=About.LISTED),
+    "GET /v1/messages/{message_id}/trace": Rule(roles=(Role.CONSUMER,), about=About.LISTED),
+    "GET /v1/files": Rule(roles=(Role.CONSUMER,), about=About.ALL),
+    "GET /v1/files/read": Rule(roles=(Role.CONSUMER,), about=About.ALL),
+    "POST /v1/state": Rule(about=About.ALL),
+    "POST /v1/groups/pause": Rule(about=About.IN_BODY),
+    "POST /v1/groups/resume": Rule(about=About.IN_BODY),
+    "POST /v1/groups/seek": Rule(about=About.IN_BODY),
+    "POST /v1/groups/configure": Rule(about=About.IN_BODY),
+    "POST /v1/groups/remove": Rule(about=About.IN_BODY),
+    "POST /v1/dead/replay": Rule(about=About.IN_BODY),
+    "POST /v1/dead/purge": Rule(about=About.IN_BODY),
+}
+_ADMINS_OF_ALL: Final = Rule(about=About.ALL)
+
+
+def route_name(route: Route) -> str:
+    """Method and path, as the table and docs/http.md have it."""
+    methods = (route.methods or {"GET"}) - {"HEAD"}
+    return f"{min(methods)} {route.path}"
+
+
+def guard(application: Starlette) -> None:
+    """Put every route behind its rule, from whichever list it came."""
+    routes = application.router.routes
+    assert all(isinstance(route, Route) for route in routes), "what is no route has no rule"
+    routes[:] = [_guarded(route) for route in routes if isinstance(route, Route)]
+
+
+def sight(request: Request, *roles: Role) -> Callable[[str], bool]:
+    """Whether the caller may see a subject in a list."""
+    caller = caller_of(request.scope)
+    return lambda subject: caller.may(roles or READERS, subject)
+
+
+def _guarded(route: Route) -> Route:
+    rule = RULES.get(route_name(route), _ADMINS_OF_ALL)
+    endpoint: Endpoint = route.endpoint
+
+    async def ask(request: Request) -> Response:
+        _check(rule, request)
+        return await endpoint(request)
+
+    return Route(route.path, ask, methods=route.methods, name=route.name)
+
+
+def _check(rule: Rule, request: Request) -> None:
+    if rule.about is About.NOTHING:
+        return
+    caller = caller_of(request.scope)
+    subject = request.path_params.get("subject") or request.query_params.get("subject")
+    if rule.about is About.ALL or (subject is None and rule.about is About.NAMED):
+        subject = ALL_SUBJECTS
+    if subject is not None and not caller.may(rule.roles, subject):
+        raise caller.refusal(rule.roles or (Role.ADMIN,), subject)

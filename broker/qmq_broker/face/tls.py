@@ -1,0 +1,109 @@
+"""TLS of the listening socket: one context, its certificate read again when the files change.
+
+TLS 1.2 or later. With a client CA every client has to show a certificate that it signed (mutual TLS).
+A renewed certificate counts for the next connections; one that cannot be read leaves the old in
+place, with a line in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from typing import Final
+
+from qmq_broker.face.logs import log_event
+from qmq_broker.face.outside_files import Stamp, read_bounded, stamp_of
+from qmq_broker.options import TlsOptions
+from qmq_client.wire.errors import QmqError
+
+_LOG: Final = logging.getLogger(__name__)
+#: A chain of certificates; the CAs of a whole company are more.
+_FILE_BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+class TlsError(QmqError):
+    """A certificate or key cannot be used."""
+
+    code = "tls"
+
+    def __init__(self, *, files: str, reason: str) -> None:
+        super().__init__(
+            f"{files}: {reason}. Give a certificate chain and its unencrypted key, both as PEM."
+        )
+        self.files = files
+        self.reason = reason
+
+
+class TlsContext:
+    """What the listener hands to each connection. Belongs to the loop thread."""
+
+    def __init__(self, options: TlsOptions) -> None:
+        """Raises `TlsError`."""
+        self._options = options
+        self._stamps = self._look()
+        self.context = _new_context(options)
+
+    def step(self) -> bool:
+        """Look at the files once; whether the certificate was replaced."""
+        stamps = self._look()
+        if stamps == self._stamps:
+            return False
+        self._stamps = stamps
+        try:
+            # Tried on a context of its own: a pair that does not fit would break the live one.
+            _new_context(self._options)
+            _load(self.context, self._options)
+        except TlsError as error:
+            log_event(_LOG, logging.ERROR, "certificate_not_read", reason=error)
+            return False
+        log_event(_LOG, logging.INFO, "certificate_read", file=self._options.certificate_file)
+        return True
+
+    def _look(self) -> tuple[Stamp | None, ...]:
+        options = self._options
+        files = (options.certificate_file, options.key_file, options.client_ca_file)
+        return tuple(_stamp(file) for file in files if file)
+
+
+def _new_context(options: TlsOptions) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["http/1.1"])
+    if options.client_ca_file:
+        context.verify_mode = ssl.CERT_REQUIRED
+    _load(context, options)
+    return context
+
+
+def _load(context: ssl.SSLContext, options: TlsOptions) -> None:
+    files = ", ".join(
+        file
+        for file in (options.certificate_file, options.key_file, options.client_ca_file)
+        if file
+    )
+    try:
+        if options.client_ca_file:
+            authorities = read_bounded(options.client_ca_file, _FILE_BYTES_MAX)
+            context.load_verify_locations(cadata=authorities.decode("ascii"))
+        context.load_cert_chain(options.certificate_file, options.key_file, password=_no_password)
+    except ssl.SSLError as error:
+        raise TlsError(files=files, reason=error.reason or str(error)) from error
+    except OSError as error:
+        raise TlsError(
+            files=error.filename or files, reason=error.strerror or str(error)
+        ) from error
+    except ValueError as error:
+        raise TlsError(files=files, reason=str(error)) from error
+
+
+def _no_password() -> bytes:
+    """In place of the question on a terminal that nobody sits at."""
+    raise ValueError("the key is encrypted")
+
+
+def _stamp(path: str) -> Stamp | None:
+    try:
+        return stamp_of(path)
+    except OSError:
+        return None  # loading it says why

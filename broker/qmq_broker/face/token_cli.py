@@ -1,0 +1,184 @@
+"""`qmq broker token add | list | revoke`: who may use a broker, kept in a file beside it.
+
+No broker has to run; one that does reads the file again within a second.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+import msgspec
+
+from qmq_broker.clock import SYSTEM_CLOCK
+from qmq_broker.errors import StoreError
+from qmq_broker.face.access import Right, parse_right
+from qmq_broker.face.token_file import TokenFileError, change_tokens, read_tokens
+from qmq_broker.face.tokens import TOKENS_MAX, TokenEntry, TokenList, digest_of, new_token
+
+_DAY_MS: Final = 86_400_000
+_REFUSED: Final = 1
+
+_file_option = click.option(
+    "--tokens",
+    "path",
+    required=True,
+    metavar="FILE",
+    help="The file that `qmq broker serve --tokens` is given; add makes it.",
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+@click.group()
+def token() -> None:
+    """Make, list and revoke the tokens of a broker."""
+
+
+def _rights(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[Right, ...]:
+    try:
+        return tuple(parse_right(text) for text in given)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@token.command()
+@click.argument("name")
+@_file_option
+@click.option(
+    "--role",
+    "rights",
+    multiple=True,
+    required=True,
+    metavar="ROLE[:SUBJECTS]",
+    callback=_rights,
+    help="producer, consumer or admin; SUBJECTS is a subject, its beginning and *, or * (default). "
+    "May be given several times.",
+)
+@click.option(
+    "--days", type=click.IntRange(1, 36_500), help="Ends after so many days; never by default."
+)
+@click.option(
+    "--certificate",
+    default="",
+    metavar="CN",
+    help="Make no token: a client certificate with this name has these roles.",
+)
+@_json_option
+def add(
+    name: str,
+    path: str,
+    rights: tuple[Right, ...],
+    days: int | None,
+    certificate: str,
+    as_json: bool,
+) -> None:
+    """Make a token for NAME, and print it: it is shown this once and kept nowhere.
+
+    Exit codes: 0 made, 1 the file cannot be read or written, 2 wrong call.
+    """
+    token_id, text = new_token()
+    now_ms = SYSTEM_CLOCK.now_ms()
+    entry = TokenEntry(
+        id=token_id,
+        name=name,
+        rights=rights,
+        digest="" if certificate else digest_of(text).hex(),
+        certificate=certificate,
+        made_at_ms=now_ms,
+        ends_at_ms=0 if days is None else now_ms + days * _DAY_MS,
+    )
+    try:
+        # A struct is not checked when it is made; the file must take what its reader refuses not.
+        msgspec.convert(msgspec.to_builtins(entry), TokenEntry)
+    except msgspec.ValidationError as error:
+        raise click.UsageError(f"{error}: a name has up to 63 of A-Z a-z 0-9 _ . @ -") from error
+    _change(path, lambda listed: _with(listed, entry))
+    if as_json:
+        made = {"id": token_id, "name": name, "token": None if certificate else text}
+        click.echo(json.dumps(made))
+        return
+    click.echo(f"{name} is {', '.join(map(str, rights))}; id {token_id}", err=True)
+    if not certificate:
+        click.echo(text)
+
+
+@token.command(name="list")
+@_file_option
+@_json_option
+def list_tokens(path: str, as_json: bool) -> None:
+    """List tokens and certificates; the secrets are not there to be shown.
+
+    Exit codes: 0 listed, 1 the file cannot be read, 2 wrong call.
+    """
+    try:
+        entries = read_tokens(path).tokens
+    except TokenFileError as error:
+        _fail(error)
+    if as_json:
+        click.echo(json.dumps({"tokens": [_shown(entry) for entry in entries]}))
+        return
+    for entry in entries:
+        shown = _shown(entry)
+        kind = f"certificate {entry.certificate}" if entry.certificate else "token"
+        end = f", {shown['state']}" + (f" {shown['ends_at']}" if shown["ends_at"] else "")
+        click.echo(f"{entry.id}  {entry.name}  {' '.join(shown['roles'])}  {kind}{end}")
+
+
+@token.command()
+@click.argument("token_id", metavar="ID")
+@_file_option
+@_json_option
+def revoke(token_id: str, path: str, as_json: bool) -> None:
+    """Let the token with this id count no more; requests that are under way are still answered.
+
+    Exit codes: 0 revoked, 1 there is no such token or the file cannot be written, 2 wrong call.
+    """
+    _change(path, lambda listed: _without(listed, token_id))
+    click.echo(json.dumps({"revoked": token_id}) if as_json else f"revoked {token_id}")
+
+
+def _with(listed: TokenList, entry: TokenEntry) -> TokenList:
+    if len(listed.tokens) >= TOKENS_MAX:
+        raise click.ClickException(f"there are {TOKENS_MAX} tokens: revoke those of nobody")
+    if entry.certificate in {one.certificate for one in listed.tokens if one.certificate}:
+        raise click.ClickException(f"certificate {entry.certificate} is listed: revoke it first")
+    return TokenList(tokens=(*listed.tokens, entry))
+
+
+def _without(listed: TokenList, token_id: str) -> TokenList:
+    left = tuple(entry for entry in listed.tokens if entry.id != token_id)
+    if len(left) == len(listed.tokens):
+        raise click.ClickException(f"there is no token with id {token_id}")
+    return TokenList(tokens=left)
+
+
+def _change(path: str, change: Any) -> None:
+    try:
+        change_tokens(path, change)
+    except (TokenFileError, StoreError) as error:
+        _fail(error)
+
+
+def _fail(error: Exception) -> Any:
+    click.echo(str(error), err=True)
+    sys.exit(_REFUSED)
+
+
+def _shown(entry: TokenEntry) -> dict[str, Any]:
+    is_valid = entry.is_valid(SYSTEM_CLOCK.now_ms())
+    return {
+        "id": entry.id,
+        "name": entry.name,
+        "roles": [str(right) for right in entry.rights],
+        "certificate": entry.certificate or None,
+        "state": "valid" if is_valid else "ended",
+        "made_at": _time(entry.made_at_ms),
+        "ends_at": _time(entry.ends_at_ms),
+    }
+
+
+def _time(at_ms: int) -> str | None:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat("T", "seconds") if at_ms else None

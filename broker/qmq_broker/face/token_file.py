@@ -1,0 +1,131 @@
+"""The tokens file: read by the broker while it runs, written by `qmq broker token`.
+
+A broker that was started with one never serves without: a file that vanishes or breaks leaves the
+tokens as they were, with a line in the log, until it is whole again. Written whole or not at all, by
+one command at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from qmq_broker.errors import LockedError
+from qmq_broker.face.logs import log_event
+from qmq_broker.face.outside_files import Stamp, read_bounded, stamp_of
+from qmq_broker.face.tokens import (
+    FILE_BYTES_MAX,
+    TokenList,
+    Tokens,
+    decode_tokens,
+    encode_tokens,
+)
+from qmq_broker.storage.disk import OsDisk
+from qmq_client.wire.errors import QmqError
+
+_LOG: Final = logging.getLogger(__name__)
+_LOCK_SUFFIX: Final = ".lock"
+_DRAFT_SUFFIX: Final = ".draft"
+
+
+class TokenFileError(QmqError):
+    """The tokens file cannot be used."""
+
+    code = "tokens_file"
+
+    def __init__(self, *, path: str, reason: str) -> None:
+        super().__init__(
+            f"tokens file {path}: {reason}. Make it with `qmq broker token add --tokens {path}`."
+        )
+        self.path = path
+        self.reason = reason
+
+
+class WatchedTokens:
+    """The tokens of a file, and again after each change of it. Belongs to the loop thread."""
+
+    def __init__(self, path: str) -> None:
+        """Raises `TokenFileError` when there are none to begin with."""
+        self._path = path
+        # Before the content: what changes in between is read by the first step.
+        self._stamp: Stamp | None = _stamp(path)
+        self.current = Tokens(read_tokens(path).tokens)
+
+    def step(self) -> bool:
+        """Look at the file once; whether the tokens were replaced."""
+        stamp = _stamp(self._path)
+        if stamp == self._stamp:
+            return False
+        self._stamp = stamp
+        try:
+            self.current = Tokens(read_tokens(self._path).tokens)
+        except TokenFileError as error:
+            log_event(
+                _LOG, logging.ERROR, "tokens_not_read", reason=error, kept=len(self.current.entries)
+            )
+            return False
+        log_event(_LOG, logging.INFO, "tokens_read", tokens=len(self.current.entries))
+        return True
+
+
+def _stamp(path: str) -> Stamp | None:
+    try:
+        return stamp_of(path)
+    except OSError:
+        return None  # reading it says why
+
+
+def read_tokens(path: str) -> TokenList:
+    """What the file says; raises `TokenFileError`."""
+    try:
+        return decode_tokens(read_bounded(path, FILE_BYTES_MAX))
+    except OSError as error:
+        raise TokenFileError(path=path, reason=error.strerror or str(error)) from error
+    except ValueError as error:
+        raise TokenFileError(path=path, reason=str(error)) from error
+
+
+def change_tokens(path: str, change: Callable[[TokenList], TokenList]) -> TokenList:
+    """Read, change and replace the file, which is made when absent; durable on return.
+
+    Raises `TokenFileError` when it cannot be read or another command is at it, `StoreError` when it
+    cannot be written.
+    """
+    directory, name = os.path.split(os.path.abspath(path))
+    disk = OsDisk(directory)
+    try:
+        with _alone(disk, name, path):
+            listed = read_tokens(path) if name in disk.names("") else TokenList()
+            changed = change(listed)
+            _replace(disk, name, encode_tokens(changed))
+            return changed
+    finally:
+        disk.close()
+
+
+@contextmanager
+def _alone(disk: OsDisk, name: str, path: str) -> Iterator[None]:
+    try:
+        lock = disk.lock(name + _LOCK_SUFFIX, f"pid {os.getpid()}")
+    except LockedError as error:
+        raise TokenFileError(path=path, reason="another command changes it now") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _replace(disk: OsDisk, name: str, content: bytes) -> None:
+    draft = name + _DRAFT_SUFFIX
+    file = disk.open(draft, is_new=True)
+    try:
+        file.truncate(0)
+        file.write(0, [content])
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(draft, name)
+    disk.sync_directory("")

@@ -1,0 +1,134 @@
+"""Tokens: how one looks, what is kept of it, and how one that is shown is checked.
+
+::
+
+    qmq_<16 hex digits: its id>_<64 hex digits: the secret>
+
+Kept is the SHA-256 of the whole text: the secret has 256 bits of its own, so no slower hash would
+make guessing harder. The id is public, in lists and logs. A wrong secret, an unknown id and an ended
+token cost the same work and get the same answer; hashes are compared in constant time.
+
+The file is JSON, `{"version": 1, "tokens": […]}`; several tokens of one name may be valid at once,
+which is how they are changed without a gap.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from qmq_broker.face.access import Caller, Right
+
+#: More clients than that have another way to be told apart.
+TOKENS_MAX: Final = 10_000
+RIGHTS_MAX: Final = 100
+#: Enough for so many tokens with some rights each.
+FILE_BYTES_MAX: Final = 16 * 1024 * 1024
+_ID_BYTES: Final = 8
+_SECRET_BYTES: Final = 32
+_TOKEN: Final = re.compile(r"qmq_([0-9a-f]{16})_[0-9a-f]{64}\Z")
+_NO_DIGEST: Final = bytes(32)
+
+_Id = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")]
+_Label = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_.@-]{1,63}\Z")]
+_Digest = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
+_CertificateName = Annotated[str, msgspec.Meta(pattern=r"\A[ -~]{0,255}\Z")]
+
+
+class TokenEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the file keeps of one token, or of one client certificate."""
+
+    id: _Id
+    #: Whom it was made for; several may have the same.
+    name: _Label
+    rights: Annotated[tuple[Right, ...], msgspec.Meta(min_length=1, max_length=RIGHTS_MAX)]
+    #: SHA-256 of the token in hex; empty for a certificate.
+    digest: _Digest = ""
+    #: The name in a client certificate that stands for it; empty for a token.
+    certificate: _CertificateName = ""
+    made_at_ms: int = 0
+    #: 0 for never.
+    ends_at_ms: int = 0
+
+    def is_valid(self, now_ms: int) -> bool:
+        """Whether it has not ended."""
+        return not self.ends_at_ms or now_ms < self.ends_at_ms
+
+
+class TokenList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of a tokens file."""
+
+    version: Literal[1] = 1
+    tokens: Annotated[tuple[TokenEntry, ...], msgspec.Meta(max_length=TOKENS_MAX)] = ()
+
+
+class Tokens:
+    """The tokens of one broker, ready to be asked; never changed, replaced as a whole."""
+
+    def __init__(self, entries: Iterable[TokenEntry]) -> None:
+        self.entries = tuple(entries)
+        self._by_id = {
+            entry.id: (entry, bytes.fromhex(entry.digest), _caller(entry))
+            for entry in self.entries
+            if entry.digest
+        }
+        self._by_certificate = {
+            entry.certificate: (entry, _caller(entry))
+            for entry in self.entries
+            if entry.certificate
+        }
+
+    def find(self, token: str, now_ms: int) -> Caller | None:
+        """Whose token this is; None when it is nobody's or has ended."""
+        shown = _TOKEN.match(token)
+        found = self._by_id.get(shown[1]) if shown else None
+        kept = found[1] if found else _NO_DIGEST
+        is_equal = hmac.compare_digest(digest_of(token), kept)
+        if found is None or not is_equal or not found[0].is_valid(now_ms):
+            return None
+        return found[2]
+
+    def find_certificate(self, names: Sequence[str], now_ms: int) -> Caller | None:
+        """Whose verified certificate this is, by the names in it."""
+        for name in names:
+            found = self._by_certificate.get(name)
+            if found is not None and found[0].is_valid(now_ms):
+                return found[1]
+        return None
+
+
+def new_token() -> tuple[str, str]:
+    """The id and the text of a new token; the text is not kept anywhere."""
+    token_id = secrets.token_hex(_ID_BYTES)
+    return token_id, f"qmq_{token_id}_{secrets.token_hex(_SECRET_BYTES)}"
+
+
+def digest_of(token: str) -> bytes:
+    """What is kept of a token."""
+    return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
+
+
+def decode_tokens(data: bytes) -> TokenList:
+    """A tokens file; raises `ValueError` with the place that is wrong."""
+    listed = msgspec.json.decode(data, type=TokenList)  # its errors are ValueErrors
+    ids = [entry.id for entry in listed.tokens]
+    if len(set(ids)) < len(ids):
+        raise ValueError("an id is listed twice")
+    if any(bool(entry.digest) == bool(entry.certificate) for entry in listed.tokens):
+        raise ValueError("an entry needs either a digest or a certificate")
+    return listed
+
+
+def encode_tokens(listed: TokenList) -> bytes:
+    """A tokens file, one that people can read."""
+    return msgspec.json.format(msgspec.json.encode(listed), indent=2) + b"\n"
+
+
+def _caller(entry: TokenEntry) -> Caller:
+    return Caller(f"{entry.name} ({entry.id})", entry.rights)

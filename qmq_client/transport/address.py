@@ -1,0 +1,174 @@
+"""Where the broker is, and what it takes to be let in: token, authorities, own certificate.
+
+Given in place of a URL to whatever talks to a broker. A URL alone takes the rest from the process's
+environment, by the names that every command of `qmq` knows::
+
+    QMQ_BROKER_TOKEN, QMQ_BROKER_TOKEN_FILE     QMQ_BROKER_CA_FILE
+    QMQ_BROKER_CERT_FILE, QMQ_BROKER_KEY_FILE
+
+The token is never shown, neither by `repr` nor in an error.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self
+from urllib.parse import urlsplit
+
+from qmq_client.errors import ConfigurationError
+from qmq_client.sections import BrokerSection
+from qmq_client.wire.names import shorten
+
+_VARIABLES: Final = {
+    name: f"QMQ_BROKER_{name.upper()}"
+    for name in ("token", "token_file", "ca_file", "cert_file", "key_file")
+}
+_TOKEN: Final = re.compile(r"[!-~]{8,150}\Z")
+_TOKEN_FILE_BYTES_MAX: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerAddress:
+    """A broker's URL with what it asks of its callers. Reads no file before it is used."""
+
+    url: str
+    #: As `qmq broker token add` printed it.
+    token: str = field(default="", repr=False)
+    #: A file with the token and nothing else; read again when the broker refuses the one known.
+    token_file: str = ""
+    #: PEM of the authorities that the broker's certificate may come from; those of the machine else.
+    ca_file: str = ""
+    #: Own certificate, for a broker that asks for one; PEM.
+    cert_file: str = ""
+    #: Its key, when that stands in a file of its own.
+    key_file: str = ""
+
+    def __post_init__(self) -> None:
+        if self.token and self.token_file:
+            raise ConfigurationError(
+                setting="broker.token",
+                value="given together with broker.token_file",
+                remedy="Give one of them.",
+            )
+        if self.key_file and not self.cert_file:
+            raise ConfigurationError(
+                setting="broker.key_file",
+                value=f"{shorten(self.key_file)} without broker.cert_file",
+                remedy="Give the certificate too.",
+            )
+        if self.token:
+            _check_token("broker.token", self.token)
+
+    @classmethod
+    def of(
+        cls, broker: str | BrokerAddress, environment: Mapping[str, str] | None = None
+    ) -> BrokerAddress:
+        """The address of a URL, with what the environment says; an address as it is."""
+        if isinstance(broker, BrokerAddress):
+            return broker
+        known = os.environ if environment is None else environment
+        return cls(url=broker, **{name: known.get(key, "") for name, key in _VARIABLES.items()})
+
+    @classmethod
+    def of_section(cls, section: BrokerSection) -> Self:
+        """The address that a configuration names."""
+        return cls(
+            url=section.url,
+            token=section.token,
+            token_file=section.token_file,
+            ca_file=section.ca_file,
+            cert_file=section.cert_file,
+            key_file=section.key_file,
+        )
+
+    @property
+    def has_token(self) -> bool:
+        """Whether a token is shown."""
+        return bool(self.token or self.token_file)
+
+    @property
+    def is_in_clear(self) -> bool:
+        """Whether what is said can be read on the way: plain HTTP that leaves this machine."""
+        parts = urlsplit(self.url)
+        return parts.scheme != "https" and not _is_loopback(parts.hostname or "")
+
+    def current_token(self) -> str:
+        """The token to show now, empty for none; raises `ConfigurationError` for a bad file."""
+        if not self.token_file:
+            return self.token
+        try:
+            with Path(self.token_file).open("rb") as file:
+                text = file.read(_TOKEN_FILE_BYTES_MAX).decode("ascii").strip()
+        except OSError as error:
+            raise ConfigurationError(
+                setting="broker.token_file",
+                value=f"{self.token_file}: {error.strerror or error}",
+                remedy="Give a file that holds the token.",
+            ) from error
+        except UnicodeDecodeError as error:
+            raise _no_token(f"broker.token_file {self.token_file}") from error
+        return _check_token(f"broker.token_file {self.token_file}", text)
+
+    def headers(self) -> dict[str, str]:
+        """The headers that show who is asking."""
+        token = self.current_token()
+        return {"authorization": f"Bearer {token}"} if token else {}
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """How TLS is spoken with the broker: 1.2 or later, its host name checked."""
+        import httpx  # late: brings its own list of authorities
+
+        if urlsplit(self.url).scheme != "https":
+            return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # not used, and trusts nobody
+        try:
+            if self.ca_file:
+                context = ssl.create_default_context(cafile=self.ca_file)
+            else:
+                context = httpx.create_ssl_context(trust_env=False)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            if self.cert_file:
+                context.load_cert_chain(
+                    self.cert_file, self.key_file or None, password=_no_password
+                )
+        except (OSError, ValueError) as error:  # of which TLS errors are kinds
+            files = ", ".join(filter(None, (self.ca_file, self.cert_file, self.key_file)))
+            raise ConfigurationError(
+                setting="broker.ca_file, broker.cert_file, broker.key_file",
+                value=f"{files}: {getattr(error, 'reason', None) or error}",
+                remedy="Give files in PEM, the key unencrypted.",
+            ) from error
+        return context
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _no_password() -> bytes:
+    """In place of the question on a terminal."""
+    raise ValueError("the key is encrypted")
+
+
+def _check_token(setting: str, text: str) -> str:
+    if not _TOKEN.match(text):
+        raise _no_token(setting)
+    return text
+
+
+def _no_token(setting: str) -> ConfigurationError:
+    return ConfigurationError(
+        setting=setting,
+        value="no token (not shown)",
+        remedy="Give what `qmq broker token add` printed, and nothing else.",
+    )

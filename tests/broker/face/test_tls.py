@@ -1,0 +1,194 @@
+"""TLS of a real broker: who is spoken to, who is not, and a certificate that is renewed."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import httpx
+import pytest
+
+from qmq_client.errors import BrokerAccessError, BrokerUnreachableError, ConfigurationError
+from qmq_client.transport.address import BrokerAddress
+from qmq_client.transport.http import HttpTransport
+from qmq_client.wire.requests import PullRequest
+from tests.broker.face.guard import Authority, add_token, run_token
+from tests.broker.face.process import BrokerProcess, read_all
+
+PULL = PullRequest(subject="orders", group="g", consumer="c")
+TIMEOUT_S = 10.0
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "authority")
+
+
+def pull(url: str, **access: str) -> int:
+    """How many messages a pull gets; raises what the transport raises."""
+    transport = HttpTransport(
+        BrokerAddress(url=url, **access), connect_timeout_s=TIMEOUT_S, answer_timeout_s=TIMEOUT_S
+    )
+    try:
+        return len(transport.pull(PULL).messages)
+    finally:
+        transport.close()
+
+
+def context(authority: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(authority.file))
+
+
+def serial(broker: BrokerProcess, authority: Authority) -> object:
+    """The serial number of the certificate that a new connection is shown."""
+    with (
+        broker.connection() as plain,
+        context(authority).wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+    ):
+        shown = connection.getpeercert()
+        assert shown is not None
+        return shown["serialNumber"]
+
+
+def test_a_client_speaks_to_the_broker_that_its_authority_vouches_for_and_to_no_other(
+    tmp_path: Path, authority: Authority
+) -> None:
+    tokens = tmp_path / "tokens.json"
+    text = add_token(tokens, "consumer")[1]
+    other = Authority(tmp_path / "other")
+    options = ["--tokens", str(tokens), *authority.server_options("127.0.0.1")]
+    with BrokerProcess(tmp_path / "data", *options) as broker:
+        assert broker.url.startswith("https://")
+        assert pull(broker.url, token=text, ca_file=str(authority.file)) == 0
+        with pytest.raises(BrokerUnreachableError, match=r"not accepted.*ca_file"):
+            pull(broker.url, token=text, ca_file=str(other.file))
+        with pytest.raises(BrokerUnreachableError, match="not accepted"):
+            pull(broker.url, token=text)
+        with pytest.raises(BrokerUnreachableError, match="not accepted"):
+            pull(broker.url.replace("127.0.0.1", "localhost"), ca_file=str(authority.file))
+        with pytest.raises(BrokerAccessError, match="QMQ_BROKER_TOKEN"):
+            pull(broker.url, ca_file=str(authority.file))
+        assert text not in broker.log
+
+
+def test_old_versions_of_tls_and_plain_http_get_no_answer(
+    tmp_path: Path, authority: Authority
+) -> None:
+    with BrokerProcess(tmp_path / "data", *authority.server_options()) as broker:
+        old = context(authority)
+        old.set_ciphers("ALL:@SECLEVEL=0")
+        with pytest.warns(DeprecationWarning, match="TLSv1"):
+            old.minimum_version = ssl.TLSVersion.TLSv1
+        with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+            old.maximum_version = ssl.TLSVersion.TLSv1_1
+        with broker.connection() as plain, pytest.raises(ssl.SSLError):
+            old.wrap_socket(plain, server_hostname="127.0.0.1")
+        answer = broker.talk(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert b"200" not in answer
+        assert broker.talk(b"\x16\x03\x01\x40\x00\x01" + b"\xff" * 500)[:4] != b"HTTP"
+        with httpx.Client(verify=context(authority)) as client:
+            assert client.get(f"{broker.url}/healthz").status_code == 200
+        assert broker.stop() == 0
+        assert "Traceback" not in broker.log
+
+
+def test_a_renewed_certificate_is_taken_without_a_restart_and_a_broken_one_is_not(
+    tmp_path: Path, authority: Authority
+) -> None:
+    options = authority.server_options()
+    with BrokerProcess(tmp_path / "data", *options) as broker:
+        first = serial(broker, authority)
+        assert serial(broker, authority) == first
+        authority.server_options()
+        broker.wait_for(" certificate_read ")
+        second = serial(broker, authority)
+        assert second != first
+        Path(options[3]).write_text("no key")
+        broker.wait_for(" certificate_not_read ")
+        assert serial(broker, authority) == second
+
+
+def test_B10_a_handshake_that_does_not_come_is_ended(tmp_path: Path, authority: Authority) -> None:
+    with (
+        BrokerProcess(tmp_path / "data", *authority.server_options()) as broker,
+        broker.connection(timeout_s=30.0) as silent,
+        broker.connection(timeout_s=30.0) as half,
+    ):
+        half.sendall(b"\x16\x03\x01")
+        assert read_all(silent) == b""
+        assert read_all(half) == b""
+        with httpx.Client(verify=context(authority)) as client:
+            assert client.get(f"{broker.url}/healthz").status_code == 200
+
+
+def test_with_a_client_authority_only_its_clients_are_let_in_by_the_name_in_their_certificate(
+    tmp_path: Path, authority: Authority
+) -> None:
+    tokens = tmp_path / "tokens.json"
+    run_token(
+        "add",
+        "shop",
+        "--tokens",
+        str(tokens),
+        "--role",
+        "consumer",
+        "--certificate",
+        "shop.example",
+    )
+    text = add_token(tokens, "consumer")[1]
+    options = ["--tokens", str(tokens), *authority.server_options()]
+    options += ["--tls-client-ca", str(authority.file)]
+    ca = {"ca_file": str(authority.file)}
+    with BrokerProcess(tmp_path / "data", *options) as broker:
+        known = authority.issue("shop.example", as_file="known")
+        named = authority.issue("x.example", as_file="named", common_name="shop.example")
+        unknown = authority.issue("other.example", as_file="unknown")
+        foreign = Authority(tmp_path / "foreign").issue("shop.example", as_file="foreign")
+
+        def as_(pair: tuple[str, str]) -> dict[str, str]:
+            return {**ca, "cert_file": pair[0], "key_file": pair[1]}
+
+        assert pull(broker.url, **as_(known)) == 0
+        assert pull(broker.url, **as_(named)) == 0
+        assert pull(broker.url, **as_(unknown), token=text) == 0
+        with pytest.raises(BrokerAccessError):
+            pull(broker.url, **as_(unknown))
+        with pytest.raises(BrokerAccessError):
+            pull(broker.url, **as_(known), token=text[:-1] + "z")
+        with pytest.raises(BrokerUnreachableError):
+            pull(broker.url, **as_(foreign))
+        with pytest.raises(BrokerUnreachableError):
+            pull(broker.url, **ca, token=text)
+        assert "Traceback" not in broker.log
+
+
+def test_a_broker_does_not_start_with_a_certificate_that_it_cannot_use(
+    tmp_path: Path, authority: Authority
+) -> None:
+    certificate, key = authority.issue("a.example", as_file="a")
+    _, other_key = authority.issue("b.example", as_file="b")
+    for pair in ((certificate, other_key), (certificate, "gone"), (key, certificate)):
+        broker = BrokerProcess(tmp_path / "data", "--tls-cert", pair[0], "--tls-key", pair[1])
+        assert broker.run_to_end() == 2
+        assert "PEM" in broker.log
+    assert not (tmp_path / "data").exists()
+
+
+def test_beyond_this_machine_a_broker_needs_tokens_and_tls(
+    tmp_path: Path, authority: Authority
+) -> None:
+    tokens = tmp_path / "tokens.json"
+    add_token(tokens, "admin")
+    both = (["--tokens", str(tokens)], authority.server_options())
+    for given, missing in ((both[0], "--tls-cert"), (both[1], "--tokens"), ([], "--tokens and")):
+        broker = BrokerProcess(tmp_path / "data", *given, listen="0.0.0.0:0")
+        assert broker.run_to_end() == 2
+        assert missing in " ".join(broker.log.split())
+    with BrokerProcess(tmp_path / "data", *both[0], *both[1], listen="0.0.0.0:0") as broker:
+        assert serial(broker, authority)
+
+
+@pytest.mark.parametrize("files", [{"ca_file": "gone.pem"}, {"cert_file": "gone.pem"}])
+def test_files_that_a_client_cannot_use_are_named(tmp_path: Path, files: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match=r"gone\.pem"):
+        HttpTransport(BrokerAddress(url="https://127.0.0.1:1", **files))

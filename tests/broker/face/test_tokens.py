@@ -1,0 +1,142 @@
+"""Tokens of a running broker: made, rotated and revoked while it serves; none is ever logged."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from qmq_broker.face.token_cli import token
+from tests.broker.face.guard import add_token, run_token
+from tests.broker.face.process import BrokerProcess
+
+SEND = {"messages": [{"subject": "orders.eu", "body": "a"}]}
+
+
+def status(broker: BrokerProcess, text: str | None, path: str = "/v1/caller") -> int:
+    headers = {} if text is None else {"authorization": f"Bearer {text}"}
+    return httpx.get(broker.url + path, headers=headers).status_code
+
+
+def after(broker: BrokerProcess, event: str, change: Callable[[], object]) -> None:
+    """Make the change, and wait until the broker has taken it."""
+    change()
+    broker.wait_for(event)
+
+
+def test_B10_tokens_come_and_go_without_a_restart_and_two_are_valid_at_once(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.json"
+    old_id, old = add_token(tokens, "producer:orders.*")
+    with BrokerProcess(tmp_path / "data", "--tokens", str(tokens)) as broker:
+        assert (status(broker, None), status(broker, "x"), status(broker, old)) == (401, 401, 200)
+        new: list[str] = []
+        after(broker, " tokens_read ", lambda: new.extend(add_token(tokens, "producer:orders.*")))
+        assert (status(broker, old), status(broker, new[1])) == (200, 200)
+        after(broker, " tokens_read ", lambda: run_token("revoke", old_id, "--tokens", str(tokens)))
+        assert (status(broker, old), status(broker, new[1])) == (401, 200)
+        after(broker, " tokens_not_read ", lambda: tokens.write_text("{"))
+        assert (status(broker, old), status(broker, new[1])) == (401, 200)
+        after(broker, " tokens_not_read ", tokens.unlink)
+        assert (status(broker, None), status(broker, new[1])) == (401, 200)
+        assert status(broker, None, "/healthz") == 200
+        broker.wait_for("strangers_refused requests=")
+        assert broker.stop() == 0
+        for secret in (old, new[1]):
+            assert secret not in broker.log
+            assert secret.rpartition("_")[2] not in broker.log
+
+
+def test_a_connection_is_not_a_caller_each_request_is_asked_anew(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.json"
+    producer, consumer = add_token(tokens, "producer")[1], add_token(tokens, "consumer")[1]
+    with (
+        BrokerProcess(tmp_path / "data", "--tokens", str(tokens)) as broker,
+        httpx.Client(base_url=broker.url) as client,
+    ):
+        seen = [
+            client.post("/v1/send", json=SEND, headers=headers).status_code
+            for headers in (
+                {"authorization": f"Bearer {producer}"},
+                {},
+                {"authorization": f"bearer {producer}"},
+                {"authorization": f"Bearer {consumer}"},
+                {"authorization": f"Basic {producer}"},
+                {"authorization": producer},
+            )
+        ]
+        assert seen == [200, 401, 200, 403, 401, 401]
+
+
+@pytest.mark.parametrize("kind", ["missing", "damaged"])
+def test_a_broker_does_not_start_with_tokens_that_it_cannot_read(tmp_path: Path, kind: str) -> None:
+    tokens = tmp_path / "tokens.json"
+    if kind == "damaged":
+        tokens.write_text("{")
+    broker = BrokerProcess(tmp_path / "data", "--tokens", str(tokens))
+    assert broker.run_to_end() == 2
+    assert "qmq broker token add" in broker.log
+    assert not (tmp_path / "data").exists()
+
+
+def run(*words: str) -> tuple[int, str]:
+    outcome = CliRunner().invoke(token, words)
+    return outcome.exit_code, outcome.output
+
+
+def test_the_secret_is_printed_once_and_nowhere_else(tmp_path: Path) -> None:
+    tokens = tmp_path / "t.json"
+    outcome = CliRunner().invoke(
+        token,
+        ["add", "shop", "--tokens", str(tokens), "--role", "producer:orders.*", "--role", "admin"],
+    )
+    text = outcome.stdout.strip()
+    assert re.fullmatch(r"qmq_[0-9a-f]{16}_[0-9a-f]{64}", text)
+    assert text not in outcome.stderr
+    _, listed = run("list", "--tokens", str(tokens))
+    assert "shop  producer:orders.* admin:*  token" in listed
+    assert text[-64:] not in listed + tokens.read_text()
+    (shown,) = json.loads(run("list", "--tokens", str(tokens), "--json")[1])["tokens"]
+    assert shown["state"] == "valid"
+    assert shown["roles"] == ["producer:orders.*", "admin:*"]
+
+
+def test_a_token_may_end_by_itself(tmp_path: Path) -> None:
+    tokens = str(tmp_path / "t.json")
+    run_token("add", "guest", "--tokens", tokens, "--role", "consumer", "--days", "1")
+    (shown,) = json.loads(run_token("list", "--tokens", tokens, "--json"))["tokens"]
+    assert shown["ends_at"] > shown["made_at"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["add", "a", "--role", "root"], 2, "producer, consumer, admin"),
+        (["add", "a", "--role", "producer:a*b"], 2, "beginning of subjects"),
+        (["add", "a"], 2, "--role"),
+        (["add", "a\nb", "--role", "admin"], 2, "63"),
+        (["add", "a" * 64, "--role", "admin"], 2, "63"),
+        (["add", "a", "--role", "admin", "--days", "0"], 2, "days"),
+        (["list"], 1, "No such file"),
+        (["revoke", "0123456789abcdef"], 1, "no token with id"),
+    ],
+)
+def test_a_wrong_call_says_what_is_right_and_makes_no_file(
+    tmp_path: Path, words: list[str], code: int, says: str
+) -> None:
+    tokens = tmp_path / "t.json"
+    exit_code, output = run(*words, "--tokens", str(tokens))
+    assert exit_code == code
+    assert says in output
+    assert not tokens.exists()
+
+
+def test_a_certificate_is_listed_once(tmp_path: Path) -> None:
+    words = ["add", "shop", "--tokens", str(tmp_path / "t.json"), "--role", "admin"]
+    assert run(*words, "--certificate", "shop.example")[0] == 0
+    assert run(*words, "--certificate", "shop.example")[0] == 1
+    assert run(*words)[0] == 0
