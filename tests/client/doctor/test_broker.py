@@ -18,6 +18,8 @@ from qmq_broker.face.cli import broker as broker_commands
 from qmq_client.doctor.broker import broker
 from qmq_client.doctor.finding import Finding
 from qmq_client.errors import ConfigurationError
+from qmq_client.transport.address import BrokerAddress
+from tests.broker.face.guard import add_token
 from tests.broker.face.process import BrokerProcess
 
 
@@ -70,6 +72,22 @@ def test_X1_a_read_only_broker_is_found_with_the_reason_that_the_operator_gave(
         command = finding.fix.removeprefix("qmq broker ").split()
         assert operate(command).exit_code == 0, "the fix is a command that runs as it stands"
         assert examined(process.url) == {}
+
+
+def test_X1_a_token_that_is_unknown_or_can_be_read_on_the_way_is_found(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.json"
+    text = add_token(tokens, "producer")[1]
+    options = ("--reserve-bytes", "0", "--tokens", str(tokens))
+    with BrokerProcess(tmp_path / "data", *options) as process:
+
+        def ids(token: str = "", url: str = process.url) -> list[str]:
+            return [one.id for one in broker(BrokerAddress(url=url, token=token))]
+
+        assert ids(text) == []
+        assert ids() == ["broker.access"]
+        assert ids(text[:-1] + "x") == ["broker.access"]
+        # Also this machine, but not by a name that says so.
+        assert ids(text, f"http://0.0.0.0:{process.port}") == ["broker.token_in_clear"]
 
 
 def test_X1_a_broker_that_does_not_serve_is_found_with_its_reason() -> None:
