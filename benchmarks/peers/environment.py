@@ -1,4 +1,4 @@
-"""The environment of the other projects: made once under `.cache`, never the product's own.
+"""The environments of the other projects: made once under `.cache`, never the product's own.
 
 Versions are fixed, so that a figure says what it ran.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +22,10 @@ REQUIREMENTS: Final = (
     "psycopg[binary,pool]>=3.2",
     "uvloop>=0.21",
 )
+#: Redis' client with its parser in C, which its documentation recommends.
+REDIS: Final = ("redis==8.1.0", "hiredis==3.5.0")
 DIRECTORY: Final = ROOT / ".cache" / "bench-peers"
+REDIS_DIRECTORY: Final = ROOT / ".cache" / "bench-redis"
 _ERROR_CHARACTERS: Final = 2_000
 
 
@@ -29,20 +33,20 @@ class NoPeersError(Exception):
     """The other projects could not be installed; says what the installer said."""
 
 
-def peers_python() -> str:
+def peers_python(requirements: Sequence[str] = REQUIREMENTS, directory: Path = DIRECTORY) -> str:
     """The interpreter that has them; installs them when they are not there yet."""
-    python = DIRECTORY / "bin" / "python"
-    stamp = DIRECTORY / "requirements.txt"
-    wanted = "\n".join(REQUIREMENTS)
+    python = directory / "bin" / "python"
+    stamp = directory / "requirements.txt"
+    wanted = "\n".join(requirements)
     if stamp.is_file() and stamp.read_text() == wanted and python.exists():
         return str(python)
-    shutil.rmtree(DIRECTORY, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
     if uv := shutil.which("uv"):
-        _run([uv, "venv", "--python", sys.executable, str(DIRECTORY)])
-        _run([uv, "pip", "install", "--python", str(python), *REQUIREMENTS])
+        _run([uv, "venv", "--python", sys.executable, str(directory)])
+        _run([uv, "pip", "install", "--python", str(python), *requirements])
     else:
-        _run([sys.executable, "-m", "venv", str(DIRECTORY)])
-        _run([str(python), "-m", "pip", "install", "--quiet", *REQUIREMENTS])
+        _run([sys.executable, "-m", "venv", str(directory)])
+        _run([str(python), "-m", "pip", "install", "--quiet", *requirements])
     stamp.write_text(wanted)
     return str(python)
 
