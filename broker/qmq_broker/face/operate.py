@@ -11,7 +11,12 @@ from typing import Any, Final
 
 import click
 
-from qmq_broker.face.address import DEFAULT_BROKER, broker_option
+from qmq_broker.face.address import (
+    DEFAULT_BROKER,
+    broker_option,
+    configured_headers,
+    configured_tls,
+)
 
 _WAIT_S: Final = 10.0
 _NOT_SERVING: Final = 1
@@ -65,7 +70,8 @@ def drain(reason: str, url: str, as_json: bool) -> None:
 def _change(url: str, state: str, reason: str, as_json: bool) -> None:
     code, answer = _ask("POST", f"{url}/v1/state", {"state": state, "reason": reason})
     if code != 200:
-        click.echo(f"the broker refused: {answer.get('message', answer)}", err=True)
+        remedy = f" {answer['remedy']}" if answer.get("remedy") else ""
+        click.echo(f"the broker refused: {answer.get('message', answer)}.{remedy}", err=True)
         sys.exit(_NOT_SERVING)
     _show(answer, as_json)
 
@@ -87,7 +93,8 @@ def _ask(method: str, url: str, body: object = None) -> tuple[int, dict[str, Any
             url,
             json=body,
             timeout=_WAIT_S,
-            headers={"accept-encoding": "identity"},
+            headers={"accept-encoding": "identity", **configured_headers()},
+            verify=configured_tls(),
             trust_env=False,  # a proxy for the web is none for the broker
         )
         answer = response.json()

@@ -11,8 +11,9 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+from qmq_broker.face.cli import broker as broker_command
 from qmq_broker.face.token_cli import token
-from tests.broker.face.guard import add_token, run_token
+from tests.broker.face.guard import Authority, add_token, run_token
 from tests.broker.face.process import BrokerProcess
 
 SEND = {"messages": [{"subject": "orders.eu", "body": "a"}]}
@@ -70,6 +71,37 @@ def test_a_connection_is_not_a_caller_each_request_is_asked_anew(tmp_path: Path)
             )
         ]
         assert seen == [200, 401, 200, 403, 401, 401]
+
+
+def test_an_operator_shows_the_token_that_is_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tokens, authority = tmp_path / "tokens.json", Authority(tmp_path / "authority")
+    producer, admin = add_token(tokens, "producer")[1], add_token(tokens, "admin")[1]
+    options = ["--tokens", str(tokens), *authority.server_options()]
+
+    def operate(*words: str) -> tuple[int, str]:
+        outcome = CliRunner().invoke(broker_command, words)
+        return outcome.exit_code, outcome.output
+
+    with BrokerProcess(tmp_path / "data", *options) as broker:
+        section = f'[broker]\nurl = "{broker.url}"\ntoken_file = "token"\n'
+        Path("qmq.toml").write_text(section)
+        Path("token").write_text(admin)
+        assert operate("status")[0] == 3, "nobody vouches for its certificate"
+        Path("qmq.toml").write_text(section + f'ca_file = "{authority.file}"\n')
+        assert operate("status") == (0, "serving\n")
+        assert operate("readonly", "on")[0] == 0
+        assert operate("readonly", "off")[0] == 0
+        for text, says in ((producer, "is no admin"), ("qmq_nobody", "valid token"), ("", "")):
+            monkeypatch.setenv("QMQ_BROKER_TOKEN", text)
+            code, output = operate("readonly", "on")
+            assert (code, says in output) == (1 if text else 0, True)
+            assert text[-64:] not in output or not text
+        Path("token").write_text("two words")
+        assert operate("status")[0] == 2
+        assert admin not in broker.log
 
 
 @pytest.mark.parametrize("kind", ["missing", "damaged"])
