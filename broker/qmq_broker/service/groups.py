@@ -222,6 +222,9 @@ class GroupState:
             for sequence, _ in list(self.lanes.sequences()):
                 if sequence >= next_sequence:
                     self.lanes.done(sequence, sequence + 1)
+        if self.dead:  # a log broken off between a death and the end of its lease: given once more
+            for sequence in self._given() & self.dead.keys():
+                del self.dead[sequence]
         return forgotten
 
     def forget_idle_consumers(self, seen_before_ms: int) -> int:

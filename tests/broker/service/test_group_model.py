@@ -1,5 +1,6 @@
-"""Delivery against a model that keeps every message by itself: any order of pulls, outcomes, time
-and restarts gives each message the state that the rules say."""
+"""Delivery against a model that keeps every message by itself: any order of pulls, outcomes, time,
+seeks, pauses, replays, snapshots, restarts and kills gives each message the state that the rules say,
+in a plain group and in one that is ordered by key."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from qmq_client.wire.operations import DeadRequest
 from qmq_client.wire.requests import Extend, Nack, Reject, Settlement
+from qmq_client.wire.start import parse_start
 from tests.broker.service.rig import GROUP, SUBJECT, Given, Rig
 
 MAX_ATTEMPTS = 3
@@ -32,10 +35,13 @@ class Known:
     consumer: str = ""
     handle: tuple[int, int] = (0, 0)
     at_ms: int = 0
+    key: str | None = None
 
 
 class DeliveryMachine(RuleBasedStateMachine):
     """Drives a broker and the model side by side."""
+
+    is_ordered = False
 
     @initialize()
     def open(self) -> None:
@@ -46,6 +52,9 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.known: list[Known] = []
         self.given: list[tuple[str, Given]] = []
         self.acked: set[tuple[str, int, int]] = set()
+        self.is_paused = False
+        #: Replayed messages of an ordered group, in the order in which they came back.
+        self.replayed: list[int] = []
 
     def teardown(self) -> None:
         self.rig.close()
@@ -53,20 +62,30 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 6))
     def send(self, count: int) -> None:
-        self.rig.send(*[b"m"] * count)
-        self.known += [Known() for _ in range(count)]
+        for _ in range(count):
+            number = len(self.known)
+            key = None if number % 4 == 0 else f"key {number % 3}"
+            self.rig.send(b"m", key=key)
+            self.known.append(Known(key=key))
 
     @rule(consumer=st.sampled_from(CONSUMERS), count=st.integers(1, 8))
     def pull(self, consumer: str, count: int) -> None:
         now_ms = self.rig.now_ms
         self.end_leases(now_ms)
         due = {n for n, m in enumerate(self.known) if m.state == "waiting" and m.at_ms <= now_ms}
-        new = [n for n, m in enumerate(self.known) if m.state == "new"]
+        new = self.to_be_given()
         given = self.rig.pull(
-            consumer, max_messages=count, max_attempts=MAX_ATTEMPTS, lease_ms=LEASE_MS
+            consumer,
+            max_messages=count,
+            max_attempts=MAX_ATTEMPTS,
+            lease_ms=LEASE_MS,
+            ordered=self.is_ordered,
         )
+        if self.is_paused:
+            assert given.sequences == []
+            return
         assert len(given.sequences) == min(count, len(due) + len(new))
-        again = [n for n in given.sequences if self.known[n].attempts]
+        again = [n for n in given.sequences if n in due]
         assert given.sequences[: len(again)] == again, "redeliveries stand first"
         assert set(again) <= due
         assert len(again) >= min(len(due), count - -(-count // 4)), "new ones get a quarter"
@@ -76,11 +95,28 @@ class DeliveryMachine(RuleBasedStateMachine):
         ):
             message = self.known[number]
             message.state, message.attempts = "leased", message.attempts + 1
+            if number in self.replayed:
+                self.replayed.remove(number)
             message.consumer, message.handle = consumer, (given.token, given.first + index)
             message.at_ms = now_ms + LEASE_MS
             assert attempt == message.attempts
         if given.sequences:
             self.given.append((consumer, given))
+
+    def to_be_given(self) -> list[int]:
+        """What was not given yet and may be: in an ordered group the first of each key only."""
+        fresh = [n for n, m in enumerate(self.known) if m.state == "new"]
+        if not self.is_ordered:
+            return fresh
+        busy = {m.key for m in self.known if m.state in ("leased", "waiting")} - {None}
+        ready: list[int] = []
+        for number in [n for n in fresh if n not in self.replayed] + self.replayed:
+            key = self.known[number].key
+            if key is None or key not in busy:
+                ready.append(number)
+            if key is not None:
+                busy.add(key)
+        return sorted(ready)
 
     @precondition(lambda self: self.given)
     @rule(
@@ -156,6 +192,66 @@ class DeliveryMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.rig.restart()
 
+    @rule()
+    def kill(self) -> None:
+        self.rig.kill()
+        self.rig.start()
+
+    @rule()
+    def note_the_groups_down(self) -> None:
+        self.rig.store.actions.write_snapshot(*self.rig.broker.delivery.snapshot(self.rig.now_ms))
+
+    @precondition(lambda self: self.is_group_there())
+    @rule(is_paused=st.booleans())
+    def pause_or_resume(self, is_paused: bool) -> None:
+        changed = self.rig.broker.changes.pause(
+            SUBJECT, GROUP, self.rig.now_ms, is_paused=is_paused
+        )
+        assert changed is (is_paused is not self.is_paused)
+        self.is_paused = is_paused
+
+    @precondition(lambda self: self.is_group_there())
+    @rule(data=st.data())
+    def seek(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.integers(0, len(self.known) + 1))
+        start = parse_start(f"sequence:{sequence}")
+        sequence = min(sequence, len(self.known))
+        self.end_leases(self.rig.now_ms)
+        self.rig.pass_ms(0)
+        assert self.rig.broker.changes.seek(SUBJECT, GROUP, start, self.rig.now_ms) == sequence
+        for number, message in enumerate(self.known):
+            if number >= sequence:
+                message.state, message.attempts = "new", 0
+            elif message.state != "dead":
+                message.state = "done"
+        self.replayed.clear()
+
+    @precondition(lambda self: any(m.state == "dead" for m in self.known))
+    @rule(data=st.data(), is_replay=st.booleans())
+    def take_dead_letters_up_again_or_forget_them(
+        self, data: st.DataObject, is_replay: bool
+    ) -> None:
+        first = data.draw(st.integers(0, len(self.known)))
+        next_ = data.draw(st.integers(first, len(self.known)))
+        request = DeadRequest(subject=SUBJECT, group=GROUP, first=first, next=next_)
+        changes = self.rig.broker.changes
+        dead = [n for n in range(first, next_) if self.known[n].state == "dead"]
+        answer = (changes.replay if is_replay else changes.purge)(request, self.rig.now_ms)
+        assert (answer.count, answer.gone, answer.has_more) == (len(dead), 0, False)
+        for number in dead:
+            message = self.known[number]
+            message.attempts = 0
+            if not is_replay:
+                message.state = "done"
+            elif self.is_ordered:
+                message.state = "new"
+                self.replayed.append(number)
+            else:
+                message.state, message.at_ms = "waiting", self.rig.now_ms
+
+    def is_group_there(self) -> bool:
+        return self.rig.broker.delivery.group(SUBJECT, GROUP) is not None
+
     @invariant()
     def every_message_is_where_the_model_has_it(self) -> None:
         if not hasattr(self, "rig"):
@@ -181,13 +277,26 @@ class DeliveryMachine(RuleBasedStateMachine):
                 message = self.known[number]
                 assert (message.at_ms, message.attempts) == (run.retry_at_ms, run.attempts)
         found |= dict.fromkeys(state.dead, "dead")
-        assert found == {n: m.state for n, m in enumerate(self.known) if m.state != "new"}
+        for number, _ in () if state.lanes is None else state.lanes.sequences():
+            if found[number] == "done":
+                found[number] = "new"
+        expected = {n: m.state for n, m in enumerate(self.known) if n in found or m.state != "new"}
+        assert found == expected
+        assert state.held == list(found.values()).count("new")
+        assert state.is_paused is self.is_paused
         assert state.in_flight == sum(m.state == "leased" for m in self.known)
         assert state.waiting == sum(m.state == "waiting" for m in self.known)
 
 
+class OrderedMachine(DeliveryMachine):
+    """The same for a group that gets messages of one key one after the other."""
+
+    is_ordered = True
+
+
 TestDeliveryModel = DeliveryMachine.TestCase
-TestDeliveryModel.settings = settings(
+TestOrderedModel = OrderedMachine.TestCase
+TestDeliveryModel.settings = TestOrderedModel.settings = settings(
     max_examples=40,
     stateful_step_count=40,
     deadline=None,
