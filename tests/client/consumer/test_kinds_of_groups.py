@@ -14,6 +14,7 @@ from qmq_client.consumer import Consumers
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import message_to_record
 from qmq_client.retry import Backoff
+from qmq_client.testing import MemoryBroker, MemoryTransport
 from qmq_client.transport.http import HttpTransport
 from qmq_client.transport.port import Transport
 from qmq_client.wire.frame import build_message_frame
@@ -31,9 +32,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         yield running
 
 
-@pytest.fixture
-def connect(broker: BrokerProcess) -> Iterator[MakeTransport]:
-    """Makes transports to the broker."""
+@pytest.fixture(params=["memory", "broker"])
+def connect(request: pytest.FixtureRequest) -> Iterator[MakeTransport]:
+    """Makes transports to one broker, in memory or of its own process."""
+    if request.param == "memory":
+        memory = MemoryBroker()
+        yield lambda: MemoryTransport(memory)
+        return
+    broker: BrokerProcess = request.getfixturevalue("broker")
     made: list[HttpTransport] = []
 
     def make() -> Transport:
