@@ -10,7 +10,7 @@ from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.errors import InvalidMessageError, TooLargeError
 from qmq_client.wire.names import check_name
 from qmq_client.wire.requests import Backoff, PullRequest, Settlement, SettleRequest, Tags
-from qmq_client.wire.start import parse_start
+from qmq_client.wire.start import StartKind, parse_start
 
 
 def check_pull(request: PullRequest, limits: ServiceLimits) -> None:
@@ -24,9 +24,12 @@ def check_pull(request: PullRequest, limits: ServiceLimits) -> None:
     _check_number("max_bytes", request.max_bytes, 1, 2**63 - 1)
     _check_number("lease_ms", request.lease_ms, limits.lease_ms_min, limits.lease_ms)
     check_attempts(request.max_attempts, limits)
-    parse_start(request.start)
-    check_tags(request.tags, limits)
-    check_backoff(request.backoff, limits)
+    if request.start != StartKind.EARLIEST:
+        parse_start(request.start)
+    if request.tags is not UNSET:
+        check_tags(request.tags, limits)
+    if request.backoff is not UNSET:
+        check_backoff(request.backoff, limits)
     _check_settlements(request.settlements, limits)
 
 

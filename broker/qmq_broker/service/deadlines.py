@@ -58,6 +58,8 @@ class Deadlines:
 
     def ended(self, now_ms: int, leases_max: int) -> list[tuple[str, Lease]]:
         """Leases past their deadline, with their consumers, at most `leases_max`; they stay."""
+        if not self._entries or self._entries[0][0] > now_ms:
+            return []
         ended: dict[tuple[int, str, int], Lease] = {}
         while len(ended) < leases_max:
             deadline_ms = self.next_ms()

@@ -5,14 +5,9 @@ back for sure, so most messages of others are never read.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from qmq_broker.storage.actions import GroupSettings
 from qmq_client.wire.record_parts import record_tags
 from qmq_client.wire.tags import tag_hash
-
-#: Filters made ready and kept: about one for each group that has one.
-_FILTERS_KEPT_MAX = 1024
 
 
 class TagFilter:
@@ -41,7 +36,6 @@ class TagFilter:
         return not self._any_tags or not tags.isdisjoint(self._any_tags)
 
 
-@lru_cache(maxsize=_FILTERS_KEPT_MAX)
 def filter_of(settings: GroupSettings) -> TagFilter | None:
     """The filter of a group with these settings; None when it gets every message."""
     if not settings.any_tags and not settings.all_tags:

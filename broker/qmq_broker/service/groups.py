@@ -30,6 +30,7 @@ import msgspec
 
 from qmq_broker.service.dead_letters import EXPIRED, REJECTED, DeadLetter
 from qmq_broker.service.deadlines import Deadlines
+from qmq_broker.service.filters import TagFilter, filter_of
 from qmq_broker.service.history import GIVEN_BACK, LEASE_ENDED, Attempt, History, extended
 from qmq_broker.service.lanes import KeyLanes
 from qmq_broker.service.leases import Lease, PullLog
@@ -67,6 +68,8 @@ class GroupState:
         self.cursor = first_sequence
         self.max_attempts = max_attempts
         self.settings = GroupSettings()
+        #: By its tags; None when it gets every message.
+        self.filter: TagFilter | None = None
         self.is_paused = False
         #: Of an ordered group: what it came to and is not done with, by key.
         self.lanes: KeyLanes | None = None
@@ -185,6 +188,7 @@ class GroupState:
     def configure(self, settings: GroupSettings) -> None:
         """Keep these settings. Requires: whether it is ordered never changes."""
         self.settings = settings
+        self.filter = filter_of(settings)
         if settings.is_ordered and self.lanes is None:
             self.lanes = KeyLanes()
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from qmq_broker.service.filters import TagFilter, filter_of
+from qmq_broker.service.filters import TagFilter
 from qmq_broker.service.groups import GroupState
 from qmq_broker.storage.consume_queue import ConsumeQueue, Entry
 from qmq_client.wire.deliveries import DeliveryRun
@@ -91,9 +91,8 @@ def _fresh(
     if state.lanes is not None:
         return _runs_of(state.lanes.ready(room.messages)), None
     new_count = max(0, min(queue.next_sequence - state.cursor, room.new_messages))
-    wanted = filter_of(state.settings)
-    if wanted is not None:
-        return _matching(state.cursor, wanted, queue, min(new_count, room.messages))
+    if state.filter is not None:
+        return _matching(state.cursor, state.filter, queue, min(new_count, room.messages))
     if not new_count:
         return [], None
     return [DeliveryRun(first_sequence=state.cursor, count=new_count, attempt=1)], None

@@ -14,7 +14,6 @@ from operator import itemgetter
 from typing import Final
 
 from qmq_broker.service.dead_letters import EXPIRED
-from qmq_broker.service.filters import filter_of
 from qmq_broker.service.groups import GroupState
 from qmq_broker.service.handing_out import Room, Selection, join_runs, select
 from qmq_broker.service.journal import Journal
@@ -82,7 +81,7 @@ class Picker:
     def _look(self, state: GroupState, selection: Selection, now_ms: int) -> Picked:
         """Read the records, and take out what is not for the group or has expired."""
         records = self._store.read_records(selection.entries, subject=state.subject)
-        wanted = filter_of(state.settings) if state.lanes is None else None
+        wanted = state.filter if state.lanes is None else None
         if wanted is None and selection.runs and max(map(_flags, records)) < EXPIRES_FLAG:
             return Picked(runs=selection.runs, records=records)
         picked = Picked()
@@ -129,7 +128,7 @@ class Picker:
                 self._skip(state, state.cursor, state.cursor + after, room.now_ms)
 
     def _come_to(self, state: GroupState, entries: Sequence[Entry], now_ms: int) -> None:
-        wanted = filter_of(state.settings)
+        wanted = state.filter
         numbered = [
             (sequence, entry)
             for sequence, entry in enumerate(entries, start=state.cursor)
