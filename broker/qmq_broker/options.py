@@ -128,7 +128,7 @@ class ServeOptions:
     tls: TlsOptions | None = None
     #: Serve pulls and settlements only.
     is_read_only: bool = False
-    #: Give up damaged ranges of the commit log at the start, after a copy and a report.
+    #: Give up damaged ranges of the logs at the start, after a copy and a report.
     is_quarantining: bool = False
     #: How long a stop waits for requests that are under way.
     drain_ms: int = 10_000

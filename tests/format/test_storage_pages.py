@@ -16,7 +16,7 @@ from qmq_broker.storage import (
     consume_queues,
     format_file,
     lost,
-    quarantine,
+    quarantine_report,
     recovery,
     retained,
     snapshots,
@@ -102,7 +102,7 @@ def test_an_object_on_a_page_is_the_struct_of_the_code(name: str, kind: Any) -> 
 def test_the_report_on_its_page_is_the_struct_of_the_code() -> None:
     table = rows(marks("quarantine.md", "object")["QuarantineReport"])
     fields_there = [row[0].strip("`") for row in table]
-    assert fields_there == list(quarantine.QuarantineReport.__struct_fields__)
+    assert fields_there == list(quarantine_report.QuarantineReport.__struct_fields__)
 
 
 def test_the_table_of_actions_has_every_tag_and_field_of_the_code() -> None:

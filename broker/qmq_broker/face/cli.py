@@ -130,7 +130,7 @@ def broker() -> None:
 @click.option(
     "--quarantine",
     is_flag=True,
-    help="Give up damaged ranges of the commit log, after a copy and a report in quarantine/.",
+    help="Give up damaged ranges of the logs, after a copy and a report in quarantine/.",
 )
 @click.option(
     "--log-level",

@@ -123,7 +123,7 @@ def _snapshot(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[R
         snapshot, reason = sealed_array(disk, path, Snapshot)
         if reason:
             yield _damaged(path, 0, None, reason)
-        if snapshot is None:
+        if snapshot is None or not snapshot.content:  # empty: all groups were given up
             continue
         try:
             image = msgspec.msgpack.decode(snapshot.content, type=SnapshotImage)

@@ -22,7 +22,7 @@ _ENTRY: Final = struct.Struct(">QIQ")
 #: A longer range is covered by several frames, so that no scan must hold it at once.
 LOST_FRAME_BYTES_MAX: Final = 1024 * 1024
 #: Shortest frame that can say something.
-_LEAST_BYTES: Final = FRAME_HEADER_BYTES + _LENGTH.size + 4
+LOST_LEAST_BYTES: Final = FRAME_HEADER_BYTES + _LENGTH.size + 4
 
 
 class LostRun(msgspec.Struct, frozen=True, array_like=True):
@@ -45,7 +45,7 @@ def lost_frames(range_bytes: int, runs: list[LostRun]) -> list[bytes]:
             size = min(LOST_FRAME_BYTES_MAX, range_bytes - LOST_FRAME_BYTES_MAX // 2)
         content = msgspec.msgpack.encode([] if frames else runs)
         body = _LENGTH.pack(len(content)) + content
-        if size < _LEAST_BYTES or len(body) > size - FRAME_HEADER_BYTES:
+        if size < LOST_LEAST_BYTES or len(body) > size - FRAME_HEADER_BYTES:
             raise ValueError(f"a range of {size} bytes has no room for {len(body)}")
         frames.append(build_frame(FrameKind.LOST, body.ljust(size - FRAME_HEADER_BYTES, b"\0")))
         range_bytes -= size

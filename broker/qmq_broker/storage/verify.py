@@ -134,6 +134,12 @@ def judge_commit_log(disk: Disk, format_: Format, files: SmallFiles) -> LogVerdi
     return look.log(_commit_claims(files, format_))[1]
 
 
+def judge_action_log(disk: Disk, format_: Format, files: SmallFiles) -> LogVerdict:
+    """The action log from where the newest snapshot needs it, in the same way."""
+    look = _Look(disk, format_, files, _one_by_one(disk), is_deep=False)
+    return look.log(_action_claims(files, format_))[1]
+
+
 def _unknown(fault: Fault) -> Verification:
     return Verification(
         store_id="", is_clean=False, epoch=0, logs=[], subjects={}, faults=[fault], duration_ms=0

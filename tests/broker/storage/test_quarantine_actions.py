@@ -1,0 +1,188 @@
+"""Damage of the action log, given up by explicit option: groups go back, nothing is lost, nothing skipped."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qmq_broker.errors import CorruptionError
+from qmq_broker.face.exit_codes import ExitCode
+from qmq_broker.storage import layout
+from qmq_broker.storage.actions import Action
+from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.quarantine import quarantine_damage
+from qmq_broker.storage.store import Store
+from qmq_broker.storage.verify import verify_store
+from tests.broker.face.process import BrokerProcess
+from tests.broker.service.rig import SUBJECT, Rig
+from tests.broker.storage.damage_cases import directory_with_groups, flip_both_snapshots
+from tests.broker.storage.damaged import Directory, flip
+from tests.crash.power_cut import cut_states
+from tests.crash.recording_disk import Image, RecordingDisk, images
+from tests.crash.world import OPTIONS, FakeClock
+
+#: How the header of a padding frame begins.
+PADDING = b"QMQF\x01\x05"
+Harm = Callable[[Directory], None]
+
+
+def segments(directory: Directory) -> list[str]:
+    return sorted(path for path in directory.files() if path.startswith("actionlog/"))
+
+
+def at(number: int, position: int) -> Harm:
+    return lambda d: d.change(segments(d)[number], flip(position))
+
+
+def in_two_places(directory: Directory) -> None:
+    at(0, 400)(directory)
+    at(1, 150)(directory)
+
+
+HARMS: dict[str, Harm] = {
+    "an action": at(1, 150),
+    "a header": at(0, 88 + 9),
+    "a segment head": at(1, 60),
+    "the padding": lambda d: d.change(segments(d)[0], lambda c: flip(c.rfind(PADDING))(c)),
+    "a segment that is cut": lambda d: d.change(segments(d)[1], lambda c: c[:300]),
+    "an empty segment": lambda d: d.put(segments(d)[1], b""),
+    "the first segment": lambda d: d.remove(segments(d)[0]),
+    "the last segment": lambda d: d.remove(segments(d)[-1]),
+    "everything": lambda d: d.remove(layout.ACTION_LOG),
+    "two places": in_two_places,
+}
+
+
+def actions_of(image: Image) -> list[Action]:
+    """What a start makes of it, and that it is whole."""
+    disk = RecordingDisk(image)
+    store = Store.open(disk, FakeClock(), OPTIONS)
+    found = list(store.actions.replay())
+    store.close()
+    worst = verify_store(disk, FakeClock(), check_groups=len)
+    assert not [fault for fault in worst.faults if fault.level == "damaged"]
+    return found
+
+
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
+def test_B4_what_stands_before_the_damage_counts_and_nothing_behind_it(harm: Harm) -> None:
+    directory = Directory(is_clean=False)
+    everything = [action for action, _ in directory.world.history.actions]
+    harm(directory)
+    before = directory.files()
+    directory.refusal()
+    disk = RecordingDisk(directory.image)
+    reports = quarantine_damage(disk, FakeClock())
+    assert [report.log for report in reports] == [layout.ACTION_LOG] * len(reports)
+    kept = actions_of(disk.image)
+    assert kept == everything[: len(kept)]
+    assert len(kept) < len(everything)
+    assert quarantine_damage(disk, FakeClock()) == [], "once is enough"
+    # Its bytes are kept as they were found.
+    (report,) = reports
+    raw = {path: disk.open(path) for path in directory_of(disk) if path.endswith(".raw")}
+    assert raw
+    for path, file in raw.items():
+        first, _, next_ = path.rpartition(".raw")[0].rpartition("actionlog.")[2].partition("-")
+        base = int(first) - int(first) % OPTIONS.action_segment_bytes
+        found = before.get(layout.segment_path(layout.ACTION_LOG, base), b"")
+        part = found[int(first) - base : int(next_) - base]
+        assert file.read(0, file.length()) == part
+        assert report.first_offset <= int(first) < report.next_offset
+
+
+def directory_of(disk: RecordingDisk) -> list[str]:
+    return [f"{layout.QUARANTINE}/{name}" for name in disk.names(layout.QUARANTINE)]
+
+
+def test_B4_damage_below_the_snapshot_changes_nothing() -> None:
+    directory = directory_with_groups()
+    store = directory.open()
+    expected, offset = list(store.actions.replay()), store.actions.snapshot_offset
+    store.close()
+    base = offset - offset % OPTIONS.action_segment_bytes
+    assert offset - base > 200
+    path = layout.segment_path(layout.ACTION_LOG, base)
+    directory = directory_with_groups()
+    directory.change(path, flip(150))
+    directory.refusal()
+    disk = RecordingDisk(directory.image)
+    (report,) = quarantine_damage(disk, FakeClock())
+    assert report.next_offset <= offset
+    assert actions_of(disk.image) == expected
+
+
+def test_B4_without_a_snapshot_and_a_beginning_all_groups_begin_anew() -> None:
+    directory = directory_with_groups()
+    flip_both_snapshots(directory)
+    if segments(directory)[0] == layout.segment_path(layout.ACTION_LOG, 0):
+        directory.remove(segments(directory)[0])
+    directory.refusal()
+    disk = RecordingDisk(directory.image)
+    assert quarantine_damage(disk, FakeClock())
+    assert actions_of(disk.image) == []
+    assert quarantine_damage(disk, FakeClock()) == []
+
+
+@pytest.mark.parametrize("name", ["an action", "a header", "an empty segment", "two places"])
+def test_B4_a_power_cut_anywhere_in_it_never_lets_the_log_go_on_behind_the_damage(
+    name: str,
+) -> None:
+    directory = Directory(is_clean=False)
+    everything = [action for action, _ in directory.world.history.actions]
+    HARMS[name](directory)
+    directory.image.durable_names = dict(directory.image.names)
+    disk = RecordingDisk(directory.image)
+    quarantine_damage(disk, FakeClock())
+    expected = actions_of(disk.image)
+    assert expected == everything[: len(expected)]
+    rng = random.Random(3)
+    outcomes = {"halts": 0, "whole": 0}
+    for _, image in images(disk.first_image, disk.operations):
+        for state in cut_states(image, rng, scattered=2):
+            try:
+                assert actions_of(RecordingDisk(state).image) == expected
+                outcomes["whole"] += 1
+            except CorruptionError:
+                outcomes["halts"] += 1
+            again = RecordingDisk(state)
+            quarantine_damage(again, FakeClock())
+            found = actions_of(again.image)
+            assert found == everything[: len(found)]
+            assert len(found) <= len(expected)
+    assert outcomes["halts"] > 10
+
+
+def test_B4_consumers_get_again_what_was_settled_behind_the_damage(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "data")
+    for number in range(6):
+        rig.send(b"%d" % number)
+    offsets = []
+    for _ in range(3):
+        given = rig.pull(max_messages=2)
+        offsets.append(rig.store.actions.log.written_offset)
+        rig.settle(given.ack((given.part(0)[0], given.part(1)[1])))
+    rig.close()
+    path = tmp_path / "data" / "actionlog" / f"{0:020d}"
+    content = bytearray(path.read_bytes())
+    content[offsets[0] + 90] ^= 1  # the first ack
+    path.write_bytes(content)
+    with pytest.raises(CorruptionError):
+        rig.start()
+    options = ("--segment-bytes", str(rig.store._options.segment_bytes))
+    assert BrokerProcess(rig.directory, *options).run_to_end() == ExitCode.CORRUPTION
+    disk = OsDisk(str(rig.directory))
+    (report,) = quarantine_damage(disk, rig.clock)
+    assert report.first_offset == offsets[0]
+    rig.start()
+    sequences: list[int] = []
+    for _ in range(5):
+        rig.pass_ms(100_000)
+        while (given := rig.pull()).bodies:
+            sequences += given.sequences
+            rig.settle(given.ack((given.part(0)[0], given.part(len(given.bodies) - 1)[1])))
+    assert sorted(sequences) == [0, 1, 2, 3, 4, 5], f"all of {SUBJECT} comes again, once"
+    rig.close()
