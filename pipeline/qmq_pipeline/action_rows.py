@@ -61,7 +61,7 @@ def frame_rows(frame: ScannedFrame) -> Iterator[_Row]:
     """One row for each range of each action of a frame."""
     number = 0
     for action in _decode(frame):
-        for row in _rows(action):
+        for row in action_rows(action):
             yield {"action_offset": frame.offset, "action_number": number, **row}
             number += 1
 
@@ -77,7 +77,8 @@ def _decode(frame: ScannedFrame) -> list[Action]:
         ) from error
 
 
-def _rows(action: Action) -> Iterator[_Row]:
+def action_rows(action: Action) -> Iterator[_Row]:
+    """The rows of one action, without their place in the log; columns that say nothing are left out."""
     row: _Row = {
         "at": _time(getattr(action, "at_ms", None)),
         "action": type(action).__name__.lower(),

@@ -94,6 +94,13 @@ class LogReader:
         within = LogRange(bounds.first_offset, bounds.next_offset)
         return self._translated(lambda: offset_at(self._segments, time_ms, within))
 
+    def frame_from(self, offset: int, bounds: LogBounds) -> int:
+        """Where the first frame begins at or behind any `offset`; the log's end for none."""
+        if not bounds.first_offset < offset < bounds.next_offset:
+            return min(max(offset, bounds.first_offset), bounds.next_offset)
+        header = frame_at_or_behind(self._segments, LogRange(offset, bounds.next_offset))
+        return bounds.next_offset if header is None else header.physical_offset
+
     def stamp_crc(self, offset: int) -> int | None:
         """The log's checksum of the frame at `offset`; None when no whole one stands there."""
         try:

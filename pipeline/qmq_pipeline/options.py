@@ -67,7 +67,7 @@ class LogOptions:
     table: Table = MESSAGES
     columns: tuple[str, ...] = MESSAGES.names
     subjects: frozenset[str] | None = None
-    #: Offsets of the log that the table is read from; None for where it begins and ends.
+    #: Frames that begin at this offset of the log or behind, and before that one; None for all.
     first_offset: int | None = None
     next_offset: int | None = None
     first_stored_at_ms: int = 0
@@ -80,7 +80,7 @@ class LogOptions:
 
 def parse_log_options(given: Mapping[str, str]) -> LogOptions:
     """The options of `spark.read.format("qmq")`; raises `OptionError`."""
-    options = _known(given, LOG_OPTIONS)
+    options = known_options(given, LOG_OPTIONS)
     table = _choice(options, "table", _TABLES, MESSAGES)
     return LogOptions(
         place=_place(options),
@@ -132,7 +132,7 @@ def parse_time_ms(option: str, text: str) -> int:
     return time_ms
 
 
-def _known(given: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
+def known_options(given: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
     """The options under our spelling: Spark folds case, and its own sources write `maxBytesPerTrigger`."""
     spelled = {name.replace("_", ""): name for name in known}
     options: dict[str, str] = {}
@@ -195,14 +195,15 @@ def _optional(
 
 
 def _offset(option: str, text: str) -> int:
-    return _number(option, text, 0, _OFFSET_MAX)
+    return number_option(option, text, 0, _OFFSET_MAX)
 
 
 def _range_bytes(option: str, text: str) -> int:
-    return _number(option, text, _RANGE_BYTES_MIN, _RANGE_BYTES_MAX)
+    return number_option(option, text, _RANGE_BYTES_MIN, _RANGE_BYTES_MAX)
 
 
-def _number(option: str, text: str, lowest: int, highest: int) -> int:
+def number_option(option: str, text: str, lowest: int, highest: int) -> int:
+    """A whole number within bounds; raises `OptionError`."""
     number = int(text) if text.isdigit() else -1
     if not lowest <= number <= highest:
         raise OptionError(

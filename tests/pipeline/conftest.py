@@ -28,6 +28,7 @@ _QUICK = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own hook of this name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whoever asks for Spark is in the group of Spark, and has time for its start."""
     for item in items:

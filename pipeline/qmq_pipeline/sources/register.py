@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qmq_pipeline.sources.log_source import LogDataSource
+from qmq_pipeline.sources.outbox_source import OutboxDataSource
 from qmq_pipeline.sources.task_source import TaskDataSource
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ def register(session: SparkSession) -> None:
     """Let `session.read.format("qmq")` and its kin work; may be called again."""
     from pyspark.errors import AnalysisException
 
-    for source in (LogDataSource, TaskDataSource):
+    for source in (LogDataSource, OutboxDataSource, TaskDataSource):
         try:
             session.dataSource.register(source)
         except AnalysisException as error:  # Spark 4.0 refuses what it has found by itself

@@ -1,0 +1,86 @@
+"""A part of a log as the work of tasks: planned in the driver, read in the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from qmq_broker.storage.frame_seek import LogRange
+from qmq_pipeline import action_rows
+from qmq_pipeline.decode import Selection, batches
+from qmq_pipeline.errors import ExpiredRangeError
+from qmq_pipeline.log import ACTION_LOG, COMMIT_LOG, LogBounds, LogReader
+from qmq_pipeline.options import LogOptions
+from qmq_pipeline.places import open_log
+from qmq_pipeline.schemas import ACTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class LogPartition(InputPartition):
+    """What one task reads."""
+
+    options: LogOptions
+    first_offset: int
+    next_offset: int
+
+
+def log_of(options: LogOptions) -> str:
+    """Which log the table is read from."""
+    return ACTION_LOG if options.table is ACTIONS else COMMIT_LOG
+
+
+def chosen_offsets(log: LogReader, options: LogOptions) -> tuple[int, int]:
+    """From where to where these options want the log; raises `ExpiredRangeError`."""
+    bounds = log.bounds()
+    first, after = bounds.first_offset, bounds.next_offset
+    if options.first_offset is not None:
+        check_retained(options.first_offset, bounds, options)
+        first = log.frame_from(options.first_offset, bounds)
+    if options.next_offset is not None:
+        after = log.frame_from(options.next_offset, bounds)
+    if options.first_stored_at_ms:
+        first = max(first, log.offset_at(options.first_stored_at_ms, bounds))
+    return first, max(first, after)
+
+
+def check_retained(first_offset: int, bounds: LogBounds, options: LogOptions) -> None:
+    """Raise `ExpiredRangeError` when the log begins behind `first_offset`."""
+    if first_offset < bounds.first_offset:
+        raise ExpiredRangeError(
+            source=options.place.name,
+            reason=f"offset {first_offset} is asked for, but retention has given up everything "
+            f"below {bounds.first_offset}",
+            remedy="Begin there, or read an archive",
+        )
+
+
+def plan(log: LogReader, options: LogOptions, first: int, after: int) -> list[InputPartition]:
+    """One partition for each range."""
+    ranges = log.ranges(first, after, options.partition_bytes)
+    return [LogPartition(options, one.first_offset, one.next_offset) for one in ranges]
+
+
+def read_partition(partition: LogPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of one range."""
+    options = partition.options
+    log = open_log(options.place, log_of(options))
+    try:
+        frames = log.frames(LogRange(partition.first_offset, partition.next_offset))
+        if options.table is ACTIONS:
+            yield from action_rows.batches(frames, options.columns)
+            return
+        yield from batches(
+            frames,
+            Selection(
+                columns=options.columns,
+                table=options.table,
+                subjects=options.subjects,
+                first_stored_at_ms=options.first_stored_at_ms,
+                next_stored_at_ms=options.next_stored_at_ms,
+            ),
+        )
+    finally:
+        log.close()

@@ -1,0 +1,138 @@
+"""The streaming reader of the format `qmq`: offsets are places in the log.
+
+::
+
+    spark.readStream.format("qmq").option("broker_url", "http://broker:9470").load()
+
+`maxBytesPerTrigger` bounds a micro-batch by bytes of log; with the trigger `availableNow` the query ends where
+the log ended when it began. A checkpoint names the store, so it is never gone on with on another log. From Spark
+4.2 on bounds are honoured; before, a batch holds everything that is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from qmq_pipeline.errors import SourceError
+from qmq_pipeline.log import LogBounds, LogReader
+from qmq_pipeline.options import LogOptions
+from qmq_pipeline.places import open_log
+from qmq_pipeline.sources.log_partitions import (
+    LogPartition,
+    check_retained,
+    chosen_offsets,
+    log_of,
+    plan,
+    read_partition,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:  # Spark before 4.2
+    ReadAllAvailable = ReadLimit = ReadMaxBytes = None  # type: ignore[assignment,misc]
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Stands in for what this Spark does not have."""
+
+
+_STORE = "store_id"
+_OFFSET = "offset"
+
+
+class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads the log from where it begins, or the option says, and on."""
+
+    def __init__(self, options: LogOptions) -> None:
+        self._options = options
+        self._log: LogReader | None = None
+        #: Where the log ended when a query for what is available began; None for any other query.
+        self._target: int | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        log = self._open()
+        first, _ = chosen_offsets(log, self._options)
+        return _position(log.store_id, first)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._bounds().next_offset
+
+    def getDefaultReadLimit(self) -> Any:
+        bytes_max = self._options.batch_bytes_max
+        return ReadAllAvailable() if bytes_max is None else ReadMaxBytes(bytes_max)
+
+    def latestOffset(
+        self, start: dict[str, Any] | None = None, limit: Any = None
+    ) -> dict[str, Any]:
+        bounds = self._bounds()
+        end = bounds.next_offset if self._target is None else self._target
+        if start is None:  # Spark before 4.2 neither says where it stands nor asks for less
+            return _position(bounds.store_id, end)
+        here = _offset_of(start, bounds, self._options)
+        bytes_max = getattr(limit, "max_bytes", None)
+        if bytes_max is not None and here + bytes_max < end:
+            end = min(end, self._open().frame_from(here + int(bytes_max), bounds))
+        return _position(bounds.store_id, max(here, end))
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        bounds = self._bounds()
+        return _position(bounds.store_id, bounds.next_offset)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        bounds = self._bounds()
+        first = _offset_of(start, bounds, self._options)
+        after = _offset_of(end, bounds, self._options)
+        if first >= after:
+            return []
+        check_retained(first, bounds, self._options)
+        return plan(self._open(), self._options, first, after)
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition) if isinstance(partition, LogPartition) else iter(())
+
+    def stop(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _bounds(self) -> LogBounds:
+        """Opened anew: segments come and go while a query runs."""
+        self.stop()
+        return self._open().bounds()
+
+    def _open(self) -> LogReader:
+        if self._log is None:
+            self._log = open_log(self._options.place, log_of(self._options))
+        return self._log
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_target": self._target}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._log = None
+
+
+def _position(store_id: str, offset: int) -> dict[str, Any]:
+    # Spark compares offsets as text in places: always the same keys in the same order.
+    return {_STORE: store_id, _OFFSET: offset}
+
+
+def _offset_of(position: dict[str, Any], bounds: LogBounds, options: LogOptions) -> int:
+    if position[_STORE] != bounds.store_id:
+        raise SourceError(
+            source=options.place.name,
+            reason=f"the checkpoint is of store {position[_STORE]}, and this is {bounds.store_id}",
+            remedy="Use another checkpoint location for another broker",
+        )
+    return int(position[_OFFSET])

@@ -1,0 +1,194 @@
+"""What became of each message: the folded action log against the broker's own state and a simple model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from qmq_broker.storage.actions import (
+    Acked,
+    Action,
+    Dead,
+    Expired,
+    GroupDefined,
+    Keyed,
+    Nacked,
+    Passed,
+    Pulled,
+    Replayed,
+    Skipped,
+    Sought,
+)
+from qmq_client.wire.deliveries import DeliveryRun
+from qmq_pipeline.action_rows import action_rows
+from qmq_pipeline.fold import GroupFold
+
+AT_MS = 1_700_000_000_000
+
+
+def folded(actions: list[Action]) -> dict[int, Mapping[str, Any]]:
+    """sequence → what the fold says of it."""
+    fold = GroupFold("orders", "billing")
+    for action in actions:
+        for row in action_rows(action):
+            at = row["at"]
+            fold.add({**_NOTHING, **row, "at": round(at.timestamp() * 1_000_000)})
+    found = {}
+    for batch in fold.batches():
+        batch.validate(full=True)
+        for row in batch.to_pylist():
+            found[row["sequence"]] = row
+    return found
+
+
+_NOTHING = dict.fromkeys(
+    [
+        "consumer",
+        "first_sequence",
+        "next_sequence",
+        "first_pull",
+        "next_pull",
+        "attempt",
+        "reason",
+        "error",
+        "action_json",
+    ]
+)
+
+
+def pulled(at: int, first_pull: int, *runs: tuple[int, int, int], consumer: str = "c1") -> Pulled:
+    made = tuple(DeliveryRun(*run) for run in runs)
+    return Pulled(AT_MS + at, "orders", "billing", consumer, 1, first_pull, made, AT_MS + at + 1)
+
+
+def acked(at: int, first: int, after: int, consumer: str = "c1") -> Acked:
+    return Acked(AT_MS + at, "orders", "billing", consumer, first, after)
+
+
+def nacked(at: int, first: int, after: int, retry: int = 1, error: str = "no") -> Nacked:
+    return Nacked(AT_MS + at, "orders", "billing", "c1", first, after, retry, error)
+
+
+def outcomes(found: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
+    return {sequence: row["outcome"] for sequence, row in found.items()}
+
+
+DEFINED = GroupDefined(AT_MS, "orders", "billing", 0, 5)
+
+
+def test_a_message_goes_from_delivery_to_settlement_with_its_times() -> None:
+    found = folded([DEFINED, pulled(10, 0, (0, 3, 1)), acked(25, 0, 2), nacked(30, 2, 3)])
+    first = found[0]
+    delivered, settled = first["first_delivered_at"], first["settled_at"]
+    assert (settled - delivered).total_seconds() * 1000 == 15
+    assert outcomes(found) == {0: "acked", 1: "acked", 2: "given back"}
+    assert (found[2]["error"], found[2]["settled_at"]) == ("no", None)
+
+
+def test_a_redelivery_counts_and_keeps_the_first_time() -> None:
+    found = folded(
+        [
+            DEFINED,
+            pulled(10, 0, (0, 1, 1)),
+            nacked(11, 0, 1),
+            pulled(500, 1, (0, 1, 2)),
+            acked(501, 1, 2),
+        ]
+    )
+    assert (found[0]["attempts"], found[0]["outcome"], found[0]["error"]) == (2, "acked", "no")
+    assert (found[0]["last_delivered_at"] - found[0]["first_delivered_at"]).total_seconds() == 0.49
+
+
+def test_a_dead_letter_stays_dead_when_its_hand_out_ends_and_lives_again_when_replayed() -> None:
+    dead: list[Action] = [
+        DEFINED,
+        pulled(1, 0, (0, 2, 5)),
+        Dead(AT_MS + 2, "orders", "billing", 0, 5, "attempts", "boom"),
+        Expired(AT_MS + 2, "orders", "billing", "c1", 0, 1, 0),
+    ]
+    found = folded(dead)
+    assert (found[0]["outcome"], found[0]["reason"], found[0]["error"]) == (
+        "dead",
+        "attempts",
+        "boom",
+    )
+    again = folded([*dead, Replayed(AT_MS + 9, "orders", "billing", 0, 1)])
+    assert (again[0]["outcome"], again[0]["settled_at"]) == ("given back", None)
+
+
+def test_what_a_group_never_gets_is_said() -> None:
+    found = folded(
+        [
+            DEFINED,
+            pulled(1, 0, (2, 1, 1)),
+            Passed(AT_MS + 2, "orders", "billing", 5),
+            Skipped(AT_MS + 3, "orders", "billing", 5, 7),
+            Sought(AT_MS + 4, "orders", "billing", 10),
+        ]
+    )
+    assert outcomes(found) == {
+        **dict.fromkeys((0, 1, 3, 4), "filtered"),
+        **dict.fromkeys((2, 5, 6, 7, 8, 9), "skipped"),
+    }
+    assert (found[5]["reason"], found[8]["reason"]) == ("given up by force", "sought past it")
+
+
+def test_messages_that_wait_for_their_key_are_not_taken_for_filtered_ones() -> None:
+    keyed: list[Action] = [
+        Keyed(AT_MS + 1, "orders", "billing", 4, (0, 2, 3), (7, 7, 0)),
+        Keyed(AT_MS + 2, "orders", "billing", 6, (5,), (7,)),
+    ]
+    found = folded([DEFINED, *keyed, pulled(3, 0, (0, 1, 1))])
+    waiting = dict.fromkeys((2, 3, 5), "waiting")
+    assert outcomes(found) == {0: "in flight", 1: "filtered", 4: "filtered", **waiting}
+
+
+def test_settlements_of_hand_outs_before_the_table_begins_are_counted_and_left_out() -> None:
+    fold = GroupFold("orders", "billing")
+    for row in action_rows(acked(1, 7, 9)):
+        fold.add({**_NOTHING, **row, "at": 1})
+    assert (list(fold.batches()), fold.unmatched) == ([], 2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_histories_are_what_a_model_of_single_messages_says(seed: int) -> None:
+    draw = random.Random(seed)
+    actions: list[Action] = [DEFINED]
+    state: dict[int, tuple[str, int]] = {}
+    held: dict[str, dict[int, int]] = {"c1": {}, "c2": {}}
+    next_pull = dict.fromkeys(held, 0)
+    cursor = 0
+    for at in range(1, 400):
+        consumer = draw.choice(list(held))
+        waiting = [one for one, (outcome, _) in state.items() if outcome == "given back"]
+        if draw.random() < 0.4:
+            count = draw.randint(1, 6)
+            runs = [(cursor, count, 1)]
+            cursor += count
+            if waiting:
+                again = draw.choice(waiting)
+                runs.insert(0, (again, 1, state[again][1] + 1))
+            actions.append(pulled(at, next_pull[consumer], *runs, consumer=consumer))
+            for first, length, attempt in runs:
+                for sequence in range(first, first + length):
+                    held[consumer][next_pull[consumer]] = sequence
+                    next_pull[consumer] += 1
+                    state[sequence] = ("in flight", attempt)
+        elif held[consumer]:
+            first = draw.choice(list(held[consumer]))
+            after = first
+            while after in held[consumer] and after < first + 4:
+                after += 1
+            ends = draw.random() < 0.7
+            made = acked(at, first, after, consumer) if ends else None
+            actions.append(
+                made or Expired(AT_MS + at, "orders", "billing", consumer, first, after, AT_MS)
+            )
+            for number in range(first, after):
+                sequence = held[consumer].pop(number)
+                state[sequence] = ("acked" if ends else "given back", state[sequence][1])
+    found = folded(actions)
+    assert {one: (row["outcome"], row["attempts"]) for one, row in found.items()} == state

@@ -1,0 +1,197 @@
+"""Bronze: exactly once under re-runs, crashes and twins; complete, or the job fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from qmq_broker.storage.actions import Acked, Dead, GroupDefined, Nacked, Pulled
+from qmq_broker.storage.frame_seek import LogRange
+from qmq_client.wire.deliveries import DeliveryRun
+from qmq_client.wire.message_id import MessageIds
+from qmq_pipeline.completeness import next_sequences
+from qmq_pipeline.config import PipelineConfig
+from qmq_pipeline.errors import ExpiredRangeError, IncompleteError, LakeError, SourceError
+from qmq_pipeline.jobs.ingest import ingest
+from qmq_pipeline.lake import Lake, RangeFacts
+from qmq_pipeline.log import COMMIT_LOG
+from qmq_pipeline.options import Place
+from qmq_pipeline.places import open_log
+from qmq_pipeline.range_work import ingest_range
+from qmq_pipeline.schemas import ACTIONS, MESSAGES, TABLES
+from tests.pipeline.world import FORGETFUL, DataDirectory, messages
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SUBJECTS = ("orders", "flight.departed")
+
+
+def config_of(
+    directory: DataDirectory, tables: Path, *, ranges_per_commit: int = 64
+) -> PipelineConfig:
+    return PipelineConfig(
+        tables=str(tables),
+        place=Place(path=str(directory.path)),
+        partition_bytes=64 * 1024,
+        ranges_per_commit=ranges_per_commit,
+    )
+
+
+def keys(spark: SparkSession, tables: Path) -> list[tuple[str, int]]:
+    rows = Lake(str(tables)).read(spark, MESSAGES).select("subject", "sequence").collect()
+    return sorted((row["subject"], row["sequence"]) for row in rows)
+
+
+def dense(count: int) -> list[tuple[str, int]]:
+    return sorted((subject, number) for subject in SUBJECTS for number in range(count // 2))
+
+
+def test_P2_runs_that_died_at_any_step_and_twins_add_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    directory = DataDirectory(tmp_path / "broker")
+    directory.append(messages(MessageIds(1), 2000, subjects=SUBJECTS), frame_records=50)
+    config = config_of(directory, tmp_path / "tables", ranges_per_commit=2)
+    assert config.place is not None
+    log = open_log(config.place, COMMIT_LOG)
+    bounds = log.bounds()
+    ranges = log.ranges(bounds.first_offset, bounds.next_offset, config.partition_bytes)
+    assert len(ranges) > 2
+    # A driver that died between the work of its tasks and its commit, and a twin of one task.
+    ingest_range(config.place, config.tables, COMMIT_LOG, ranges[0])
+    ingest_range(config.place, config.tables, COMMIT_LOG, ranges[0])
+    # One that died in the middle of a range that is never cut so again.
+    middle = LogRange(ranges[1].first_offset, ranges[2].next_offset)
+    ingest_range(config.place, config.tables, COMMIT_LOG, middle)
+    assert keys(spark, tmp_path / "tables") == []
+    done = ingest(spark, config)
+    assert done.rows["messages"] == 2000
+    assert keys(spark, tmp_path / "tables") == dense(2000)
+    # The same work once more by a task that Spark thought dead.
+    ingest_range(config.place, config.tables, COMMIT_LOG, ranges[0])
+    assert ingest(spark, config).rows == {}
+    directory.append(messages(MessageIds(2), 500, subjects=SUBJECTS))
+    assert ingest(spark, config).rows["messages"] == 500
+    assert keys(spark, tmp_path / "tables") == dense(2500)
+    log.close()
+    directory.close()
+
+
+def test_P3_a_hole_in_the_sequences_fails_and_names_it() -> None:
+    def facts(first: int, after: int, *lost: tuple[int, int]) -> RangeFacts:
+        return RangeFacts(
+            source="s",
+            first=0,
+            next=1,
+            rows=0,
+            files=(),
+            sequences={"a": [(first, after)]},
+            lost={"a": lost} if lost else {},
+        )
+
+    assert next_sequences({}, [facts(0, 5), facts(5, 9)], is_from_start=True) == {"a": 9}
+    assert next_sequences({"a": 3}, [facts(3, 5)], is_from_start=True) == {"a": 5}
+    assert next_sequences({}, [facts(7, 9)], is_from_start=False) == {"a": 9}
+    quarantined = facts(5, 9, (3, 5))
+    assert next_sequences({"a": 3}, [quarantined], is_from_start=True) == {"a": 9}
+    cases: list[tuple[dict[str, int], list[RangeFacts], bool, str]] = [
+        ({}, [facts(1, 5)], True, "sequences 0 to 0 "),
+        ({"a": 3}, [facts(5, 9)], True, "sequences 3 to 4 "),
+        ({}, [facts(0, 5), facts(6, 9)], True, "sequences 5 to 5 "),
+        ({}, [facts(0, 5), facts(4, 9)], True, "sequences 4 to 4 "),
+    ]
+    for known, ranges, is_from_start, hole in cases:
+        with pytest.raises(IncompleteError, match=hole):
+            next_sequences(known, ranges, is_from_start=is_from_start)
+
+
+def test_P3_retention_that_passed_the_reader_fails_loudly_and_may_be_skipped_by_name(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    directory = DataDirectory(tmp_path / "broker", FORGETFUL)
+    config = config_of(directory, tmp_path / "tables")
+    directory.append(messages(MessageIds(1), 400, subjects=SUBJECTS))
+    assert ingest(spark, config).rows["messages"] == 400
+    directory.append(messages(MessageIds(2), 3000, subjects=SUBJECTS))
+    first_offset = directory.forget(segments=3)
+    with pytest.raises(ExpiredRangeError, match=str(first_offset)):
+        ingest(spark, config)
+    assert keys(spark, tmp_path / "tables") == dense(400)
+    done = ingest(spark, config, skip_expired=True)
+    found = keys(spark, tmp_path / "tables")
+    assert len(found) == 400 + done.rows["messages"]
+    assert len(set(found)) == len(found)
+    assert found[-1] == ("orders", 1699)
+    directory.close()
+
+
+def test_tables_of_another_store_or_of_a_restored_log_are_not_gone_on_with(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    one, other = DataDirectory(tmp_path / "one"), DataDirectory(tmp_path / "other")
+    for directory in (one, other):
+        directory.append(messages(MessageIds(1), 50))
+    ingest(spark, config_of(one, tmp_path / "tables"))
+    with pytest.raises(SourceError, match=other.store.index._store_id.hex()):
+        ingest(spark, config_of(other, tmp_path / "tables"))
+    lake = Lake(str(tmp_path / "tables"))
+    (last,) = lake.commits(MESSAGES)[-1].ranges
+    offset, crc = last.notes["last_frame"]
+    changed = {**last.notes, "last_frame": [offset, crc ^ 1]}
+    lake.commit(
+        MESSAGES,
+        [replace(last, notes=changed)],
+        replaces=[lake.commits(MESSAGES)[-1].name],
+        name="z",
+    )
+    with pytest.raises(SourceError, match="restored"):
+        ingest(spark, config_of(one, tmp_path / "tables"))
+    one.close()
+    other.close()
+
+
+def test_actions_are_rows_of_ranges(spark: SparkSession, tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path / "broker")
+    directory.append(messages(MessageIds(1), 10))
+    at_ms = directory.clock.now_ms()
+    runs = (DeliveryRun(0, 3, 1), DeliveryRun(5, 2, 2))
+    directory.act(
+        [
+            GroupDefined(at_ms, "orders", "billing", 0, 5),
+            Pulled(at_ms, "orders", "billing", "c1", 1, 0, runs, at_ms + 30_000),
+            Acked(at_ms + 5, "orders", "billing", "c1", 0, 2),
+            Nacked(at_ms + 6, "orders", "billing", "c1", 2, 3, at_ms + 1000, "no stock"),
+            Dead(at_ms + 7, "orders", "billing", 5, 2, "attempts", "no stock"),
+        ]
+    )
+    assert ingest(spark, config_of(directory, tmp_path / "tables")).rows["actions"] == 6
+    rows = Lake(str(tmp_path / "tables")).read(spark, ACTIONS).orderBy("action_number").collect()
+    assert [row["action"] for row in rows] == [
+        *("groupdefined", "pulled", "pulled", "acked", "nacked", "dead"),
+    ]
+    assert [
+        (row["first_sequence"], row["next_sequence"], row["first_pull"]) for row in rows[1:3]
+    ] == [
+        (0, 3, 0),
+        (5, 7, 3),
+    ]
+    assert (rows[4]["error"], rows[5]["reason"]) == ("no stock", "attempts")
+    directory.close()
+
+
+def test_a_folder_of_another_version_is_refused_untouched(tmp_path: Path) -> None:
+    (tmp_path / "LAKE").write_text('{"version": 9}')
+    with pytest.raises(LakeError, match="version 9; known: 1"):
+        Lake(str(tmp_path)).prepare()
+    assert [path.name for path in tmp_path.iterdir()] == ["LAKE"]
+
+
+def test_every_table_says_each_column_once_and_its_key() -> None:
+    for table in TABLES.values():
+        assert len(set(table.names)) == len(table.names)
+        assert set(table.key) <= set(table.names)
+        assert table.arrow().names == list(table.names)
