@@ -29,7 +29,7 @@ from qmq_broker.face.find import Finder
 from qmq_broker.face.group_routes import group_routes
 from qmq_broker.face.json_messages import dead_to_json, record_to_json
 from qmq_broker.face.ranges import range_routes
-from qmq_broker.face.rules import guard, sight
+from qmq_broker.face.rules import HOT_ROUTES, guard, route_name, sight
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.query import LISTED_MAX
 from qmq_broker.service.serving import Serving
@@ -54,6 +54,7 @@ def admin_app(broker: Broker) -> Starlette:
         routes=[
             Route("/healthz", admin.health),
             Route("/readyz", admin.ready),
+            Route("/openapi.json", admin.openapi),
             Route("/v1/caller", admin.caller),
             Route("/v1/subjects", admin.subjects),
             Route("/v1/groups", admin.groups),
@@ -85,12 +86,14 @@ class _Admin:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._finder = Finder(broker)
+        #: The OpenAPI document, when somebody has asked for it.
+        self._document: bytes | None = None
 
     async def health(self, _: Request) -> Response:
         """The process is alive; says nothing else."""
         return _json({"status": "alive"})
 
-    async def ready(self, _: Request) -> Response:
+    async def ready(self, request: Request) -> Response:
         """Whether requests are served, and if not, why."""
         serving = self._broker.serving
         is_ready = serving.state in (Serving.SERVING, Serving.READ_ONLY)
@@ -98,7 +101,8 @@ class _Admin:
         return _json(
             {
                 "status": serving.state,
-                "reason": serving.reason,
+                # Strangers get no words: they may say what is wrong with the disk.
+                "reason": serving.reason if caller_of(request.scope).rights else "",
                 "takes_messages": has_room and serving.state is Serving.SERVING,
             },
             status=200 if is_ready else 503,
@@ -114,6 +118,15 @@ class _Admin:
             self._broker.set_read_only(wanted.state == "read-only", reason)
         serving = self._broker.serving
         return _json({"status": serving.state, "reason": serving.reason})
+
+    async def openapi(self, request: Request) -> Response:
+        """All routes, for programs."""
+        from qmq_broker.face.openapi import document  # it knows this module's structs
+
+        if self._document is None:
+            routes = [route for route in request.app.routes if isinstance(route, Route)]
+            self._document = document([*HOT_ROUTES, *map(route_name, routes)])
+        return Response(self._document, media_type=JSON_CONTENT_TYPE)
 
     async def caller(self, request: Request) -> Response:
         """Who asks, as far as the broker knows, and what it may do."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 
@@ -26,14 +26,12 @@ from qmq_client.wire.names import shorten
 from qmq_client.wire.record import BodyKind, Record, decode_record, encode_record
 from qmq_client.wire.requests import Natural
 
-_NO_BODY: Final = msgspec.Raw()
-
 
 class JsonMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One message of a send."""
 
     subject: str
-    body: msgspec.Raw = _NO_BODY
+    body: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     body_base64: str | None = None
     key: str | None = None
     tags: tuple[str, ...] = ()

@@ -51,6 +51,7 @@ READERS: Final = (Role.PRODUCER, Role.CONSUMER)
 RULES: Final[Mapping[str, Rule]] = {
     "GET /healthz": Rule(about=About.NOTHING),
     "GET /readyz": Rule(about=About.NOTHING),
+    "GET /openapi.json": Rule(about=About.NOTHING),
     "GET /v1/caller": Rule(about=About.NOTHING),
     "GET /v1/subjects": Rule(roles=READERS, about=About.LISTED),
     "GET /v1/groups": Rule(roles=READERS, about=About.LISTED),
@@ -68,6 +69,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "POST /v1/dead/replay": Rule(about=About.IN_BODY),
     "POST /v1/dead/purge": Rule(about=About.IN_BODY),
 }
+#: Served beside these, straight on ASGI.
+HOT_ROUTES: Final = ("POST /v1/send", "POST /v1/pull", "POST /v1/settle")
 _ADMINS_OF_ALL: Final = Rule(about=About.ALL)
 
 
