@@ -88,8 +88,6 @@ class Broker:
             on_poisoned=self._on_poisoned,
         )
         self._store = store
-        #: The files of the store, for those that read them beside it.
-        self.disk = store.disk
         self._post = post
         self._action_sync = ActionSync(
             store,
@@ -125,6 +123,11 @@ class Broker:
         now_ms = self.time.now_ms()
         self.delivery.step(now_ms)
         self._housekeeping.step(now_ms)
+
+    @property
+    def disk(self) -> Disk:
+        """The files of the store, for those that read them beside it."""
+        return self._store.disk
 
     @property
     def durable_offsets(self) -> tuple[int, int]:
