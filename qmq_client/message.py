@@ -23,12 +23,14 @@ from qmq_client.request_headers import (
     with_request_headers,
 )
 from qmq_client.typed import json_as
+from qmq_client.wire.due import check_due
 from qmq_client.wire.errors import (
     EncodingError,
     InvalidMessageError,
     ProtocolError,
     TooLargeError,
 )
+from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
 from qmq_client.wire.message_id import dedupe_message_id, format_message_id, parse_message_id
 from qmq_client.wire.names import check_name, shorten
 from qmq_client.wire.record import BodyKind, Record
@@ -65,12 +67,18 @@ class Message:
     dedupe_key: str | None = None
     #: When the producer made it; None before the send.
     born_at: datetime | None = None
+    #: How long after the send it may be delivered: a timedelta, or seconds. Zero and less: at once.
+    delay: timedelta | float | None = None
+    #: The same as a moment, with a time zone; one that is past: at once. A handler finds it here.
+    deliver_at: datetime | None = None
 
 
-def message_to_record(message: Message, *, new_id: bytes, now_ms: int) -> Record:
+def message_to_record(
+    message: Message, *, new_id: bytes, now_ms: int, limits: Limits = DEFAULT_LIMITS
+) -> Record:
     """The message as a record to be encoded, with the request headers around this code.
 
-    Raises `InvalidMessageError`.
+    Of `limits` only how far ahead it may be due is looked at here. Raises `InvalidMessageError`.
     """
     if not isinstance(message, Message):
         raise InvalidMessageError(
@@ -89,6 +97,7 @@ def message_to_record(message: Message, *, new_id: bytes, now_ms: int) -> Record
         tags=_as_tags(message.tags),
         headers=_headers(message),
         born_at_ms=now_ms,
+        due_at_ms=_due_at_ms(message, now_ms, limits),
     )
 
 
@@ -104,6 +113,9 @@ def record_to_message(record: Record, body_type: Any = Any) -> Message:
         },
         message_id=format_message_id(record.message_id),
         born_at=_EPOCH + timedelta(milliseconds=record.born_at_ms),
+        deliver_at=(
+            None if record.due_at_ms is None else _EPOCH + timedelta(milliseconds=record.due_at_ms)
+        ),
     )
 
 
@@ -211,6 +223,49 @@ def _message_id(message: Message) -> bytes | None:
             remedy="Name what happened in fewer words, or hash them.",
         )
     return dedupe_message_id(message.subject, message.dedupe_key)
+
+
+def _due_at_ms(message: Message, now_ms: int, limits: Limits) -> int | None:
+    """When the message may be delivered; None for at once."""
+    if message.delay is not None and message.deliver_at is not None:
+        raise InvalidMessageError(
+            field="delay",
+            limit="no deliver_at beside it",
+            value=shorten(message.delay),
+            remedy="Give one of the two.",
+        )
+    if message.delay is not None:
+        field, due_at_ms = "delay", now_ms + _delay_ms(message.delay)
+    elif message.deliver_at is not None:
+        field, due_at_ms = "deliver_at", _moment_ms(message.deliver_at)
+    else:
+        return None
+    check_due(due_at_ms, now_ms, limits, field=field)
+    return due_at_ms if due_at_ms > now_ms else None
+
+
+def _delay_ms(delay: Any) -> int:
+    """Rounded up: a message is never early."""
+    if isinstance(delay, timedelta):
+        milliseconds: int = -(-delay // timedelta(milliseconds=1))
+        return milliseconds
+    is_number = isinstance(delay, int | float) and not isinstance(delay, bool)
+    if not is_number or not math.isfinite(delay):
+        raise _not_of_form("delay", "a timedelta or a number of seconds", delay)
+    milliseconds = math.ceil(delay * 1000)
+    return milliseconds
+
+
+def _moment_ms(moment: Any) -> int:
+    if not isinstance(moment, datetime) or moment.tzinfo is None or moment.utcoffset() is None:
+        raise InvalidMessageError(
+            field="deliver_at",
+            limit="a datetime with a time zone",
+            value=shorten(moment),
+            remedy="Say which zone is meant: datetime(…, tzinfo=UTC), or datetime.now(UTC) + delay.",
+        )
+    milliseconds: int = -((_EPOCH - moment) // timedelta(milliseconds=1))
+    return milliseconds
 
 
 def _headers(message: Message) -> tuple[tuple[str, str], ...]:

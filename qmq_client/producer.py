@@ -289,7 +289,9 @@ class Producer:
             return self.send_many(messages, session=connection)
 
     def _make_row(self, message: Message, now_ms: int) -> OutboxRow:
-        record = message_to_record(message, new_id=MESSAGE_IDS.next_id(), now_ms=now_ms)
+        record = message_to_record(
+            message, new_id=MESSAGE_IDS.next_id(), now_ms=now_ms, limits=self.options.limits
+        )
         return OutboxRow(
             message_id=record.message_id,
             subject=record.subject,

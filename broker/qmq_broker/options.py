@@ -14,6 +14,7 @@ from qmq_client.wire.limits import DEFAULT_LIMITS, FRAME_OVERHEAD_BYTES_MAX, Lim
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
+MINUTE_MS: Final = 60_000
 #: Frames and segments begin at multiples of eight; pages of the disk should not be shared.
 SEGMENT_MULTIPLE_BYTES: Final = 512
 #: Segments are given up whole: longer ones would go in steps of a disk.
@@ -71,6 +72,10 @@ class StoreOptions:
     index_entries: int = 2_000_000
     #: Files of the key index; the oldest go first.
     index_files: int = 1_000
+    #: Delayed messages are kept in files by their due times: each for so long a span …
+    bucket_ms: int = 3_600_000
+    #: … and removed so long after its end, when nothing in it waits any more.
+    bucket_grace_ms: int = 3_600_000
     #: Consume queue files kept open at once.
     open_files: int = 256
 
@@ -91,7 +96,11 @@ class StoreOptions:
         _check_range(self, "spare_segments", 0, 1_000)
         _check_range(self, "index_entries", 0, 100_000_000)
         _check_range(self, "index_files", 2, 100_000)
+        _check_range(self, "bucket_ms", 5 * MINUTE_MS, 60 * MINUTE_MS)
+        _check_range(self, "bucket_grace_ms", 0, 366 * 24 * 60 * MINUTE_MS)
         _check_range(self, "open_files", 4, 65_536)
+        if self.bucket_ms % MINUTE_MS:
+            raise ValueError(f"bucket_ms: {self.bucket_ms}; allowed: whole minutes")
         for setting in ("segment_bytes", "action_segment_bytes", "growth_bytes"):
             if getattr(self, setting) % SEGMENT_MULTIPLE_BYTES:
                 raise ValueError(

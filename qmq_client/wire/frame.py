@@ -19,10 +19,11 @@
     56     8 s   first sequence of each subject's run                               log
     …            body: to the frame's end
 
-Body of a message frame (kinds MESSAGES and DELAYED): the subject table (s times: count 4, name
+Body of a message frame (MESSAGES, DELAYED and others): the subject table (s times: count 4, name
 length 1, name), then three columns: record lengths (4 n), tag hashes (8 n), and the records
 themselves, the records of one subject standing together in the order of the subject table, then
-zero fill to a multiple of 8. Bodies of other kinds belong to the module that writes them.
+zero fill to a multiple of 8, then, in kinds of the broker's own, marks for the records (`marks.py`).
+Bodies of other kinds belong to the module that writes them.
 
 The sender makes everything but the stamp; a log appends the sender's bytes unchanged behind a
 stamped head. Physical offset and epoch are guarded by the stamp's own checksum, so stale bytes in
@@ -36,10 +37,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from itertools import accumulate
 from typing import Final
 
+from qmq_client.wire import frame_kind as kinds
 from qmq_client.wire.checksum import crc32c, crc32c_without
 from qmq_client.wire.errors import (
     ChecksumError,
@@ -72,28 +73,7 @@ FRAME_HEADER_BYTES: Final = _HEADER.size
 SEQUENCE_BYTES: Final = 8
 
 
-class FrameKind(IntEnum):
-    """What a frame's body holds."""
-
-    #: Messages that may be delivered at once.
-    MESSAGES = 1
-    #: Messages with a due time; they travel in frames of their own.
-    DELAYED = 2
-    #: Entries of the action log.
-    ACTIONS = 3
-    #: First frame of a segment: which store and offset it belongs to.
-    SEGMENT_HEAD = 4
-    #: The unused rest of a sealed segment; its fill is not covered by the body CRC.
-    PADDING = 5
-    #: Answer to a pull; only on the wire.
-    DELIVERIES = 6
-    #: A request or an answer without messages; only on the wire.
-    CONTROL = 7
-    #: Stands where accepted frames were damaged; says which sequences are lost.
-    LOST = 8
-
-
-_MESSAGE_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.DELAYED})
+FrameKind = kinds.FrameKind
 _KINDS: Final = frozenset(int(kind) for kind in FrameKind)
 
 
@@ -165,8 +145,9 @@ def build_message_frame(
     *,
     kind: FrameKind = FrameKind.MESSAGES,
     limits: Limits = DEFAULT_LIMITS,
+    marks: bytes = b"",
 ) -> bytes:
-    """A frame of encoded records, grouped by subject.
+    """A frame of encoded records, grouped by subject, with the marks that its kind asks for.
 
     Requires: at least one record, each made by `encode_record`. Raises `TooLargeError` when the
     frame is over `limits`, before it is built, and `InvalidNameError` for a subject's name.
@@ -185,7 +166,8 @@ def build_message_frame(
     count = len(in_order)
     lengths = list(map(len, in_order))
     head_bytes = FRAME_HEADER_BYTES + SEQUENCE_BYTES * len(records)
-    frame_bytes = _aligned(head_bytes + sum(map(len, table)) + 12 * count + sum(lengths))
+    records_end = head_bytes + sum(map(len, table)) + 12 * count + sum(lengths)
+    frame_bytes = _aligned(records_end) + len(marks)
     if frame_bytes > limits.frame_bytes:
         raise _too_large("bytes", limits.frame_bytes, frame_bytes)
     body = b"".join(
@@ -194,6 +176,8 @@ def build_message_frame(
             struct.pack(f">{count}I", *lengths),
             struct.pack(f">{count}Q", *map(record_tag_hash, in_order)),
             *in_order,
+            bytes(_aligned(records_end) - records_end),
+            marks,
         )
     )
     return build_frame(kind, body, record_count=count, subject_count=len(records))
@@ -335,20 +319,21 @@ def parse_message_frame(
     `is_verified` is that of `parse_frame`. Raises `ProtocolError` and nothing else. No length is used before it was checked.
     """
     header = parse_frame(data, frame_bytes_max=limits.frame_bytes, is_verified=is_verified)
-    if header.kind not in _MESSAGE_KINDS:
+    if header.kind not in kinds.MESSAGE_KINDS:
         raise ProtocolError(f"a frame of kind {header.kind.name} holds no messages", offset=5)
     count = header.record_count
     if not 1 <= count <= limits.records_per_frame:
         raise ProtocolError(f"{count} records; allowed: 1 to {limits.records_per_frame}", offset=12)
-    runs, position = _parse_subjects(data, header)
+    runs, position = parse_subjects(data, header)
     if position + 12 * count > len(data):
         raise ProtocolError("frame ends inside its record table", offset=position)
     lengths: tuple[int, ...] = struct.unpack_from(f">{count}I", data, position)
     tag_hashes: tuple[int, ...] = struct.unpack_from(f">{count}Q", data, position + 4 * count)
-    first_position = position + 12 * count
-    *positions, next_position = accumulate(lengths, initial=first_position)
-    fill_bytes = len(data) - next_position
-    if not 0 <= fill_bytes < FRAME_ALIGNMENT_BYTES or any(data[next_position:]):
+    positions = tuple(accumulate(lengths, initial=position + 12 * count))
+    next_position = positions[-1]
+    first_mark = len(data) - kinds.mark_bytes(header.kind, count)
+    fill_bytes = first_mark - next_position
+    if not 0 <= fill_bytes < FRAME_ALIGNMENT_BYTES or any(data[next_position:first_mark]):
         raise ProtocolError("record lengths do not add up to the frame", offset=position)
     if min(lengths) < RECORD_FIXED_BYTES or max(lengths) > limits.record_bytes:
         raise ProtocolError(
@@ -360,11 +345,15 @@ def parse_message_frame(
         runs=runs,
         lengths=lengths,
         tag_hashes=tag_hashes,
-        positions=tuple(positions),
+        positions=positions[:-1],
     )
 
 
-def _parse_subjects(data: bytes, header: FrameHeader) -> tuple[tuple[SubjectRun, ...], int]:
+def parse_subjects(data: bytes, header: FrameHeader) -> tuple[tuple[SubjectRun, ...], int]:
+    """The runs of a message frame, and the position behind its subject table.
+
+    `data` may end anywhere behind that table. Raises `ProtocolError`.
+    """
     subject_count = header.subject_count
     if not 1 <= subject_count <= SUBJECTS_PER_FRAME_MAX:
         raise ProtocolError(f"{subject_count} subjects in a message frame", offset=6)

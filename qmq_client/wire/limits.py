@@ -17,6 +17,7 @@ KEY_BYTES_MAX: Final = 255
 #: The subject table's count is two bytes; 1,024 keeps a request's work per subject small.
 SUBJECTS_PER_FRAME_MAX: Final = 1024
 
+DAY_MS: Final = 24 * 3_600_000
 #: Tables around a lone record, rounded up: header 56, sequence 8, subject 132, lengths 12, fill 7.
 FRAME_OVERHEAD_BYTES_MAX: Final = 256
 #: Upper ends of the settings, from the widths of the fields that hold them.
@@ -27,6 +28,7 @@ _HIGHEST: Final = {
     "headers_bytes": 65_535,
     "frame_bytes": 1024 * 1024 * 1024,
     "records_per_frame": 1_000_000,
+    "delay_ms": 100 * 366 * DAY_MS,
 }
 
 
@@ -46,6 +48,8 @@ class Limits:
     frame_bytes: int = 8 * 1024 * 1024
     #: Records of one frame; bounds the work that one request may cause.
     records_per_frame: int = 10_000
+    #: How far ahead a message may be due: two years. Beyond is refused, not clamped.
+    delay_ms: int = 2 * 366 * DAY_MS
 
     def __post_init__(self) -> None:
         for field, highest in _HIGHEST.items():

@@ -11,6 +11,7 @@ import pytest
 from qmq_broker.options import StoreOptions
 from qmq_broker.service import snapshot
 from qmq_broker.storage import (
+    cancelled,
     checkpoint,
     consume_queue,
     consume_queues,
@@ -19,6 +20,7 @@ from qmq_broker.storage import (
     quarantine_report,
     recovery,
     retained,
+    schedule_bucket,
     snapshots,
 )
 from qmq_broker.storage import segments as segment_files
@@ -77,6 +79,9 @@ def test_the_checkpoint_slot_is_the_struct_of_the_code() -> None:
     [
         ("consume-queue.md", "QueueTable", consume_queues.QueueTable),
         ("consume-queue.md", "QueueState", consume_queues.QueueState),
+        ("schedule.md", "ScheduleTable", schedule_bucket.ScheduleTable),
+        ("schedule.md", "BucketState", schedule_bucket.BucketState),
+        ("schedule.md", "Cancelled", cancelled.Cancelled),
         ("retained.md", "Retained", retained.Retained),
         ("quarantine.md", "LostRun", lost.LostRun),
         ("snapshot.md", "Snapshot", snapshots.Snapshot),

@@ -17,6 +17,7 @@ HIGHEST = {
     "headers_bytes": 65_535,
     "frame_bytes": 2**30,
     "records_per_frame": 1_000_000,
+    "delay_ms": 100 * 366 * 24 * 3_600_000,
 }
 
 
@@ -39,6 +40,7 @@ def test_the_default_limits_are_those_of_the_documents() -> None:
         "headers_bytes": 16 * 2**10,
         "frame_bytes": 8 * 2**20,
         "records_per_frame": 10_000,
+        "delay_ms": 2 * 366 * 24 * 3_600_000,
     }
 
 

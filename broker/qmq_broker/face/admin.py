@@ -24,6 +24,7 @@ from qmq_broker.face.answers import (
     refuse,
 )
 from qmq_broker.face.bodies import read_body
+from qmq_broker.face.delayed_routes import delayed_routes
 from qmq_broker.face.door import caller_of
 from qmq_broker.face.find import Finder
 from qmq_broker.face.group_routes import group_routes
@@ -63,6 +64,7 @@ def admin_app(broker: Broker) -> Starlette:
             Route("/v1/messages/{message_id}/trace", admin.trace),
             Route("/v1/state", admin.change_state, methods=["POST"]),
             *group_routes(broker),
+            *delayed_routes(broker),
             *range_routes(broker),
         ],
         exception_handlers={QmqError: _on_refused, HTTPException: _on_http},

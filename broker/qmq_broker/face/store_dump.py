@@ -21,7 +21,7 @@ from qmq_broker.service.snapshot import SnapshotImage
 from qmq_broker.storage import layout
 from qmq_broker.storage.action_log import ACTION_KINDS
 from qmq_broker.storage.actions import Action
-from qmq_broker.storage.commit_log import COMMIT_KINDS
+from qmq_broker.storage.commit_log import COMMIT_KINDS, QUEUED_KINDS
 from qmq_broker.storage.consume_queues import QueueTable
 from qmq_broker.storage.disk import Disk
 from qmq_broker.storage.format_file import Format, read_format
@@ -37,6 +37,7 @@ from qmq_broker.storage.summary import SegmentSummary
 from qmq_broker.storage.verify_segment import log_frame
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind
+from qmq_client.wire.frame_kind import MESSAGE_KINDS
 from qmq_client.wire.requests import decode_msgpack, sized_part
 
 Row = dict[str, Any]
@@ -169,7 +170,7 @@ def _frames(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row
             "epoch": header.epoch,
             "durable_gap_bytes": header.durable_gap,
         }
-        if header.kind is FrameKind.MESSAGES:
+        if header.kind in MESSAGE_KINDS:
             try:
                 runs = log_frame(frame).runs
             except ProtocolError as error:
@@ -187,7 +188,7 @@ def _records(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Ro
     for frame in _walk(disk, format_, layout.COMMIT_LOG, question.first):
         if isinstance(frame, dict):
             yield frame
-        elif frame.header.kind is FrameKind.MESSAGES:
+        elif frame.header.kind in QUEUED_KINDS:
             yield from _records_of(frame, question.subject)
 
 

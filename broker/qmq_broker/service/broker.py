@@ -1,7 +1,8 @@
 """The broker without its network face: intake, writer, delivery and questions over one store.
 
-Belongs to one event loop, given as `post` (run this function in the loop thread). Three threads work
-beside the loop: the writer, the sync of the action log, and the indexer.
+Belongs to one event loop, given as `post` (run this function in the loop thread). Four threads work
+beside the loop: the writer, the sync of the action log, the indexer, and the release of delayed
+messages.
 
 Life cycle: `start`, then calls from the loop thread, then `drain` and `stop`. A poisoned broker
 stops without a clean mark, so that the next start verifies what is on the disk.
@@ -18,6 +19,7 @@ from qmq_broker.clock import Clock
 from qmq_broker.options import StoreOptions
 from qmq_broker.service.action_sync import ActionSync
 from qmq_broker.service.changes import Changes
+from qmq_broker.service.delayed import Delayed
 from qmq_broker.service.delivery import Delivery
 from qmq_broker.service.housekeeping import Housekeeping
 from qmq_broker.service.indexer import Indexer
@@ -78,6 +80,7 @@ class Broker:
             wire=settings.wire,
             limits=settings.limits,
             reserve_bytes=settings.store.reserve_bytes,
+            now_ms=self.time.now_ms,
         )
         self.writer = CommitWriter(
             store,
@@ -88,6 +91,7 @@ class Broker:
             on_poisoned=self._on_poisoned,
         )
         self._store = store
+        self.disk = store.disk  # its files, for those that read them beside it
         self._post = post
         self._action_sync = ActionSync(
             store,
@@ -97,6 +101,7 @@ class Broker:
             on_poisoned=self._on_poisoned,
         )
         self._indexer = Indexer(store, clock)
+        self.delayed = Delayed(store, self.writer, clock, settings.limits, post=post)
         self._housekeeping = Housekeeping(
             store,
             self.delivery,
@@ -105,7 +110,7 @@ class Broker:
             options=settings.store,
             limits=settings.limits,
         )
-        self._threads = _threads(self.writer, self._action_sync, self._indexer)
+        self._threads = _threads(self.writer, self._action_sync, self._indexer, self.delayed)
         #: Called once, in the loop thread, when the broker can serve no longer.
         self.on_end: Callable[[], None] = lambda: None
         #: Called in the loop thread when somebody asks the broker to stop in order.
@@ -114,6 +119,7 @@ class Broker:
     def start(self) -> int:
         """Rebuild the groups and start the threads; returns how many actions were replayed."""
         replayed = self.delivery.start(self.time.now_ms())
+        self.delayed.delay.begin()
         for thread in self._threads:
             thread.start()
         return replayed
@@ -185,6 +191,7 @@ class Broker:
         Blocks up to `deadline_s` for each thread. Not in the loop thread: what the writer still
         commits is answered there.
         """
+        self.delayed.delay.stop()
         self.writer.stop()
         self._action_sync.stop()
         self._indexer.stop()
@@ -210,11 +217,14 @@ def _serving(settings: BrokerSettings) -> ServingState:
     return ServingState()
 
 
-def _threads(writer: CommitWriter, sync: ActionSync, indexer: Indexer) -> list[threading.Thread]:
+def _threads(
+    writer: CommitWriter, sync: ActionSync, indexer: Indexer, delayed: Delayed
+) -> list[threading.Thread]:
     return [
         threading.Thread(target=writer.run, name="qmq-writer", daemon=True),
         threading.Thread(target=sync.run, name="qmq-action-sync", daemon=True),
         threading.Thread(target=indexer.run, name="qmq-indexer", daemon=True),
+        threading.Thread(target=delayed.delay.run, name="qmq-delay", daemon=True),
     ]
 
 

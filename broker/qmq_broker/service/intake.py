@@ -15,8 +15,10 @@ from typing import Final
 from qmq_broker.errors import BusyError, DiskFullError, InvalidRecordError
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.serving import ServingState
+from qmq_broker.storage.commit_log import SENT_KINDS
 from qmq_broker.storage.store import Store
 from qmq_client.wire.checksum import crc32c
+from qmq_client.wire.due import CLOCKS_MS, check_due, has_due_times, record_due_at_ms
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.frame import FrameKind, MessageFrame, parse_message_frame
 from qmq_client.wire.limits import Limits
@@ -39,12 +41,14 @@ class Intake:
         wire: Limits,
         limits: ServiceLimits,
         reserve_bytes: int,
+        now_ms: Callable[[], int],
     ) -> None:
         self._store = store
         self._serving = serving
         self._wire = wire
         self._subjects_max = limits.subjects
         self._reserve_bytes = reserve_bytes
+        self._now_ms = now_ms
         self._subjects = set(store.subjects())
         self._known_room_bytes = 0
 
@@ -53,17 +57,18 @@ class Intake:
         self._serving.check_takes_messages()
         self._check_room(len(data))
         frame = parse_message_frame(data, self._wire)
-        if frame.header.kind is not FrameKind.MESSAGES:
+        if frame.header.kind not in SENT_KINDS:
             raise InvalidMessageError(
                 field="frame kind",
-                limit=FrameKind.MESSAGES.name,
+                limit=" or ".join(sorted(kind.name for kind in SENT_KINDS)),
                 value=frame.header.kind.name,
-                remedy="Send without a delay: this broker has none yet.",
+                remedy="Frames of other kinds are the broker's own.",
             )
         if may_send is not None:
             for run in frame.runs:
                 may_send(run.subject)
         check_records(frame)
+        check_due_times(frame, self._now_ms(), self._wire)
         self._check_subjects(frame)
         return frame
 
@@ -108,3 +113,22 @@ def check_records(frame: MessageFrame) -> None:
                     message_id=format_message_id(record_message_id(frame.record(index))),
                 )
             index += 1
+
+
+def check_due_times(frame: MessageFrame, now_ms: int, limits: Limits) -> None:
+    """Raise `InvalidMessageError` when delayed messages are not alone, or one is due too late."""
+    is_delayed = frame.header.kind is FrameKind.DELAYED
+    if not is_delayed and not has_due_times(frame):
+        return
+    latest_ms = now_ms + limits.delay_ms + CLOCKS_MS
+    for index, position in enumerate(frame.positions):
+        due_at_ms = record_due_at_ms(frame.data, position)
+        if (due_at_ms is not None) is not is_delayed:
+            raise InvalidMessageError(
+                field=f"record {index}",
+                limit="messages with a due time in frames of kind DELAYED, all others in MESSAGES",
+                value="no due time" if is_delayed else "a due time",
+                remedy="Send both in frames of their own.",
+            )
+        if due_at_ms is not None and due_at_ms > latest_ms:
+            check_due(due_at_ms, now_ms, limits, field=f"due time of record {index}")

@@ -29,6 +29,7 @@ REQUESTS_PER_COMMIT_MAX: Final = 1024
 #: How long the writer waits for a request before the store gets a turn.
 IDLE_S: Final = 0.5
 _STOP: Final = None
+_WAKE: Final = object()
 
 #: Told the outcome of one request, in the loop thread.
 OnDone = Callable[[Placed | Exception], None]
@@ -73,7 +74,7 @@ class CommitWriter:
         self._post = post
         self._on_visible = on_visible
         self._on_poisoned = on_poisoned
-        self._submissions: SimpleQueue[_Submission | None] = SimpleQueue()
+        self._submissions: SimpleQueue[_Submission | object | None] = SimpleQueue()
         self._chores: SimpleQueue[Callable[[], object]] = SimpleQueue()
         #: Submission time and length of each request that was not answered yet, in order.
         self._unanswered: deque[tuple[float, int]] = deque()
@@ -97,6 +98,7 @@ class CommitWriter:
     def run_soon(self, chore: Callable[[], object]) -> None:
         """Let this be done to the store by the writer, between two commits or when it is idle."""
         self._chores.put(chore)
+        self._submissions.put(_WAKE)
 
     def step(self, *, wait_s: float = 0.0) -> CommitCounts:
         """One commit of everything that waits; waits up to `wait_s` for the first request.
@@ -150,9 +152,10 @@ class CommitWriter:
                 self._submissions.get(timeout=wait_s) if wait_s else self._submissions.get_nowait()
             )
             while submission is not _STOP:
-                gathered.append(submission)
-                if len(gathered) == REQUESTS_PER_COMMIT_MAX:
-                    return gathered, False
+                if isinstance(submission, _Submission):
+                    gathered.append(submission)
+                    if len(gathered) == REQUESTS_PER_COMMIT_MAX:
+                        return gathered, False
                 submission = self._submissions.get_nowait()
         except Empty:
             return gathered, False

@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import Final
 
 from qmq_broker.errors import CorruptionError
+from qmq_broker.storage.cancelled import Cancelled, cancelled_frame, read_cancelled
 from qmq_broker.storage.consume_queue import Entry
 from qmq_broker.storage.consume_queues import ConsumeQueues
 from qmq_broker.storage.dedupe_window import DedupeWindow, id_runs
@@ -21,6 +22,8 @@ from qmq_broker.storage.frame_scan import ScannedFrame
 from qmq_broker.storage.lost import lost_entries, lost_runs
 from qmq_broker.storage.queue_files import ENTRY_BYTES
 from qmq_broker.storage.repeats import LOG_LIMITS, RepeatFinder, StoredFrame, Verdict
+from qmq_broker.storage.schedule import Mark, Schedule
+from qmq_broker.storage.schedule_fates import Fate
 from qmq_broker.storage.segmented_log import SegmentedLog
 from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.errors import ProtocolError
@@ -40,7 +43,21 @@ READ_GAP_BYTES: Final = 16 * 1024
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
 _CRC_BYTES: Final = 4
 #: What the commit log holds.
-COMMIT_KINDS: Final = frozenset({FrameKind.MESSAGES})
+COMMIT_KINDS: Final = frozenset(
+    {
+        FrameKind.MESSAGES,
+        FrameKind.DELAYED,
+        FrameKind.RELEASED,
+        FrameKind.RESCHEDULED,
+        FrameKind.CANCELLED,
+    }
+)
+#: What clients send: ids are remembered, and a repeat is answered with what was said before.
+SENT_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.DELAYED})
+#: What has places in consume queues.
+QUEUED_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.RELEASED})
+#: What settles the fates of delayed messages that stand in it.
+_SETTLING_KINDS: Final = frozenset({FrameKind.RELEASED, FrameKind.RESCHEDULED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,30 +77,72 @@ class Placed:
 class CommitLog:
     """Messages on disk. `append` and `sync` belong to the writer thread; reads may be anywhere."""
 
-    def __init__(self, log: SegmentedLog, queues: ConsumeQueues, window: DedupeWindow) -> None:
+    def __init__(
+        self,
+        log: SegmentedLog,
+        queues: ConsumeQueues,
+        window: DedupeWindow,
+        schedule: Schedule,
+    ) -> None:
         self.log = log
         self._queues = queues
         self._window = window
+        self._schedule = schedule
 
     def append(self, frames: Sequence[MessageFrame]) -> list[Placed]:
         """Write what is new of these frames; neither durable nor visible on return.
 
         Raises `NoRoomError` with nothing written, or `PoisonedError`.
         """
-        for frame in frames:
-            if frame.header.kind not in COMMIT_KINDS:
-                raise ValueError(f"a frame of kind {frame.header.kind.name} is not for this log")
-        finder = RepeatFinder(self._window, self._read_frame)
-        verdicts = [finder.judge(frame) for frame in frames]
+        verdicts = self._judge(frames)
         stored = [verdict.stored for verdict in verdicts if verdict.stored is not None]
         self._give_sequences(stored)
         drafts = [(one.frame.data, one.first_sequences) for one in stored]
         for one, offset in zip(stored, self.log.append(drafts), strict=True):
             one.physical_offset = offset
             one.stored_at_ms = self.log.last_stored_at_ms
-            stage_frame(self._queues, one)
-            self._window.add(one.runs, offset=offset, stored_at_ms=one.stored_at_ms)
+            kind = one.frame.header.kind
+            if kind in QUEUED_KINDS:
+                stage_frame(self._queues, one)
+            if kind is not FrameKind.MESSAGES:
+                self._schedule.stage(one.frame, offset, one.stored_at_ms)
+            if kind in SENT_KINDS:
+                self._window.add(one.runs, offset=offset, stored_at_ms=one.stored_at_ms)
         return [_placed(verdict) for verdict in verdicts]
+
+    def cancel(self, wanted: Sequence[Cancelled]) -> list[Fate | None]:
+        """Write that those of these that are pending are cancelled; not durable on return.
+
+        What became of each: `CANCELLED` for those that are now or were before, another fate for
+        those that it is too late for, None for those that nobody knows.
+        """
+        marks = [Mark(one.bucket, one.sequence, one.source) for one in wanted]
+        before = [self._schedule.fate(mark) for mark in marks]
+        new = {
+            mark: one
+            for mark, one, fate in zip(marks, wanted, before, strict=True)
+            if fate is Fate.PENDING
+        }
+        if new:
+            self.log.append([(cancelled_frame(list(new.values())), ())])
+            self._schedule.stage_cancelled(new.values())
+        return [Fate.CANCELLED if fate is Fate.PENDING else fate for fate in before]
+
+    def _judge(self, frames: Sequence[MessageFrame]) -> list[Verdict]:
+        """What is to be done with each frame: no repeat, and no second fate, is stored."""
+        finder = RepeatFinder(self._window, self._read_frame)
+        taken: set[Mark] = set()
+        verdicts = []
+        for frame in frames:
+            if frame.header.kind in SENT_KINDS:
+                verdicts.append(finder.judge(frame))
+            elif frame.header.kind in _SETTLING_KINDS:
+                left = self._schedule.unsettled(frame, taken)
+                stored = None if left is None else StoredFrame(frame=left, runs=[])
+                verdicts.append(Verdict(stored=stored))
+            else:
+                raise ValueError(f"a frame of kind {frame.header.kind.name} is not for this log")
+        return verdicts
 
     def read_records(self, entries: Sequence[Entry], subject: str) -> list[bytes]:
         """The records of these entries, each verified; raises `CorruptionError`."""
@@ -109,6 +168,9 @@ class CommitLog:
     def _give_sequences(self, stored: Sequence[StoredFrame]) -> None:
         next_sequences: dict[str, int] = {}
         for one in stored:
+            if one.frame.header.kind not in QUEUED_KINDS:
+                one.first_sequences = (0,) * len(one.frame.runs)
+                continue
             first_sequences = []
             for run in one.frame.runs:
                 first = next_sequences.get(run.subject)
@@ -149,9 +211,12 @@ class CommitLog:
         return min(self.log.base_of(first) + self.log.segment_bytes, first + READ_BYTES_MAX)
 
 
-def stored_frame(offset: int, data: bytes) -> StoredFrame:
-    """A message frame of the log as it was stored; raises `ProtocolError`."""
-    frame = parse_message_frame(data, LOG_LIMITS)
+def stored_frame(offset: int, data: bytes, *, is_verified: bool = False) -> StoredFrame:
+    """A message frame of the log as it was stored; raises `ProtocolError`.
+
+    `is_verified` says that a scan has checked the body: its checksum is not made again.
+    """
+    frame = parse_message_frame(data, LOG_LIMITS, is_verified=is_verified)
     return StoredFrame(
         frame=frame,
         runs=id_runs(frame),
@@ -164,17 +229,28 @@ def stored_frame(offset: int, data: bytes) -> StoredFrame:
 def stage_scanned(queues: ConsumeQueues, frame: ScannedFrame) -> StoredFrame | None:
     """What a frame of the log means for the queues: its entries, or places of what is lost.
 
-    Returns the frame when it has messages. Raises `ProtocolError` or `CorruptionError`.
+    Returns the frame when a client sent it. Raises `ProtocolError` or `CorruptionError`.
     """
     if frame.header.kind is FrameKind.LOST:
         for lost in lost_runs(frame):
             entries = lost_entries(frame.offset, lost.count)
             queues.stage(lost.subject, lost.first_sequence, entries, offset=frame.offset)
-    if frame.header.kind is not FrameKind.MESSAGES:
+    if frame.header.kind not in SENT_KINDS | QUEUED_KINDS:
         return None
-    stored = stored_frame(frame.offset, frame.data)
-    stage_frame(queues, stored)
-    return stored
+    stored = stored_frame(frame.offset, frame.data, is_verified=True)
+    if frame.header.kind in QUEUED_KINDS:
+        stage_frame(queues, stored)
+    return stored if frame.header.kind in SENT_KINDS else None
+
+
+def stage_delayed(schedule: Schedule, frame: ScannedFrame) -> None:
+    """What a frame of the log means for delayed messages; raises `ProtocolError`."""
+    kind = frame.header.kind
+    if kind is FrameKind.CANCELLED:
+        schedule.stage_cancelled(read_cancelled(frame.data))
+    elif kind is FrameKind.DELAYED or kind in _SETTLING_KINDS:
+        parsed = parse_message_frame(frame.data, LOG_LIMITS, is_verified=True)
+        schedule.stage(parsed, frame.offset, frame.header.stored_at_ms)
 
 
 def stage_frame(queues: ConsumeQueues, stored: StoredFrame) -> None:

@@ -11,7 +11,7 @@ durable gap up to where the log had been synced when it was written.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from qmq_broker.storage.segments import Segments, check_segment_head
 from qmq_client.wire.errors import ProtocolError
@@ -35,6 +35,24 @@ SCAN_BLOCK_BYTES: Final = 1024 * 1024
 _OVERLAP_BYTES: Final = FRAME_HEADER_BYTES + SEQUENCE_BYTES * SUBJECTS_PER_FRAME_MAX
 
 
+class ScanSource(Protocol):
+    """What a scanner asks of the files of a log; `Segments` are one."""
+
+    segment_bytes: int
+
+    def base_of(self, offset: int) -> int:
+        """Where the segment begins that holds `offset`."""
+        ...
+
+    def path(self, offset: int) -> str:
+        """The segment that holds `offset`, for reports."""
+        ...
+
+    def read(self, offset: int, count: int) -> bytes:
+        """`count` bytes of one segment; fewer at its end."""
+        ...
+
+
 class ScannedFrame(NamedTuple):
     """A good frame; `data` is all of it, for a padding frame its header only."""
 
@@ -50,7 +68,12 @@ class FrameScan:
     """
 
     def __init__(
-        self, segments: Segments, kinds: frozenset[FrameKind], *, store_id: bytes, first_offset: int
+        self,
+        segments: ScanSource,
+        kinds: frozenset[FrameKind],
+        *,
+        store_id: bytes,
+        first_offset: int,
     ) -> None:
         self._segments = segments
         self._kinds = kinds | {FrameKind.SEGMENT_HEAD, FrameKind.PADDING, FrameKind.LOST}
@@ -135,14 +158,14 @@ def claims_behind(segments: Segments, offset: int, *, epoch: int) -> Iterator[Fr
 
 
 def claims_in_segment(
-    segments: Segments, base: int, offset: int, *, epoch: int
+    segments: ScanSource, base: int, offset: int, *, epoch: int
 ) -> Iterator[FrameHeader]:
     """The same within the segment that begins at `base`. Requires: `offset` is in it."""
     for block_offset, block in blocks(segments, offset, base):
         yield from _claims_in(block, block_offset, epoch)
 
 
-def blocks(segments: Segments, offset: int, base: int) -> Iterator[tuple[int, bytes]]:
+def blocks(segments: ScanSource, offset: int, base: int) -> Iterator[tuple[int, bytes]]:
     """The bytes of one segment from `offset` to its end, each block reaching into the next."""
     while block := segments.read(offset, SCAN_BLOCK_BYTES + _OVERLAP_BYTES):
         yield offset, block

@@ -37,7 +37,7 @@ def frame_keys(frame: MessageFrame) -> FrameKeys:
     if not any(key_bytes):
         return FrameKeys(id_runs(frame), [])
     hashes: dict[int, None] = {}
-    after_fixed = RECORD_FIXED_BYTES + (DUE_BYTES if frame.header.kind is FrameKind.DELAYED else 0)
+    after_fixed = RECORD_FIXED_BYTES + (DUE_BYTES if frame.header.kind is FrameKind.RELEASED else 0)
     index = 0
     for run in frame.runs:
         seed = crc32c(run.subject.encode() + b"\0")

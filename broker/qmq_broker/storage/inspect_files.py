@@ -40,7 +40,18 @@ KNOWN_NAMES: Final = frozenset(
         layout.STATE,
         layout.INDEX,
         layout.SUMMARIES,
+        layout.SCHEDULE,
+        layout.DISPATCH,
         layout.QUARANTINE,
+    }
+)
+_STATE_FILES: Final = frozenset(
+    {
+        layout.QUEUE_TABLE,
+        layout.INDEX_TABLE,
+        layout.SCHEDULE_TABLE,
+        layout.RETAINED,
+        *layout.SNAPSHOTS,
     }
 )
 _SEAL: Final = "its checksum does not fit"
@@ -110,8 +121,7 @@ def _names(disk: Disk, files: SmallFiles) -> None:
             files.faults.append(ignored(name, "not a file of ours", "Nobody reads it."))
     for name in disk.names(layout.STATE):
         path = f"{layout.STATE}/{name}"
-        known = {layout.QUEUE_TABLE, layout.INDEX_TABLE, layout.RETAINED, *layout.SNAPSHOTS}
-        if path.removesuffix(layout.DRAFT_SUFFIX) not in known:
+        if path.removesuffix(layout.DRAFT_SUFFIX) not in _STATE_FILES:
             files.faults.append(ignored(path, "not a file of ours", "Nobody reads it."))
 
 

@@ -45,7 +45,8 @@ _log = logging.getLogger(__name__)
 TAIL_BYTES_MAX: Final = 65_536 * 20
 #: Entries for each slot of a full file, as RocketMQ has it.
 ENTRIES_PER_SLOT: Final = 4
-INDEXED_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.DELAYED})
+#: What has a place in a consume queue; a delayed message gets one with its release.
+INDEXED_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.RELEASED})
 
 #: Begin and durable end of the commit log, as they are now.
 LogBounds = Callable[[], LogRange]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from qmq_broker.errors import CorruptionError, DiskError
+from qmq_broker.storage.commit_log import COMMIT_KINDS
 from qmq_broker.storage.frame_scan import FrameScan
 from qmq_broker.storage.frame_seek import (
     LogRange,
@@ -241,7 +242,7 @@ class _Search:
         offset = part.first_offset
         while offset < part.next_offset:
             scan = FrameScan(
-                self._segments, INDEXED_KINDS, store_id=self._store_id, first_offset=offset
+                self._segments, COMMIT_KINDS, store_id=self._store_id, first_offset=offset
             )
             for frame in scan:
                 if frame.offset >= part.next_offset:

@@ -14,6 +14,9 @@
     state/groups.0  state/groups.1            where the groups were at some point of the action log
     index/<17 digits>                         key index, by the time of its first entry
     state/index                               how far the key index is in its files
+    schedule/<yyyyMM>/<yyyyMMddHHmm>          delayed messages, whole, by the span of their due times
+    dispatch/<yyyyMM>/<yyyyMMddHHmm>          what became of those of one span
+    state/schedule                            how far both are in their files
     summary/<20 digits>                       what the sealed segment of the commit log of this name holds
 
 Paths are relative to the data directory, with forward slashes. A subject becomes a folder name
@@ -41,6 +44,9 @@ STATE: Final = "state"
 QUARANTINE: Final = "quarantine"
 QUEUE_TABLE: Final = "state/queues"
 RETAINED: Final = "state/retained"
+SCHEDULE: Final = "schedule"
+DISPATCH: Final = "dispatch"
+SCHEDULE_TABLE: Final = "state/schedule"
 INDEX: Final = "index"
 INDEX_TABLE: Final = "state/index"
 SUMMARIES: Final = "summary"
@@ -52,6 +58,7 @@ SPARE_DRAFT: Final = "commitlog/spare.new"
 _DIGITS: Final = 20
 _SPARE: Final = re.compile(r"spare\.([0-9]{1,4})\Z")
 _NUMBER: Final = re.compile(rf"[0-9]{{{_DIGITS}}}\Z")
+_BUCKET_NAME: Final = re.compile(r"[0-9]{12}\Z")
 _INDEX_NAME: Final = re.compile(r"[0-9]{17}\Z")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _UPPER: Final = re.compile("[A-Z]")
@@ -108,6 +115,28 @@ def index_path(name: str) -> str:
 def is_index_name(name: str) -> bool:
     """Whether a file of the key index may have this name."""
     return _INDEX_NAME.match(name) is not None
+
+
+def bucket_directory(log: str, bucket_ms: int) -> str:
+    """The folder of the schedule or dispatch logs of a month: yyyyMM in UTC."""
+    return f"{log}/{_EPOCH + timedelta(milliseconds=bucket_ms):%Y%m}"
+
+
+def bucket_path(log: str, bucket_ms: int) -> str:
+    """The schedule or dispatch log of the bucket that begins then: yyyyMMddHHmm in UTC."""
+    time = _EPOCH + timedelta(milliseconds=bucket_ms)
+    return f"{bucket_directory(log, bucket_ms)}/{time:%Y%m%d%H%M}"
+
+
+def parse_bucket(name: str) -> int | None:
+    """The first millisecond of the bucket that a file is named by; None when it is no such name."""
+    if not _BUCKET_NAME.match(name):
+        return None
+    try:
+        time = datetime.strptime(name, "%Y%m%d%H%M").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    return (time - _EPOCH) // timedelta(milliseconds=1)
 
 
 def queue_directory(subject: str) -> str:

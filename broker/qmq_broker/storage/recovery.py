@@ -26,7 +26,13 @@ from qmq_broker.options import StoreOptions
 from qmq_broker.storage import layout
 from qmq_broker.storage.action_log import ACTION_KINDS
 from qmq_broker.storage.checkpoint import START, Checkpoint, CheckpointFiles, LogPoint
-from qmq_broker.storage.commit_log import COMMIT_KINDS, stage_scanned, stored_frame
+from qmq_broker.storage.commit_log import (
+    COMMIT_KINDS,
+    SENT_KINDS,
+    stage_delayed,
+    stage_scanned,
+    stored_frame,
+)
 from qmq_broker.storage.consume_queues import ConsumeQueues
 from qmq_broker.storage.dedupe_window import DedupeWindow
 from qmq_broker.storage.disk import Disk
@@ -35,11 +41,13 @@ from qmq_broker.storage.frame_scan import FrameScan, ScannedFrame
 from qmq_broker.storage.log_recovery import LogFinding, examine, mend
 from qmq_broker.storage.repeats import StoredFrame
 from qmq_broker.storage.retained import Retained, read_retained
+from qmq_broker.storage.schedule import Schedule
+from qmq_broker.storage.schedule_copy import UNCOPIED_MAX, ScheduleCopier, clear_strays
+from qmq_broker.storage.schedule_copy import load as load_schedule
 from qmq_broker.storage.segments import Segments
 from qmq_broker.storage.small_file import read_file, replace_file, unseal
 from qmq_broker.storage.snapshots import SnapshotFiles
 from qmq_client.wire.errors import ProtocolError
-from qmq_client.wire.frame import FrameKind
 
 _log = logging.getLogger(__name__)
 #: Entries made again are brought to their files in portions of this, so that memory stays bounded.
@@ -50,6 +58,8 @@ _DIRECTORIES: Final = (
     layout.CONSUME_QUEUES,
     layout.INDEX,
     layout.SUMMARIES,
+    layout.SCHEDULE,
+    layout.DISPATCH,
     layout.STATE,
 )
 
@@ -92,6 +102,7 @@ class Recovered:
     action_finding: LogFinding
     queues: ConsumeQueues
     window: DedupeWindow
+    schedule: Schedule
     retained: Retained
     snapshots: SnapshotFiles
     report: RecoveryReport
@@ -111,6 +122,7 @@ class Recovery:
         self._actions = Segments(disk, layout.ACTION_LOG, format_.action_segment_bytes)
         self._queues = ConsumeQueues(disk, options, format_.store_id)
         self._window = DedupeWindow(ids_max=options.dedupe_ids, age_ms=options.dedupe_ms)
+        self._schedule = Schedule(disk, options, format_.store_id, self._commit)
 
     def run(self, checkpoints: CheckpointFiles) -> Recovered:
         """Examine, derive, mend, raise the epoch.
@@ -122,6 +134,13 @@ class Recovery:
         clean = _is_clean(self._disk, last)
         commit, actions = self._examine(last)
         is_loaded = self._queues.load(commit.next_offset, self._retained)
+        first_offset = self._retained.first_offset
+        has_schedule = load_schedule(
+            self._schedule, first_offset=first_offset, next_offset=commit.next_offset
+        )
+        self._copier = ScheduleCopier(
+            self._schedule, epoch=max(last.epoch if last else 0, commit.epoch)
+        )
         # Names, of FORMAT above all, may be known to this kernel and not to the disk when the last
         # process was killed: nothing is built on them before they are durable.
         self._disk.sync_directory(layout.ROOT)
@@ -129,7 +148,8 @@ class Recovery:
             self._disk.make_directory(directory)
         # The same for the notes of what may be given up: segments go below by their word.
         self._disk.sync_directory(layout.STATE)
-        first_offset = self._retained.first_offset
+        if has_schedule:
+            clear_strays(self._schedule)
         self._derive(max(last.window_offset if last else 0, first_offset), commit)
         self._mend(commit, actions)
         checkpoint = self._next_checkpoint(last, commit, actions)
@@ -138,6 +158,7 @@ class Recovery:
             # A killed process may have left it unsynced, and the other slot is written next.
             checkpoints.write(last)
         checkpoints.write(checkpoint)
+        self._copier.adopt_options()
         return Recovered(
             checkpoint=checkpoint,
             commit_segments=self._commit,
@@ -146,6 +167,7 @@ class Recovery:
             action_finding=actions,
             queues=self._queues,
             window=self._window,
+            schedule=self._schedule,
             retained=self._retained,
             snapshots=self._snapshots,
             report=RecoveryReport(
@@ -165,6 +187,7 @@ class Recovery:
         self._commit.close()
         self._actions.close()
         self._queues.close()
+        self._schedule.close()
 
     def _examine(self, last: Checkpoint | None) -> tuple[LogFinding, LogFinding]:
         commit = examine(
@@ -194,10 +217,10 @@ class Recovery:
         return commit, actions
 
     def _derive(self, window_offset: int, commit: LogFinding) -> None:
-        """Fill queues and window from the frames that they do not know."""
-        queues = self._queues
-        indexed_offset = queues.indexed_offset
-        first_offset = min(window_offset, indexed_offset, commit.next_offset)
+        """Fill queues, window and schedule from the frames that they do not know."""
+        queues, schedule = self._queues, self._schedule
+        indexed_offset, copied_offset = queues.indexed_offset, schedule.copied_offset
+        first_offset = min(window_offset, indexed_offset, copied_offset, commit.next_offset)
         scan = FrameScan(
             self._commit, COMMIT_KINDS, store_id=self._store_id, first_offset=first_offset
         )
@@ -205,10 +228,22 @@ class Recovery:
             stored = self._staged(frame, is_new=frame.offset >= indexed_offset)
             if queues.unflushed_bytes > UNFLUSHED_BYTES_MAX:
                 queues.flush_entries()
+            if frame.offset >= copied_offset:
+                self._derive_delayed(frame, scan.next_offset)
+                # What no sync has confirmed may still be lost: no file may say that it was.
+                if schedule.uncopied >= UNCOPIED_MAX and scan.next_offset <= commit.durable_offset:
+                    self._copier.copy_all()
             if stored is not None and stored.physical_offset >= window_offset:
                 self._window.add(
                     stored.runs, offset=stored.physical_offset, stored_at_ms=stored.stored_at_ms
                 )
+
+    def _derive_delayed(self, frame: ScannedFrame, next_offset: int) -> None:
+        try:
+            stage_delayed(self._schedule, frame)
+        except ProtocolError as error:
+            raise self._corruption(frame.offset, str(error)) from error
+        self._schedule.publish(next_offset, frame.header.stored_at_ms)
 
     def _staged(self, frame: ScannedFrame, *, is_new: bool) -> StoredFrame | None:
         """A message frame as it was stored; its entries are brought to the queues when it is new."""
@@ -217,8 +252,8 @@ class Recovery:
                 stored = stage_scanned(self._queues, frame)
                 self._queues.publish()
                 return stored
-            if frame.header.kind is FrameKind.MESSAGES:
-                return stored_frame(frame.offset, frame.data)
+            if frame.header.kind in SENT_KINDS:
+                return stored_frame(frame.offset, frame.data, is_verified=True)
         except ProtocolError as error:
             raise self._corruption(frame.offset, str(error)) from error
         return None

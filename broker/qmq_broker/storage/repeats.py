@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from qmq_broker.storage.dedupe_window import DedupeWindow, IdRun, IdRunPlace, RunTable, id_runs
-from qmq_client.wire.frame import MessageFrame, build_message_frame, parse_message_frame
+from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.limits import Limits
 from qmq_client.wire.message_id import split_message_id
 from qmq_client.wire.record import record_message_id
@@ -66,8 +66,15 @@ class StoredFrame:
             index -= run.count
         raise IndexError(index)
 
+    @property
+    def is_delayed(self) -> bool:
+        """Whether its messages have no place yet: their time is to come."""
+        return self.frame.header.kind in (FrameKind.DELAYED, FrameKind.RESCHEDULED)
+
     def places(self) -> tuple[SubjectPlace, ...]:
-        """Where all of it is."""
+        """Where all of it is; nothing of delayed messages."""
+        if self.is_delayed:
+            return ()
         return tuple(
             SubjectPlace(subject=run.subject, first_sequence=first_sequence, count=run.count)
             for run, first_sequence in zip(self.frame.runs, self.first_sequences, strict=True)
@@ -93,7 +100,8 @@ class Verdict:
             return ()
         if not self.origins:
             return self.stored.places() if self.stored is not None else ()
-        return tuple(_join(origin.place_of(index) for origin, index in self.origins))
+        placed = [each for each in self.origins if not each[0].is_delayed]
+        return tuple(_join(origin.place_of(index) for origin, index in placed))
 
 
 class RepeatFinder:

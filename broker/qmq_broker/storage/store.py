@@ -17,6 +17,7 @@ from qmq_broker.errors import ClosedError, DiskError, NoRoomError, PoisonedError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage import layout
 from qmq_broker.storage.action_log import ActionLog
+from qmq_broker.storage.cancelled import Cancelled
 from qmq_broker.storage.checkpoint import Checkpoint, CheckpointFiles
 from qmq_broker.storage.commit_log import CommitLog, Placed
 from qmq_broker.storage.consume_queue import ConsumeQueue, Entry
@@ -28,6 +29,8 @@ from qmq_broker.storage.key_search import KeySearch
 from qmq_broker.storage.log_settings import log_settings
 from qmq_broker.storage.recovery import Recovered, Recovery, RecoveryReport, write_clean_stop
 from qmq_broker.storage.retained import Retained, write_retained
+from qmq_broker.storage.schedule_copy import ScheduleCopier
+from qmq_broker.storage.schedule_fates import Fate
 from qmq_broker.storage.segmented_log import SegmentedLog
 from qmq_broker.storage.spares import SpareMaker
 from qmq_broker.storage.summaries import Summaries
@@ -77,7 +80,10 @@ class Store:
         self.recovery = recovered.report
         settings, action_settings = log_settings(options, format_.store_id, self.epoch)
         log = SegmentedLog(recovered.commit_segments, clock, settings, recovered.commit_finding)
-        self._commit_log = CommitLog(log, recovered.queues, recovered.window)
+        #: Messages that wait for their time.
+        self.schedule = recovered.schedule
+        self._copier = ScheduleCopier(self.schedule, epoch=self.epoch)
+        self._commit_log = CommitLog(log, recovered.queues, recovered.window, self.schedule)
         self._commit_segments = recovered.commit_segments
         #: Ids and keys of messages; one thread steps it, and none does so without harm.
         self.index = KeyIndex(
@@ -166,8 +172,16 @@ class Store:
         self._check()
         self._commit_log.log.sync()
         self._check_place()
-        self._queues.publish()
+        self._publish()
         self._step()
+
+    def cancel(self, wanted: Sequence[Cancelled]) -> list[Fate | None]:
+        """Cancel what of this is pending; durable on return. See `CommitLog.cancel`."""
+        self._check()
+        self._check_place()
+        fates = self._commit_log.cancel(wanted)
+        self.sync()
+        return fates
 
     def step(self) -> bool:
         """Write a checkpoint when one is due; returns whether it was. Call it also when idle.
@@ -234,6 +248,7 @@ class Store:
         window_offset = self._window.first_offset
         bounds = [offset, last.commit_log.last_frame_offset, last.window_offset]
         bounds += [self._queues.indexed_offset, log.written_offset - 1]
+        bounds += [self.schedule.copied_offset]
         bounds += [] if window_offset is None else [window_offset]
         before = self.first_offset
         first_offset = log.base_of(max(0, min(bounds)))
@@ -289,28 +304,42 @@ class Store:
                 self._stop_clean()
         finally:
             logs = (self.actions.log, self._commit_log.log)
-            for part in (*logs, self._queues, self.index, self.spare_maker, self._checkpoints):
+            for part in (
+                *logs,
+                self._queues,
+                self.index,
+                self.schedule,
+                self.spare_maker,
+                self._checkpoints,
+            ):
                 part.close()
             self._lock.release()
 
     def _stop_clean(self) -> None:
         self._check_place()
         self._commit_log.log.sync()
-        self._queues.publish()
+        self._publish()
         self.actions.sync()
         if self._queues.indexed_offset != self._commit_log.log.durable_offset:
             self._queues.flush(self._commit_log.log.durable_offset)
+        self._copier.copy_all()
         self.index.finish()
         self._write_checkpoint()
         write_clean_stop(self._disk, self._checkpoint)
 
+    def _publish(self) -> None:
+        self._queues.publish()
+        log = self._commit_log.log
+        self.schedule.publish(log.durable_offset, log.last_stored_at_ms)
+
     def _flush_some(self) -> None:
         try:
             self._queues.flush_some(QUEUES_PER_STEP)
+            self._copier.step()
         except NoRoomError as error:
             # The entries stay in memory and are derived: tried again after a later checkpoint.
             self._queues.give_up_flush()
-            _log.warning("consume queues not flushed: reason=%s", error)
+            _log.warning("queues and schedule not flushed: reason=%s", error)
         except DiskError as error:
             raise self._poisoned("a failed checkpoint", error) from error
 

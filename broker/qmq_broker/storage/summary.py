@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from qmq_broker.storage import layout
+from qmq_broker.storage.commit_log import COMMIT_KINDS, QUEUED_KINDS
 from qmq_broker.storage.disk import Disk
 from qmq_broker.storage.frame_scan import ScannedFrame
 from qmq_broker.storage.lost import lost_runs
@@ -25,9 +26,10 @@ from qmq_broker.storage.repeats import LOG_LIMITS
 from qmq_broker.storage.segments import Segments
 from qmq_broker.storage.small_file import read_file, replace_file, unseal
 from qmq_client.wire.frame import FrameKind, MessageFrame, parse_message_frame
+from qmq_client.wire.frame_kind import MESSAGE_KINDS
 
 #: What has messages of the log; the sequences in delayed ones mean nothing.
-_MESSAGE_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.DELAYED})
+_MESSAGE_KINDS: Final = COMMIT_KINDS & MESSAGE_KINDS
 #: From one frame that is noted with its time to the next, at least.
 MARK_BYTES: Final = 4 * 1024 * 1024
 #: With more subjects in a segment only their number is kept: the file must stay small.
@@ -125,7 +127,7 @@ class Summarizer:
         if not self._marks or offset - self._marks[-1].offset >= MARK_BYTES:
             self._marks.append(TimeMark(offset, stored_at_ms))
         for run in frame.runs:
-            count = run.count if header.kind is FrameKind.MESSAGES else 0
+            count = run.count if header.kind in QUEUED_KINDS else 0
             self._note(run.subject, run.count, run.first_sequence, count, offset)
 
     def finish(self) -> SegmentSummary:

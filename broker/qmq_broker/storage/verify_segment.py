@@ -17,7 +17,8 @@ from qmq_broker.errors import CorruptionError
 from qmq_broker.storage import layout
 from qmq_broker.storage.action_log import ACTION_KINDS
 from qmq_broker.storage.actions import Action
-from qmq_broker.storage.commit_log import COMMIT_KINDS, pack_entries
+from qmq_broker.storage.cancelled import read_cancelled
+from qmq_broker.storage.commit_log import COMMIT_KINDS, QUEUED_KINDS, pack_entries
 from qmq_broker.storage.disk import Disk
 from qmq_broker.storage.faults import Fault, damaged, rebuilt
 from qmq_broker.storage.format_file import Format
@@ -122,10 +123,15 @@ class _Messages:
                 entries = lost_entries(scanned.offset, lost.count)
                 self._gather(lost.subject, lost.first_sequence, entries)
             return
+        if scanned.header.kind is FrameKind.CANCELLED:
+            read_cancelled(scanned.data)
+            return
         frame = log_frame(scanned)
         self._summarizer.add_messages(frame)
         if self._task.is_deep:
             self._verify_records(scanned.offset, frame)
+        if scanned.header.kind not in QUEUED_KINDS:
+            return
         entries = pack_entries(frame, scanned.offset) if self._task.queues else b""
         position = 0
         for run in frame.runs:

@@ -18,6 +18,7 @@ from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.serving import Serving
 from qmq_client.wire.deliveries import parse_deliveries
 from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame
+from qmq_client.wire.marks import Marks, pack_marks
 from qmq_client.wire.record import BodyKind, Record, decode_record, encode_record
 from qmq_client.wire.requests import (
     CONTROL_BYTES_MAX,
@@ -355,10 +356,11 @@ def test_an_action_log_that_fails_poisons_the_broker(rig: Rig, client: Client) -
     assert rig.broker.serving.state is Serving.POISONED
 
 
-def test_a_frame_of_delayed_messages_is_refused_by_name(client: Client) -> None:
+def test_a_frame_of_the_broker_s_own_is_refused_by_name(client: Client) -> None:
     record = encode_record(
         Record(message_id=bytes(16), subject="a", body=b"", born_at_ms=1, due_at_ms=2)
     )
-    frame = build_message_frame({"a": [record]}, kind=FrameKind.DELAYED)
+    marks = pack_marks(FrameKind.RELEASED, Marks(buckets=[0], sequences=[0], sources=[0]))
+    frame = build_message_frame({"a": [record]}, kind=FrameKind.RELEASED, marks=marks)
     reply = client.post("/v1/send", frame, FRAME)
     assert (reply.status, error_of(reply).field) == (422, "frame kind")

@@ -275,7 +275,7 @@ def test_what_is_no_frame_of_messages_is_refused_before_anything_is_written(rig:
         )
     ]
     with pytest.raises(InvalidMessageError, match="DELAYED"):
-        rig.submit(build_message_frame({"a": records}, kind=FrameKind.DELAYED))
+        rig.submit(build_message_frame({"a": records}))
     assert rig.broker.writer.step().requests == 0
 
 

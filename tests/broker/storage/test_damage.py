@@ -168,6 +168,7 @@ def test_B4_damage_of_accepted_data_stops_the_broker_and_changes_nothing(
     if has_checkpoint:
         # Without their table the queues are made again, so that every frame is looked at.
         directory.remove(layout.QUEUE_TABLE)
+        directory.remove(layout.SCHEDULE_TABLE)
     else:
         for path in layout.CHECKPOINTS:
             directory.put(path, b"")
@@ -194,6 +195,7 @@ def test_B4_a_log_that_ends_below_the_checkpoint_is_damaged_not_torn() -> None:
 def test_the_limit_of_B4_damage_in_the_very_last_commit_looks_torn() -> None:
     """Stated in the guarantees: a checkpoint that is written when the log falls idle closes it."""
     directory = Directory(is_clean=False, has_checkpoint=False)
+    directory.remove(layout.SCHEDULE_TABLE)  # says how far the log was durable, too
     path = layout.segment_path(layout.COMMIT_LOG, directory.next_offset // SEGMENT * SEGMENT)
     directory.change(path, flip((directory.next_offset - 8) % SEGMENT))
     store = directory.open()

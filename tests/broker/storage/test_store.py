@@ -11,6 +11,7 @@ from qmq_broker.storage import layout
 from qmq_broker.storage.consume_queue import Entry
 from qmq_broker.storage.store import Store
 from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame
+from qmq_client.wire.marks import Marks, pack_marks
 from qmq_client.wire.record import Record, encode_record
 from qmq_client.wire.requests import SubjectPlace
 from tests.broker.storage.lives import restarted
@@ -168,9 +169,14 @@ def test_a_frame_of_another_kind_is_a_mistake_of_the_caller() -> None:
     record = encode_record(
         Record(message_id=world.ids.next_id(), subject="a", body=b"", born_at_ms=1, due_at_ms=2)
     )
-    delayed = build_message_frame({"a": [record]}, kind=FrameKind.DELAYED)
-    with pytest.raises(ValueError, match="DELAYED"):
-        world.store.append([parse_message_frame(delayed)])
+    marks = Marks(sequences=[0], sources=[0], due_at_ms=[2], message_ids=bytes(16))
+    scheduled = build_message_frame(
+        {"a": [record]},
+        kind=FrameKind.SCHEDULED,
+        marks=pack_marks(FrameKind.SCHEDULED, marks),
+    )
+    with pytest.raises(ValueError, match="SCHEDULED"):
+        world.store.append([parse_message_frame(scheduled)])
     with pytest.raises(ValueError, match="frame of"):
         world.store.append([world.frame(a=world.store.frame_bytes_max)])
     assert world.send(world.frame(a=1))[0].places[0].first_sequence == 0

@@ -1,0 +1,238 @@
+"""The routes about delayed messages: listing them, taking them back, putting them off.
+
+What reads the disk runs beside the loop, a little at a time. A cancellation is answered when it is
+durable; one that comes too late says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from qmq_broker.errors import BusyError, NotFoundError
+from qmq_broker.face.bodies import read_body
+from qmq_broker.face.json_messages import JsonDelivered, record_to_json
+from qmq_broker.service.broker import Broker
+from qmq_broker.service.delay_query import LISTED_MAX, SPANS_MS, DelayedStatus, Found
+from qmq_broker.storage.cancelled import Cancelled
+from qmq_broker.storage.schedule_fates import Fate
+from qmq_broker.storage.store import Placed
+from qmq_client.wire.delayed import (
+    CANCELLED_PER_REQUEST_MAX,
+    CancelAnswer,
+    Cancellation,
+    CancelRequest,
+    RescheduleRequest,
+)
+from qmq_client.wire.due import check_due
+from qmq_client.wire.errors import InvalidMessageError
+from qmq_client.wire.message_id import parse_message_id
+from qmq_client.wire.names import check_name, shorten
+from qmq_client.wire.requests import JSON_CONTENT_TYPE
+
+#: Looks through the schedule at a time: each takes a thread, and the disk.
+LOOKS_MAX: Final = 2
+_LISTED: Final = 100
+_TIME_MAX: Final = 2**63 - 1
+
+T = TypeVar("T")
+
+
+class JsonDelayed(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `GET /v1/delayed/{message_id}`."""
+
+    #: All places of the message, the newest last: more than one when it was rescheduled.
+    places: list[DelayedStatus]
+    #: The message itself while it is pending.
+    message: JsonDelivered | None = None
+
+
+def delayed_routes(broker: Broker) -> list[Route]:
+    """The routes, for the application of `admin.py`."""
+    delayed = _Delayed(broker)
+    return [
+        Route("/v1/delayed", delayed.listed),
+        Route("/v1/delayed/status", delayed.status),
+        Route("/v1/delayed/histogram", delayed.histogram),
+        Route("/v1/delayed/cancel", delayed.cancel, methods=["POST"]),
+        Route("/v1/delayed/reschedule", delayed.reschedule, methods=["POST"]),
+        Route("/v1/delayed/{message_id}", delayed.show),
+    ]
+
+
+class _Delayed:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._query = broker.delayed.query
+        self._looking = 0
+
+    async def status(self, _: Request) -> Response:
+        """Counts, lateness, and what is wrong."""
+        return _json(self._query.status())
+
+    async def listed(self, request: Request) -> Response:
+        """Pending messages in the order of their due times."""
+        subject, first_ms, next_ms = _question(request)
+        count = min(_number(request, "count", _LISTED), LISTED_MAX)
+        rows = await self._look(lambda: self._query.listed(subject, first_ms, next_ms, count + 1))
+        return _json({"delayed": rows[:count], "has_more": len(rows) > count})
+
+    async def histogram(self, request: Request) -> Response:
+        """How many are due when."""
+        subject, first_ms, next_ms = _question(request)
+        span = request.query_params.get("span", "hour")
+        if span not in SPANS_MS:
+            raise InvalidMessageError(
+                field="span",
+                limit=", ".join(SPANS_MS),
+                value=shorten(span),
+                remedy="Give one of them.",
+            )
+        rows = await self._look(lambda: self._query.histogram(subject, first_ms, next_ms, span))
+        return _json({"span": span, "span_ms": SPANS_MS[span], "rows": rows})
+
+    async def show(self, request: Request) -> Response:
+        """One message, wherever it is scheduled."""
+        text = request.path_params["message_id"]
+        message_id = parse_message_id(text)
+        found = await self._look(lambda: self._query.find(message_id))
+        if not found:
+            raise NotFoundError(f"message {text} is not delayed, or was released long ago")
+        last = found[-1]
+        message = None
+        if last.fate is Fate.PENDING:
+            record = await self._look(lambda: self._query.record(last.message))
+            message = record_to_json(last.message.subject, record, 0)
+        places = [self._query.shown(one) for one in found]
+        return _json(JsonDelayed(places=places, message=message))
+
+    async def cancel(self, request: Request) -> Response:
+        """Take messages back; each is answered by its outcome."""
+        wanted = await read_body(request, CancelRequest)
+        if not 1 <= len(wanted.message_ids) <= CANCELLED_PER_REQUEST_MAX:
+            raise InvalidMessageError(
+                field="message_ids",
+                limit=f"1 to {CANCELLED_PER_REQUEST_MAX} ids",
+                value=str(len(wanted.message_ids)),
+                remedy="Send several requests.",
+            )
+        ids = [parse_message_id(text) for text in wanted.message_ids]
+        self._broker.serving.check_delivers()
+        found = await self._look(lambda: [self._find(one, wanted.deliver_at_ms) for one in ids])
+        places = [one for some in found for one in some]
+        fates = dict(zip(places, await self._cancel(places), strict=True)) if places else {}
+        outcomes = [_outcome([fates[place] for place in some]) for some in found]
+        for index, outcome in enumerate(outcomes):
+            if outcome is Cancellation.UNKNOWN and await self._is_stored(ids[index]):
+                outcomes[index] = Cancellation.TOO_LATE
+        return _json(CancelAnswer(outcomes=tuple(outcomes)))
+
+    async def reschedule(self, request: Request) -> Response:
+        """Give a pending message another due time."""
+        wanted = await read_body(request, RescheduleRequest)
+        message_id = parse_message_id(wanted.message_id)
+        now_ms = self._broker.time.now_ms()
+        check_due(wanted.deliver_at_ms, now_ms, self._broker.settings.wire, field="deliver_at_ms")
+        self._broker.serving.check_takes_messages()
+        found = await self._look(lambda: self._query.find(message_id))
+        pending = [one for one in found if one.fate is Fate.PENDING]
+        if not found:
+            raise NotFoundError(f"message {wanted.message_id} is not delayed")
+        outcome = Cancellation.TOO_LATE
+        if pending:
+            frame = await self._look(
+                lambda: self._query.rescheduled_frame(pending[-1].message, wanted.deliver_at_ms)
+            )
+            done: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
+            self._broker.writer.submit(frame, lambda placed: _resolve(done, placed))
+            if (await done).physical_offset:
+                outcome = Cancellation.RESCHEDULED
+        return _json(CancelAnswer(outcomes=(outcome,)))
+
+    def _find(self, message_id: bytes, due_at_ms: int | None) -> list[Cancelled]:
+        found: Sequence[Found] = ()
+        if due_at_ms is not None:
+            found = self._query.find(message_id, due_at_ms=due_at_ms)
+        found = found or self._query.find(message_id)
+        return [
+            Cancelled(
+                one.message.bucket,
+                one.message.sequence,
+                one.message.source,
+                one.message.subject,
+                message_id,
+            )
+            for one in found
+        ]
+
+    async def _cancel(self, places: Sequence[Cancelled]) -> list[Fate | None]:
+        """In the writer's thread: durable when it is answered."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[list[Fate | None]] = loop.create_future()
+        self._broker.delayed.changes.cancel(places, lambda outcome: _resolve(done, outcome))
+        return await done
+
+    async def _is_stored(self, message_id: bytes) -> bool:
+        """Whether it is in a consume queue: released, or never delayed."""
+        search = self._broker.query.search
+        return bool((await self._look(lambda: search.by_id(message_id, 1))).found)
+
+    async def _look(self, look: Callable[[], T]) -> T:
+        if self._looking >= LOOKS_MAX:
+            raise BusyError(
+                f"{self._looking} looks at delayed messages are under way; allowed: {LOOKS_MAX}",
+                retry_after_s=1.0,
+            )
+        self._looking += 1
+        try:
+            return await asyncio.to_thread(look)
+        finally:
+            self._looking -= 1
+
+
+def _outcome(fates: Sequence[Fate | None]) -> Cancellation:
+    """Of a message by all its places: one that was put off is where it went."""
+    ends = [fate for fate in fates if fate is not Fate.RESCHEDULED]
+    if not ends:
+        return Cancellation.UNKNOWN
+    return Cancellation.CANCELLED if ends[-1] is Fate.CANCELLED else Cancellation.TOO_LATE
+
+
+def _resolve(done: asyncio.Future[T], outcome: T | Exception) -> None:
+    if done.done():  # the client went away meanwhile
+        return
+    if isinstance(outcome, Exception):
+        done.set_exception(outcome)
+    else:
+        done.set_result(outcome)
+
+
+def _question(request: Request) -> tuple[str | None, int, int]:
+    subject = request.query_params.get("subject")
+    if subject is not None:
+        check_name(subject, field="subject")
+    return subject, _number(request, "from", 0), _number(request, "to", _TIME_MAX)
+
+
+def _number(request: Request, field: str, default: int) -> int:
+    text = request.query_params.get(field)
+    if text is None:
+        return default
+    if text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= _TIME_MAX:
+        return int(text)
+    raise InvalidMessageError(
+        field=field,
+        limit=f"0 to {_TIME_MAX}",
+        value=shorten(text),
+        remedy=f"Give {field} as a number.",
+    )
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type=JSON_CONTENT_TYPE)

@@ -1,0 +1,75 @@
+"""The time by which delayed messages are released: the wall clock, without its jumps.
+
+A wall clock that is set back holds the time where it is until the clock has come so far again: what
+was not due stays so, nothing is released twice. A wall clock that is set forward, or a machine that
+slept, moves the time by `STEP_MS` at once and then `CATCH_UP` times as fast as time passes: a clock
+that is wrong by a day releases what is due within a minute, and an alarm stands until somebody has
+seen to it. Slow drift passes unnoticed: the wall clock is right about that.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from qmq_broker.clock import Clock
+
+_log = logging.getLogger(__name__)
+#: More than a clock is corrected by in one step when it is looked after, and a short sleep.
+STEP_MS: Final = 60_000
+#: Ten hours of sleep are caught up with in one.
+CATCH_UP: Final = 10
+#: Less than this apart from the wall clock is no alarm.
+ALARM_MS: Final = 1_000
+
+
+class DelayClock:
+    """Milliseconds since 1970 UTC that never go back and never run away. For one thread."""
+
+    def __init__(self, clock: Clock, *, step_ms: int = STEP_MS, catch_up: int = CATCH_UP) -> None:
+        self._clock = clock
+        self._step_ms = step_ms
+        self._catch_up = catch_up
+        self._steady_s = clock.monotonic_s()
+        self._now_ms = float(clock.now_ms())
+        #: How much more than time passes the time may still be moved at once.
+        self._budget_ms = float(step_ms)
+        #: How far the wall clock is ahead of this time; negative behind it.
+        self.ahead_ms = 0
+        self._is_alarmed = False
+
+    def now_ms(self) -> int:
+        """The time; call it often, at least once in some seconds."""
+        steady_s = self._clock.monotonic_s()
+        passed_ms = (steady_s - self._steady_s) * 1000
+        self._steady_s = steady_s
+        wall_ms = self._clock.now_ms()
+        refilled_ms = self._budget_ms + passed_ms * (self._catch_up - 1)
+        self._budget_ms = min(float(self._step_ms), refilled_ms)
+        wanted_ms = max(self._now_ms, float(wall_ms))
+        jump_ms = wanted_ms - self._now_ms - passed_ms
+        if jump_ms > self._budget_ms:
+            wanted_ms -= jump_ms - self._budget_ms
+            jump_ms = self._budget_ms
+        self._budget_ms -= max(0.0, jump_ms)
+        self._now_ms = wanted_ms
+        self.ahead_ms = round(wall_ms - self._now_ms)
+        self._alarm()
+        return int(self._now_ms)
+
+    @property
+    def alarm(self) -> str:
+        """What is wrong with the clock just now; empty for nothing."""
+        if self.ahead_ms > ALARM_MS:
+            return f"the clock was set forward: {self.ahead_ms} ms are being caught up with"
+        if self.ahead_ms < -ALARM_MS:
+            return f"the clock was set back: delayed messages are held for {-self.ahead_ms} ms"
+        return ""
+
+    def _alarm(self) -> None:
+        alarm = self.alarm
+        if alarm and not self._is_alarmed:
+            _log.warning("clock jumped: ahead_ms=%d; %s", self.ahead_ms, alarm)
+        elif self._is_alarmed and not alarm:
+            _log.warning("clock is right again: delayed messages are released in time")
+        self._is_alarmed = bool(alarm)

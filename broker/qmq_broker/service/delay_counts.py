@@ -1,0 +1,58 @@
+"""What is counted of delayed messages: how many were released, and how late."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from typing import Final
+
+import msgspec
+
+#: Upper ends of the lateness that is told apart, in milliseconds; more is the last class.
+LATE_BOUNDS_MS: Final = (10, 20, 50, 100, 200, 500, 1_000, 5_000, 30_000, 300_000, 3_600_000)
+#: Damaged messages that are named; more are only counted.
+DAMAGED_MAX: Final = 100
+
+
+class DamagedMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A delayed message whose record cannot be read; it is held, and others go on."""
+
+    bucket: int
+    sequence: int
+    reason: str
+
+
+class DelayCounts:
+    """Counters of one broker; written by the thread that releases, read by any."""
+
+    def __init__(self) -> None:
+        #: Messages released since the start.
+        self.released = 0
+        #: Commits that released them.
+        self.commits = 0
+        #: Messages that were taken and had a fate by then: cancelled, or already released.
+        self.passed_over = 0
+        #: Messages that could not be read.
+        self.damaged = 0
+        #: The first of them.
+        self.damaged_messages: deque[DamagedMessage] = deque(maxlen=DAMAGED_MAX)
+        #: Lateness at the commit, by class, of what was not overdue at the start.
+        self.late = [0] * (len(LATE_BOUNDS_MS) + 1)
+        self.late_sum_ms = 0
+        self.late_max_ms = 0
+
+    def note_late(self, late_ms: int) -> None:
+        """A message was committed so long after its time."""
+        self.late[bisect_left(LATE_BOUNDS_MS, late_ms)] += 1
+        self.late_sum_ms += late_ms
+        self.late_max_ms = max(self.late_max_ms, late_ms)
+
+    def late_quantile_ms(self, share: float) -> int:
+        """The upper end of the class that this share of all does not pass; 0 for none yet."""
+        wanted = share * sum(self.late)
+        passed = 0
+        for bound_ms, count in zip((*LATE_BOUNDS_MS, self.late_max_ms), self.late, strict=True):
+            passed += count
+            if passed and passed >= wanted:
+                return min(bound_ms, self.late_max_ms)
+        return 0

@@ -1,0 +1,43 @@
+"""Delayed messages that will not be delivered: what stands in the commit log of a cancellation.
+
+Body of a frame of kind CANCELLED: length 4 (big-endian), MessagePack list of Cancelled, zeros.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, build_frame
+from qmq_client.wire.requests import decode_msgpack, sized_part
+
+_LENGTH: Final = struct.Struct(">I")
+#: Cancellations of one frame; bounds what one call holds up.
+CANCELLED_MAX: Final = 1_000
+
+
+class Cancelled(msgspec.Struct, frozen=True, array_like=True):
+    """One message that will not be delivered."""
+
+    #: First millisecond of its bucket.
+    bucket: int
+    #: Its schedule sequence.
+    sequence: int
+    #: Commit log offset of the record that was put there.
+    source: int
+    subject: str
+    message_id: bytes
+
+
+def cancelled_frame(cancelled: Sequence[Cancelled]) -> bytes:
+    """A frame, not yet stamped, that says so."""
+    content = msgspec.msgpack.encode(cancelled)
+    return build_frame(FrameKind.CANCELLED, _LENGTH.pack(len(content)) + content)
+
+
+def read_cancelled(frame: bytes) -> list[Cancelled]:
+    """What a CANCELLED frame says; raises `ProtocolError`."""
+    return decode_msgpack(sized_part(frame, FRAME_HEADER_BYTES), list[Cancelled])

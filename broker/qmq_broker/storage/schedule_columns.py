@@ -1,0 +1,122 @@
+"""Delayed messages as columns: what the schedule knows of each without its bytes.
+
+Some dozen bytes for a message instead of some hundred for an object of its own; millions may wait.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from qmq_client.wire.message_id import MESSAGE_ID_BYTES
+
+#: In a `place`: the record stands in the schedule log of its bucket and not in the commit log.
+IN_SCHEDULE: Final = 1 << 63
+
+
+class DelayedMessage(NamedTuple):
+    """One message of a schedule; bucket and sequence name it, source proves it."""
+
+    bucket: int
+    sequence: int
+    #: Commit log offset of the record that was put here.
+    source: int
+    due_at_ms: int
+    #: Where the record stands: a commit log offset, or a position of its schedule log.
+    place: int
+    record_bytes: int
+    subject: str
+    message_id: bytes
+
+
+class Subjects:
+    """Subjects as small numbers, for columns. Only grows; a broker has a bounded number."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, subject: str) -> int:
+        """The number of a subject."""
+        found = self._numbers.get(subject)
+        if found is None:
+            found = self._numbers[subject] = len(self.names)
+            self.names.append(subject)
+        return found
+
+
+@dataclass(slots=True, kw_only=True)
+class Columns:
+    """Messages of one bucket, in the order in which they were put there, or a part of them."""
+
+    bucket: int
+    sequences: array[int] = field(default_factory=lambda: array("Q"))
+    sources: array[int] = field(default_factory=lambda: array("Q"))
+    due_at_ms: array[int] = field(default_factory=lambda: array("Q"))
+    places: array[int] = field(default_factory=lambda: array("Q"))
+    record_bytes: array[int] = field(default_factory=lambda: array("I"))
+    #: Numbers of `Subjects`.
+    subjects: array[int] = field(default_factory=lambda: array("I"))
+    message_ids: bytearray = field(default_factory=bytearray)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def message(self, index: int, subjects: Subjects) -> DelayedMessage:
+        """One of them as a value."""
+        return DelayedMessage(
+            bucket=self.bucket,
+            sequence=self.sequences[index],
+            source=self.sources[index],
+            due_at_ms=self.due_at_ms[index],
+            place=self.places[index],
+            record_bytes=self.record_bytes[index],
+            subject=subjects.names[self.subjects[index]],
+            message_id=self.message_id(index),
+        )
+
+    def message_id(self, index: int) -> bytes:
+        """The id of one of them."""
+        first = index * MESSAGE_ID_BYTES
+        return bytes(self.message_ids[first : first + MESSAGE_ID_BYTES])
+
+    def find_id(self, message_id: bytes) -> list[int]:
+        """Which of them have this id."""
+        found = []
+        position = self.message_ids.find(message_id)
+        while position >= 0:
+            if position % MESSAGE_ID_BYTES == 0:
+                found.append(position // MESSAGE_ID_BYTES)
+            position = self.message_ids.find(message_id, position + 1)
+        return found
+
+    def find_source(self, source: int) -> int | None:
+        """Which of them came from there. Requires: in the order of sources."""
+        index = bisect_left(self.sources, source)
+        is_there = index < len(self) and self.sources[index] == source
+        return index if is_there else None
+
+    def part(self, first: int, after: int) -> Columns:
+        """A copy of some of them."""
+        return Columns(
+            bucket=self.bucket,
+            sequences=self.sequences[first:after],
+            sources=self.sources[first:after],
+            due_at_ms=self.due_at_ms[first:after],
+            places=self.places[first:after],
+            record_bytes=self.record_bytes[first:after],
+            subjects=self.subjects[first:after],
+            message_ids=self.message_ids[first * MESSAGE_ID_BYTES : after * MESSAGE_ID_BYTES],
+        )
+
+    def add(self, other: Columns) -> None:
+        """Put others behind these."""
+        self.sequences += other.sequences
+        self.sources += other.sources
+        self.due_at_ms += other.due_at_ms
+        self.places += other.places
+        self.record_bytes += other.record_bytes
+        self.subjects += other.subjects
+        self.message_ids += other.message_ids

@@ -1,0 +1,68 @@
+"""What became of the messages of one bucket: two bits for each, in memory and in the dispatch log.
+
+The one who decides is the writer: it looks here before it writes a release or a cancellation, and
+notes it here with the write, so that a message has one fate whatever else runs at the same time.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+
+class Fate(IntEnum):
+    """What became of one delayed message."""
+
+    #: It waits for its time.
+    PENDING = 0
+    #: It is in its consume queue.
+    RELEASED = 1
+    #: It will not be delivered.
+    CANCELLED = 2
+    #: It waits in another place for another time.
+    RESCHEDULED = 3
+
+
+_MASK: Final = 0b11
+#: Fate and sequence as one number of the dispatch log.
+_FATE_SHIFT: Final = 56
+_SEQUENCE_MASK: Final = (1 << _FATE_SHIFT) - 1
+
+
+def pack_fate(fate: Fate, sequence: int) -> int:
+    """One entry of the dispatch log."""
+    return fate << _FATE_SHIFT | sequence
+
+
+def unpack_fate(entry: int) -> tuple[Fate, int]:
+    """Fate and sequence of an entry; raises `ValueError` for one that nobody wrote."""
+    return Fate(entry >> _FATE_SHIFT), entry & _SEQUENCE_MASK
+
+
+class Fates:
+    """The fates of one bucket by schedule sequence."""
+
+    __slots__ = ("_bits", "count")
+
+    def __init__(self) -> None:
+        self._bits = bytearray()
+        #: Messages that are not pending any more.
+        self.count = 0
+
+    def get(self, sequence: int) -> Fate:
+        """What became of this one."""
+        place, turn = divmod(sequence, 4)
+        if place >= len(self._bits):
+            return Fate.PENDING
+        return Fate(self._bits[place] >> 2 * turn & _MASK)
+
+    def set(self, sequence: int, fate: Fate) -> bool:
+        """Let a pending message have this fate; whether it was pending."""
+        place, turn = divmod(sequence, 4)
+        if place >= len(self._bits):
+            self._bits.extend(bytes(place + 1 - len(self._bits)))
+        if self._bits[place] >> 2 * turn & _MASK:
+            return False
+        self._bits[place] |= fate << 2 * turn
+        self.count += 1
+        return True

@@ -1,0 +1,58 @@
+"""What is asked of delayed messages over HTTP, and the answers: bodies in JSON."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from qmq_client.wire.requests import Natural
+
+#: Messages of one request; each may mean a look through all that wait.
+CANCELLED_PER_REQUEST_MAX: Final = 100
+
+
+class Cancellation(StrEnum):
+    """What became of the wish to take a message back, or to put it off."""
+
+    #: It will never be delivered.
+    CANCELLED = "cancelled"
+    #: It waits for the new time.
+    RESCHEDULED = "rescheduled"
+    #: It is in its subject: released, or never delayed.
+    TOO_LATE = "too_late"
+    #: The broker knows no such message, or does not know it any more.
+    UNKNOWN = "unknown"
+
+    def __bool__(self) -> bool:
+        """Whether it was done as was wished."""
+        return self in (Cancellation.CANCELLED, Cancellation.RESCHEDULED)
+
+
+class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Take delayed messages back."""
+
+    message_ids: tuple[str, ...]
+    #: When they are due, if the caller knows: fewer files are looked at.
+    deliver_at_ms: Natural | None = None
+
+
+class CancelAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of each message, in the order of the request."""
+
+    outcomes: tuple[Cancellation, ...]
+
+
+class RescheduleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Give a pending message another due time."""
+
+    message_id: str
+    #: Ms since 1970 UTC; a time that is past is at once.
+    deliver_at_ms: Natural
+
+
+#: Their annotations are read by the one thread that imports this; see `requests.py`.
+_READ_NOW: Final = [
+    msgspec.json.Decoder(kind) for kind in (CancelRequest, CancelAnswer, RescheduleRequest)
+]

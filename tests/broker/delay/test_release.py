@@ -1,0 +1,119 @@
+"""Delayed messages wait for their time and are released once, whatever happens in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qmq_broker.storage.schedule_fates import Fate
+from qmq_broker.storage.store import Placed
+from tests.broker.delay.delay_rig import HOUR_MS, DelayRig, delayed_frame
+
+
+def test_D1_a_delayed_message_is_not_visible_before_its_time(tmp_path: Path) -> None:
+    rig = DelayRig(tmp_path)
+    placed = rig.send_delayed({b"later": rig.now_ms + 5_000})
+    assert placed.places == ()
+    assert placed.duplicates == 0
+    for _ in range(4_999):
+        assert rig.pass_and_release(1) == 0
+    assert rig.bodies() == []
+    assert rig.pass_and_release(1) == 1
+    assert rig.bodies() == [b"later"]
+    assert rig.pull().bodies == [b"later"]
+    rig.close()
+
+
+def test_D3_a_message_is_released_once_across_stops_and_kills(tmp_path: Path) -> None:
+    rig = DelayRig(tmp_path)
+    due = {f"{minute}".encode(): rig.now_ms + minute * 60_000 for minute in range(1, 180)}
+    rig.send_delayed(due)
+    for round_ in range(20):
+        rig.pass_and_release(10 * 60_000)
+        if round_ % 3 == 0:
+            rig.restart()
+        elif round_ % 3 == 1:
+            rig.kill()
+        rig.release()
+    assert sorted(rig.bodies()) == sorted(due)
+    rig.close()
+
+
+def test_D1_a_time_in_the_past_is_now(tmp_path: Path) -> None:
+    rig = DelayRig(tmp_path)
+    rig.send_delayed({b"past": rig.now_ms - 40 * HOUR_MS, b"long past": 0})
+    assert rig.release() == 2
+    rig.kill()
+    assert rig.release() == 0
+    assert rig.bodies() == [b"long past", b"past"]
+    rig.close()
+
+
+def test_a_delayed_message_that_is_sent_again_is_known(tmp_path: Path) -> None:
+    rig = DelayRig(tmp_path)
+    frame = delayed_frame({b"one": rig.now_ms + 1_000})
+    rig.submit(frame)
+    rig.commit()
+    outcomes = rig.submit(frame)
+    rig.commit()
+    (again,) = outcomes
+    assert isinstance(again, Placed)
+    assert again.duplicates == 1
+    assert rig.pass_and_release(1_000) == 1
+    rig.submit(frame)
+    rig.commit()
+    assert rig.pass_and_release(10_000) == 0
+    rig.close()
+
+
+def test_D4_what_was_answered_cancelled_is_never_delivered(tmp_path: Path) -> None:
+    rig = DelayRig(tmp_path)
+    rig.send_delayed({b"stays": rig.now_ms + 1_000, b"goes": rig.now_ms + 1_000})
+    (goes,) = [found for found in rig.find_all() if rig.body(found) == b"goes"]
+    assert rig.cancel(goes) == [Fate.CANCELLED]
+    assert rig.cancel(goes) == [Fate.CANCELLED]
+    rig.kill()
+    assert rig.pass_and_release(1_000) == 1
+    assert rig.bodies() == [b"stays"]
+    rig.close()
+
+
+def test_D4_a_cancellation_that_comes_too_late_says_so(tmp_path: Path) -> None:
+    rig = DelayRig(tmp_path)
+    rig.send_delayed({b"one": rig.now_ms + 1_000})
+    (found,) = rig.find_all()
+    rig.pass_and_release(1_000)
+    assert rig.cancel(found) == [Fate.RELEASED]
+    rig.restart()
+    assert rig.cancel(found) == [Fate.RELEASED]
+    assert rig.bodies() == [b"one"]
+    rig.close()
+
+
+def test_D4_a_release_under_way_loses_against_a_cancellation_that_was_written_first(
+    tmp_path: Path,
+) -> None:
+    rig = DelayRig(tmp_path)
+    rig.send_delayed({b"one": rig.now_ms + 1_000, b"two": rig.now_ms + 1_000})
+    one, _ = sorted(rig.find_all(), key=rig.body)
+    rig.clock.pass_ms(1_000)
+    rig.broker.delayed.delay.step()  # read, and on its way to the writer
+    assert rig.cancel(one) == [Fate.CANCELLED]
+    assert rig.release() == 1
+    assert rig.bodies() == [b"two"]
+    assert rig.broker.delayed.delay.counts.passed_over == 1
+    rig.close()
+
+
+def test_a_message_that_was_put_off_comes_at_its_new_time_once(tmp_path: Path) -> None:
+    rig = DelayRig(tmp_path)
+    rig.send_delayed({b"one": rig.now_ms + 1_000})
+    for _ in range(3):
+        (found,) = rig.find_all()
+        rig.reschedule(found, found.due_at_ms + 2 * HOUR_MS)
+        assert rig.pass_and_release(2 * HOUR_MS - 1) == 0
+        rig.kill()
+    assert rig.pass_and_release(1_010) == 1
+    rig.restart()
+    assert rig.release() == 0
+    assert rig.bodies() == [b"one"]
+    rig.close()
