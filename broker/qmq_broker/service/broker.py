@@ -30,6 +30,7 @@ from qmq_broker.service.redelivery import Backoff
 from qmq_broker.service.serving import Serving, ServingState
 from qmq_broker.service.steady import SteadyTime
 from qmq_broker.service.writer import CommitWriter, OnDone
+from qmq_broker.storage.disk_port import Disk
 from qmq_broker.storage.store import Placed, Store
 from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
@@ -91,7 +92,6 @@ class Broker:
             on_poisoned=self._on_poisoned,
         )
         self._store = store
-        self.disk = store.disk  # its files, for those that read them beside it
         self._post = post
         self._action_sync = ActionSync(
             store,
