@@ -1,7 +1,9 @@
-"""For users' own tests: a broker in memory, a clock to turn, handlers run to the end in one call."""
+"""For users' own tests: a producer that shows what it sent, a broker in memory, a clock to turn,
+handlers run to the end in one call."""
 
 from qmq_client.testing.draining import DrainReport, drain
 from qmq_client.testing.fake_clock import FakeClock
+from qmq_client.testing.recording_producer import RecordingProducer, memory_engine
 from qmq_client.transport.memory import MemoryBroker, MemoryFaults, MemoryTransport
 
 __all__ = [
@@ -10,5 +12,7 @@ __all__ = [
     "MemoryBroker",
     "MemoryFaults",
     "MemoryTransport",
+    "RecordingProducer",
     "drain",
+    "memory_engine",
 ]

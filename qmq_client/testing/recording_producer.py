@@ -1,0 +1,134 @@
+"""`RecordingProducer`: the producer for tests of code that sends.
+
+It is the real producer on a real database, so what it shows has followed the transaction; only the
+broker is in memory, and nothing runs beside the test. For a test that needs no database of its own it
+brings one in memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final, Self
+
+import sqlalchemy as sa
+from sqlalchemy.pool import StaticPool
+
+from qmq_client.clock import Clock
+from qmq_client.message import Message, record_to_message
+from qmq_client.options import ProducerOptions
+from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.table import DEFAULT_TABLES, Tables
+from qmq_client.outbox.transaction.joining import noted
+from qmq_client.producer import Producer
+from qmq_client.transport.memory import MemoryBroker, MemoryTransport
+from qmq_client.wire.message_id import parse_message_id
+from qmq_client.wire.record import decode_record
+
+#: Of the messages of one test, the last so many are known by their ids.
+_MESSAGES_MAX: Final = 100_000
+
+
+class RecordingProducer(Producer):
+    """A `Producer` that shows what it sent. Make one for each test, or `clear` it between them.
+
+    Missing tables are created. There is no thread: messages go out inside `sent`, `flush` and `close`,
+    on the calling thread, so a test is the same each time.
+    """
+
+    def __init__(
+        self,
+        engine: Any = None,
+        *,
+        options: ProducerOptions | None = None,
+        tables: Tables | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`engine` as of `Producer`; without one, a `memory_engine` that ends with this.
+
+        `options` are taken but for `background`.
+        """
+        self._own_engine = memory_engine() if engine is None else None
+        engine = self._own_engine if engine is None else engine
+        #: Where messages arrive: give it to `MemoryTransport` and `drain` to have them handled.
+        self.broker = MemoryBroker() if clock is None else MemoryBroker(clock=clock)
+        #: Subject and id of each send, whatever became of it.
+        self._sends: deque[tuple[str, str]] = deque(maxlen=_MESSAGES_MAX)
+        _create_missing(engine, DEFAULT_TABLES if tables is None else tables)
+        super().__init__(
+            engine,
+            MemoryTransport(self.broker),
+            options=replace(options or ProducerOptions(), background=False),
+            tables=tables,
+            clock=clock,
+        )
+
+    def send_many(self, messages: Sequence[Message], *, session: Any = None) -> list[str]:
+        """See `Producer.send_many`."""
+        ids = super().send_many(messages, session=session)
+        self._sends.extend(zip((each.subject for each in messages), ids, strict=True))
+        return ids
+
+    def sent(self, subject: str | None = None) -> list[Message]:
+        """What arrived of committed transactions, under all subjects or one, in the order of the sends."""
+        self.flush()
+        sends = dict.fromkeys(each for each in self._sends if subject in (None, each[0]))
+        arrived = {
+            (message.subject, message.message_id): message
+            for name in {name for name, _ in sends}
+            for message in self.broker.messages(name)
+        }
+        return [arrived[each] for each in sends if each in arrived]
+
+    def noted(self, session: Any) -> list[Message]:
+        """What was sent so far in the transaction that is open, and was not undone since.
+
+        For tests that roll back at their end what the code under test has committed: there `session`
+        is the connection that holds the outer transaction, and `sent` shows nothing for ever.
+        """
+        rows = [
+            noted(session, self.engine, self._outlet, parse_message_id(message_id))
+            for _, message_id in dict.fromkeys(self._sends)
+        ]
+        return [
+            record_to_message(decode_record(row.subject, row.record))
+            for row in rows
+            if row is not None
+        ]
+
+    def clear(self) -> None:
+        """Forget what was sent and noted so far; messages that wait go out first."""
+        self.flush()
+        self._sends.clear()
+
+    def close(self, deadline_s: float = 10.0) -> None:
+        """See `Producer.close`."""
+        super().close(deadline_s)
+        if self._own_engine is not None:
+            self._own_engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+
+def memory_engine(**options: Any) -> sa.Engine:
+    """An SQLite database in memory that every session on this engine sees; gone with the engine.
+
+    One connection for all, so transactions follow each other and never run side by side.
+    """
+    return sa.create_engine(
+        "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}, **options
+    )
+
+
+def _create_missing(given: Any, tables: Tables) -> None:
+    """In the database of an engine or a session maker of either kind; others `Producer` refuses."""
+    bind = given.kw.get("bind") if hasattr(given, "kw") else given
+    engine = getattr(bind, "sync_engine", bind)
+    if not isinstance(engine, sa.Engine):
+        return
+    store = OutboxStore(engine, tables)
+    with store.write() as connection:  # also where the application's engine is asynchronous
+        tables.outbox.metadata.create_all(connection, tables=list(tables.all))
+    store.close()
