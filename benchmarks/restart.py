@@ -17,6 +17,7 @@ from typing import Final
 
 from benchmarks.blocks import MIB
 from benchmarks.load import BATCH_MESSAGES, BODY_BYTES, make_frame, make_messages
+from benchmarks.machine import our_processor_seconds
 from benchmarks.processes import Broker, Processes
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
@@ -50,16 +51,18 @@ def run(bench: Bench) -> list[Row]:
         _fill(data, size_bytes - sent_bytes)
         broker = processes.start_broker(data=data)
         _send(broker, sent_bytes // (BATCH_MESSAGES * BODY_BYTES) + 1)
-        ready_s, recovery_s = [], []
+        ready_s, recovery_s, ready_cpu_s = [], [], []
         for _ in range(bench.rounds):
             _send(broker, _FRAMES_MORE)
             broker.process.kill()
             broker.process.wait()
             broker, seconds = _started(processes, data)
             ready_s.append(seconds)
+            ready_cpu_s.append(broker.cpu_s())
             recovery_s.append(_recovery_s(broker))
         broker.stop()
-        verify_s = [_verified_s(data) for _ in range(bench.rounds + 1)][1:]  # the first one warms
+        verified = [_verified_s(data) for _ in range(bench.rounds + 1)][1:]  # the first one warms
+        verify_s, verify_cpu_s = [one[0] for one in verified], [one[1] for one in verified]
         log_bytes = sum(path.stat().st_size for path in (data / "commitlog").iterdir())
     is_full = size_bytes >= 10_240 * MIB
     return [
@@ -78,6 +81,8 @@ def run(bench: Bench) -> list[Row]:
             [seconds * 10_240 * MIB / log_bytes for seconds in verify_s],
             size_bytes,
         ),
+        _row("kill -9 → ready, processor time", ready_cpu_s, size_bytes),
+        _row("verification, processor time of all processes", verify_cpu_s, size_bytes),
     ]
 
 
@@ -132,11 +137,12 @@ def _recovery_s(broker: Broker) -> float:
     return int(found[1]) / 1000
 
 
-def _verified_s(data: Path) -> float:
-    started_s = time.monotonic()
+def _verified_s(data: Path) -> tuple[float, float]:
+    """Seconds by the wall and of processors."""
+    started_s, started_cpu_s = time.monotonic(), our_processor_seconds()
     found = verify_store(
         OsDisk(str(data)), SYSTEM_CLOCK, check_groups=len, run=runner(str(data), workers_here())
     )
     if found.worst is not None:
         raise RestartError(f"the directory is not whole: {found.faults[0].line()}")
-    return time.monotonic() - started_s
+    return time.monotonic() - started_s, our_processor_seconds() - started_cpu_s

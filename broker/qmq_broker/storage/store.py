@@ -164,7 +164,6 @@ class Store:
         stored; the others are. Raises `NoRoomError` with nothing written, or `PoisonedError`.
         """
         self._check()
-        self._check_place()
         return self._commit_log.append(frames)
 
     def sync(self) -> None:
