@@ -11,6 +11,8 @@ class FaceLimits:
 
     #: Open connections; each costs a descriptor and some kilobytes.
     connections: int = 2_000
+    #: Of these from one address: a single machine must not shut out all others.
+    connections_per_address: int = 1_600
     #: Requests under way, waiting pulls not counted: those have a bound of their own.
     requests: int = 1_000
     #: Bytes of all bodies of sends under way, counted as they arrive.

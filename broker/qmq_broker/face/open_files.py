@@ -39,4 +39,8 @@ def fit_connections(limits: FaceLimits, *, files: int, queue_files: int) -> Face
     room = files - queue_files - _OTHER_FILES - BACKLOG
     if room >= limits.connections:
         return limits
-    return replace(limits, connections=room) if room >= _CONNECTIONS_MIN else None
+    if room < _CONNECTIONS_MIN:
+        return None
+    share = limits.connections_per_address / limits.connections
+    per_address = max(1, min(limits.connections_per_address, int(room * share)))
+    return replace(limits, connections=room, connections_per_address=per_address)

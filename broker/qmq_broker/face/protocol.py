@@ -12,6 +12,7 @@ The parser itself (llhttp) refuses bad lengths, bad chunks and control character
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -46,6 +47,8 @@ class BoundedProtocol(HttpToolsProtocol):
     """A connection with bounds; made by `bounded_protocol`."""
 
     limits: ClassVar[FaceLimits]
+    #: Open connections of each address.
+    addresses: ClassVar[Counter[str]]
 
     def __init__(
         self,
@@ -72,15 +75,12 @@ class BoundedProtocol(HttpToolsProtocol):
         names = certificate_names(transport.get_extra_info("peercert"))
         if names:
             self.app_state = {**self.app_state, CERTIFICATE_NAMES: names}
+        self._address = self.client[0] if self.client else ""
+        self.addresses[self._address] += 1
         if len(self.connections) > self.limits.connections:
-            self._refuse_raw(
-                refuse(
-                    503,
-                    "busy",
-                    f"{len(self.connections)} connections are open: come back later",
-                    retry_after_s=1.0,
-                )
-            )
+            self._refuse_connection(f"{len(self.connections)} connections are open")
+        elif self.addresses[self._address] > self.limits.connections_per_address:
+            self._refuse_connection(f"{self.addresses[self._address]} connections are yours")
 
     def connection_lost(self, exc: Exception | None) -> None:
         # Of several requests one behind the other, each has to know that nobody is there any more.
@@ -89,6 +89,9 @@ class BoundedProtocol(HttpToolsProtocol):
                 cycle.disconnected = True
                 cycle.message_event.set()
         self._open_cycles.clear()
+        self.addresses[self._address] -= 1
+        if not self.addresses[self._address]:
+            del self.addresses[self._address]
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -171,6 +174,9 @@ class BoundedProtocol(HttpToolsProtocol):
             refuse(408, "too_slow", "the request did not arrive in time", remedy="Send it at once.")
         )
 
+    def _refuse_connection(self, why: str) -> None:
+        self._refuse_raw(refuse(503, "busy", f"{why}: come back later", retry_after_s=1.0))
+
     def _count_head(self, head_bytes: int) -> None:
         self._parsed_head_bytes += head_bytes
         if self._parsed_head_bytes > self.limits.head_bytes:
@@ -196,7 +202,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 def bounded_protocol(limits: FaceLimits) -> type[BoundedProtocol]:
     """The class of connections with these bounds, for uvicorn to make instances of."""
-    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits})
+    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits, "addresses": Counter()})
 
 
 def end_slow_connections(

@@ -54,6 +54,7 @@ def main() -> int:
     parser.add_argument("--request-ms", type=int, default=600)
     parser.add_argument("--unread-ms", type=int, default=600)
     parser.add_argument("--connections", type=int, default=5)
+    parser.add_argument("--connections-per-address", type=int, default=5)
     parser.add_argument("--files", type=int)
     given = parser.parse_args()
     if given.files is not None:
@@ -71,6 +72,7 @@ def main() -> int:
             request_ms=given.request_ms,
             unread_ms=given.unread_ms,
             connections=given.connections,
+            connections_per_address=given.connections_per_address,
             sweep_ms=50,
         ),
     )
