@@ -71,6 +71,11 @@ class Message:
     delay: timedelta | float | None = None
     #: The same as a moment, with a time zone; one that is past: at once. A handler finds it here.
     deliver_at: datetime | None = None
+    #: How long it is of use, from the send or from when it may be delivered: a timedelta, or seconds.
+    #: What no group was given by then is given to none, and is a dead letter of each, as expired.
+    ttl: timedelta | float | None = None
+    #: The same as a moment, with a time zone. A handler finds it here.
+    expires_at: datetime | None = None
 
 
 def message_to_record(
@@ -88,6 +93,7 @@ def message_to_record(
             remedy="Give Message(subject, body).",
         )
     body_kind, body = encode_body(message.body)
+    due_at_ms = _due_at_ms(message, now_ms, limits)
     return Record(
         message_id=_message_id(message) or new_id,
         subject=message.subject,
@@ -97,7 +103,8 @@ def message_to_record(
         tags=_as_tags(message.tags),
         headers=_headers(message),
         born_at_ms=now_ms,
-        due_at_ms=_due_at_ms(message, now_ms, limits),
+        due_at_ms=due_at_ms,
+        expires_at_ms=_expires_at_ms(message, now_ms if due_at_ms is None else due_at_ms),
     )
 
 
@@ -113,9 +120,8 @@ def record_to_message(record: Record, body_type: Any = Any) -> Message:
         },
         message_id=format_message_id(record.message_id),
         born_at=_EPOCH + timedelta(milliseconds=record.born_at_ms),
-        deliver_at=(
-            None if record.due_at_ms is None else _EPOCH + timedelta(milliseconds=record.due_at_ms)
-        ),
+        deliver_at=_moment(record.due_at_ms),
+        expires_at=_moment(record.expires_at_ms),
     )
 
 
@@ -235,31 +241,59 @@ def _due_at_ms(message: Message, now_ms: int, limits: Limits) -> int | None:
             remedy="Give one of the two.",
         )
     if message.delay is not None:
-        field, due_at_ms = "delay", now_ms + _delay_ms(message.delay)
+        field, due_at_ms = "delay", now_ms + _span_ms("delay", message.delay)
     elif message.deliver_at is not None:
-        field, due_at_ms = "deliver_at", _moment_ms(message.deliver_at)
+        field, due_at_ms = "deliver_at", _moment_ms("deliver_at", message.deliver_at)
     else:
         return None
     check_due(due_at_ms, now_ms, limits, field=field)
     return due_at_ms if due_at_ms > now_ms else None
 
 
-def _delay_ms(delay: Any) -> int:
+def _expires_at_ms(message: Message, from_ms: int) -> int | None:
+    """When the message is of no use any more; None for never. `from_ms`: it may be delivered."""
+    if message.ttl is not None and message.expires_at is not None:
+        raise InvalidMessageError(
+            field="ttl",
+            limit="no expires_at beside it",
+            value=shorten(message.ttl),
+            remedy="Give one of the two.",
+        )
+    if message.ttl is not None:
+        ttl_ms = _span_ms("ttl", message.ttl)
+        if ttl_ms > 0:
+            return from_ms + ttl_ms
+        raise InvalidMessageError(
+            field="ttl",
+            limit="more than nothing",
+            value=shorten(message.ttl),
+            remedy="Leave it out for a message that does not expire.",
+        )
+    if message.expires_at is None:
+        return None
+    return max(0, _moment_ms("expires_at", message.expires_at))
+
+
+def _span_ms(field: str, span: Any) -> int:
     """Rounded up: a message is never early."""
-    if isinstance(delay, timedelta):
-        milliseconds: int = -(-delay // timedelta(milliseconds=1))
+    if isinstance(span, timedelta):
+        milliseconds: int = -(-span // timedelta(milliseconds=1))
         return milliseconds
-    is_number = isinstance(delay, int | float) and not isinstance(delay, bool)
-    if not is_number or not math.isfinite(delay):
-        raise _not_of_form("delay", "a timedelta or a number of seconds", delay)
-    milliseconds = math.ceil(delay * 1000)
-    return milliseconds
+    is_number = isinstance(span, int | float) and not isinstance(span, bool)
+    if not is_number or not math.isfinite(span):
+        raise _not_of_form(field, "a timedelta or a number of seconds", span)
+    seconds: float = span
+    return math.ceil(seconds * 1000)
 
 
-def _moment_ms(moment: Any) -> int:
+def _moment(time_ms: int | None) -> datetime | None:
+    return None if time_ms is None else _EPOCH + timedelta(milliseconds=time_ms)
+
+
+def _moment_ms(field: str, moment: Any) -> int:
     if not isinstance(moment, datetime) or moment.tzinfo is None or moment.utcoffset() is None:
         raise InvalidMessageError(
-            field="deliver_at",
+            field=field,
             limit="a datetime with a time zone",
             value=shorten(moment),
             remedy="Say which zone is meant: datetime(…, tzinfo=UTC), or datetime.now(UTC) + delay.",
