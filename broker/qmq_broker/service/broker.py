@@ -91,8 +91,7 @@ class Broker:
             on_visible=self.delivery.on_visible,
             on_poisoned=self._on_poisoned,
         )
-        self._store = store
-        self._post = post
+        self._store, self._post = store, post
         self._action_sync = ActionSync(
             store,
             self.delivery,
