@@ -11,8 +11,9 @@ copy consistent:
 
 Everything acknowledged before the call is in the copy, and perhaps some that was not yet. A directory
 with segments and without FORMAT is refused by every opening: a half-made copy is never taken for a
-whole one. Derived files are left out; the copy makes them at its first start. The copy's epoch is far
-ahead: what consumers were given after the backup is never taken for what the copy gives them.
+whole one. Of derived files only the summaries of sealed segments are taken; the copy makes the others at
+its first start. The copy's epoch is far ahead: what consumers were given after the backup is never taken
+for what the copy gives them.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from qmq_broker.storage.retained import Retained, read_retained, write_retained
 from qmq_broker.storage.segments import Segments
 from qmq_broker.storage.small_file import read_file, replace_file, unseal
 from qmq_broker.storage.snapshots import Snapshot
+from qmq_broker.storage.summary import read_summary, write_summary
 
 #: Openings that the original may see between a backup and the copy's first one.
 EPOCH_STEP: Final = 1 << 16
@@ -99,7 +101,7 @@ class _Backup:
 
     def run(self) -> Backup:
         # Names that make a half-made copy known as such are durable before anything else.
-        for directory in (layout.COMMIT_LOG, layout.ACTION_LOG, layout.STATE):
+        for directory in (layout.COMMIT_LOG, layout.ACTION_LOG, layout.SUMMARIES, layout.STATE):
             self._target.make_directory(directory)
         self._target.sync_directory(layout.ROOT)
         checkpoint = CheckpointFiles(self._source).read()
@@ -111,6 +113,7 @@ class _Backup:
         retained, end = self._take_tail(before, point, tail_base)
         if retained.first_offset:
             write_retained(self._target, retained)
+        self._take_summaries()
         epoch = self._write_checkpoint(checkpoint, end, action_end)
         self._finish()
         return Backup(
@@ -251,6 +254,17 @@ class _Backup:
         finally:
             files.close()
         return epoch
+
+    def _take_summaries(self) -> None:
+        """Those of sealed segments, which are the same in the copy; what is not there is made again."""
+        segments = self._open(layout.COMMIT_LOG, self._format.segment_bytes)
+        try:
+            for base in sorted(self._sealed):
+                summary = read_summary(self._source, segments, base, self._format.store_id)
+                if summary is not None:
+                    write_summary(self._target, summary)
+        finally:
+            segments.close()
 
     def _finish(self) -> None:
         for directory in (layout.COMMIT_LOG, layout.ACTION_LOG, layout.STATE, layout.ROOT):

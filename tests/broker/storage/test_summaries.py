@@ -11,6 +11,7 @@ import pytest
 
 from qmq_broker.errors import StoreError
 from qmq_broker.storage import key_search, layout, summary
+from qmq_broker.storage.backup import back_up
 from qmq_broker.storage.commit_log import COMMIT_KINDS
 from qmq_broker.storage.faults import Level
 from qmq_broker.storage.frame_scan import ScannedFrame
@@ -252,6 +253,22 @@ def test_the_map_of_a_log_leaves_out_no_message(with_summaries: bool) -> None:
         assert not [part for part in log_map.parts(subject="nobody") if part.is_sealed]
         assert all(part.summary for part in rare)
     log_map.close()
+
+
+def test_a_backup_has_the_summaries_and_a_reader_of_it_passes_over_as_much() -> None:
+    world = filled()
+    before = summarise(world)
+    world.clock.pass_ms(10_000)
+    world.store.step()
+    target = RecordingDisk()
+    back_up(world.disk, target, FakeClock(), link=lambda path: False)
+    log_map = LogMap(target)
+    rare = [part for part in log_map.parts(subject="rare") if part.is_sealed]
+    assert rare
+    assert all(part.summary in before for part in rare)
+    log_map.close()
+    again = Keyed(target, options=SMALL, kept=world.kept)
+    assert [again.store.summaries.find(one.base) for one in before] == before
 
 
 def test_the_map_of_no_log_is_refused() -> None:
