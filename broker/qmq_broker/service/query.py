@@ -113,7 +113,9 @@ class Query:
         ]
         room_bytes = LISTED_BYTES_MAX
         listed: list[GroupStatus] = []
-        for state in states:
+        for number, state in enumerate(states):
+            if number >= LISTED_MAX:
+                room_bytes = 0
             made_at_ms, read_bytes = self._oldest(state, room_bytes)
             room_bytes -= read_bytes
             listed.append(self._status(state, made_at_ms, now_ms))

@@ -297,7 +297,7 @@ class OrderedMachine(DeliveryMachine):
 TestDeliveryModel = DeliveryMachine.TestCase
 TestOrderedModel = OrderedMachine.TestCase
 TestDeliveryModel.settings = TestOrderedModel.settings = settings(
-    max_examples=40,
+    max_examples=20,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

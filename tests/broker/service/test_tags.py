@@ -101,7 +101,12 @@ def test_a_filter_is_changed_on_request_for_what_comes(rig: Rig) -> None:
     assert again.bodies == [b"a", b"e"], "what it was given before is still its own"
 
 
-def test_two_tags_that_look_alike_to_the_hash_are_told_apart_by_the_text(rig: Rig) -> None:
+@pytest.mark.parametrize(
+    "filter_", [Tags(any=("wanted",)), Tags(all=("wanted",))], ids=["any", "all"]
+)
+def test_two_tags_that_look_alike_to_the_hash_are_told_apart_by_the_text(
+    rig: Rig, filter_: Tags
+) -> None:
     wanted = tag_hash([b"wanted"])
     like = next(
         pair
@@ -109,11 +114,11 @@ def test_two_tags_that_look_alike_to_the_hash_are_told_apart_by_the_text(rig: Ri
         if tag_hash(pair := [b"x%d" % number, b"y%d" % number]) & wanted == wanted
     )
     names = tuple(tag.decode() for tag in like)
-    assert TagFilter(("wanted",), ()).may_match(tag_hash(like))
+    assert TagFilter(filter_.any, filter_.all).may_match(tag_hash(like))
     rig.send(b"no", tags=names)
     rig.send(b"yes", tags=("wanted",))
     rig.send(b"no", tags=names)
-    assert rig.pull(tags=Tags(any=("wanted",))).bodies == [b"yes"]
+    assert rig.pull(tags=filter_).bodies == [b"yes"]
     (status,) = rig.broker.query.groups()
     assert status.lag == 0
 

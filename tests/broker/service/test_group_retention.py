@@ -1,0 +1,111 @@
+"""What the retention takes from groups that hold, wait or have dead letters: counted, never stuck."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qmq_client.wire.operations import DeadRequest
+from tests.broker.service.rig import GROUP, STORE, SUBJECT, Given, Rig
+
+#: Segments of a few messages; ids are forgotten at once, so that they hold nothing back.
+OPTIONS = replace(
+    STORE, segment_bytes=2048, growth_bytes=512, dedupe_ids=1, checkpoint_ms=1, queue_flush_bytes=1
+)
+DAY_MS = 24 * 3_600_000
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path / "data", store_options=OPTIONS)
+    yield made
+    made.close()
+
+
+def send(rig: Rig, count: int, **fields: Any) -> None:
+    for _ in range(count):
+        rig.send(b"b" * 300, **fields)
+        rig.clock.pass_ms(5)
+        rig.broker.writer.step()
+
+
+def give_up_all_but_the_last(rig: Rig) -> int:
+    """By force; returns the first sequence that is left."""
+    for _ in range(3):
+        rig.clock.pass_ms(5)
+        rig.store.step()
+    rig.store.give_up_below(rig.store.durable_offset)
+    queue = rig.store.queue(SUBJECT)
+    assert queue is not None
+    assert queue.first_sequence > 5
+    return queue.first_sequence
+
+
+def pull(rig: Rig, **changes: Any) -> Given:
+    return rig.pull(ordered=True, **changes)
+
+
+@pytest.mark.parametrize("outcome", ["acked", "waiting", "silent"])
+def test_B12_an_ordered_group_goes_on_behind_what_was_given_up_by_force(
+    rig: Rig, outcome: str
+) -> None:
+    send(rig, 20, key="a")
+    head = pull(rig)
+    assert head.sequences == [0]
+    if outcome == "waiting":
+        rig.settle(head.nack(delay_ms=0))
+    first = give_up_all_but_the_last(rig)
+    if outcome == "acked":
+        rig.settle(head.ack())
+    rig.restart()
+    if outcome == "silent":
+        rig.pass_ms(30_000)
+        rig.pass_ms(1_000)
+    assert pull(rig).sequences == [first]
+    (status,) = rig.broker.query.groups()
+    assert status.lost == first - (outcome == "acked")
+    assert (status.held, status.in_flight) == (20 - first - 1, 1)
+
+
+def test_B12_an_ordered_group_holds_the_log_back_for_what_it_holds(rig: Rig) -> None:
+    send(rig, 20, key="a")
+    given = pull(rig)
+    for _ in range(10):
+        rig.settle(given.ack())
+        given = pull(rig)
+    queue = rig.store.queue(SUBJECT)
+    assert queue is not None
+    (entry,) = queue.entries(given.sequences[0], 1)
+    assert rig.broker.delivery.needed_offset(0) == entry.physical_offset
+
+
+def test_B12_dead_letters_whose_messages_are_gone_are_told_when_they_are_replayed(
+    rig: Rig,
+) -> None:
+    send(rig, 20)
+    rig.settle(rig.pull(max_messages=100).reject("no"))
+    first = give_up_all_but_the_last(rig)
+    listed = rig.broker.query.dead_letters(SUBJECT, GROUP, with_records=True)
+    assert [one.sequence for one in listed if one.record is None] == list(range(first))
+    request = DeadRequest(subject=SUBJECT, group=GROUP)
+    answer = rig.broker.changes.replay(request, rig.now_ms)
+    assert (answer.count, answer.gone) == (20 - first, first)
+    assert len(rig.pull(max_messages=100).records) == 20 - first
+    assert rig.broker.changes.purge(request, rig.now_ms).count == first
+
+
+def test_B12_a_paused_group_holds_its_messages_back_and_a_removed_one_does_not(rig: Rig) -> None:
+    send(rig, 20)
+    rig.pull(max_messages=1)
+    rig.broker.changes.pause(SUBJECT, GROUP, rig.now_ms, is_paused=True)
+    rig.pass_ms(30 * DAY_MS)
+    queue = rig.store.queue(SUBJECT)
+    assert queue is not None
+    (entry,) = queue.entries(0, 1)
+    assert rig.broker.delivery.needed_offset(rig.now_ms) == entry.physical_offset
+    rig.broker.changes.remove(SUBJECT, GROUP, rig.now_ms)
+    assert rig.broker.delivery.needed_offset(rig.now_ms) == rig.store.durable_offset
