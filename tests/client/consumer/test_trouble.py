@@ -66,7 +66,12 @@ def test_a_busy_broker_is_left_alone_as_long_as_it_asks(bench: Bench) -> None:
     handler, _ = remembering()
     bench.broker.faults.busy_retry_after_s = 7.5
     member = bench.consumers(handler).members[0]
-    assert member.pull_once(is_blocking=False).pause_s == 7.5
+    done = member.pull_once(is_blocking=False)
+    assert done.pause_s == 7.5
+    assert not done.is_outage, "an answer to others must not end this wait"
+    bench.broker.faults.busy_retry_after_s = None
+    bench.broker.faults.is_unreachable = True
+    assert member.pull_once(is_blocking=False).is_outage
 
 
 @pytest.mark.parametrize("fault", ["lost_answers", "garbage_answers"])
