@@ -93,7 +93,7 @@ class Delay:
         self._held: deque[tuple[list[Pending], bool]] = deque()
         self._paused_until_s = 0.0
         self._overdue_s = 0.0
-        self._overdue_room = 0.0
+        self._overdue_room = float(limits.overdue_per_s)
         self._wheel = Wheel(end_of(0), loaded_max=limits.delayed_loaded)
         self._overdue = Wheel(end_of(0), loaded_max=limits.delayed_loaded)
         self._overdue_until_ms = 0

@@ -1,0 +1,207 @@
+"""D1, D3 and D4 in every crash state: copies, loads, releases, dispatches, cancellations, cleaning."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from qmq_broker.storage.schedule import Schedule
+from qmq_broker.storage.schedule_copy import ScheduleCopier, write_table
+from qmq_broker.storage.schedule_fates import Fate, Fates
+from qmq_client.wire.errors import QmqError
+from tests.crash.delay_world import DelayLife, check_delayed
+from tests.crash.enumeration import SEED, quietly
+from tests.crash.image import Image
+from tests.crash.power_cut import cut_states
+from tests.crash.recording_disk import RecordingDisk, images
+from tests.crash.world import BrokenPromiseError
+
+Scenario = Callable[[DelayLife], None]
+
+
+def waits_and_comes(life: DelayLife) -> None:
+    """Sent, released in several turns."""
+    life.send(1, 2, 7)
+    life.send(3, body_bytes=200)
+    for _ in range(8):
+        life.pass_minutes(1)
+
+
+def copies(life: DelayLife) -> None:
+    """Enough log for several copies, into several buckets, while messages are released."""
+    for round_ in range(5):
+        life.send(1, 4, 9, 30, body_bytes=120)
+        life.pass_minutes(1.5 if round_ % 2 else 0)
+    life.pass_minutes(8)
+
+
+def cancellations(life: DelayLife) -> None:
+    """Taken back before and after a copy; one of them put off first."""
+    bodies = life.send(5, 6, 7, 20)
+    life.cancel(bodies[0])
+    life.move(bodies[1], 12)
+    life.send(40, 50, body_bytes=700)
+    life.send(41, 51, body_bytes=700)
+    life.pass_minutes(1)
+    life.cancel(bodies[3])
+    life.cancel(bodies[1])
+    life.move(bodies[2], 15)
+    life.pass_minutes(20)
+
+
+def cleaning(life: DelayLife) -> None:
+    """Buckets that are done with lose their files while others go on."""
+    for _ in range(6):
+        life.send(0.5, 3, 9, body_bytes=300)
+        life.pass_minutes(6)
+    life.pass_minutes(20)
+    life.send(1, body_bytes=900)
+    life.pass_minutes(2)
+
+
+def retention(life: DelayLife) -> None:
+    """The commit log's segments go; what waits is in the schedule logs."""
+    life.send(200, 201, 202, body_bytes=60)
+    for round_ in range(7):
+        life.send(1, 100 + round_, body_bytes=400)
+        life.pass_minutes(2)
+        if round_ % 2:
+            life.give_up()
+    assert life.store.first_offset > 0
+    life.pass_minutes(220)
+
+
+def kills(life: DelayLife) -> None:
+    """Killed with the power on, again and again, and stopped in order once."""
+    for round_ in range(4):
+        bodies = life.send(1, 3, 8, body_bytes=150)
+        life.kill()
+        life.pass_minutes(2)
+        life.cancel(bodies[2])
+        if round_ == 2:
+            life.stop()
+        else:
+            life.kill()
+    life.pass_minutes(10)
+
+
+def everything_due_at_once(life: DelayLife) -> None:
+    """More messages at one moment than are held in memory."""
+    life.send(*[5] * 25, body_bytes=10)
+    life.pass_minutes(5)
+
+
+SCENARIOS: tuple[Scenario, ...] = (
+    waits_and_comes,
+    copies,
+    cancellations,
+    cleaning,
+    retention,
+    kills,
+    everything_due_at_once,
+)
+#: Somewhat less than there are; a change that makes the enumeration blind is found.
+STATES_MIN = 120
+
+
+def enumerate_life(scenario: Scenario) -> int:
+    """Check every crash state of a life; how many different ones there were."""
+    rng = random.Random(SEED)
+    life = DelayLife(RecordingDisk())
+    scenario(life)
+    seen: set[tuple[int, int]] = set()
+    with quietly():
+        for count, image in images(life.disk.first_image, life.disk.operations):
+            answered = sum(_answers(life, count))
+            for state in cut_states(image, rng, scattered=2):
+                key = (state.signature(), answered)
+                if key not in seen:
+                    seen.add(key)
+                    _check(state, life, count, f"{scenario.__name__}, {count} operations")
+    return len(seen)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
+def test_D1_D3_D4_hold_whatever_a_power_cut_leaves(scenario: Scenario) -> None:
+    states = enumerate_life(scenario)
+    print(f"{states} crash states, seed {SEED}")
+    assert states >= STATES_MIN
+
+
+def _check(state: Image, life: DelayLife, count: int, where: str) -> None:
+    try:
+        check_delayed(state, life, count)
+    except BrokenPromiseError as error:
+        raise BrokenPromiseError(f"{where}, seed {SEED}: {error}") from error
+
+
+def _answers(life: DelayLife, count: int) -> list[int]:
+    """How much the callers had been told by then."""
+    return [
+        sum(
+            at is not None and at <= count
+            for at in (note.submitted_at, note.accepted_at, note.cancelling_at, note.cancelled_at)
+        )
+        for note in life.notes.values()
+    ]
+
+
+#: Mistakes that one could make, each found by the enumeration of one life.
+PLANTED: dict[str, tuple[Scenario, Callable[[pytest.MonkeyPatch], None]]] = {}
+
+
+def planted(scenario: Scenario) -> Callable[[Callable[[pytest.MonkeyPatch], None]], None]:
+    """Name a mistake, and the life that shows it."""
+
+    def note(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+        PLANTED[plant.__name__] = (scenario, plant)
+
+    return note
+
+
+@planted(copies)
+def the_table_is_written_before_the_files(patch: pytest.MonkeyPatch) -> None:
+    def begin_with_table(self: ScheduleCopier, buckets_max: int) -> bool:
+        if self._copy is None:
+            write_table(
+                self._schedule,
+                self._schedule.visible_offset,
+                self._schedule.bucket_ms,
+                {},
+                {},
+            )
+        return real(self, buckets_max)
+
+    real = ScheduleCopier.copy_some
+    patch.setattr(ScheduleCopier, "copy_some", begin_with_table)
+
+
+@planted(waits_and_comes)
+def a_release_is_not_marked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Schedule, "_settle", lambda *_: None)
+
+
+@planted(cancellations)
+def the_writer_does_not_look_at_fates(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Schedule, "fate", lambda *_: Fate.PENDING)
+    patch.setattr(Schedule, "unsettled", lambda _, frame, __: frame)
+    patch.setattr(Fates, "get", lambda *_: Fate.PENDING)
+
+
+@planted(retention)
+def retention_does_not_wait_for_the_copy(patch: pytest.MonkeyPatch) -> None:
+    def step(self: ScheduleCopier) -> bool:
+        self._schedule.copied_offset = self._schedule.visible_offset
+        return False
+
+    patch.setattr(ScheduleCopier, "step", step)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario, plant = PLANTED[name]
+    plant(monkeypatch)
+    with pytest.raises((BrokenPromiseError, AssertionError, QmqError)):
+        enumerate_life(scenario)
