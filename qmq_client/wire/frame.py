@@ -116,7 +116,6 @@ class MessageFrame:
     header: FrameHeader
     runs: tuple[SubjectRun, ...]
     lengths: tuple[int, ...]
-    tag_hashes: tuple[int, ...]
     #: Byte position in `data` of each record.
     positions: tuple[int, ...]
 
@@ -124,6 +123,12 @@ class MessageFrame:
         """The encoded record with this index."""
         first = self.positions[index]
         return self.data[first : first + self.lengths[index]]
+
+    @property
+    def tag_hashes(self) -> tuple[int, ...]:
+        """The tag hash of each record; unpacked when asked for, because an append copies the column."""
+        count = len(self.lengths)
+        return struct.unpack_from(f">{count}Q", self.data, self.positions[0] - 8 * count)
 
     def message_ids(self) -> list[bytes]:
         """The 16-byte ids of all records, in order."""
@@ -328,14 +333,14 @@ def parse_message_frame(
     if position + 12 * count > len(data):
         raise ProtocolError("frame ends inside its record table", offset=position)
     lengths: tuple[int, ...] = struct.unpack_from(f">{count}I", data, position)
-    tag_hashes: tuple[int, ...] = struct.unpack_from(f">{count}Q", data, position + 4 * count)
     positions = tuple(accumulate(lengths, initial=position + 12 * count))
     next_position = positions[-1]
     first_mark = len(data) - kinds.mark_bytes(header.kind, count)
     fill_bytes = first_mark - next_position
     if not 0 <= fill_bytes < FRAME_ALIGNMENT_BYTES or any(data[next_position:first_mark]):
         raise ProtocolError("record lengths do not add up to the frame", offset=position)
-    if min(lengths) < RECORD_FIXED_BYTES or max(lengths) > limits.record_bytes:
+    is_long = len(data) > limits.record_bytes and max(lengths) > limits.record_bytes
+    if is_long or min(lengths) < RECORD_FIXED_BYTES:
         raise ProtocolError(
             f"record length outside {RECORD_FIXED_BYTES} to {limits.record_bytes}", offset=position
         )
@@ -344,7 +349,6 @@ def parse_message_frame(
         header=header,
         runs=runs,
         lengths=lengths,
-        tag_hashes=tag_hashes,
         positions=positions[:-1],
     )
 
