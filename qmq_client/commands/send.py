@@ -20,10 +20,10 @@ from qmq_client.errors import ConfigurationError
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import Message, message_to_record
 from qmq_client.transport.http import HttpTransport
-from qmq_client.wire.frame import build_message_frame
+from qmq_client.wire.frame import FrameKind, build_message_frame
 from qmq_client.wire.limits import DEFAULT_LIMITS
 from qmq_client.wire.message_id import format_message_id
-from qmq_client.wire.record import encode_record
+from qmq_client.wire.record import encode_record, is_delayed_record
 
 #: Messages of one request; --lines sends as many requests as it takes.
 _BATCH: Final = 500
@@ -40,6 +40,8 @@ _BATCH: Final = 500
     "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; the same."
 )
 @click.option("--id", "message_id", help="Id of the message, 32 hex digits.")
+@click.option("--delay", type=float, metavar="SECONDS", help="Deliver it after so long.")
+@click.option("--ttl", type=float, metavar="SECONDS", help="Of no use after so long.")
 @broker_options
 def send(
     *,
@@ -74,6 +76,8 @@ def send(
                     tags=parts["tags"],
                     headers=headers,
                     message_id=parts["message_id"],
+                    delay=parts["delay"],
+                    ttl=parts["ttl"],
                 )
                 for text in batch
             ]
@@ -89,7 +93,8 @@ def _send(transport: HttpTransport, subject: str, messages: list[Message], as_js
         for message in messages
     ]
     encoded = [encode_record(record, DEFAULT_LIMITS) for record in records]
-    answer = transport.send(build_message_frame({subject: encoded}))
+    kind = FrameKind.DELAYED if is_delayed_record(encoded[0]) else FrameKind.MESSAGES
+    answer = transport.send(build_message_frame({subject: encoded}, kind=kind))
     ids = [format_message_id(record.message_id) for record in records]
     if as_json:
         print_json({**msgspec.to_builtins(answer), "message_ids": ids})

@@ -119,16 +119,31 @@ def test_a_send_repeated_under_its_id_is_stored_once(broker: BrokerProcess, subj
     assert first["message_ids"] == ["ab" * 16]
 
 
+def test_a_message_may_be_sent_for_later_and_for_a_time_only(
+    broker: BrokerProcess, subject: str
+) -> None:
+    assert qmq(broker, "send", subject, "later", "--delay", "3600").returncode == 0
+    assert qmq(broker, "send", subject, "now", "--ttl", "3600").returncode == 0
+    with pull(broker.url, subject=subject, group="shell", wait_s=10) as (delivery,):
+        message = delivery.message
+        assert message.body == "now"
+        assert message.expires_at is not None
+        assert message.born_at is not None
+        assert (message.expires_at - message.born_at).total_seconds() == 3600
+        delivery.ack()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["no good name", "x"], "subject"),
+        (["shop", "x", "--ttl", "0"], "ttl"),
         (["shop", "{", "--as", "json"], "is not JSON"),
         (["shop", "x", "--header", "tenant"], "NAME=VALUE"),
         (["shop", "x", "--lines"], "--lines"),
         (["shop", "x", "--id", "7"], "message_id"),
     ],
-    ids=["subject", "json", "header", "lines", "id"],
+    ids=["subject", "ttl", "json", "header", "lines", "id"],
 )
 def test_a_send_that_cannot_work_is_a_wrong_call_and_sends_nothing(
     broker: BrokerProcess, words: list[str], told: str
