@@ -128,7 +128,7 @@ def _snapshot(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[R
             continue
         try:
             image = msgspec.msgpack.decode(snapshot.content, type=SnapshotImage)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             yield _damaged(path, 0, None, str(error))
             continue
         head = {"file": path, "generation": snapshot.generation, "offset": snapshot.offset}

@@ -113,7 +113,7 @@ def decode_groups(content: bytes, now_ms: int) -> list[GroupState]:
         image = msgspec.msgpack.decode(content, type=SnapshotImage)
         if image.version != SNAPSHOT_VERSION:
             raise msgspec.DecodeError(f"version {image.version}; known: {SNAPSHOT_VERSION}")
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptionError(segment=layout.SNAPSHOTS[0], offset=0, reason=str(error)) from error
     shift_ms = max(0, image.at_ms - now_ms)
     return [_state(group, shift_ms) for group in image.groups]

@@ -279,6 +279,6 @@ class ConsumeQueues:
             return None
         try:
             table = msgspec.msgpack.decode(content, type=QueueTable)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             return None
         return table if table.store_id == self._store_id else None

@@ -111,7 +111,7 @@ def sealed_array(disk: Disk, path: str, kind: type[T]) -> tuple[T | None, str]:
         return None, _SEAL
     try:
         return msgspec.msgpack.decode(content, type=kind), ""
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         return None, str(error)
 
 
@@ -152,7 +152,7 @@ def _clean(disk: Disk, files: SmallFiles) -> None:
         if content is None:
             raise msgspec.DecodeError(_SEAL)
         stop = msgspec.json.decode(content, type=CleanStop)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         files.faults.append(ignored(layout.CLEAN, str(error), "The last stop counts as a crash."))
         return
     last = files.checkpoint

@@ -348,7 +348,7 @@ class KeyIndex:
             return []
         try:
             table = msgspec.msgpack.decode(content, type=IndexTable)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             return []
         # What was noted of frames that are gone, because a copy was put back for one, is not meant.
         end = self._bounds().next_offset

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -61,7 +62,8 @@ def read_reports(disk: Disk) -> list[QuarantineReport]:
         data = read_file(disk, f"{layout.QUARANTINE}/{name}") if name.endswith(_SUFFIX) else None
         content = None if data is None else unseal(data)
         if content is not None:
-            reports.append(msgspec.json.decode(content, type=QuarantineReport))
+            with suppress(msgspec.MsgspecError):
+                reports.append(msgspec.json.decode(content, type=QuarantineReport))
     return reports
 
 

@@ -314,7 +314,7 @@ def _is_clean(disk: Disk, last: Checkpoint | None) -> bool:
         return False
     try:
         stop = msgspec.json.decode(content, type=CleanStop)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return False
     return (stop.generation, stop.epoch) == (last.generation, last.epoch)
 

@@ -40,7 +40,7 @@ def read_retained(disk: Disk, store_id: bytes) -> Retained:
         if content is None:
             raise msgspec.DecodeError("its checksum does not fit")
         retained = msgspec.msgpack.decode(content, type=Retained)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptionError(segment=layout.RETAINED, offset=0, reason=str(error)) from error
     if retained.store_id != store_id:
         reason = f"of store {retained.store_id.hex()}; this is store {store_id.hex()}"

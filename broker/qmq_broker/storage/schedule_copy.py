@@ -284,7 +284,7 @@ def read_table(schedule: Schedule) -> ScheduleTable | None:
         return None
     try:
         table = msgspec.msgpack.decode(content, type=ScheduleTable)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return table if table.store_id == schedule.store_id else None
 

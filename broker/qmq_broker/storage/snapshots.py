@@ -69,6 +69,6 @@ class SnapshotFiles:
             return None
         try:
             snapshot = msgspec.msgpack.decode(content, type=Snapshot)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             return None
         return snapshot if snapshot.store_id == self._store_id else None

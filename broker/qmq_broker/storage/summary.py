@@ -177,7 +177,7 @@ def read_summary(
         return None
     try:
         found = msgspec.msgpack.decode(content, type=SegmentSummary)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     next_offset = base + segments.segment_bytes
     is_ours = (found.store_id, found.base, found.next_offset) == (store_id, base, next_offset)

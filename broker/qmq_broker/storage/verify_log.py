@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from qmq_broker.errors import CorruptionError
 from qmq_broker.storage import layout
 from qmq_broker.storage.faults import NOT_STARTED, Fault, damaged
 from qmq_broker.storage.inspect_log import DamagedRange, SegmentSurvey, SequenceRun
@@ -19,6 +20,8 @@ _STARTS: Final = (
     "The broker starts, but refuses every pull that meets these messages, and cannot make the "
     "consume queues again."
 )
+#: Each is told by itself; more than the largest disks hold come from an offset that is nonsense.
+MISSING_SEGMENTS_MAX: Final = 100_000
 _LOST: Final = "These messages cannot be read."
 
 
@@ -121,9 +124,15 @@ def _bad_ranges(
     """Everything that is no good frame, with missing segments, in order, up to the first gap."""
     by_base = {survey.base: survey for survey in surveys}
     base = claims.first_offset
+    missing = 0
     while base in by_base or base < durable_offset:
         survey = by_base.get(base)
         if survey is None:
+            missing += 1
+            if missing > MISSING_SEGMENTS_MAX:
+                reason = f"segment is missing, like {missing - 1} before it: no log of this program"
+                path = layout.segment_path(claims.log, base)
+                raise CorruptionError(segment=path, offset=base, reason=reason)
             yield DamagedRange(base, base + claims.segment_bytes, "segment is missing")
         else:
             yield from survey.damaged
