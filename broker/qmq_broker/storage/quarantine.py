@@ -188,9 +188,11 @@ class _Quarantine:
         return replace(last, generation=generation, commit_log=point)
 
     def _give_up_derived(self) -> None:
-        if is_there(self._disk, layout.QUEUE_TABLE):
-            self._disk.unlink(layout.QUEUE_TABLE)
-            self._disk.sync_directory(layout.STATE)
+        # Both say up to where the log was; without its table the schedule's files speak for themselves.
+        for path in (layout.QUEUE_TABLE, layout.SCHEDULE_TABLE):
+            if is_there(self._disk, path):
+                self._disk.unlink(path)
+        self._disk.sync_directory(layout.STATE)
         remove_index(self._disk)
         remove_summaries(self._disk)
 
