@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
 from tests.broker.service.rig import FakeClock
 
 #: Copies follow each few messages, as they do each hundred megabytes.
-OFTEN = {"queue_flush_bytes": 1}
+OFTEN: dict[str, Any] = {"queue_flush_bytes": 1}
 
 
 def waiting(directory: Path) -> tuple[DelayRig, dict[bytes, int]]:
