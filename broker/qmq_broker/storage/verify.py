@@ -24,7 +24,6 @@ from qmq_broker.storage.log_recovery import torn_bytes_behind
 from qmq_broker.storage.queue_files import QueueFiles
 from qmq_broker.storage.segments import Segments
 from qmq_broker.storage.verify_log import LogClaims, LogVerdict, judge_log, lost_fault
-from qmq_broker.storage.verify_schedule import schedule_faults
 from qmq_broker.storage.verify_segment import (
     Run,
     SegmentOutcome,
@@ -113,7 +112,6 @@ def _look(disk: Disk, check_groups: CheckGroups, is_deep: bool, run: Run) -> Ver
     faults = [*files.faults, *look.faults]
     faults += _queues(disk, files, commit_verdict, format_)
     faults += _ends(files, commit_verdict, action_verdict)
-    faults += schedule_faults(disk, format_.store_id, commit_verdict.next_offset)
     firsts = files.retained.first_sequences
     checkpoint = files.checkpoint
     return Verification(
