@@ -4,10 +4,11 @@ It reads what the broker has written and asks the broker for nothing; the order 
 copy consistent:
 
 1. the newest checkpoint: what it says was synced will be in the copy, or the backup fails;
-2. sealed segments of the commit log, linked where the file system can, so that they stay;
-3. snapshots and action log; consumers may be further by now, so their messages are in
-4. the rest of the commit log, frame by frame up to the first that is not whole;
-5. where the log begins, a checkpoint that names the copy's ends, and last `FORMAT`.
+2. delayed messages as far as their table says, which the commit log goes on from;
+3. sealed segments of the commit log, linked where the file system can, so that they stay;
+4. snapshots and action log; consumers may be further by now, so their messages are in
+5. the rest of the commit log, frame by frame up to the first that is not whole;
+6. where the log begins, a checkpoint that names the copy's ends, and last `FORMAT`.
 
 Everything acknowledged before the call is in the copy, and perhaps some that was not yet. A directory
 with segments and without FORMAT is refused by every opening: a half-made copy is never taken for a
@@ -37,6 +38,7 @@ from qmq_broker.storage.format_file import Format, read_format
 from qmq_broker.storage.frame_scan import FrameScan
 from qmq_broker.storage.inspect_files import sealed_array
 from qmq_broker.storage.retained import Retained, read_retained, write_retained
+from qmq_broker.storage.schedule_backup import take_schedule
 from qmq_broker.storage.segments import Segments
 from qmq_broker.storage.small_file import read_file, replace_file, unseal
 from qmq_broker.storage.snapshots import Snapshot
@@ -104,6 +106,8 @@ class _Backup:
         for directory in (layout.COMMIT_LOG, layout.ACTION_LOG, layout.SUMMARIES, layout.STATE):
             self._target.make_directory(directory)
         self._target.sync_directory(layout.ROOT)
+        schedule = take_schedule(self._source, self._target, self._format.store_id)
+        self._copied_bytes += schedule.copied_bytes
         checkpoint = CheckpointFiles(self._source).read()
         point = checkpoint.commit_log if checkpoint else START
         before = read_retained(self._source, self._format.store_id)
@@ -111,6 +115,9 @@ class _Backup:
         self._take_sealed(before.first_offset, tail_base)
         action_end = self._take_actions(checkpoint.action_log if checkpoint else START)
         retained, end = self._take_tail(before, point, tail_base)
+        copied_offset = schedule.copied_offset
+        if copied_offset is not None and not retained.first_offset <= copied_offset:
+            raise StoreError("old segments were given up faster than they were copied. Try again.")
         if retained.first_offset:
             write_retained(self._target, retained)
         self._take_summaries()
