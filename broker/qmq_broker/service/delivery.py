@@ -280,7 +280,8 @@ class Delivery:
         backoff, own = self._backoff, state.settings.backoff
         if own is not None:
             backoff = replace(backoff, first_ms=own.first_ms, factor=own.factor, max_ms=own.max_ms)
-        return Terms(now_ms=now_ms, backoff=backoff, draw=self._draw)
+        held_ms = self._limits.held_ms
+        return Terms(now_ms=now_ms, backoff=backoff, draw=self._draw, held_ms=held_ms)
 
 
 def _hand_out(

@@ -47,6 +47,8 @@ class ServiceLimits:
     #: Shortest and longest lease.
     lease_ms_min: int = 50
     lease_ms: int = 12 * 3_600_000
+    #: However often a lease is extended, the message comes back so long after it was given.
+    held_ms: int = 24 * 3_600_000
     #: Tags of one filter.
     filter_tags: int = 64
     #: Longest wait of a group's backoff.

@@ -162,19 +162,20 @@ class Groups:
         return group
 
     def _wanted(self, request: PullRequest) -> GroupSettings:
-        idle_ms = 0
-        if request.broadcast is not UNSET:
-            limits = self._limits
-            is_named = request.broadcast == "named"
-            idle_ms = limits.named_idle_ms if is_named else limits.ephemeral_idle_ms
         any_tags, all_tags = tags_kept(request.tags)
         return GroupSettings(
             any_tags=any_tags,
             all_tags=all_tags,
             is_ordered=request.ordered is True,
             backoff=_terms(request),
-            idle_ms=idle_ms,
+            idle_ms=self._idle_ms(request),
         )
+
+    def _idle_ms(self, request: PullRequest) -> int:
+        if request.broadcast is UNSET:
+            return 0
+        limits = self._limits
+        return limits.named_idle_ms if request.broadcast == "named" else limits.ephemeral_idle_ms
 
     def _agree(self, state: GroupState, request: PullRequest, now_ms: int) -> None:
         """Refuse a pull that takes the group for another, and note what may change with a pull."""
@@ -190,10 +191,12 @@ class Groups:
         if state.max_attempts != request.max_attempts:
             cursor, attempts = state.cursor, request.max_attempts
             actions.append(GroupDefined(now_ms, subject, name, cursor, attempts))
-        backoff = _terms(request)
-        if backoff is not None and backoff != has.backoff:
-            settings = msgspec.structs.replace(has, backoff=backoff)
-            actions.append(Configured(now_ms, subject, name, settings))
+        if request.backoff is not UNSET or request.broadcast is not UNSET:
+            settings = msgspec.structs.replace(
+                has, backoff=_terms(request) or has.backoff, idle_ms=self._idle_ms(request)
+            )
+            if settings != has:
+                actions.append(Configured(now_ms, subject, name, settings))
         self._journal.write(actions, state)
 
     def _check_room_for_consumer(self, state: GroupState, consumer: str, now_ms: int) -> None:

@@ -34,6 +34,8 @@ class Terms:
     backoff: Backoff
     #: Draws from 0 … 1.
     draw: Callable[[], float]
+    #: No extension lets a lease end later than so long after the message was given.
+    held_ms: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,9 +158,16 @@ class _Plan:
                     consumer=self._consumer,
                     first=lease.first,
                     next=lease.next,
-                    lease_until_ms=self._terms.now_ms + lease_ms,
+                    lease_until_ms=self._until_ms(lease, lease_ms),
                 )
             )
+
+    def _until_ms(self, lease: Lease, lease_ms: int) -> int:
+        wanted_ms = self._terms.now_ms + lease_ms
+        # A lease from a snapshot of an older broker does not know when it began.
+        if not lease.given_at_ms:
+            return wanted_ms
+        return min(wanted_ms, lease.given_at_ms + self._terms.held_ms)
 
     def _held(self, first: int, next_: int, *, repeats_acked: bool = False) -> list[Lease]:
         """What this consumer holds of the range; the rest is noted as stale."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.requests import Extend, Settlement
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
 
@@ -115,6 +116,20 @@ def test_C3_an_extended_lease_ends_later(rig: Rig) -> None:
     assert rig.settle(given.extend(5_000)).settled == 1
     rig.pass_ms(5_000)
     assert rig.settle(given.ack()).settled == 0
+
+
+def test_C3_no_number_of_extensions_keeps_a_message_for_ever(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "data", limits=ServiceLimits(held_ms=10_000))
+    rig.send(b"a")
+    given = rig.pull("stuck", lease_ms=4_000)
+    for _ in range(3):
+        rig.pass_ms(3_000)
+        assert rig.settle(given.extend(4_000), "stuck").settled == 1
+    rig.pass_ms(1_000)
+    assert rig.settle(given.extend(4_000), "stuck").settled == 0
+    rig.pass_ms(1_000)
+    assert rig.pull("other").attempts == [2]
+    rig.close()
 
 
 def test_C3_a_lease_ends_at_its_deadline_even_when_nobody_looked(rig: Rig) -> None:

@@ -110,6 +110,14 @@ def test_C10_a_broadcasts_consumer_that_is_gone_is_forgotten_and_holds_nothing_b
     rig.close()
 
 
+def test_C10_a_consumer_may_become_one_that_is_kept_for_days(rig: Rig) -> None:
+    rig.pull("one", broadcast="ephemeral")
+    rig.pull("one", broadcast="named")
+    rig.restart()
+    (status,) = rig.broker.query.groups()
+    assert status.idle_ms == ServiceLimits().named_idle_ms
+
+
 def test_C10_after_a_restart_consumers_get_time_to_come_again(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "data", limits=ServiceLimits(ephemeral_idle_ms=10_000))
     rig.pull("one", broadcast="ephemeral")
