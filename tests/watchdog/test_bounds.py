@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from qmq_client.outbox.table import create_tables
 from qmq_client.retry import Backoff
 from qmq_client.sections import DatabaseSection, WatchdogSection
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
@@ -16,6 +17,7 @@ from qmq_watchdog.daemon import DaemonOptions, SweepJob
 from qmq_watchdog.databases import Database, open_database
 from qmq_watchdog.rate import RowRate
 from qmq_watchdog.sweep import PROBE_ROWS, Sweep
+from tests.services.databases import Database as ServedDatabase
 from tests.watchdog.rows import left, make_database, make_due, put_rows
 from tests.watchdog.transports import HandClock
 
@@ -182,7 +184,7 @@ def test_one_that_has_nothing_to_send_lets_the_next_try_at_once() -> None:
         ("mysql+pymysql://a@b/c", {"connect_timeout": 3, "read_timeout": 7, "write_timeout": 7}),
         (
             "postgresql+psycopg://a@b/c?options=-csearch_path%3Dx",
-            {"connect_timeout": 3, "options": "-csearch_path=x -c statement_timeout=7000"},
+            {"connect_timeout": 3, "options": "-csearch_path=x", "tcp_user_timeout": 7000},
         ),
     ],
 )
@@ -196,6 +198,26 @@ def test_every_connect_and_every_statement_ends_by_itself(
     for listener in dialect.dispatch.do_connect:
         assert listener(dialect, None, (), options) is None
     assert expected.items() <= options.items()
+
+
+def test_a_postgresql_gives_up_each_statement_and_nothing_of_that_stays_in_its_session(
+    postgresql_database: ServedDatabase,
+) -> None:
+    """Behind a pooler the session is somebody else's a moment later."""
+    limits = WatchdogSection(statement_s_max=7.0)
+    section = DatabaseSection(name="a", url=postgresql_database.url)
+    database = open_database(section, {}, limits)
+    create_tables(database.engine)
+    look = "SHOW statement_timeout"
+    with database.store._dialect.read(database.store._sibling) as reading:
+        assert reading.exec_driver_sql(look).scalar_one() == "7s"
+        reading.rollback()
+        assert reading.exec_driver_sql(look).scalar_one() == "0"
+    with database.store.write() as writing:
+        assert writing.exec_driver_sql(look).scalar_one() == "7s"
+    with database.engine.begin() as plain:
+        assert plain.exec_driver_sql(look).scalar_one() == "7s"
+    database.close()
 
 
 def test_one_batch_is_all_that_a_first_claim_gives_back(

@@ -83,8 +83,12 @@ def limit_in_time(engine: sa.Engine, limits: WatchdogSection) -> None:
     """Let every connect and every statement of this engine end by itself."""
     if (limit := _LIMITS.get(engine.dialect.driver)) is not None:
         event.listen(engine, "do_connect", _LimitOnConnect(limit, limits))
+    dialect = dialect_of(engine)
+    dialect.statement_s_max = limits.statement_s_max
+    if engine.dialect.driver == "psycopg":
+        event.listen(engine, "begin", _LimitOnBegin(round(limits.statement_s_max * 1000)))
     # What neither driver nor server ends: a connection that is established and silent.
-    dialect_of(engine).transaction_s_max = _STATEMENTS_MAX * limits.statement_s_max
+    dialect.transaction_s_max = _STATEMENTS_MAX * limits.statement_s_max
 
 
 def _kept_ms(kept_s: float) -> int | None:
@@ -104,6 +108,16 @@ class _LimitOnConnect:
         self.limit(options, self.limits)
 
 
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class _LimitOnBegin:
+    """Says it anew in each transaction: a pooler takes no options at the connect."""
+
+    statement_ms: int
+
+    def __call__(self, connection: sa.Connection) -> None:
+        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {self.statement_ms}")
+
+
 def _limit_pymysql(options: dict[str, Any], limits: WatchdogSection) -> None:
     options["connect_timeout"] = max(1, round(limits.connect_s_max))
     options["read_timeout"] = options["write_timeout"] = max(1, round(limits.statement_s_max))
@@ -112,9 +126,7 @@ def _limit_pymysql(options: dict[str, Any], limits: WatchdogSection) -> None:
 def _limit_psycopg(options: dict[str, Any], limits: WatchdogSection) -> None:
     statement_ms = round(limits.statement_s_max * 1000)
     options["connect_timeout"] = max(2, round(limits.connect_s_max))  # it takes 1 for 2
-    given = options.get("options", "")
-    options["options"] = f"{given} -c statement_timeout={statement_ms}".strip()
-    # The server's bound does not help where nothing arrives any more.
+    # The server's own bound, which each transaction sets, does not help where nothing arrives any more.
     options.setdefault("tcp_user_timeout", statement_ms)
     options.setdefault("keepalives_idle", max(1, round(limits.statement_s_max)))
 

@@ -38,6 +38,9 @@ class OutboxDialect(Protocol):
     now_ms: str
     #: Seconds after which a transaction of the publisher or watchdog is cut, should a server be silent.
     transaction_s_max: float
+    #: Seconds after which the server gives up one of their statements; None: as the server is set.
+    #: Where a driver does that by itself this is not looked at.
+    statement_s_max: float | None
 
     def prepare_application(self, engine: sa.Engine) -> None:
         """Make the application's engine keep the promises; safe to repeat.

@@ -118,18 +118,23 @@ class PostgresDialect(ServerDialect):
     def on_connect(self, driver: Any, _: Any) -> None:
         driver.autocommit = False  # the application's engine may have asked for it
         driver.isolation_level = _READ_COMMITTED
+        driver.prepare_threshold = None  # behind a pooler the next transaction has another session
 
     def relax(self, connection: sa.Connection) -> None:
-        # Of this transaction only: behind a pooler the session may be somebody else's afterwards.
-        connection.exec_driver_sql(
-            f"SELECT set_config('synchronous_commit', 'off', true), {_BY_INDEX}"
-        )
+        self._set(connection, "set_config('synchronous_commit', 'off', true)", _BY_INDEX)
 
     @contextmanager
     def read(self, sibling: sa.Engine) -> Iterator[sa.Connection]:
         with super().read(sibling) as connection:
-            connection.exec_driver_sql(f"SELECT {_BY_INDEX}")
+            self._set(connection, _BY_INDEX)
             yield connection
+
+    def _set(self, connection: sa.Connection, *settings: str) -> None:
+        """For this transaction only: behind a pooler the session may be somebody else's afterwards."""
+        if self.statement_s_max is not None:
+            statement_ms = round(self.statement_s_max * 1000)
+            settings += (f"set_config('statement_timeout', '{statement_ms}', true)",)
+        connection.exec_driver_sql(f"SELECT {', '.join(settings)}")
 
 
 def _status(connection: sa.Connection) -> int:

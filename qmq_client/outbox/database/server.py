@@ -39,6 +39,7 @@ class ServerDialect(ABC):
         self._seen: WeakSet[sa.Connection] = WeakSet()
         #: After so long a transaction of the publisher or watchdog is cut; see `deadline.py`.
         self.transaction_s_max = TRANSACTION_S_MAX
+        self.statement_s_max: float | None = None
 
     # -- what a subclass knows
 

@@ -67,6 +67,7 @@ class SqliteDialect:
     now_ms = NOW_MS
     #: Not used: a file answers, and its locks have a time-out.
     transaction_s_max = 60.0
+    statement_s_max: float | None = None
 
     def __init__(self, *, is_shared: bool) -> None:
         #: In memory: application and publisher have one connection between them.
