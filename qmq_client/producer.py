@@ -36,14 +36,16 @@ from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
 from qmq_client.outbox.transaction.insert import InsertTexts
-from qmq_client.outbox.transaction.joining import join, join_to_cancel, noted
+from qmq_client.outbox.transaction.joining import has_transaction, join, join_to_cancel, noted
 from qmq_client.outbox.transaction.tracker import owning, watch
 from qmq_client.publisher import Publisher
 from qmq_client.publisher_stats import Flushed, PublisherStats
 from qmq_client.publisher_thread import PublisherThread
 from qmq_client.receipts import Receipt
 from qmq_client.transport.address import BrokerAddress
+from qmq_client.transport.cancelling import cancel_at_broker
 from qmq_client.transport.port import Transport
+from qmq_client.wire.delayed import Cancellation
 from qmq_client.wire.message_id import format_message_id, parse_message_id
 from qmq_client.wire.record import encode_record
 
@@ -156,22 +158,52 @@ class Producer:
             await connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
             return await connection.run_sync(self._send_alone, messages)
 
-    def cancel(self, message_id: str, *, session: Any = None) -> bool:
+    def cancel(self, message_id: str, *, session: Any = None) -> bool | Cancellation:
         """Take a message back, as part of the transaction; whether it was there to be taken.
 
         One that was sent in this transaction is; one of an earlier transaction only while nobody
         may be sending it: given back after a failure, parked, or left by a process that died. False
         when it is sent, being sent, or unknown. Like any change, undone by a rollback.
-        """
-        return join_to_cancel(session, self.engine, self._outlet, parse_message_id(message_id))
 
-    async def cancel_async(self, message_id: str, *, session: Any = None) -> bool:
-        """`cancel` in the transaction of an `AsyncSession` or `AsyncConnection`."""
+        Where no transaction is open it is `cancel_now`.
+        """
+        wanted = parse_message_id(message_id)
+        if session is None and not has_transaction(self.engine):
+            return self.cancel_now(message_id)
+        return join_to_cancel(session, self.engine, self._outlet, wanted)
+
+    def cancel_now(self, message_id: str) -> Cancellation:
+        """Take a message back, from the outbox or, while it waits for its time, from the broker.
+
+        True when it will never be delivered; else it says why not. `UNKNOWN` also while the message
+        is on its way from one to the other: ask again. Raises `TransportError`.
+        """
+        with self.engine.connect() as connection:
+            connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
+            if self._cancel_alone(connection, message_id):
+                return Cancellation.CANCELLED
+        return cancel_at_broker(self._transport, message_id)
+
+    async def cancel_async(self, message_id: str, *, session: Any = None) -> bool | Cancellation:
+        """`cancel` in the transaction of an `AsyncSession` or `AsyncConnection`, or as `cancel_now`."""
+        if session is None and not has_transaction(self.engine):
+            return await self._cancel_now_async(message_id)
         scope = current_session() if session is None else session
         cancelled: bool = await scope.run_sync(
             lambda joined: self.cancel(message_id, session=joined)
         )
         return cancelled
+
+    async def _cancel_now_async(self, message_id: str) -> Cancellation:
+        if not self.engine.dialect.is_async:
+            return await asyncio.to_thread(self.cancel_now, message_id)
+        from sqlalchemy.ext.asyncio import AsyncEngine
+
+        async with AsyncEngine(self.engine).connect() as connection:
+            await connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
+            if await connection.run_sync(self._cancel_alone, message_id):
+                return Cancellation.CANCELLED
+        return await asyncio.to_thread(cancel_at_broker, self._transport, message_id)
 
     def receipt(self, message_id: str, *, session: Any = None) -> Receipt:
         """A receipt for a message sent in the transaction that is open; asked for before its end.
@@ -287,6 +319,10 @@ class Producer:
     def _send_alone(self, connection: sa.Connection, messages: Sequence[Message]) -> list[str]:
         with owning(connection):
             return self.send_many(messages, session=connection)
+
+    def _cancel_alone(self, connection: sa.Connection, message_id: str) -> bool:
+        with owning(connection):
+            return bool(self.cancel(message_id, session=connection))
 
     def _make_row(self, message: Message, now_ms: int) -> OutboxRow:
         record = message_to_record(

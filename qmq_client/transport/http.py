@@ -31,6 +31,7 @@ from qmq_client.errors import (
     TransportError,
 )
 from qmq_client.transport.address import BrokerAddress
+from qmq_client.wire.delayed import CancelAnswer, Cancellation, CancelRequest
 from qmq_client.wire.deliveries import Deliveries, parse_deliveries
 from qmq_client.wire.frame import read_header
 from qmq_client.wire.limits import DEFAULT_LIMITS, FRAME_OVERHEAD_BYTES_MAX, Limits
@@ -47,6 +48,7 @@ from qmq_client.wire.requests import (
     decode_control,
     decode_json,
     encode_control,
+    encode_json,
 )
 
 if TYPE_CHECKING:
@@ -67,6 +69,8 @@ _RETRY_AFTER_S: Final = 1.0
 _BUSY: Final = frozenset({408, 429, 503, 507})
 #: 401: the broker does not know who is asking; 403: it does, and does not let it.
 _ACCESS: Final = frozenset({401, 403})
+#: What the routes that are not hot answer with.
+_ANSWER_TYPES: Final = {"delayed/cancel": JSON_CONTENT_TYPE}
 _HEADERS: Final = {
     "content-type": FRAME_CONTENT_TYPE,
     "accept": FRAME_CONTENT_TYPE,
@@ -144,6 +148,18 @@ class HttpTransport:
         data = self._call("settle", frame, CONTROL_BYTES_MAX, self._answer_timeout_s)
         return _decode(data, SettleAnswer)
 
+    def cancel(self, message_ids: tuple[str, ...]) -> tuple[Cancellation, ...]:
+        """Take delayed messages back; what became of each, durable when it was done."""
+        body = encode_json(CancelRequest(message_ids=message_ids))
+        data = self._call("delayed/cancel", body, CONTROL_BYTES_MAX, self._answer_timeout_s)
+        try:
+            answer = decode_json(data, CancelAnswer)
+        except ProtocolError as error:
+            raise BrokerAnswerError(f"answer is no {CancelAnswer.__name__}: {error}") from error
+        if len(answer.outcomes) != len(message_ids):
+            raise BrokerAnswerError(f"{len(answer.outcomes)} outcomes of {len(message_ids)}")
+        return answer.outcomes
+
     def close(self) -> None:
         """Close all connections; calls under way fail at once. Safe to call twice."""
         with self._lock:
@@ -199,7 +215,7 @@ class HttpTransport:
                 "POST", url, content=body, headers=headers, timeout=timeout
             ) as response:
                 data = _read_capped(response, answer_bytes_max)
-                _check_status(response, data)
+                _check_status(response, data, _ANSWER_TYPES.get(route, FRAME_CONTENT_TYPE))
                 return data
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError, OSError, UnicodeError) as error:
             raise as_transport_error(
@@ -268,14 +284,12 @@ def _read_capped(response: httpx.Response, bytes_max: int) -> bytes:
     return b"".join(parts)
 
 
-def _check_status(response: httpx.Response, data: bytes) -> None:
+def _check_status(response: httpx.Response, data: bytes, wanted_type: str) -> None:
     status = response.status_code
     content_type = response.headers.get("content-type", "").split(";")[0].strip().lower()
     if status == 200:
-        if content_type != FRAME_CONTENT_TYPE:
-            raise BrokerAnswerError(
-                f"answer of type {shorten(content_type)}, not {FRAME_CONTENT_TYPE}"
-            )
+        if content_type != wanted_type:
+            raise BrokerAnswerError(f"answer of type {shorten(content_type)}, not {wanted_type}")
         return
     answer = _error_answer(content_type, data)
     if status in _BUSY:

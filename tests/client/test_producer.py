@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy.orm import Session
 
-from qmq_client.errors import ConfigurationError, InvalidMessageError, NoTransactionError
+from qmq_client.errors import ConfigurationError, InvalidMessageError
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.table import LIVE, SENT
 from qmq_client.producer import Producer
 from qmq_client.publisher_stats import Flushed
 from qmq_client.transactional import transaction
+from qmq_client.wire.delayed import Cancellation
 from tests.client.publishing import sweep
 from tests.client.world import OUTBOX, SUBJECT, World, a_world
 from tests.services.databases import Database
@@ -80,9 +81,14 @@ def test_O3_what_may_be_under_way_is_not_cancelled(world: World) -> None:
     assert world.sent() == ["x"]
 
 
-def test_a_cancelling_needs_a_transaction_and_an_id(world: World) -> None:
-    with pytest.raises(NoTransactionError):
-        world.producer.cancel("0" * 32)
+def test_a_cancelling_outside_a_transaction_has_one_of_its_own(world: World) -> None:
+    message_id = left_behind(world)
+    assert world.producer.cancel(message_id) is Cancellation.CANCELLED
+    assert world.producer.cancel(message_id) is Cancellation.UNKNOWN
+    assert (world.sent(), world.stored_ids()) == ([], set())
+
+
+def test_a_cancelling_needs_an_id(world: World) -> None:
     with Session(world.sync_engine) as session, pytest.raises(InvalidMessageError):
         world.producer.cancel("x", session=session)
 

@@ -153,6 +153,14 @@ def _current(pool: sa.Pool) -> Any:
     )
 
 
+def has_transaction(engine: sa.Engine) -> bool:
+    """Whether any transaction is open that a call without a session could mean."""
+    pool = engine.pool
+    return any(_pool_of(sync_of(scope)) is pool for scope in current_scopes()) or any(
+        _pool_of(session) is pool or enlisted_engine(session, pool) for session in active_sessions()
+    )
+
+
 def _pool_of(scope: Any) -> sa.Pool | None:
     if isinstance(scope, sa.Connection):
         return scope.engine.pool
