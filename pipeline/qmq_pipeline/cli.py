@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.commands.exit_codes import ATTENTION, DONE
 from qmq_pipeline.command import job_options, running_job
 
@@ -82,6 +83,60 @@ def audit(*, cross_check: bool, **options: Any) -> None:
         job.answer(asdict(done), audit_text(done))
         found = not done.is_clean
     sys.exit(ATTENTION if found else DONE)
+
+
+@pipeline.command()
+@job_options
+def archive(**options: Any) -> None:
+    """Write sealed segments as Parquet into the folder --tables, and prove each row."""
+    from qmq_pipeline.jobs.archive import archive as work
+
+    with running_job(options) as job:
+        done = work(job.spark(), job.config, on_progress=job.on_progress)
+        strange = f", {done.not_records:,} are no records" if done.not_records else ""
+        job.answer(
+            asdict(done),
+            f"archived {done.segments:,} segments with {done.messages:,} messages, "
+            f"{done.verified:,} of them verified{strange}",
+        )
+
+
+@pipeline.command()
+@job_options
+@click.option("--where", required=True, metavar="SQL", help="Condition on the table lifecycle.")
+@click.option("--to", required=True, metavar="TARGET", help="subject:NAME or group:NAME.")
+@click.option("--name", help="Names the replay: the same name sends the same ids. Its time else.")
+@click.option("--same-ids", is_flag=True, help="Keep the ids; the broker drops those it remembers.")
+@click.option("--send", "is_sending", is_flag=True, help="Without it only say what would be sent.")
+@click.option("--limit", type=click.IntRange(1), default=10_000, show_default=True)
+def replay(*, where: str, to: str, name: str | None, **options: Any) -> None:
+    """Send messages of the tables again, or give a group its dead letters again.
+
+    First without --send: it says what would be sent.
+    """
+    from qmq_pipeline.jobs.replay import Order, parse_target
+    from qmq_pipeline.jobs.replay import replay as work
+
+    with running_job(options) as job:
+        order = Order(
+            where=where,
+            target=parse_target(to),
+            name=name or str(SYSTEM_CLOCK.now_ms()),
+            with_same_ids=options["same_ids"],
+            limit=options["limit"],
+        )
+        done = work(
+            job.spark(),
+            job.config,
+            order,
+            is_sending=options["is_sending"],
+            on_progress=job.on_progress,
+        )
+        verb = "sent" if options["is_sending"] else "would send (give --send to do so)"
+        subjects = ", ".join(f"{count:,} of {name}" for name, count in done.subjects.items())
+        count = done.sent if options["is_sending"] else done.messages
+        repeated = f", {done.repeated:,} were there already" if done.repeated else ""
+        job.answer(asdict(done), f"{verb} {count:,}{repeated} to {to}: {subjects or 'nothing'}")
 
 
 def audit_text(done: AuditResult) -> str:

@@ -27,6 +27,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _WRONG_CALLS: Final = (OptionError, LakeError, JavaError)
 #: A line of progress is written over the one before, at most so often.
 _SHOW_S: Final = 0.2
+#: What a shell says of a program that was ended by Ctrl-C.
+INTERRUPTED: Final = 130
 
 
 def job_options(function: _Function) -> _Function:
@@ -68,15 +70,28 @@ class Job:
         self.config = _config(options)
         self._is_quiet = options["quiet"]
         self._as_json = options["as_json"]
+        self._own: SparkSession | None = None
         self._shown_s = 0.0
         self._began_s = SYSTEM_CLOCK.monotonic_s()
 
     def spark(self) -> SparkSession:
-        """The session; made when it is first asked for."""
+        """The session; made when it is first asked for, and then ended with the command."""
+        from pyspark.sql import SparkSession
+
         from qmq_pipeline.session import get_session
 
-        self._say("starting Spark …")
-        return get_session()
+        is_there = SparkSession.getActiveSession() is not None
+        if not is_there:
+            self._say("starting Spark …")
+        session = get_session()
+        self._own = None if is_there else session
+        return session
+
+    def close(self) -> None:
+        """End the session that this command has started; one that was there stays."""
+        if self._own is not None:
+            self._own.stop()
+            self._own = None
 
     def on_progress(self, progress: Progress) -> None:
         """Show how far the job is."""
@@ -113,30 +128,22 @@ def running_job(options: dict[str, Any]) -> Iterator[Job]:
     from qmq_pipeline.explain import explain
     from qmq_pipeline.session import log_path
 
+    job: Job | None = None
     try:
-        yield Job(options)
+        job = Job(options)
+        yield job
     except (click.exceptions.Exit, click.ClickException, SystemExit):
         raise
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
-        _stop()
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except Exception as error:  # the outermost place of a command: nothing above would be clearer
         told = explain(error, str(log_path()))
         click.echo(f"\rError: {' '.join(str(told).split())}", err=True)
-        _stop()
         sys.exit(_exit_code(told))
-    _stop()
-
-
-def _stop() -> None:
-    """End the session, if there is one; Spark's own farewell is not for the reader."""
-    if "pyspark" in sys.modules:
-        from pyspark.sql import SparkSession
-
-        session = SparkSession.getActiveSession()
-        if session is not None:
-            session.stop()
+    finally:
+        if job is not None:
+            job.close()
 
 
 def _exit_code(error: QmqError) -> int:
@@ -164,7 +171,7 @@ def _config(options: dict[str, Any]) -> PipelineConfig:
         )
     place = None
     if path or broker_url:
-        place = Place(path=path, broker_url=broker_url, token_file=options["token_file"])
+        place = Place(path=path, broker_url=broker_url, token_file=options["token_file"] or "")
     return PipelineConfig(
         tables=_folder(options["tables"]), place=place, databases=known.config.databases
     )

@@ -21,6 +21,7 @@ Object stores have no rename, and put whole files: there the final name is writt
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LAKE_VERSION: Final = 1
-_MARKER: Final = "LAKE"
+#: Says that a folder is one of tables.
+MARKER: Final = "LAKE"
 _COMMITS: Final = "_commits"
 #: Beside the commits: what the last run saw, for those who want to know how fresh a table is.
 _STATE: Final = "_state.json"
@@ -113,10 +115,10 @@ class Lake:
 
     def prepare(self) -> None:
         """Make the folder, or refuse one of another version."""
-        known = self._read_text(_MARKER)
+        known = self._read_text(MARKER)
         if known is None:
             self._files.create_dir(self._path, recursive=True)
-            self._write_text(_MARKER, json.dumps({"version": LAKE_VERSION}))
+            self._write_text(MARKER, json.dumps({"version": LAKE_VERSION}))
             return
         version = json.loads(known).get("version")
         if version != LAKE_VERSION:
@@ -246,6 +248,19 @@ class Lake:
         if self._has_rename:
             self._files.move(draft, final)
         return DataFile(path=path, rows=rows, bytes=self._files.get_file_info(final).size)
+
+    def sync_files(self, table: Table, files: Iterable[DataFile]) -> None:
+        """Make files, and their names, survive a power cut; an object store does that by itself."""
+        if not self._has_rename:
+            return
+        for file in files:
+            path = self._full(f"{self.folder(table)}/{file.path}")
+            for one in (path, path.rpartition("/")[0]):
+                descriptor = os.open(one, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
 
     def read_file(
         self, table: Table, path: str, columns: Sequence[str]

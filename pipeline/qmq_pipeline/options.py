@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
+from qmq_client.transport.address import BrokerAddress
 from qmq_client.wire.names import is_name
 from qmq_client.wire.record import TIME_MAX_MS
 from qmq_pipeline.errors import OptionError
@@ -23,11 +24,12 @@ _TABLES: Final = {table.name: table for table in (MESSAGES, ACTIONS, SCHEDULED)}
 _OFFSET_MAX: Final = 2**63 - 1
 _RANGE_BYTES_MIN: Final = 64 * 1024
 _RANGE_BYTES_MAX: Final = 2**40
+#: What a broker asks of its callers.
+BROKER_OPTIONS: Final = ("token", "token_file", "ca_file", "cert_file", "key_file")
 LOG_OPTIONS: Final = (
     "path",
     "broker_url",
-    "token",
-    "token_file",
+    *BROKER_OPTIONS,
     "table",
     "subject",
     "columns",
@@ -47,8 +49,24 @@ class Place:
 
     path: str | None = None
     broker_url: str | None = None
-    token: str | None = None
-    token_file: str | None = None
+    #: What shows the broker who is asking, and the certificates of TLS; see `BrokerAddress`.
+    token: str = ""
+    token_file: str = ""
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+
+    @property
+    def address(self) -> BrokerAddress:
+        """The broker. Requires: there is a `broker_url`."""
+        return BrokerAddress(
+            url=self.broker_url or "",
+            token=self.token,
+            token_file=self.token_file,
+            ca_file=self.ca_file,
+            cert_file=self.cert_file,
+            key_file=self.key_file,
+        )
 
     @property
     def name(self) -> str:
@@ -156,8 +174,7 @@ def _place(options: Mapping[str, str]) -> Place:
     return Place(
         path=path or None,
         broker_url=broker_url or None,
-        token=options.get("token"),
-        token_file=options.get("token_file"),
+        **{name: options.get(name, "") for name in BROKER_OPTIONS},
     )
 
 

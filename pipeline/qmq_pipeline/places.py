@@ -4,46 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
 
+from qmq_client.errors import ConfigurationError
+from qmq_client.transport.address import BrokerAddress
 from qmq_pipeline.disks import LocalDisk, ReadDisk
 from qmq_pipeline.errors import OptionError
 from qmq_pipeline.log import LogReader
-from qmq_pipeline.options import Place
+from qmq_pipeline.options import BROKER_OPTIONS, Place
 from qmq_pipeline.remote import RemoteDisk
-
-_TOKEN_CHARACTERS_MAX: Final = 4_096
 
 
 def open_disk(place: Place) -> ReadDisk:
     """The files at this place, to be read."""
     if place.broker_url is not None:
-        return RemoteDisk(place.broker_url, place.token)
+        return RemoteDisk(place.address)
     assert place.path is not None
     return LocalDisk(place.path.removeprefix("file://"))
 
 
 def with_token(place: Place, environment: Mapping[str, str]) -> Place:
-    """The place with its token read from file or environment: workers have neither.
+    """The place with what file or environment say of the broker: workers have neither.
 
-    Raises `OptionError` for a file that cannot be read.
+    Raises `OptionError` for a token that cannot be read.
     """
-    if place.broker_url is None or place.token:
+    if place.broker_url is None:
         return place
-    token_file = place.token_file or environment.get("QMQ_BROKER_TOKEN_FILE")
-    if not token_file:
-        return replace(place, token=environment.get("QMQ_BROKER_TOKEN") or None)
+    known = BrokerAddress.of(place.broker_url, environment)
+    own = {name: getattr(place, name) for name in BROKER_OPTIONS}
+    if own["token"] or own["token_file"]:
+        known = replace(known, token="", token_file="")
+    chosen = {name: own[name] or getattr(known, name) for name in BROKER_OPTIONS}
+    found = replace(place, **chosen)
     try:
-        with open(token_file, encoding="utf-8") as file:
-            token = file.read(_TOKEN_CHARACTERS_MAX).strip()
-    except (OSError, UnicodeDecodeError) as error:
+        return replace(found, token=found.address.current_token(), token_file="")
+    except ConfigurationError as error:
         raise OptionError(
             option="token_file",
-            value=f"{token_file}: {error}",
+            value=str(error),
             allowed="a file that holds a token and nothing else",
             remedy="Make one with `qmq broker token add`.",
         ) from error
-    return replace(place, token=token)
 
 
 def open_log(place: Place, log: str) -> LogReader:

@@ -20,6 +20,7 @@ from tenacity import (
 
 from qmq_broker.errors import DiskError
 from qmq_broker.storage.disk_port import DiskFile
+from qmq_client.transport.address import BrokerAddress
 from qmq_pipeline.disks import ReadDisk, ReadFile
 from qmq_pipeline.errors import SourceError, UnreachableError
 
@@ -38,15 +39,21 @@ class _AgainError(Exception):
 
 
 class RemoteDisk(ReadDisk):
-    """The files of the broker at `url`. One thread at a time; connections stay open."""
+    """The files of the broker at `address`. One thread at a time; connections stay open."""
 
-    def __init__(self, url: str, token: str | None) -> None:
-        self._url = url.rstrip("/")
-        headers = {"authorization": f"Bearer {token}"} if token else {}
+    def __init__(self, address: BrokerAddress) -> None:
+        """Raises `ConfigurationError` for certificates, `SourceError` for an address, that are none."""
+        self._url = address.url.rstrip("/")
         try:
-            self._client = httpx.Client(base_url=self._url, headers=headers, timeout=_TIMEOUT)
+            self._client = httpx.Client(
+                base_url=self._url,
+                headers=address.headers(),
+                timeout=_TIMEOUT,
+                verify=address.ssl_context(),
+                trust_env=False,
+            )
         except (httpx.InvalidURL, ValueError, TypeError) as error:
-            raise _unusable(url, str(error)) from error
+            raise _unusable(self._url, str(error)) from error
 
     def open(self, path: str, *, is_new: bool = False) -> DiskFile:
         return _RemoteFile(self, path)
@@ -94,7 +101,7 @@ class RemoteDisk(ReadDisk):
             raise SourceError(
                 source=self._url,
                 reason=f"the broker refuses this token (status {answer.status_code})",
-                remedy="Give a token with the role admin as --token-file or QMQ_BROKER_TOKEN",
+                remedy="Give one that may consume all subjects as --token-file or QMQ_BROKER_TOKEN",
             )
         if answer.status_code == httpx.codes.NOT_FOUND and route.endswith("/read"):
             raise DiskError(operation="read", path=str(parameters["path"]), reason="it is gone")

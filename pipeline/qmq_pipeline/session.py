@@ -36,6 +36,8 @@ _LOCAL: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
 }
+#: They print what an exception says once more, as JSON with a JVM's stack.
+_LOUD_LOGGERS: Final = ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
 #: What our sources and jobs rely on, whoever made the session.
 _NEEDED: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -95,7 +97,8 @@ def _start(options: SessionOptions) -> SparkSession:
             raise JavaError(
                 f"Spark did not start: {_first_line(error)}. What Java said is in {log_file}."
             ) from error
-    logging.getLogger("py4j").setLevel(logging.ERROR)
+    for name in _LOUD_LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     return session
 
 

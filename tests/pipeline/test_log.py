@@ -14,6 +14,7 @@ from qmq_broker.storage.backup import back_up
 from qmq_broker.storage.disk import OsDisk
 from qmq_broker.storage.disk_port import Disk
 from qmq_broker.storage.frame_seek import LogRange
+from qmq_client.transport.address import BrokerAddress
 from qmq_client.wire.frame import build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import encode_record
@@ -214,17 +215,20 @@ def test_options_are_known_in_the_spelling_of_spark_too() -> None:
 
 
 def test_a_token_comes_from_its_file_or_the_environment_and_is_never_shown(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("sesame\n")
+    (tmp_path / "token").write_text("sesame-open-1\n")
     place = Place(broker_url="http://b", token_file=str(tmp_path / "token"))
-    assert with_token(place, {}).token == "sesame"
-    assert with_token(Place(broker_url="http://b"), {"QMQ_BROKER_TOKEN": "x"}).token == "x"
+    assert with_token(place, {}).token == "sesame-open-1"
+    assert (
+        with_token(Place(broker_url="http://b"), {"QMQ_BROKER_TOKEN": "another-token"}).token
+        == "another-token"
+    )
     assert "sesame" not in repr(with_token(place, {}))
     with pytest.raises(OptionError, match="token_file"):
         with_token(Place(broker_url="http://b", token_file=str(tmp_path / "none")), {})
 
 
 def test_nobody_there_is_an_error_of_its_own() -> None:
-    disk = RemoteDisk("http://127.0.0.1:1", None)
+    disk = RemoteDisk(BrokerAddress(url="http://127.0.0.1:1"))
     with pytest.raises(UnreachableError):
         disk.names("commitlog")
     disk.close()

@@ -29,6 +29,12 @@ from pyspark.sql.datasource import (
 from qmq_pipeline.filters import narrow
 from qmq_pipeline.options import LogOptions, parse_columns, parse_log_options
 from qmq_pipeline.places import open_log, with_token
+from qmq_pipeline.sources.archive_partitions import (
+    ArchivePartition,
+    is_archive,
+    plan_archive,
+    read_archive,
+)
 from qmq_pipeline.sources.log_partitions import (
     LogPartition,
     chosen_offsets,
@@ -84,6 +90,8 @@ class LogBatchReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
+        if is_archive(self._options.place):
+            return plan_archive(self._options)
         log = open_log(self._options.place, log_of(self._options))
         try:
             first, after = chosen_offsets(log, self._options)
@@ -92,6 +100,8 @@ class LogBatchReader(DataSourceReader):
             log.close()
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, ArchivePartition):
+            return read_archive(partition)
         # Spark makes one partition of None out of none at all.
         return read_partition(partition) if isinstance(partition, LogPartition) else iter(())
 

@@ -1,0 +1,99 @@
+"""What one worker does with one sealed segment: write it as Parquet, read that back, and prove it.
+
+The proof: there are as many rows as records, and every row, encoded again as its producer would, has the
+checksum that the producer made. Only bytes that never were a record cannot be encoded again; they are kept as
+they are, counted, and their number is noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+import pyarrow as pa
+
+from qmq_broker.storage.frame_seek import LogRange
+from qmq_client.wire.record import BodyKind, Record, encode_record, record_crc
+from qmq_pipeline.errors import DamagedRangeError
+from qmq_pipeline.lake import Lake, RangeFacts
+from qmq_pipeline.log import ACTION_LOG
+from qmq_pipeline.options import Place
+from qmq_pipeline.range_work import ingest_range
+from qmq_pipeline.schemas import TABLES, Table
+
+_COLUMNS: Final = (
+    "subject",
+    "message_id",
+    "record_crc",
+    "key",
+    "tags",
+    "headers",
+    "body_kind",
+    "born_at",
+    "due_at",
+    "expires_at",
+    "body",
+)
+_TIMES: Final = frozenset({"born_at", "due_at", "expires_at"})
+
+
+def archive_piece(
+    place: dict[str, Any], folder: str, log: str, first: int, after: int
+) -> dict[str, Any]:
+    """Archive one segment; facts for each table, with what was verified in their notes."""
+    lake = Lake(folder)
+    facts = ingest_range(Place(**place), folder, log, LogRange(first, after))
+    for name, one in facts.items():
+        notes = {} if log == ACTION_LOG else verify_archived(lake, TABLES[name], one)
+        facts[name] = replace(one, notes={**one.notes, **notes})
+        lake.sync_files(TABLES[name], one.files)
+    return {name: asdict(one) for name, one in facts.items()}
+
+
+def verify_archived(lake: Lake, table: Table, facts: RangeFacts) -> dict[str, int]:
+    """Read back what was written; raises `DamagedRangeError` when it is not the segment."""
+    rows = strange = 0
+    for file in facts.files:
+        for row in _rows(lake, table, file.path):
+            rows += 1
+            if row["body_kind"] < 0:
+                strange += 1
+            elif _crc(row) != row["record_crc"]:
+                raise _not_the_same(lake, file.path, f"message {row['message_id']} differs")
+    if rows != facts.rows:
+        raise _not_the_same(lake, table.name, f"{rows} rows for {facts.rows} records")
+    return {"verified": rows, "not_records": strange}
+
+
+def _rows(lake: Lake, table: Table, path: str) -> Iterator[dict[str, Any]]:
+    for batch in lake.read_file(table, path, _COLUMNS):
+        columns = [
+            column.cast("int64") if name in _TIMES else column
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        ]
+        yield from pa.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
+
+
+def _crc(row: dict[str, Any]) -> int:
+    record = Record(
+        message_id=bytes.fromhex(row["message_id"]),
+        subject=row["subject"],
+        body=row["body"],
+        body_kind=BodyKind(row["body_kind"]),
+        key=row["key"],
+        tags=tuple(row["tags"]),
+        headers=tuple(row["headers"]),
+        born_at_ms=row["born_at"] // 1000,
+        due_at_ms=None if row["due_at"] is None else row["due_at"] // 1000,
+        expires_at_ms=None if row["expires_at"] is None else row["expires_at"] // 1000,
+    )
+    return record_crc(encode_record(record))
+
+
+def _not_the_same(lake: Lake, path: str, reason: str) -> DamagedRangeError:
+    return DamagedRangeError(
+        source=f"{lake.root}/{path}",
+        reason=f"what was archived is not what the log holds: {reason}",
+        remedy="The segment stays in the log; check the disk of the archive, and try again",
+    )

@@ -1,0 +1,146 @@
+"""`qmq pipeline archive`: sealed segments of the logs as Parquet, proven before anybody may delete them.
+
+An archive is a folder of tables like any other: `--tables` of the other jobs may name it, and the source `qmq` reads
+it like a log (`path`). Each segment is one range, written and verified by a worker, synced, and then committed.
+Sealed segments never change, so one that is archived is archived for good.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from qmq_pipeline.completeness import next_sequences
+from qmq_pipeline.config import PipelineConfig
+from qmq_pipeline.errors import ExpiredRangeError, OptionError, SourceError
+from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
+from qmq_pipeline.lake import Lake, RangeFacts, range_facts
+from qmq_pipeline.log import ACTION_LOG, COMMIT_LOG, LogBounds
+from qmq_pipeline.options import Place
+from qmq_pipeline.places import open_log, with_token
+from qmq_pipeline.schemas import ACTIONS, MESSAGES, SCHEDULED
+from qmq_pipeline.sources.task_source import run_tasks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_WORK: Final = "qmq_pipeline.archive_work.archive_piece"
+_TABLES_OF: Final = {COMMIT_LOG: (MESSAGES, SCHEDULED), ACTION_LOG: (ACTIONS,)}
+#: Segments that one Spark job archives before they are committed.
+_SEGMENTS_PER_COMMIT: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archived:
+    """What one run added, and how far the archive reaches."""
+
+    segments: int
+    messages: int
+    #: Rows that were encoded again and had their producer's checksum.
+    verified: int
+    #: Rows of bytes that never were a record; kept as they are.
+    not_records: int
+    #: Log → offset below which everything is in the archive.
+    next_offsets: dict[str, int]
+
+
+def archive(
+    spark: SparkSession, config: PipelineConfig, *, on_progress: OnProgress = nobody
+) -> Archived:
+    """Archive every sealed segment that is not yet in the folder `config.tables`.
+
+    Raises a `PipelineError`; what was committed before it stays.
+    """
+    if config.place is None:
+        raise OptionError(
+            option="path",
+            value="not given",
+            allowed="a data directory or a broker",
+            remedy="Say with --path or --broker what is to be archived.",
+        )
+    place = with_token(config.place, os.environ)
+    lake = Lake(config.tables)
+    lake.prepare()
+    facts: list[RangeFacts] = []
+    next_offsets: dict[str, int] = {}
+    for log in (COMMIT_LOG, ACTION_LOG):
+        made, next_offsets[log] = _archive_log(spark, place, lake, log, on_progress)
+        facts += made
+    return Archived(
+        segments=len(facts),
+        messages=sum(one.rows for one in facts if "verified" in one.notes),
+        verified=sum(int(one.notes.get("verified", 0)) for one in facts),
+        not_records=sum(int(one.notes.get("not_records", 0)) for one in facts),
+        next_offsets=next_offsets,
+    )
+
+
+def _archive_log(
+    spark: SparkSession, place: Place, lake: Lake, log: str, on_progress: OnProgress
+) -> tuple[list[RangeFacts], int]:
+    tables = _TABLES_OF[log]
+    for table in tables:
+        lake.sweep(table)
+    reader = open_log(place, log)
+    try:
+        bounds, segment_bytes = reader.bounds(), reader.segment_bytes
+    finally:
+        reader.close()
+    last = _last(lake, log, bounds, place)
+    first = bounds.first_offset if last is None else last.next
+    bases = range(first - first % segment_bytes, bounds.next_offset, segment_bytes)
+    sealed = [base for base in bases if base + segment_bytes <= bounds.next_offset]
+    known = dict(last.notes.get("next_sequences", {})) if last else {}
+    done: list[RangeFacts] = []
+    for i in range(0, len(sealed), _SEGMENTS_PER_COMMIT):
+        some = sealed[i : i + _SEGMENTS_PER_COMMIT]
+        pieces = [_piece(place, lake, log, base, segment_bytes) for base in some]
+        found: dict[str, list[RangeFacts]] = {table.name: [] for table in tables}
+        for answer in run_tasks(spark, _WORK, pieces):
+            for name, facts in answer.items():
+                found[name].append(range_facts(facts))
+        main = found[tables[0].name]
+        if tables[0] is MESSAGES:
+            known = next_sequences(known, main, is_from_start=first == 0 or last is not None)
+            main[-1] = replace(main[-1], notes={**main[-1].notes, "next_sequences": known})
+        for table in reversed(tables):
+            lake.commit(table, found[table.name])
+        done += main
+        rows = sum(one.rows for one in done)
+        on_progress(
+            Progress(stage=f"archive {log}", done=i + len(some), total=len(sealed), rows=rows)
+        )
+    return done, sealed[-1] + segment_bytes if sealed else first
+
+
+def _piece(place: Place, lake: Lake, log: str, base: int, segment_bytes: int) -> dict[str, Any]:
+    return {
+        "place": asdict(place),
+        "folder": lake.root,
+        "log": log,
+        "first": base,
+        "after": base + segment_bytes,
+    }
+
+
+def _last(lake: Lake, log: str, bounds: LogBounds, place: Place) -> RangeFacts | None:
+    """The last segment of the archive; refuses another store's, and a gap."""
+    ranges = lake.ranges(_TABLES_OF[log][0])
+    if not ranges:
+        return None
+    last = ranges[-1]
+    if last.source != bounds.store_id:
+        raise SourceError(
+            source=place.name,
+            reason=f"it is store {bounds.store_id}, and the archive {lake.root} is of {last.source}",
+            remedy="Give each broker an archive of its own",
+        )
+    if last.next < bounds.first_offset and log == COMMIT_LOG:
+        raise ExpiredRangeError(
+            source=place.name,
+            reason=f"offsets {last.next} to {bounds.first_offset} of {log} were given up before they "
+            "were archived",
+            remedy="Archive more often; begin a new archive for what is there",
+        )
+    return last

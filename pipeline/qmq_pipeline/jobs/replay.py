@@ -1,0 +1,261 @@
+"""`qmq pipeline replay`: messages of the tables once more, to another subject or to a group.
+
+To a subject they are sent as messages of their own, with a header that says of which message they are a copy. Their
+ids are made of the replay's name and the old id, so a replay that is run again under its name sends nothing
+twice within the broker's window. With the same ids the broker takes them for repeats, as long as it remembers.
+
+To a group only dead letters can be replayed: the broker delivers them again to that group and nobody else.
+
+Nothing is sent before somebody has looked: the first answer is what would be sent.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from dataclasses import replace as changed
+from typing import TYPE_CHECKING, Any, Final
+
+from qmq_client.commands.broker_json import post_json
+from qmq_client.transport.http import HttpTransport
+from qmq_client.wire.frame import build_message_frame
+from qmq_client.wire.message_id import dedupe_message_id, parse_message_id
+from qmq_client.wire.names import is_name
+from qmq_client.wire.record import BodyKind, Record, encode_record
+from qmq_pipeline.config import PipelineConfig
+from qmq_pipeline.errors import OptionError
+from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
+from qmq_pipeline.lake import Lake
+from qmq_pipeline.options import Place
+from qmq_pipeline.places import with_token
+from qmq_pipeline.schemas import LIFECYCLE, MESSAGES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: Header of a replayed message: the id of the one that it is a copy of.
+REPLAY_HEADER: Final = "qmq-replay-of"
+#: One request: small enough to be a fair neighbour of other senders.
+BATCH_RECORDS: Final = 500
+BATCH_BYTES: Final = 1024 * 1024
+#: Messages of one replay, unless more are asked for by number.
+LIMIT: Final = 10_000
+_EXAMPLES: Final = 5
+_DEAD: Final = "dead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where a replay goes: one of both."""
+
+    subject: str | None = None
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What is to be replayed, and where to."""
+
+    #: Condition on the table `lifecycle`, in SQL.
+    where: str
+    target: Target
+    #: Names the ids: the same name sends the same ids.
+    name: str
+    with_same_ids: bool = False
+    #: More than that are not sent.
+    limit: int = LIMIT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What would be replayed, or was."""
+
+    name: str
+    target: Target
+    messages: int
+    #: Subject → messages.
+    subjects: dict[str, int]
+    #: Ids of some of them.
+    examples: list[str]
+    sent: int = 0
+    #: Those that the broker had already.
+    repeated: int = 0
+
+
+def parse_target(text: str) -> Target:
+    """`subject:NAME` or `group:NAME`."""
+    kind, _, name = text.partition(":")
+    if kind == "subject" and is_name(name):
+        return Target(subject=name)
+    if kind == "group" and name:
+        return Target(group=name)
+    raise OptionError(
+        option="--to",
+        value=text,
+        allowed="subject:NAME or group:NAME",
+        remedy="A group gets its dead letters again; a subject gets copies of any messages.",
+    )
+
+
+def replay(
+    spark: SparkSession,
+    config: PipelineConfig,
+    order: Order,
+    *,
+    is_sending: bool = False,
+    on_progress: OnProgress = nobody,
+) -> Replay:
+    """Find the messages that the order chooses; send them when asked to.
+
+    Raises `OptionError` when there are more than its limit, or no broker is given, before anything is
+    sent. A replay that broke off is run again under its name.
+    """
+    chosen = _chosen(spark, Lake(config.tables), order).cache()
+    try:
+        counts = chosen.groupBy("subject").count().collect()
+        subjects = {row["subject"]: int(row["count"]) for row in counts}
+        some = chosen.select("message_id").limit(_EXAMPLES).collect()
+        found = Replay(
+            name=order.name,
+            target=order.target,
+            messages=sum(subjects.values()),
+            subjects=subjects,
+            examples=sorted(row["message_id"] for row in some),
+        )
+        if not is_sending or not found.messages:
+            return found
+        _check_limit(found.messages, order.limit)
+        place = _broker(config)
+        if order.target.group is not None:
+            return _replay_dead(chosen, place, found)
+        messages = Lake(config.tables).read(spark, MESSAGES)
+        rows = messages.join(chosen, ["subject", "sequence", "message_id"], "left_semi")
+        return _send(rows, place, order, found, on_progress)
+    finally:
+        chosen.unpersist()
+
+
+def _chosen(spark: SparkSession, lake: Lake, order: Order) -> DataFrame:
+    """The messages, each once."""
+    from pyspark.errors import AnalysisException
+
+    target = order.target
+    try:
+        rows = lake.read(spark, LIFECYCLE).where(order.where).where("sequence IS NOT NULL")
+    except AnalysisException as error:
+        raise OptionError(
+            option="--where",
+            value=f"{order.where}: {(str(error).strip().splitlines() or ['not understood'])[0]}",
+            allowed="a condition in SQL on the columns of lifecycle",
+            remedy=f"Columns are {', '.join(LIFECYCLE.names)}.",
+        ) from error
+    if target.group is not None:
+        rows = rows.where(rows.outcome == _DEAD).where(rows.consumer_group == target.group)
+    return rows.select("subject", "sequence", "message_id").distinct()
+
+
+def _send(
+    rows: DataFrame, place: Place, order: Order, found: Replay, on_progress: OnProgress
+) -> Replay:
+    subject = found.target.subject or ""
+    transport = HttpTransport(place.address)
+    sent = repeated = 0
+    try:
+        for records in _batches(_records(rows, subject, order)):
+            answer = transport.send(build_message_frame({subject: records}))
+            sent += len(records)
+            repeated += answer.duplicates
+            on_progress(Progress(stage="replay", done=sent, total=found.messages, rows=sent))
+    finally:
+        transport.close()
+    return changed(found, sent=sent - repeated, repeated=repeated)
+
+
+def _records(rows: DataFrame, subject: str, order: Order) -> Iterator[bytes]:
+    in_order = rows.selectExpr("*", "unix_millis(born_at) AS born_at_ms").orderBy(
+        "stored_at", "physical_offset", "record_number"
+    )
+    for row in in_order.toLocalIterator():
+        old_id = row["message_id"]
+        headers = {**(row["headers"] or {}), REPLAY_HEADER: old_id}
+        new_id = dedupe_message_id(subject, f"replay/{order.name}/{old_id}")
+        yield encode_record(
+            Record(
+                message_id=parse_message_id(old_id) if order.with_same_ids else new_id,
+                subject=subject,
+                body=bytes(row["body"]),
+                body_kind=BodyKind(max(row["body_kind"], 0)),
+                key=row["key"],
+                tags=tuple(row["tags"]),
+                headers=tuple(headers.items()),
+                # The original's: the same replay makes the same bytes, and is known for a repeat.
+                born_at_ms=row["born_at_ms"],
+            )
+        )
+
+
+def _batches(records: Iterator[bytes]) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    size_bytes = 0
+    for record in records:
+        if batch and (len(batch) == BATCH_RECORDS or size_bytes + len(record) > BATCH_BYTES):
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append(record)
+        size_bytes += len(record)
+    if batch:
+        yield batch
+
+
+def _replay_dead(chosen: DataFrame, place: Place, found: Replay) -> Replay:
+    """Ask the broker to deliver dead letters again, range by range."""
+    sent = 0
+    for subject in sorted(found.subjects):
+        rows = chosen.where(chosen.subject == subject).select("sequence").collect()
+        for first, after in runs(sorted(row["sequence"] for row in rows)):
+            question = {
+                "subject": subject,
+                "group": found.target.group,
+                "first": first,
+                "next": after,
+            }
+            answer: dict[str, Any] = {"has_more": True}
+            while answer["has_more"]:  # the broker bounds what one request does
+                answer = post_json(
+                    place.address, "/v1/dead/replay", question, known=("count", "has_more")
+                )
+                sent += int(answer["count"])
+    return changed(found, sent=sent)
+
+
+def runs(sequences: Sequence[int]) -> list[tuple[int, int]]:
+    """Sorted numbers as half-open ranges."""
+    found: list[tuple[int, int]] = []
+    for number in sequences:
+        if found and found[-1][1] == number:
+            found[-1] = (found[-1][0], number + 1)
+        else:
+            found.append((number, number + 1))
+    return found
+
+
+def _check_limit(messages: int, limit: int) -> None:
+    if messages > limit:
+        raise OptionError(
+            option="--limit",
+            value=f"{messages} messages are chosen",
+            allowed=f"{limit}",
+            remedy="Narrow --where, or give the number as --limit.",
+        )
+
+
+def _broker(config: PipelineConfig) -> Place:
+    if config.place is None or config.place.broker_url is None:
+        raise OptionError(
+            option="--broker",
+            value="not given",
+            allowed="the address of a running broker",
+            remedy="A replay is sent to it.",
+        )
+    return with_token(config.place, os.environ)

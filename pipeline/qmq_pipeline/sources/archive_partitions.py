@@ -1,0 +1,111 @@
+"""An archive read like a log: its Parquet files as the work of tasks, with the same options.
+
+Which files are read is decided by what was noted when they were written; within them rows are chosen by
+subject, time and offset.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import InputPartition
+
+from qmq_pipeline.columns import TIME
+from qmq_pipeline.errors import ExpiredRangeError
+from qmq_pipeline.lake import MARKER, Lake, RangeFacts
+from qmq_pipeline.options import LogOptions, Place
+from qmq_pipeline.schemas import ACTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivePartition(InputPartition):
+    """One file of an archive."""
+
+    options: LogOptions
+    path: str
+
+
+def is_archive(place: Place) -> bool:
+    """Whether this place is a folder of tables, not a data directory."""
+    path = place.path
+    return path is not None and os.path.exists(os.path.join(path.removeprefix("file://"), MARKER))
+
+
+def plan_archive(options: LogOptions) -> list[InputPartition]:
+    """One partition for each file that may have rows of these options.
+
+    Raises `ExpiredRangeError` for an offset below the archive's first.
+    """
+    lake = _lake(options)
+    ranges = lake.ranges(options.table)
+    if ranges and options.first_offset is not None and options.first_offset < ranges[0].first:
+        raise ExpiredRangeError(
+            source=options.place.name,
+            reason=f"offset {options.first_offset} is asked for, and the archive begins at "
+            f"{ranges[0].first}",
+            remedy="Begin there",
+        )
+    return [
+        ArchivePartition(options, file.path)
+        for one in ranges
+        if _may_have(one, options)
+        for file in one.files
+    ]
+
+
+def read_archive(partition: ArchivePartition) -> Iterator[pa.RecordBatch]:
+    """The rows of one file."""
+    options = partition.options
+    lake = _lake(options)
+    needed = list(dict.fromkeys((*options.columns, *_chosen_by(options))))
+    schema = options.table.arrow(options.columns)
+    for batch in lake.read_file(options.table, partition.path, needed):
+        chosen = _choose(batch, options).select(list(options.columns))
+        if chosen.num_rows:
+            yield pa.RecordBatch.from_arrays(
+                [column.cast(field.type) for column, field in zip(chosen, schema, strict=True)],
+                schema=schema,
+            )
+
+
+def _lake(options: LogOptions) -> Lake:
+    lake = Lake((options.place.path or "").removeprefix("file://"))
+    lake.prepare()
+    return lake
+
+
+def _may_have(one: RangeFacts, options: LogOptions) -> bool:
+    is_behind = options.first_offset is not None and one.next <= options.first_offset
+    is_before = options.next_offset is not None and one.first >= options.next_offset
+    is_old = one.last_at_ms < options.first_stored_at_ms
+    return not (is_behind or is_before or is_old or one.first_at_ms >= options.next_stored_at_ms)
+
+
+def _chosen_by(options: LogOptions) -> tuple[str, ...]:
+    if options.table is ACTIONS:
+        return ("action_offset",)
+    return ("subject", "stored_at", "physical_offset")
+
+
+def _choose(batch: pa.RecordBatch, options: LogOptions) -> pa.RecordBatch:
+    offset, *others = reversed(_chosen_by(options))
+    offsets = batch[offset]
+    mask = pc.greater_equal(offsets, options.first_offset or 0)
+    if options.next_offset is not None:
+        mask = pc.and_(mask, pc.less(offsets, options.next_offset))
+    if others:
+        stored_at = batch["stored_at"]
+        first, after = (
+            pa.scalar(time_ms * 1000, pa.int64()).cast(TIME)
+            for time_ms in (options.first_stored_at_ms, options.next_stored_at_ms)
+        )
+        mask = pc.and_(mask, pc.greater_equal(stored_at, first))
+        mask = pc.and_(mask, pc.less(stored_at, after))
+        if options.subjects is not None:
+            wanted = pa.array(sorted(options.subjects), pa.string())
+            mask = pc.and_(mask, pc.is_in(batch["subject"], value_set=wanted))
+    return batch.filter(mask)

@@ -1,0 +1,88 @@
+"""An archive holds what the log held: proven row by row when it is made, and read like the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+
+from qmq_broker.storage.frame_seek import LogRange
+from qmq_client.wire.message_id import MessageIds
+from qmq_pipeline.archive_work import verify_archived
+from qmq_pipeline.config import PipelineConfig
+from qmq_pipeline.errors import DamagedRangeError, ExpiredRangeError
+from qmq_pipeline.jobs.archive import archive
+from qmq_pipeline.lake import Lake
+from qmq_pipeline.options import Place
+from qmq_pipeline.range_work import ingest_range
+from qmq_pipeline.schemas import MESSAGES
+from tests.pipeline.world import FORGETFUL, DataDirectory, messages
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SUBJECTS = ("orders", "flight.departed")
+
+
+def load(spark: SparkSession, path: Path, **options: str) -> DataFrame:
+    return spark.read.format("qmq").option("path", str(path)).options(**options).load()
+
+
+def test_sealed_segments_are_archived_once_verified_and_read_like_the_log(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    directory = DataDirectory(tmp_path / "broker", FORGETFUL)
+    directory.append(messages(MessageIds(1), 1500, subjects=SUBJECTS), frame_records=20)
+    folder = tmp_path / "archive"
+    config = PipelineConfig(tables=str(folder), place=Place(path=str(directory.path)))
+    done = archive(spark, config)
+    sealed = done.next_offsets["commitlog"]
+    assert sealed % FORGETFUL.segment_bytes == 0
+    assert done.segments == sealed // FORGETFUL.segment_bytes >= 2
+    assert done.verified == done.messages > 0
+    assert archive(spark, config).segments == 0
+    chosen = {"subject": "orders", "columns": "sequence,body,headers", "next_offset": str(sealed)}
+    in_log = sorted(load(spark, directory.path, **chosen).collect())
+    assert sorted(load(spark, folder, **chosen).collect()) == in_log
+    assert in_log
+    some = {**chosen, "next_offset": str(sealed // 2)}
+    assert load(spark, folder, **some).count() == load(spark, directory.path, **some).count() > 0
+    # What the log then gives up is there still, and the archive goes on behind it.
+    directory.forget(segments=2)
+    assert load(spark, folder).count() == done.messages
+    directory.append(messages(MessageIds(2), 1500, subjects=SUBJECTS), frame_records=20)
+    assert archive(spark, config).segments > 0
+    directory.forget(segments=directory.store.written_offset // FORGETFUL.segment_bytes - 3)
+    directory.append(messages(MessageIds(3), 4000, subjects=SUBJECTS), frame_records=20)
+    directory.forget(segments=8)
+    with pytest.raises(ExpiredRangeError, match="before they were archived"):
+        archive(spark, config)
+    directory.close()
+
+
+@pytest.mark.parametrize("damage", ["altered", "missing"])
+def test_an_archive_that_is_not_the_segment_is_found_before_it_counts(
+    tmp_path: Path, damage: str
+) -> None:
+    directory = DataDirectory(tmp_path / "broker")
+    directory.append(messages(MessageIds(1), 100))
+    directory.close()
+    lake = Lake(str(tmp_path / "archive"))
+    place = Place(path=str(directory.path))
+    after = directory.store.durable_offset
+    facts = ingest_range(place, lake.root, "commitlog", LogRange(0, after))["messages"]
+    assert verify_archived(lake, MESSAGES, facts) == {"verified": 100, "not_records": 0}
+    path = tmp_path / "archive" / lake.folder(MESSAGES) / facts.files[0].path
+    table = pq.read_table(path)
+    if damage == "missing":
+        changed = table.slice(1)
+    else:
+        keys = table["key"].to_pylist()
+        keys[50] = "another"
+        place_of_key = table.schema.get_field_index("key")
+        changed = table.set_column(place_of_key, table.schema.field("key"), [keys])
+    pq.write_table(changed, path)
+    with pytest.raises(DamagedRangeError, match=r"differs|99 rows for 100 records"):
+        verify_archived(lake, MESSAGES, facts)
