@@ -16,8 +16,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qmq_broker.errors import BusyError, NotFoundError
+from qmq_broker.face.access import Role
 from qmq_broker.face.bodies import read_body
 from qmq_broker.face.json_messages import JsonDelivered, record_to_json
+from qmq_broker.face.rules import sight
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.delay_query import LISTED_MAX, SPANS_MS, DelayedStatus, Found
 from qmq_broker.storage.cancelled import Cancelled
@@ -101,7 +103,9 @@ class _Delayed:
         """One message, wherever it is scheduled."""
         text = request.path_params["message_id"]
         message_id = parse_message_id(text)
+        sees = sight(request, Role.CONSUMER)
         found = await self._look(lambda: self._query.find(message_id))
+        found = [one for one in found if sees(one.message.subject)]
         if not found:
             raise NotFoundError(f"message {text} is not delayed, or was released long ago")
         last = found[-1]
@@ -124,12 +128,15 @@ class _Delayed:
             )
         ids = [parse_message_id(text) for text in wanted.message_ids]
         self._broker.serving.check_delivers()
-        found = await self._look(lambda: [self._find(one, wanted.deliver_at_ms) for one in ids])
+        sees = sight(request, Role.PRODUCER)
+        found = await self._look(
+            lambda: [self._find(one, wanted.deliver_at_ms, sees) for one in ids]
+        )
         places = [one for some in found for one in some]
         fates = dict(zip(places, await self._cancel(places), strict=True)) if places else {}
         outcomes = [_outcome([fates[place] for place in some]) for some in found]
         for index, outcome in enumerate(outcomes):
-            if outcome is Cancellation.UNKNOWN and await self._is_stored(ids[index]):
+            if outcome is Cancellation.UNKNOWN and await self._is_stored(ids[index], sees):
                 outcomes[index] = Cancellation.TOO_LATE
         return _json(CancelAnswer(outcomes=tuple(outcomes)))
 
@@ -140,7 +147,9 @@ class _Delayed:
         now_ms = self._broker.time.now_ms()
         check_due(wanted.deliver_at_ms, now_ms, self._broker.settings.wire, field="deliver_at_ms")
         self._broker.serving.check_takes_messages()
+        sees = sight(request, Role.PRODUCER)
         found = await self._look(lambda: self._query.find(message_id))
+        found = [one for one in found if sees(one.message.subject)]
         pending = [one for one in found if one.fate is Fate.PENDING]
         if not found:
             raise NotFoundError(f"message {wanted.message_id} is not delayed")
@@ -155,7 +164,9 @@ class _Delayed:
                 outcome = Cancellation.RESCHEDULED
         return _json(CancelAnswer(outcomes=(outcome,)))
 
-    def _find(self, message_id: bytes, due_at_ms: int | None) -> list[Cancelled]:
+    def _find(
+        self, message_id: bytes, due_at_ms: int | None, sees: Callable[[str], bool]
+    ) -> list[Cancelled]:
         found: Sequence[Found] = ()
         if due_at_ms is not None:
             found = self._query.find(message_id, due_at_ms=due_at_ms)
@@ -169,6 +180,7 @@ class _Delayed:
                 message_id,
             )
             for one in found
+            if sees(one.message.subject)
         ]
 
     async def _cancel(self, places: Sequence[Cancelled]) -> list[Fate | None]:
@@ -178,10 +190,11 @@ class _Delayed:
         self._broker.delayed.changes.cancel(places, lambda outcome: _resolve(done, outcome))
         return await done
 
-    async def _is_stored(self, message_id: bytes) -> bool:
+    async def _is_stored(self, message_id: bytes, sees: Callable[[str], bool]) -> bool:
         """Whether it is in a consume queue: released, or never delayed."""
         search = self._broker.query.search
-        return bool((await self._look(lambda: search.by_id(message_id, 1))).found)
+        found = (await self._look(lambda: search.by_id(message_id, 1))).found
+        return any(sees(one.subject) for one in found)
 
     async def _look(self, look: Callable[[], T]) -> T:
         if self._looking >= LOOKS_MAX:

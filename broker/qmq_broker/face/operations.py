@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from qmq_broker.face.admin import StateChange
+from qmq_broker.face.delayed_routes import JsonDelayed
 from qmq_broker.face.find import JsonSearch, JsonTrace
 from qmq_broker.face.json_messages import JsonDeliveries, JsonSend
 from qmq_broker.service.query import GroupStatus
+from qmq_client.wire.delayed import CancelAnswer, CancelRequest, RescheduleRequest
 from qmq_client.wire.operations import (
     ConfigureRequest,
     DeadAnswer,
@@ -68,6 +70,8 @@ _SUBJECT: Final = _text("subject", "Of this subject.")
 _GROUP: Final = _text("group", "Of this group.")
 _FIRST: Final = _number("first", "From this sequence on.")
 _COUNT: Final = _number("count", "So many at most.")
+_DUE_FROM: Final = _number("from", "Due at this time or later, ms since 1970.")
+_DUE_TO: Final = _number("to", "Due before this time.")
 #: A body that is too long, or that makes no sense.
 _BODY: Final = (413, 422)
 _HOT: Final = (411, 413, 415, 422, 429)
@@ -163,6 +167,36 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         answer=(),
         statuses=(404, 422, 429),
         has_bytes=True,
+    ),
+    "GET /v1/delayed": Operation(
+        about="Messages that wait for their time, the first due first.",
+        query=(_SUBJECT, _DUE_FROM, _DUE_TO, _COUNT),
+        answer=("delayed", "has_more"),
+        statuses=(422, 429),
+    ),
+    "GET /v1/delayed/status": Operation(
+        about="How many wait, how late releases are, what is wrong.", answer=()
+    ),
+    "GET /v1/delayed/histogram": Operation(
+        about="How many are due when.",
+        query=(_SUBJECT, _DUE_FROM, _DUE_TO, _text("span", "second, minute, hour or day.")),
+        answer=("span", "span_ms", "rows"),
+        statuses=(422, 429),
+    ),
+    "GET /v1/delayed/{message_id}": Operation(
+        about="One delayed message.", answer=JsonDelayed, statuses=(404, 422, 429)
+    ),
+    "POST /v1/delayed/cancel": Operation(
+        about="Take messages back.",
+        body=CancelRequest,
+        answer=CancelAnswer,
+        statuses=(429, *_BODY),
+    ),
+    "POST /v1/delayed/reschedule": Operation(
+        about="Give a message another time.",
+        body=RescheduleRequest,
+        answer=CancelAnswer,
+        statuses=(404, 429, 507, *_BODY),
     ),
     "POST /v1/state": Operation(
         about="Take messages or not, or stop in order.",

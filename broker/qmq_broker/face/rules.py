@@ -33,7 +33,7 @@ class About(Enum):
     NAMED = "named"
     #: The same; when it names none, the handler leaves out what the caller may not see.
     LISTED = "listed"
-    #: The one in the body: the handler asks.
+    #: The one in the body, or of the message that the body names: the handler asks.
     IN_BODY = "in body"
 
 
@@ -60,6 +60,12 @@ RULES: Final[Mapping[str, Rule]] = {
     "GET /v1/messages/{message_id}/trace": Rule(roles=(Role.CONSUMER,), about=About.LISTED),
     "GET /v1/files": Rule(roles=(Role.CONSUMER,), about=About.ALL),
     "GET /v1/files/read": Rule(roles=(Role.CONSUMER,), about=About.ALL),
+    "GET /v1/delayed": Rule(roles=READERS),
+    "GET /v1/delayed/histogram": Rule(roles=READERS),
+    "GET /v1/delayed/status": Rule(roles=READERS, about=About.ALL),
+    "GET /v1/delayed/{message_id}": Rule(roles=(Role.CONSUMER,), about=About.LISTED),
+    "POST /v1/delayed/cancel": Rule(roles=(Role.PRODUCER,), about=About.IN_BODY),
+    "POST /v1/delayed/reschedule": Rule(roles=(Role.PRODUCER,), about=About.IN_BODY),
     "POST /v1/state": Rule(about=About.ALL),
     "POST /v1/groups/pause": Rule(about=About.IN_BODY),
     "POST /v1/groups/resume": Rule(about=About.IN_BODY),
