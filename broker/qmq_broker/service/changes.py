@@ -6,7 +6,7 @@ not get through says that there is more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -34,7 +34,7 @@ from qmq_client.wire.operations import ConfigureRequest, DeadAnswer, DeadRequest
 from qmq_client.wire.record import record_key
 from qmq_client.wire.start import Start
 
-#: Runs of dead letters that one action takes up again, of an ordered group with their keys.
+#: Dead letters that one action takes up again, of an ordered group with their keys.
 _REPLAYED_AT_ONCE = 256
 
 
@@ -100,10 +100,9 @@ class Changes:
             )
         has_more = has_more or len(present) > room
         actions: list[Action] = []
-        for first, next_, keys in self._runs(state.subject, present[: max(0, room)]):
-            is_ordered = state.lanes is not None
-            kept = keys if is_ordered else ()
-            actions.append(Replayed(now_ms, state.subject, state.group, first, next_, kept))
+        for first, next_ in _runs(present[: max(0, room)]):
+            keys = () if state.lanes is None else self._keys(state.subject, first, next_)
+            actions.append(Replayed(now_ms, state.subject, state.group, first, next_, keys))
         self._write(group, actions, now_ms)
         return DeadAnswer(count=min(len(present), room), gone=gone, has_more=has_more)
 
@@ -124,8 +123,8 @@ class Changes:
 
     def _dead(self, request: DeadRequest) -> tuple[Group, list[int], bool]:
         group = self._group(request.subject, request.group)
-        sequences = group.state.dead_between(request.first, request.next)
         limit = self._limits.dead_letters_per_request
+        sequences = group.state.dead_between(request.first, request.next, limit + 1)
         return group, sequences[:limit], len(sequences) > limit
 
     def _present(self, subject: str, sequences: Sequence[int]) -> tuple[list[int], int]:
@@ -136,26 +135,12 @@ class Changes:
         present = [] if queue is None else [n for n in present if n >= queue.first_sequence]
         return present, len(sequences) - len(present)
 
-    def _runs(
-        self, subject: str, sequences: Sequence[int]
-    ) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-        """Neighbouring sequences as runs, with the numbers of their keys."""
+    def _keys(self, subject: str, first: int, next_: int) -> tuple[int, ...]:
+        """The numbers of these messages' keys. Requires: they are there."""
         queue = self._store.queue(subject)
-        index = 0
-        while index < len(sequences):
-            after = index + 1
-            while (
-                after < len(sequences)
-                and sequences[after] == sequences[after - 1] + 1
-                and after - index < _REPLAYED_AT_ONCE
-            ):
-                after += 1
-            first, next_ = sequences[index], sequences[after - 1] + 1
-            assert queue is not None
-            entries = queue.entries(first, next_ - first)
-            records = self._store.read_records(entries, subject=subject)
-            yield first, next_, tuple(key_number(record_key(record)) for record in records)
-            index = after
+        assert queue is not None
+        records = self._store.read_records(queue.entries(first, next_ - first), subject=subject)
+        return tuple(key_number(record_key(record)) for record in records)
 
     def _write(self, group: Group, actions: Sequence[Action], now_ms: int) -> None:
         self._delivery.journal.write(actions, group.state)
@@ -164,3 +149,15 @@ class Changes:
 
 def _is_whole(entries: Sequence[Entry]) -> bool:
     return bool(entries) and bool(entries[0].record_bytes)
+
+
+def _runs(sequences: Sequence[int]) -> list[tuple[int, int]]:
+    """Neighbouring sequences as half open ranges of bounded length."""
+    runs: list[tuple[int, int]] = []
+    for sequence in sequences:
+        first, next_ = runs[-1] if runs else (0, -1)
+        if sequence == next_ and next_ - first < _REPLAYED_AT_ONCE:
+            runs[-1] = (first, next_ + 1)
+        else:
+            runs.append((sequence, sequence + 1))
+    return runs

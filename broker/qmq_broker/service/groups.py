@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from heapq import nsmallest
 from typing import Final
 
 import msgspec
@@ -201,9 +202,13 @@ class GroupState:
         if self.lanes is not None:
             self.lanes.drop_all()
 
-    def dead_between(self, first: int, next_: int) -> list[int]:
-        """Sequences of the dead letters in this range, in order."""
-        return sorted(sequence for sequence in self.dead if first <= sequence < next_)
+    def dead_between(self, first: int, next_: int, count_max: int | None = None) -> list[int]:
+        """Sequences of the dead letters in this range, the lowest first."""
+        # There may be a million: neither a short range nor a few of them need a look at all.
+        if next_ - first < len(self.dead):
+            return [one for one in range(first, next_) if one in self.dead][:count_max]
+        found = (sequence for sequence in self.dead if first <= sequence < next_)
+        return sorted(found) if count_max is None else nsmallest(count_max, found)
 
     def clamp(self, next_sequence: int) -> int:
         """Forget what lies beyond the subject's durable end; returns how many messages that was.

@@ -137,7 +137,7 @@ class Query:
         state = self._delivery.group(subject, group)
         if state is None:
             raise NotFoundError(f"there is no group {group} on subject {subject}")
-        sequences = state.dead_between(first_sequence, 2**63)[: min(count, LISTED_MAX)]
+        sequences = state.dead_between(first_sequence, 2**63, min(count, LISTED_MAX))
         records = self._some_records(subject, sequences) if with_records else {}
         return [
             DeadLetterStatus(

@@ -101,6 +101,21 @@ def test_B10_one_request_takes_a_bounded_number_and_says_that_there_is_more(
     rig.close()
 
 
+def test_C4_scattered_dead_letters_are_replayed_all_and_once(rig: Rig) -> None:
+    rig.send(*[b"%d" % number for number in range(900)])
+    given = rig.pull(max_messages=900)
+    rig.settle(given.ack(*[given.part(n) for n in range(0, 300, 3)]))
+    rig.pass_ms(30_000)
+    rest = [n for n in range(900) if n >= 300 or n % 3]
+    rig.pass_ms(1_000)
+    again = rig.pull(max_messages=900)
+    assert sorted(again.sequences) == rest
+    rig.settle(again.reject("no"))
+    assert replay(rig, first=100) == DeadAnswer(count=len([n for n in rest if n >= 100]))
+    rig.restart()
+    assert rig.pull(max_messages=900).sequences == [n for n in rest if n >= 100]
+
+
 def test_dead_letters_of_nobody_are_told(rig: Rig) -> None:
     for change in (replay, purge):
         with pytest.raises(NotFoundError):

@@ -174,6 +174,7 @@ def test_C7_only_the_head_of_a_lane_is_ready_whatever_is_done_in_which_order() -
 
 def test_keys_have_numbers_of_63_bits_and_only_no_key_has_none() -> None:
     assert key_number(b"") == 0
+    assert key_number(b"N14228") == 5771211669733728295, "it stands in action logs"
     numbers = {key_number(b"key %d" % number) for number in range(10_000)}
     assert len(numbers) == 10_000
     assert all(0 < number < 2**63 for number in numbers)
