@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, compress
 from typing import Final
 
 import numpy as np
@@ -20,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from qmq_broker.storage.frame_scan import ScannedFrame
-from qmq_broker.storage.repeats import LOG_LIMITS
-from qmq_client.wire.frame import FrameKind, parse_message_frame
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.frame import FrameKind, SubjectRun, parse_subjects
 from qmq_client.wire.record import DUE_BYTES, RECORD_FIXED_BYTES, TIME_MAX_MS
 from qmq_pipeline.columns import Numbers, Pieces, hex_text, longs, repeated_text, times
 from qmq_pipeline.schemas import MESSAGES, Table
@@ -53,6 +55,9 @@ _PAIR_BYTES: Final = 3
 #: Fields of a record behind its fixed part, as numbers of `Pieces`.
 _KEY, _TAGS, _HEADERS, _EXPIRES, _BODY = range(5)
 _NOT_A_RECORD: Final = -1
+#: Columns of a frame in front of its records.
+_LENGTH_BYTES: Final = 4
+_TAG_HASH_BYTES: Final = 8
 #: Frames whose messages have a place in their subject, and those of messages that wait for theirs.
 QUEUED_KINDS: Final = frozenset(kind for kind in FrameKind if kind.name in {"MESSAGES", "RELEASED"})
 SCHEDULED_KINDS: Final = frozenset(
@@ -111,35 +116,49 @@ def batches(frames: Iterable[ScannedFrame], selection: Selection) -> Iterator[pa
         yield _batch(gathered, selection)
 
 
+def frame_runs(frame: ScannedFrame) -> tuple[SubjectRun, ...]:
+    """Which sequences of which subjects are in a message frame."""
+    return parse_subjects(frame.data, frame.header)[0]
+
+
 def _gather(gathered: _Gathered, frame: ScannedFrame, subjects: frozenset[str] | None) -> None:
-    parsed = parse_message_frame(frame.data, LOG_LIMITS, is_verified=True)
-    number, taken = 0, 0
-    for run in parsed.runs:
-        if subjects is None or run.subject in subjects:
-            after = number + run.count
-            gathered.positions.append(
-                np.array(parsed.positions[number:after], np.int64) + gathered.data_bytes
-            )
-            gathered.lengths.append(np.array(parsed.lengths[number:after], np.int64))
-            gathered.subjects.append(run.subject)
-            gathered.first_sequences.append(run.first_sequence)
-            gathered.first_numbers.append(number)
-            gathered.counts.append(run.count)
-            gathered.offsets.append(frame.offset)
-            gathered.stored_at_ms.append(frame.header.stored_at_ms)
-            taken += run.count
-        number += run.count
-    if taken:
-        gathered.data.append(frame.data)
-        gathered.data_bytes += len(frame.data)
-        gathered.rows += taken
+    runs, position = parse_subjects(frame.data, frame.header)
+    count = frame.header.record_count
+    lengths = np.frombuffer(frame.data, ">u4", count, position).astype(np.int64)
+    ends = position + (_LENGTH_BYTES + _TAG_HASH_BYTES) * count + np.cumsum(lengths)
+    if ends[-1] > len(frame.data):
+        raise ProtocolError("record lengths do not add up to the frame", offset=position)
+    counts = [run.count for run in runs]
+    first_numbers = list(accumulate(counts, initial=0))[:-1]
+    if subjects is not None:
+        kept = [run.subject in subjects for run in runs]
+        mask = np.repeat(np.array(kept), counts)
+        lengths, ends = lengths[mask], ends[mask]
+        runs = tuple(compress(runs, kept))
+        counts, first_numbers = list(compress(counts, kept)), list(compress(first_numbers, kept))
+    if not runs:
+        return
+    gathered.lengths.append(lengths)
+    gathered.positions.append(ends - lengths + gathered.data_bytes)
+    gathered.subjects += [run.subject for run in runs]
+    gathered.first_sequences += [run.first_sequence for run in runs]
+    gathered.first_numbers += first_numbers
+    gathered.counts += counts
+    gathered.offsets += [frame.offset] * len(runs)
+    gathered.stored_at_ms += [frame.header.stored_at_ms] * len(runs)
+    gathered.data.append(frame.data)
+    gathered.data_bytes += len(frame.data)
+    gathered.rows += len(lengths)
 
 
 def _batch(gathered: _Gathered, selection: Selection) -> pa.RecordBatch:
     runs = _Runs(gathered)
-    records = _Records(gathered)
+    needs_records = not _Runs.NAMES.issuperset(selection.columns)
+    records = _Records(gathered) if needs_records else None
     arrays = [
-        runs.column(name, selection.table) if name in _Runs.NAMES else records.column(name)
+        runs.column(name, selection.table)
+        if records is None or name in _Runs.NAMES
+        else records.column(name)
         for name in selection.columns
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=selection.table.arrow(selection.columns))
@@ -188,18 +207,28 @@ class _Runs:
 
 
 class _Records:
-    """Columns that stand in the records."""
+    """Columns that stand in the records; what several of them need is made once, when it is needed."""
 
     def __init__(self, gathered: _Gathered) -> None:
         self._data = b"".join(gathered.data)
         self._bytes = np.frombuffer(self._data, np.uint8)
         self._positions = np.concatenate(gathered.positions)
-        next_positions = self._positions + np.concatenate(gathered.lengths)
+        self._next_positions = self._positions + np.concatenate(gathered.lengths)
         windows = np.lib.stride_tricks.sliding_window_view(self._bytes, RECORD_FIXED_BYTES)
         self._rows = windows[self._positions]
         self._fixed = self._rows.view(_FIXED)[:, 0]
-        self._boundaries, self._is_record = self._find_boundaries(next_positions)
-        self._pieces = Pieces(self._data, self._boundaries)
+
+    @cached_property
+    def _boundaries(self) -> Numbers:
+        return self._found[0]
+
+    @cached_property
+    def _is_record(self) -> Numbers:
+        return self._found[1]
+
+    @cached_property
+    def _pieces(self) -> Pieces:
+        return Pieces(self._data, self._boundaries)
 
     def column(self, name: str) -> pa.Array:
         column: pa.Array = getattr(self, f"_{name}")()
@@ -247,9 +276,10 @@ class _Records:
         has: Numbers = ((self._fixed["flags"] & flag) != 0) & self._is_record
         return has
 
-    def _find_boundaries(self, next_positions: Numbers) -> tuple[Numbers, Numbers]:
+    @cached_property
+    def _found(self) -> tuple[Numbers, Numbers]:
         """Where key, tags, headers, expiry and body begin and the body ends; which rows are records."""
-        fixed = self._fixed
+        fixed, next_positions = self._fixed, self._next_positions
         flags = fixed["flags"]
         boundaries = np.empty((len(fixed), 6), np.int64)
         first = self._positions + RECORD_FIXED_BYTES

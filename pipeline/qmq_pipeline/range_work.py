@@ -17,10 +17,9 @@ import pyarrow as pa
 from qmq_broker.storage.frame_scan import ScannedFrame
 from qmq_broker.storage.frame_seek import LogRange
 from qmq_broker.storage.lost import lost_runs
-from qmq_broker.storage.repeats import LOG_LIMITS
-from qmq_client.wire.frame import FrameKind, parse_message_frame
+from qmq_client.wire.frame import FrameKind
 from qmq_pipeline import action_rows
-from qmq_pipeline.decode import QUEUED_KINDS, SCHEDULED_KINDS, Selection, batches
+from qmq_pipeline.decode import QUEUED_KINDS, SCHEDULED_KINDS, Selection, batches, frame_runs
 from qmq_pipeline.lake import DataFile, Lake, RangeFacts
 from qmq_pipeline.log import ACTION_LOG
 from qmq_pipeline.options import Place
@@ -88,7 +87,7 @@ def _watched(frames: Iterable[ScannedFrame], seen: _Seen) -> Iterator[ScannedFra
             for lost in lost_runs(frame):
                 _add(seen.lost, lost.subject, lost.first_sequence, lost.count)
         elif header.kind in QUEUED_KINDS:
-            for run in parse_message_frame(frame.data, LOG_LIMITS, is_verified=True).runs:
+            for run in frame_runs(frame):
                 _add(seen.sequences, run.subject, run.first_sequence, run.count)
         yield frame
 
