@@ -37,6 +37,7 @@ _CANCEL_GRACE_S: Final = 1.0
 #: For connections of an asynchronous inbox to be closed.
 _CLOSE_S_MAX: Final = 1.0
 _STOPPED: Final = "consumer stopped before the handler began"
+_ALL_STUCK: Final = "every handler of this consumer is over its timeout_ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,8 +273,11 @@ class Member:
         if not timeout_ms:
             return
         grace_s = _CANCEL_GRACE_S if self.handler.is_async else 0.0
-        for running in self.prefetch.running():
+        all_running = self.prefetch.running()
+        stuck = 0
+        for running in all_running:
             left = [one for one in running.received if not one.is_settled]
+            stuck += now_s - running.started_at_s >= timeout_ms / 1000 + grace_s
             if not left or now_s - running.started_at_s < timeout_ms / 1000 + grace_s:
                 continue
             text = error_text(HandlerTimeoutError(timeout_ms))
@@ -287,6 +291,9 @@ class Member:
                 left[0].attempt,
                 f"{text}; it goes on, and takes up one of {self.options.concurrency} threads",
             )
+        if stuck >= self.options.concurrency and not self.options.at_most_once:
+            # Nobody here will begin what waits; others of the group may.
+            self._work.note(self.prefetch.take_waiting(), given_back(_ALL_STUCK, 0))
 
     def _prolong(self, now_s: float) -> None:
         options = self.options

@@ -138,6 +138,14 @@ class Prefetch:
             self._arrived.notify_all()
             return left
 
+    def take_waiting(self) -> list[Received]:
+        """Take out everything that no worker has."""
+        with self._finished:
+            left = list(self._waiting)
+            self._waiting.clear()
+            self._leave(len(left))
+            return left
+
     def drop_waiting(self, now_s: float) -> list[Received]:
         """Take out what has waited past its lease."""
         with self._finished:

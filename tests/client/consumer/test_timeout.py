@@ -70,6 +70,41 @@ def test_C6_a_plain_handler_over_its_time_has_its_message_given_back_while_it_go
     assert "stale" not in counted
 
 
+def test_C6_what_waits_behind_handlers_that_are_all_over_their_time_is_given_back_at_once(
+    bench: Bench,
+) -> None:
+    begun, may_finish = threading.Event(), threading.Event()
+
+    @consumer(SUBJECT, group=GROUP, timeout_ms=1_000)
+    def handler(body: int) -> None:
+        begun.set()
+        assert may_finish.wait(WAIT_S)
+
+    bench.put(1, 2, 3)
+    consumers = bench.consumers(handler)
+    (member,) = consumers.members
+    given = bench.broker.pull(
+        PullRequest(subject=SUBJECT, group=GROUP, consumer=consumers.consumer_id, max_messages=3)
+    )
+    member._receive(given, bench.clock.monotonic_s())
+    hanging = Hanging(consumers)
+    hanging.start(begun)
+    bench.clock.advance(999)
+    member.settle_once()
+    assert bench.broker.in_flight(SUBJECT, GROUP) == 3
+    bench.clock.advance(1)
+    member.settle_once()
+    assert bench.broker.in_flight(SUBJECT, GROUP) == 0
+    others = bench.broker.pull(
+        PullRequest(subject=SUBJECT, group=GROUP, consumer="other", max_messages=3)
+    )
+    assert [one.sequence for one in others.messages] == [1, 2], "the first waits for its backoff"
+    assert member.prefetch.room(is_blocking=False) == 0, "no more is asked for meanwhile"
+    may_finish.set()
+    hanging.end()
+    assert member.prefetch.room(is_blocking=False) >= 1
+
+
 def test_the_next_attempt_says_that_the_one_before_took_too_long(bench: Bench) -> None:
     begun, may_finish = threading.Event(), threading.Event()
 
