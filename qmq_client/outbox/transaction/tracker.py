@@ -103,7 +103,9 @@ def checked_unit(connection: sa.Connection, outlet: Outlet) -> Unit:
                 "`send_now` for a message of its own"
             )
         unit = open_unit(connection)
-    elif unit.is_lost:
+    elif unit.is_lost or outlet.dialect.has_ended(connection):
+        # What is noted now would be missing should something else commit before the error is met.
+        unit.is_lost = True
         raise lost_error("this message")
     return unit
 

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from qmq_client.errors import OutboxRowLostError
+from tests.client.publishing import sweep
 from tests.client.world import Order, World, a_world
 from tests.services.databases import Database
 
@@ -77,6 +78,28 @@ def test_S1_S2_a_transaction_that_began_with_an_answer_of_rows_is_known_to_have_
         with pytest.raises(OutboxRowLostError):
             session.commit()
         assert world.outcome() == ([], [], set())
+
+
+@pytest.mark.parametrize("ending", ["text", "text commit", "driver"])
+def test_S1_S2_a_second_send_does_not_join_a_transaction_that_has_ended(
+    a_database: Database, tmp_path: Path, ending: str
+) -> None:
+    """It is refused at once: before the commit meets the error, another COMMIT may come between."""
+    with a_world(tmp_path, database=a_database) as world, Session(world.engine) as session:
+        world.send("before", session)
+        add(session, "before")
+        ENDINGS[ending](session)
+        with pytest.raises(OutboxRowLostError):
+            world.send("after", session)
+        session.rollback()
+        add(session, "again")
+        world.send("again", session)
+        session.commit()
+        world.producer.flush()
+        world.make_due()
+        sweep(world)
+        kept = ["again", "before"] if ending == "text commit" else ["again"]
+        assert world.outcome() == (kept, kept, set())
 
 
 # After a rollback that was asked for, what follows is the transaction; after an error it is a rest.
