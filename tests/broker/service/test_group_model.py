@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -16,11 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from qmq_client.wire.operations import DeadRequest
 from qmq_client.wire.requests import Extend, Nack, Reject, Settlement
 from qmq_client.wire.start import parse_start
-from tests.broker.service.rig import GROUP, SUBJECT, Given, Rig
+from tests.broker.service.rig import GROUP, STORE, SUBJECT, Given, Rig
 
 MAX_ATTEMPTS = 3
 LEASE_MS = 1_000
 BACKOFF_MS = {1: 1_000, 2: 2_000}
+#: A start after a kill reads the segments that were open.
+SMALL = replace(STORE, segment_bytes=1024 * 1024, action_segment_bytes=256 * 1024)
 #: Where syncs cost nothing; what a sync is worth is proven elsewhere.
 MEMORY = Path("/dev/shm")
 CONSUMERS = ("one", "two", "three")
@@ -48,7 +50,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.directory = Path(
             tempfile.mkdtemp(prefix="qmq-model-", dir=MEMORY if MEMORY.is_dir() else None)
         )
-        self.rig = Rig(self.directory / "data")
+        self.rig = Rig(self.directory / "data", store_options=SMALL)
         self.known: list[Known] = []
         self.given: list[tuple[str, Given]] = []
         self.acked: set[tuple[str, int, int]] = set()
@@ -297,7 +299,7 @@ class OrderedMachine(DeliveryMachine):
 TestDeliveryModel = DeliveryMachine.TestCase
 TestOrderedModel = OrderedMachine.TestCase
 TestDeliveryModel.settings = TestOrderedModel.settings = settings(
-    max_examples=20,
+    max_examples=60,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
