@@ -51,6 +51,9 @@ FILES = {
     "summary_sealed",
     "format_file",
     "clean_stop",
+    "actions_groups",
+    "record_expiring",
+    "snapshot_first",
 }
 #: Commit log offsets of the two frames of the sealed segment.
 FRAME_OFFSETS = (88, 504)

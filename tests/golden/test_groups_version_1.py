@@ -1,0 +1,88 @@
+"""Golden bytes about groups: a snapshot as brokers wrote it before groups had settings, the actions that
+came with them, and a record that expires. All are read, and what is written today is the same."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from qmq_broker.service.snapshot import decode_groups, encode_groups
+from qmq_broker.storage.actions import (
+    Action,
+    BackoffTerms,
+    Configured,
+    Ended,
+    GroupSettings,
+    Keyed,
+    Passed,
+    Paused,
+    Purged,
+    Replayed,
+    Skipped,
+    Sought,
+)
+from qmq_client.wire.record import Record, decode_record, encode_record
+from qmq_client.wire.record_parts import record_expires_at_ms
+from tests.golden.storage_version_1 import NOW_MS
+from tests.golden.version_1 import golden
+
+_WHERE: Final = (NOW_MS, "flight.departed", "tallies")
+#: One of each kind, in the order of their tags.
+ACTIONS: Final[tuple[Action, ...]] = (
+    Skipped(*_WHERE, 0, 4),
+    Configured(
+        *_WHERE,
+        GroupSettings(
+            any_tags=("severe", "weather"),
+            all_tags=("delayed",),
+            is_ordered=True,
+            backoff=BackoffTerms(500, 1.5, 60_000),
+            idle_ms=300_000,
+        ),
+    ),
+    Sought(*_WHERE, 17),
+    Paused(*_WHERE, True),
+    Passed(*_WHERE, 20),
+    Keyed(*_WHERE, 24, (20, 21, 23), (0, 2**62 + 1, 77)),
+    Replayed(*_WHERE, 4, 6, (77, 0)),
+    Purged(*_WHERE, 4, 5),
+    Ended(*_WHERE),
+)
+EXPIRING: Final = Record(
+    message_id=bytes.fromhex("0123456789abcdef0000000000000009"),
+    subject="flight.departed",
+    body=b"gate B12",
+    key="N14228",
+    tags=("gate",),
+    headers=(("trace", "4bf92f35"),),
+    born_at_ms=NOW_MS,
+    expires_at_ms=NOW_MS + 60_000,
+)
+
+
+def test_actions_of_groups_are_written_and_read_byte_for_byte() -> None:
+    data = golden("actions_groups")
+    assert msgspec.msgpack.decode(data, type=tuple[Action, ...]) == ACTIONS
+    assert msgspec.msgpack.encode(ACTIONS) == data
+
+
+def test_a_record_that_expires_is_written_and_read_byte_for_byte() -> None:
+    data = golden("record_expiring")
+    assert decode_record("flight.departed", data) == EXPIRING
+    assert encode_record(EXPIRING) == data
+    assert record_expires_at_ms(data) == EXPIRING.expires_at_ms
+
+
+def test_a_snapshot_from_before_groups_had_settings_is_read() -> None:
+    (state,) = decode_groups(golden("snapshot_first"), 1_800_000_000_000)
+    assert (state.subject, state.group, state.cursor, state.acked_count) == (
+        "orders",
+        "billing",
+        6,
+        1,
+    )
+    assert (state.in_flight, state.waiting, list(state.dead)) == (3, 1, [3])
+    assert (state.settings, state.is_paused, state.lanes) == (GroupSettings(), False, None)
+    (again,) = decode_groups(encode_groups([state], 1_800_000_000_000), 1_800_000_000_000)
+    assert (again.in_flight, again.waiting, list(again.dead)) == (3, 1, [3])
