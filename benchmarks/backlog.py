@@ -38,8 +38,8 @@ Figures = dict[str, float]
 
 def run(bench: Bench) -> list[Row]:
     """Rates by the number of consumers, their ratios, and the wait of one that joins."""
-    backlog = bench.effort.pick(tiny=2_000, quick=300_000, full=1_000_000)
-    duration_s = bench.effort.pick(tiny=3, quick=20, full=50) / 10
+    backlog = bench.effort.pick(tiny=2_000, quick=200_000, full=1_000_000)
+    duration_s = bench.effort.pick(tiny=3, quick=15, full=50) / 10
     numbers = counting()
     with bench.processes() as processes:
         broker = processes.start_broker()
@@ -141,10 +141,10 @@ def work(control: Control, *, broker_url: str, group: str) -> None:
         times.append((time.monotonic(), len(bodies)))
         time.sleep(CALL_S)
 
+    consumers = Consumers(handler, broker_url)
     control.tell("ready")
     control.hear()
     started_s = time.monotonic()
-    consumers = Consumers(handler, broker_url)
     consumers.start()
     while not times:
         time.sleep(0.0005)

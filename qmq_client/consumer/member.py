@@ -21,11 +21,11 @@ from qmq_client.consumer.delivery import Grip, Outcome, Received, error_text, gi
 from qmq_client.consumer.handler import Handler
 from qmq_client.consumer.inbox_source import make_inbox
 from qmq_client.consumer.ledger import Ledger
-from qmq_client.consumer.outage import Failures, Outage
+from qmq_client.consumer.outage import Failures, Outage, is_outage
 from qmq_client.consumer.prefetch import Prefetch
 from qmq_client.consumer.settling import Settling
 from qmq_client.consumer.work import Work
-from qmq_client.errors import BrokerBusyError, HandlerTimeoutError, TransportError
+from qmq_client.errors import HandlerTimeoutError, TransportError
 from qmq_client.transport.port import Transport
 from qmq_client.wire.deliveries import Deliveries
 
@@ -203,6 +203,13 @@ class Member:
         """Hand out nothing any more and give back what no handler has begun; how many."""
         self._is_stopping = True
         left = self.prefetch.stop()
+        if left and self.options.at_most_once:
+            _LOG.warning(
+                "messages_dropped consumer=%s messages=%d error=%s",
+                self.options.name,
+                len(left),
+                _STOPPED,
+            )
         return self._work.note(left, given_back(_STOPPED, 0))
 
     def _receive(self, deliveries: Deliveries, asked_at_s: float) -> None:
@@ -312,9 +319,7 @@ class Member:
 
 
 def _failed_pass(error: TransportError, pause_s: float) -> Pass:
-    # Who is asked to come back later does, whatever the broker answers to others.
-    is_outage = not isinstance(error, BrokerBusyError)
-    return Pass(count=0, pause_s=pause_s, has_failed=True, is_outage=is_outage)
+    return Pass(count=0, pause_s=pause_s, has_failed=True, is_outage=is_outage(error))
 
 
 def _grip_refusal(handler: Handler) -> str:

@@ -12,7 +12,7 @@ import random
 import threading
 from typing import Final, NamedTuple
 
-from qmq_client.errors import BrokerBusyError, TransportError
+from qmq_client.errors import BrokerBusyError, BrokerRefusedError, TransportError
 from qmq_client.retry import Backoff
 
 _LOG: Final = logging.getLogger("qmq.consumer")
@@ -70,6 +70,14 @@ class Outage:
             self._changed.wait_for(lambda: self.marks() != seen, seconds - least_s)
 
 
+def is_outage(error: TransportError) -> bool:
+    """Whether this may end as soon as the broker answers anybody.
+
+    Who was refused, or asked to come back later, was answered: others' answers change nothing.
+    """
+    return not isinstance(error, BrokerBusyError | BrokerRefusedError)
+
+
 class Failures:
     """One kind of call of one consumer: counts what fails in a row, and says how long to wait."""
 
@@ -92,7 +100,8 @@ class Failures:
         `is_meant`: we ended the call ourselves, and nobody needs to hear of it.
         """
         self._count += 1
-        self._outage.begin()
+        if is_outage(error):
+            self._outage.begin()
         pause_s = RETRY_BACKOFF.delay_ms(self._count, random.random()) / 1000
         if isinstance(error, BrokerBusyError):
             pause_s = max(pause_s, error.retry_after_s)

@@ -183,6 +183,18 @@ def test_at_most_once_tells_the_broker_nothing_and_counts_what_was_dropped(
     assert counted == {"pulled": 1, "acked" if error is None else "dropped": 1}
 
 
+def test_what_a_stop_drops_of_what_comes_at_most_once_is_told(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler = consumer(SUBJECT, group=GROUP, at_most_once=True, concurrency=3)(lambda body: None)
+    bench.put(1, 2, 3)
+    consumers = Consumers(handler, Listening(bench), clock=bench.clock)
+    consumers.members[0].pull_once(is_blocking=False)
+    assert consumers.members[0].stop() == 3
+    assert "messages_dropped consumer=orders/audit messages=3" in caplog.text
+    assert bench.counters(consumers) == {"pulled": 3, "dropped": 3}
+
+
 def test_at_most_once_pulls_no_more_than_can_be_begun(bench: Bench) -> None:
     @consumer(SUBJECT, group=GROUP, at_most_once=True, batch_size=4)
     def handler(bodies: list[int]) -> None: ...

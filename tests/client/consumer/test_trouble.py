@@ -165,6 +165,17 @@ def test_one_outcome_the_broker_will_never_take_costs_no_other(bench: Bench) -> 
     assert transport.calls["settle"] <= 2 * 7 + 2
 
 
+def test_who_is_refused_asks_again_by_its_own_waits_whatever_others_are_answered(
+    bench: Bench,
+) -> None:
+    transport = Picky(bench.broker)
+    transport.status = 403
+    member = handled_but_unsettled(bench, transport, 8).members[0]
+    done = member.settle_once()
+    assert done.has_failed
+    assert not done.is_outage
+
+
 def test_outcomes_are_kept_when_it_is_not_they_that_are_refused(bench: Bench) -> None:
     transport = Picky(bench.broker)
     transport.status = 403
