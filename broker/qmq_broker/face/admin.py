@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -248,7 +248,9 @@ async def _on_http(request: Request, error: Exception) -> Response:
     return _json(refused.answer, status=refused.status, headers=dict(error.headers or {}))
 
 
-async def _on_unforeseen(_: Request, __: Exception) -> Response:
+async def _on_unforeseen(_: Request, error: Exception) -> Response:
+    if isinstance(error, ClientDisconnect):
+        raise error  # there is nobody to answer
     return _json(INTERNAL, status=500)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qmq_client.wire.requests import PullRequest, encode_control
-from tests.broker.face.asgi import FRAME, Client, error_of
+from tests.broker.face.asgi import FRAME, JSON, Client, Wire, error_of, make_scope
 from tests.broker.service.rig import GROUP, SUBJECT, Rig, make_frame
 
 PULL: dict[str, Any] = {"subject": SUBJECT, "group": GROUP, "consumer": "one"}
@@ -165,3 +165,36 @@ def test_a_question_that_makes_no_sense_is_refused(client: Client, path: str, st
     reply = client.get(path)
     assert reply.status == status
     assert error_of(reply).code
+
+
+def test_an_error_that_nobody_foresaw_is_answered_in_our_words_and_logged_once(
+    rig: Rig, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("secret inside")
+
+    rig.broker.query.subjects = fail  # type: ignore[assignment,method-assign]
+    reply = client.get("/v1/subjects")
+    answer = error_of(reply)
+    assert (reply.status, answer.code) == (500, "internal")
+    assert b"secret inside" not in reply.body
+    (record,) = caplog.records
+    assert "request_failed" in record.message
+    assert "RuntimeError" in record.message
+    assert client.get("/healthz").status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/state", "/v1/groups/pause", "/v1/send"])
+def test_a_client_that_goes_away_in_its_body_is_nobodys_failure(
+    client: Client, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    async def call() -> Wire:
+        gone = asyncio.Event()
+        gone.set()
+        wire = Wire([], gone)
+        scope = make_scope("POST", path, [(b"content-type", JSON), (b"content-length", b"10")])
+        await client.app(scope, wire.receive, wire.send)
+        return wire
+
+    assert asyncio.run(call()).sent == []
+    assert caplog.records == []

@@ -214,6 +214,15 @@ def test_a_message_is_found_by_its_id_by_those_who_may_read_it(guarded: Guarded)
         assert found == dict.fromkeys(CALLERS, 0) | everywhere | own
 
 
+def test_why_the_broker_does_not_serve_is_told_to_those_it_knows(
+    rig: Rig, guarded: Guarded
+) -> None:
+    rig.broker.set_read_only(True, "the disk of ward 3")
+    told = {who: guarded.ask(who, "GET", "/readyz").json for who in (None, "producer")}
+    assert [one["status"] for one in told.values()] == ["read-only", "read-only"]
+    assert [one["reason"] for one in told.values()] == ["", "the disk of ward 3"]
+
+
 @pytest.mark.parametrize("path", ["/v1/subjects", "/v1/groups"])
 def test_lists_show_what_the_caller_has_to_do_with(guarded: Guarded, path: str) -> None:
     shown = guarded.ask("operator", "GET", path).body.decode()

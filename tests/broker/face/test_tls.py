@@ -8,6 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from qmq_broker.face.tls import TlsContext
+from qmq_broker.options import TlsOptions
 from qmq_client.errors import BrokerAccessError, BrokerUnreachableError, ConfigurationError
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
@@ -90,6 +92,24 @@ def test_old_versions_of_tls_and_plain_http_get_no_answer(
             assert client.get(f"{broker.url}/healthz").status_code == 200
         assert broker.stop() == 0
         assert "Traceback" not in broker.log
+
+
+def test_the_context_knows_no_old_version_even_where_the_library_does(
+    authority: Authority,
+) -> None:
+    certificate, key = authority.issue("a.example", as_file="a")
+    for client_ca in ("", str(authority.file)):
+        made = TlsContext(
+            TlsOptions(certificate_file=certificate, key_file=key, client_ca_file=client_ca)
+        )
+        assert made.context.minimum_version is ssl.TLSVersion.TLSv1_2
+        wanted = ssl.CERT_REQUIRED if client_ca else ssl.CERT_NONE
+        assert made.context.verify_mode is wanted
+    address = BrokerAddress(url="https://a.example", ca_file=str(authority.file))
+    for context in (address.ssl_context(), BrokerAddress(url="https://a.example").ssl_context()):
+        assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+        assert context.verify_mode is ssl.CERT_REQUIRED
+        assert context.check_hostname
 
 
 def test_a_renewed_certificate_is_taken_without_a_restart_and_a_broken_one_is_not(
