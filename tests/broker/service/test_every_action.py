@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,10 @@ from qmq_broker.storage.frame_seek import LogRange
 from qmq_client.wire.operations import DeadRequest
 from qmq_client.wire.requests import Tags
 from qmq_client.wire.start import parse_start
-from tests.broker.service.rig import GROUP, SUBJECT, Given, Rig
+from tests.broker.service.rig import GROUP, STORE, SUBJECT, Given, Rig
 
 STEPS = 60
+SMALL = replace(STORE, segment_bytes=1024 * 1024, action_segment_bytes=256 * 1024)
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tags": {"tags": Tags(any=("red",))},
@@ -178,7 +180,23 @@ def comparable(states: Sequence[GroupState]) -> list[GroupImage]:
 def test_C1_the_log_broken_off_behind_any_action_has_lost_nothing(
     tmp_path: Path, kind: str, seed: int
 ) -> None:
-    rig = Rig(tmp_path / "data")
+    live_and_break_off(tmp_path, kind, seed)
+
+
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_C1_nor_has_it_in_many_more_lives(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    if not request.config.getoption("--release"):
+        pytest.skip("only before a release")
+    for seed in range(4, 1_000):
+        live_and_break_off(tmp_path / str(seed), kind, seed)
+
+
+def live_and_break_off(directory: Path, kind: str, seed: int) -> None:
+    """One life, and its log broken off behind each of its actions."""
+    rig = Rig(directory, store_options=SMALL)
     Life(rig, random.Random(f"{kind} {seed}"), KINDS[kind]).run()
     actions, now_ms = written(rig), rig.now_ms
     whole = comparable(groups_at_end(b"", actions, now_ms)[0])

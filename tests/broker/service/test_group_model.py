@@ -10,8 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from qmq_client.wire.operations import DeadRequest
 from qmq_client.wire.requests import Extend, Nack, Reject, Settlement
@@ -294,6 +302,17 @@ class OrderedMachine(DeliveryMachine):
     """The same for a group that gets messages of one key one after the other."""
 
     is_ordered = True
+
+
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("machine", [DeliveryMachine, OrderedMachine])
+def test_the_model_holds_over_many_more_lives(
+    request: pytest.FixtureRequest, machine: type[DeliveryMachine]
+) -> None:
+    if not request.config.getoption("--release"):
+        pytest.skip("only before a release")
+    lives = settings(TestDeliveryModel.settings, max_examples=2_000, stateful_step_count=60)
+    run_state_machine_as_test(machine, settings=lives)
 
 
 TestDeliveryModel = DeliveryMachine.TestCase
