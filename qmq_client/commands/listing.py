@@ -15,6 +15,7 @@ SUMMARIES: Final[Mapping[str, str]] = {
     "consume": "Run the consumers of a module.",
     "dead": "List, show, replay or purge the dead letters of a group.",
     "db": "Create, check or print the tables in a business database.",
+    "delayed": "List, show, cancel or put off messages that wait for their time.",
     "doctor": "Say what breaks promises in a database, and what mends it.",
     "groups": "List consumer groups; pause, resume, move or configure one.",
     "lag": "Say how far each group is behind, in messages and in seconds.",

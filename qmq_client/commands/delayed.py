@@ -1,0 +1,204 @@
+"""`qmq delayed list | show | cancel | reschedule | histogram | status`: messages that wait for their time.
+
+Asks the broker; what a command changed is durable when it ends.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from qmq_client.commands.broker_json import (
+    broker_address,
+    broker_options,
+    get_json,
+    post_json,
+    print_json,
+)
+from qmq_client.commands.exit_codes import ATTENTION
+from qmq_client.commands.message_view import body_text, shortened
+from qmq_client.commands.table import table_lines, time_text
+from qmq_client.commands.times import TIME
+from qmq_client.wire.delayed import CANCELLED_PER_REQUEST_MAX
+from qmq_client.wire.message_id import format_message_id, parse_message_id
+
+#: As many as the broker gives at once.
+_LISTED_MAX: Final = 1_000
+_BAR_CHARACTERS: Final = 40
+_COLUMNS: Final = ("deliver_at", "message_id", "subject", "state")
+
+
+@click.group()
+def delayed() -> None:
+    """Look after messages that wait for their time at the broker."""
+
+
+@delayed.command(name="list")
+@click.option("--subject", help="Only of this subject.")
+@click.option("--from", "first_ms", type=TIME, help="Due at this time or later.")
+@click.option("--to", "next_ms", type=TIME, help="Due before this time.")
+@click.option("--limit", type=click.IntRange(1, _LISTED_MAX), default=100, show_default=True)
+@broker_options
+def list_(
+    *,
+    subject: str | None,
+    first_ms: int | None,
+    next_ms: int | None,
+    limit: int,
+    broker: str | None,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
+    """List messages that wait, the first due first. Times are UTC where no zone is given."""
+    question = {"subject": subject, "from": first_ms, "to": next_ms, "count": limit}
+    address = broker_address(broker, config_file)
+    answer = get_json(address, "/v1/delayed", question, known=("delayed", "has_more"))
+    if as_json:
+        print_json(answer)
+        return
+    for line in table_lines(_COLUMNS, [_row(one) for one in answer["delayed"]]):
+        click.echo(line)
+    if answer["has_more"]:
+        click.echo("there are more; give --from or a higher --limit", err=True)
+
+
+@delayed.command()
+@click.argument("message_id")
+@broker_options
+def show(message_id: str, broker: str | None, config_file: Path | None, as_json: bool) -> None:
+    """Show one message and every time it was scheduled for. Exit code 1 when it is not there."""
+    wanted = _checked(message_id)
+    address = broker_address(broker, config_file)
+    answer = get_json(address, f"/v1/delayed/{wanted}", {}, known=("places",))
+    if as_json:
+        print_json(answer)
+        return
+    for line in table_lines(_COLUMNS, [_row(one) for one in answer["places"]]):
+        click.echo(line)
+    if answer.get("message"):
+        click.echo(f"body  {shortened(body_text(answer['message']))}")
+
+
+@delayed.command()
+@click.argument("message_ids", nargs=-1, required=True)
+@broker_options
+def cancel(
+    message_ids: tuple[str, ...], broker: str | None, config_file: Path | None, as_json: bool
+) -> None:
+    """Take messages back. Exit code 1 when any of them was released or is not known."""
+    wanted = [_checked(message_id) for message_id in message_ids]
+    address = broker_address(broker, config_file)
+    outcomes: list[str] = []
+    for first in range(0, len(wanted), CANCELLED_PER_REQUEST_MAX):
+        part = wanted[first : first + CANCELLED_PER_REQUEST_MAX]
+        answer = post_json(
+            address, "/v1/delayed/cancel", {"message_ids": part}, known=("outcomes",)
+        )
+        outcomes += answer["outcomes"]
+    _tell(wanted, outcomes, as_json, done="cancelled")
+
+
+@delayed.command()
+@click.argument("message_id")
+@click.argument("deliver_at", type=TIME)
+@broker_options
+def reschedule(
+    *,
+    message_id: str,
+    deliver_at: int,
+    broker: str | None,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Give a message another time. Exit code 1 when it was released already."""
+    wanted = _checked(message_id)
+    address = broker_address(broker, config_file)
+    body = {"message_id": wanted, "deliver_at_ms": deliver_at}
+    answer = post_json(address, "/v1/delayed/reschedule", body, known=("outcomes",))
+    _tell([wanted], answer["outcomes"], as_json, done="rescheduled")
+
+
+@delayed.command()
+@click.option("--subject", help="Only of this subject.")
+@click.option("--from", "first_ms", type=TIME, help="Due at this time or later.")
+@click.option("--to", "next_ms", type=TIME, help="Due before this time.")
+@click.option(
+    "--span",
+    type=click.Choice(["second", "minute", "hour", "day"]),
+    default="hour",
+    show_default=True,
+)
+@broker_options
+def histogram(
+    *,
+    subject: str | None,
+    first_ms: int | None,
+    next_ms: int | None,
+    span: str,
+    broker: str | None,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Show how many messages are due when."""
+    question = {"subject": subject, "from": first_ms, "to": next_ms, "span": span}
+    address = broker_address(broker, config_file)
+    answer = get_json(address, "/v1/delayed/histogram", question, known=("rows", "span"))
+    if as_json:
+        print_json(answer)
+        return
+    highest = max((row["count"] for row in answer["rows"]), default=1)
+    rows = [
+        (
+            time_text(row["first_ms"]),
+            row["count"],
+            "█" * max(1, round(row["count"] * _BAR_CHARACTERS / highest)),
+        )
+        for row in answer["rows"]
+    ]
+    for line in table_lines((f"{answer['span']}_of", "messages", ""), rows):
+        click.echo(line.rstrip())
+
+
+@delayed.command()
+@broker_options
+def status(broker: str | None, config_file: Path | None, as_json: bool) -> None:
+    """Say how many wait, how late releases are, and what is wrong.
+
+    Exit code 1 while the clock is not believed, or messages cannot be read.
+    """
+    address = broker_address(broker, config_file)
+    answer = get_json(address, "/v1/delayed/status", {}, known=("pending", "clock", "damaged"))
+    if as_json:
+        print_json(answer)
+    else:
+        for name, value in answer.items():
+            if name == "subjects":
+                continue
+            shown = time_text(value) if name == "loaded_until_ms" else value
+            click.echo(
+                f"{name.removesuffix('_ms') if name == 'loaded_until_ms' else name:<16}{shown}"
+            )
+        for subject, count in answer.get("subjects", {}).items():
+            click.echo(f"{'pending':<16}{count} of {subject}")
+    if answer["clock"] or answer["damaged"] or answer.get("damaged_buckets"):
+        raise SystemExit(ATTENTION)
+
+
+def _row(one: dict[str, Any]) -> tuple[str, str, str, str]:
+    return time_text(one["due_at_ms"]), one["message_id"], one["subject"], one["state"]
+
+
+def _checked(message_id: str) -> str:
+    return format_message_id(parse_message_id(message_id))
+
+
+def _tell(wanted: list[str], outcomes: list[str], as_json: bool, *, done: str) -> None:
+    if as_json:
+        print_json({"outcomes": dict(zip(wanted, outcomes, strict=True))})
+    else:
+        for message_id, outcome in zip(wanted, outcomes, strict=True):
+            click.echo(f"{message_id}  {outcome.replace('_', ' ')}")
+    if any(outcome != done for outcome in outcomes):
+        raise SystemExit(ATTENTION)

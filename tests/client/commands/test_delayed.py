@@ -1,0 +1,132 @@
+"""`qmq delayed` against a real broker, and the page about delayed messages, which is one program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from qmq_client.commands.delayed import delayed
+from qmq_client.ids import MESSAGE_IDS
+from qmq_client.message import Message, message_to_record
+from qmq_client.transport.http import HttpTransport
+from qmq_client.wire.frame import FrameKind, build_message_frame
+from qmq_client.wire.record import encode_record
+from tests.broker.face.process import ROOT, BrokerProcess
+from tests.tidy.markdown import blocks
+from tests.tidy.readme_blocks import DOCUMENTED_ADDRESS
+
+PAGE = ROOT / "docs" / "delay.md"
+RUN_S_MAX = 60
+START = datetime.now(UTC)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "broker") as process:
+        yield process
+
+
+def send(url: str, *messages: Message) -> list[str]:
+    now_ms = round(START.timestamp() * 1000)
+    records: dict[str, list[bytes]] = {}
+    ids = []
+    for message in messages:
+        record = message_to_record(message, new_id=MESSAGE_IDS.next_id(), now_ms=now_ms)
+        ids.append(record.message_id.hex())
+        records.setdefault(message.subject, []).append(encode_record(record))
+    transport = HttpTransport(url)
+    transport.send(build_message_frame(records, kind=FrameKind.DELAYED))
+    transport.close()
+    return ids
+
+
+def run(url: str, *arguments: str, code: int = 0) -> Any:
+    ran = CliRunner().invoke(delayed, [*arguments, "--broker", url, "--json"])
+    assert ran.exit_code == code, ran.output
+    return json.loads(ran.stdout)
+
+
+def test_what_waits_is_listed_shown_cancelled_and_put_off(broker: BrokerProcess) -> None:
+    url = f"http://{broker.host}:{broker.port}"
+    hours = [Message("gate", {"n": n}, deliver_at=START + timedelta(hours=n)) for n in (3, 1, 2)]
+    third, first, second = send(url, *hours)
+    (other,) = send(url, Message("seat", "x", deliver_at=START + timedelta(days=30)))
+    listed = run(url, "list")["delayed"]
+    assert [one["message_id"] for one in listed] == [first, second, third, other]
+    assert [one["message_id"] for one in run(url, "list", "--subject", "seat")["delayed"]] == [
+        other
+    ]
+    assert run(url, "list", "--limit", "1")["has_more"]
+    late = (START + timedelta(hours=2, minutes=30)).isoformat()
+    assert len(run(url, "list", "--from", late)["delayed"]) == 2
+    assert sum(row["count"] for row in run(url, "histogram", "--span", "day")["rows"]) == 4
+    shown = run(url, "show", first)
+    assert shown["message"]["body"] == {"n": 1}
+    assert [place["state"] for place in shown["places"]] == ["pending"]
+    moved = (START + timedelta(days=3)).isoformat()
+    assert run(url, "reschedule", first, moved) == {"outcomes": {first: "rescheduled"}}
+    states = [place["state"] for place in run(url, "show", first)["places"]]
+    assert states == ["rescheduled", "pending"]
+    assert run(url, "cancel", first, second)["outcomes"] == {
+        first: "cancelled",
+        second: "cancelled",
+    }
+    assert run(url, "cancel", "0" * 32, code=1)["outcomes"] == {"0" * 32: "unknown"}
+    status = run(url, "status")
+    assert (status["pending"], status["subjects"]) == (2, {"gate": 1, "seat": 1})
+    assert [one["message_id"] for one in run(url, "list")["delayed"]] == [third, other]
+
+
+def test_for_people_there_are_tables_and_bars(broker: BrokerProcess) -> None:
+    url = f"http://{broker.host}:{broker.port}"
+    (message_id,) = send(url, Message("gate", "body", deliver_at=START + timedelta(hours=3)))
+    for command, said in {
+        "list": "gate",
+        f"show {message_id}": "body",
+        "histogram": "█",
+        "status": "1 of gate",
+        f"cancel {message_id}": "cancelled",
+    }.items():
+        ran = CliRunner().invoke(delayed, [*command.split(), "--broker", url])
+        assert ran.exit_code == 0, ran.output
+        assert said in ran.output
+
+
+def test_what_is_not_there_is_said(broker: BrokerProcess) -> None:
+    url = f"http://{broker.host}:{broker.port}"
+    for arguments in (
+        ["show", "0" * 32],
+        ["reschedule", "0" * 32, (START + timedelta(days=1)).isoformat()],
+    ):
+        ran = CliRunner().invoke(delayed, [*arguments, "--broker", url])
+        assert ran.exit_code == 1
+        assert "is not delayed" in str(ran.exception) + ran.output
+
+
+def test_the_programs_of_the_page_run(broker: BrokerProcess, tmp_path: Path) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    text = "\n".join(block.text for block in blocks(page) if block.language == "python")
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-c",
+            text.replace(DOCUMENTED_ADDRESS, f"{broker.host}:{broker.port}"),
+        ],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=RUN_S_MAX,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
