@@ -111,6 +111,9 @@ class SettleAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class PullRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Ask for messages; may carry settlements of earlier ones."""
 
+    # Fifteen fields and no more: with sixteen every request begins with another byte, whatever is
+    # said in it. What comes next goes into a struct of its own.
+
     subject: str
     group: str
     consumer: str
