@@ -127,10 +127,8 @@ class Delay:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something was taken that has no outcome yet, or is overdue."""
-        return bool(self._in_flight or self._done or self._held or self._overdue_frozen) or bool(
-            len(self._overdue)
-        )
+        """Whether something was taken that has no outcome yet."""
+        return bool(self._in_flight or self._done or self._held)
 
     def step(self) -> float:
         """Release what is due, as far as there is room; returns the seconds until there is more."""

@@ -244,22 +244,22 @@ class Wheel:
         late, self._late = self._late, []
         if late:
             self._runs.append(_Run(Rows(late)))
-        until = max((self._best_key(run) for run in self._runs), default=self.loaded_until)
+        until = max(filter(None, map(self._best_key, self._runs)), default=self.loaded_until)
         for run in self._runs:
             run.cut(until)
         self._runs = [run for run in self._runs if len(run)]
         self._count = sum(map(len, self._runs))
         self.loaded_until = until
 
-    def _best_key(self, run: _Run) -> Key:
-        """The last message of a run with no more than `loaded_max` of all runs up to it."""
+    def _best_key(self, run: _Run) -> Key | None:
+        """The last message of a run with no more than `loaded_max` of all runs up to it, if any."""
         index = bisect_right(
             range(len(run.rows)),
             self._loaded_max,
             lo=run.first,
             key=lambda place: self._count_upto(run.rows.key(place)),
         )
-        return run.rows.key(max(run.first, index - 1))
+        return run.rows.key(index - 1) if index > run.first else None
 
     def _count_upto(self, key: Key) -> int:
         return sum(run.after(key) - run.first for run in self._runs)

@@ -18,6 +18,8 @@ __all__ = ["HOUR_MS", "DelayRig", "FakeClock", "delayed_frame"]
 
 HOUR_MS = 3_600_000
 MANY = 10_000
+#: Steps without anything done after which nothing more is to come.
+IDLE_STEPS = 2
 
 
 def delayed_frame(
@@ -70,15 +72,15 @@ class DelayRig(Rig):
 
     def release(self) -> int:
         """Release everything that is due; how many messages that were."""
-        before = self.broker.delayed.delay.counts.released
-        for _ in range(MANY):
-            busy = self.broker.delayed.delay.step()
+        delay = self.broker.delayed.delay
+        before, idle = delay.counts.released, 0
+        while idle < IDLE_STEPS:
+            progress = delay.counts.released, delay.loaded
+            delay.step()
             self.commit()
-            if busy > 0 and not self.broker.delayed.delay.is_busy:
-                break
-        else:
-            raise AssertionError("releases do not come to an end")
-        return self.broker.delayed.delay.counts.released - before
+            is_idle = progress == (delay.counts.released, delay.loaded) and not delay.is_busy
+            idle = idle + 1 if is_idle else 0
+        return delay.counts.released - before
 
     def pass_and_release(self, ms: int) -> int:
         """Let time pass, and release what is due then."""

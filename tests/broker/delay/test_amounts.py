@@ -1,0 +1,87 @@
+"""Many delayed messages: bounded memory, everything due at once, what is overdue after a stop."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from qmq_broker.service.delay_wheel import Key, Pending, Rows, Wheel, end_of
+from qmq_broker.service.limits import ServiceLimits
+from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
+
+COUNT = 100_000
+PER_FRAME = 10_000
+
+
+def fill(rig: DelayRig, due_at_ms: int, count: int = COUNT) -> None:
+    for first in range(0, count, PER_FRAME):
+        rig.send_delayed({f"{first + n}".encode(): due_at_ms for n in range(min(PER_FRAME, count))})
+
+
+def test_D3_a_hundred_thousand_messages_due_at_one_moment_come_once_each(tmp_path: Path) -> None:
+    rig = DelayRig(tmp_path, limits=ServiceLimits(delayed_loaded=30_000))
+    fill(rig, rig.now_ms + 2 * HOUR_MS)
+    rig.pass_and_release(2 * HOUR_MS - 1)
+    assert rig.bodies() == []
+    assert rig.broker.delayed.delay.loaded <= 37_500
+    rig.clock.pass_ms(1)
+    while rig.broker.delayed.query.status().pending:
+        rig.release()
+    assert len(set(rig.bodies())) == len(rig.bodies()) == COUNT
+    rig.close()
+
+
+def test_D2_what_is_overdue_after_a_stop_goes_first_at_a_bounded_rate_and_holds_up_nobody(
+    tmp_path: Path,
+) -> None:
+    rig = DelayRig(tmp_path, limits=ServiceLimits(overdue_per_s=1_000))
+    fill(rig, rig.now_ms + 1_000, PER_FRAME)
+    rig.restart()
+    rig.send_delayed({b"old": rig.now_ms + 500 * HOUR_MS})
+    rig.restart()
+    rig.clock.pass_ms(600 * HOUR_MS)  # a stop of weeks: all of it is looked at, whatever its age
+    rig.restart()
+    rig.send_delayed({b"now": rig.now_ms + 100})
+    rig.clock.pass_ms(100)
+    for _ in range(10):
+        rig.broker.delayed.delay.step()
+        rig.commit()
+    assert b"now" in rig.bodies()
+    assert 1_000 <= len(rig.bodies()) <= 1_400
+    for _ in range(20):
+        rig.pass_and_release(1_000)
+    assert len(rig.bodies()) == PER_FRAME + 2
+    assert rig.broker.delayed.query.status().late_max_ms < 1_000
+    rig.close()
+
+
+def test_D1_a_wheel_gives_everything_once_in_order_however_it_came() -> None:
+    rng = random.Random(4)
+    wheel = Wheel(end_of(-1), loaded_max=1_000)
+    loaded = [Pending(rng.randrange(500), 0, n, n, n, 1, 0) for n in range(700)]
+    rows = Rows(loaded)
+    rows.sort()
+    wheel.load(rows, end_of(400))
+    late = [Pending(rng.randrange(900), 0, 700 + n, n, n, 1, 0) for n in range(600)]
+    for one in late:
+        wheel.add([one])
+    expected = set(loaded) | {one for one in late if one.due_at_ms <= 400}
+    expected = {one for one in expected if Key(*one[:3]) <= wheel.loaded_until}
+    taken: list[Pending] = []
+    for now in range(0, 1_000, 7):
+        part = wheel.take(now, 10_000)
+        assert all(one.due_at_ms <= now for one in part)
+        taken += part
+    assert len(taken) == len(set(taken))
+    assert set(taken) >= expected
+    assert [one.due_at_ms for one in taken] == sorted(one.due_at_ms for one in taken)
+
+
+def test_a_wheel_that_is_over_its_bound_lets_go_of_what_is_due_last() -> None:
+    wheel = Wheel(end_of(1_000_000), loaded_max=5_000)
+    for first in range(0, 20_000, 100):
+        wheel.add([Pending(20_000 - first - n, 0, first + n, 0, 0, 1, 0) for n in range(100)])
+        assert len(wheel) <= 6_250 + 100
+    until = wheel.loaded_until.due_at_ms
+    taken = wheel.take(10**6, 10**6)
+    assert [one.due_at_ms for one in taken] == list(range(1, until + 1))

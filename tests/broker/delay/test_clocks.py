@@ -1,0 +1,138 @@
+"""D1 under clocks that jump and drift, and months that pass in a second."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from qmq_broker.service.delay_clock import ALARM_MS, CATCH_UP, STEP_MS, DelayClock
+from tests.broker.delay.delay_rig import HOUR_MS, DelayRig, FakeClock
+
+DAY_MS = 24 * HOUR_MS
+
+
+def test_D1_a_clock_that_is_set_back_holds_the_time() -> None:
+    clock = FakeClock()
+    time = DelayClock(clock)
+    before = time.now_ms()
+    clock.wall_ms -= HOUR_MS
+    for _ in range(59):
+        clock.pass_ms(60_000)
+        assert time.now_ms() == before
+        assert time.alarm.startswith("the clock was set back")
+    clock.pass_ms(61_000)
+    assert time.now_ms() == clock.wall_ms == before + 1_000
+    assert time.alarm == ""
+
+
+def test_D1_a_clock_that_is_set_forward_is_followed_in_bounded_steps_with_an_alarm() -> None:
+    clock = FakeClock()
+    time = DelayClock(clock)
+    before = time.now_ms()
+    clock.wall_ms += HOUR_MS
+    assert time.now_ms() == before + STEP_MS
+    assert time.alarm.startswith("the clock was set forward")
+    clock.pass_ms(1_000)
+    assert time.now_ms() == before + STEP_MS + CATCH_UP * 1_000
+    for _ in range(600):
+        clock.pass_ms(1_000)
+        assert time.now_ms() <= clock.wall_ms
+    assert time.now_ms() == clock.wall_ms
+    assert time.alarm == ""
+
+
+def test_D1_drift_and_small_corrections_are_no_alarm() -> None:
+    clock = FakeClock()
+    time = DelayClock(clock)
+    rng = random.Random(1)
+    last = time.now_ms()
+    for _ in range(10_000):
+        clock.pass_ms(100)
+        clock.wall_ms += rng.choice((-ALARM_MS // 2, 0, 0, 1, ALARM_MS // 2))
+        now = time.now_ms()
+        assert last <= now
+        last = now
+        if abs(time.ahead_ms) <= ALARM_MS:
+            assert time.alarm == ""
+
+
+def test_D1_messages_are_held_while_the_clock_is_back_and_come_once(tmp_path: Path) -> None:
+    rig = DelayRig(tmp_path)
+    rig.send_delayed({b"soon": rig.now_ms + 10_000, b"later": rig.now_ms + 2 * HOUR_MS})
+    rig.pass_and_release(5_000)
+    rig.clock.wall_ms -= HOUR_MS
+    assert rig.pass_and_release(HOUR_MS // 2) == 0
+    assert rig.broker.delayed.query.status().clock.startswith("the clock was set back")
+    assert rig.pass_and_release(HOUR_MS // 2) == 0
+    assert rig.pass_and_release(6_000) == 1
+    rig.clock.wall_ms += 3 * HOUR_MS  # forward: neither of it is early, and nothing comes twice
+    assert rig.release() == 0
+    assert rig.broker.delayed.query.status().clock.startswith("the clock was set forward")
+    for _ in range(1_000):
+        rig.pass_and_release(1_000)
+    assert rig.bodies() == [b"soon", b"later"]
+    rig.close()
+
+
+def test_D3_edges_of_buckets_and_years_and_changes_of_summer_time(tmp_path: Path) -> None:
+    """All of it is UTC: nothing happens at these times, which is what must be shown."""
+    rig = DelayRig(tmp_path)
+    #: 2023-12-31T23:00Z, 2024-02-29, 2024-03-31T01:00Z and 2024-10-27T01:00Z: Europe's changes.
+    moments = [1_704_063_600_000, 1_709_164_800_000, 1_711_846_800_000, 1_729_990_800_000]
+    due = {
+        f"{moment}{offset:+d}".encode(): moment + offset
+        for moment in moments
+        for offset in (-HOUR_MS, -1, 0, 1, HOUR_MS - 1, HOUR_MS, HOUR_MS + 1)
+    }
+    rig.send_delayed(due)
+    for moment in moments:
+        for offset in (-HOUR_MS - 1, -HOUR_MS, -2, -1, 0, 1, HOUR_MS - 2, HOUR_MS + 1):
+            _go_to(rig, moment + offset)
+            expected = [body for body, at in due.items() if at <= moment + offset]
+            assert sorted(rig.bodies()) == sorted(expected)
+        rig.kill()
+    assert sorted(rig.bodies()) == sorted(due)
+    rig.close()
+
+
+def test_D1_D3_months_pass_in_a_second(tmp_path: Path) -> None:
+    """A broker lives three months: sends, stops, kills, cancellations; each message once, in time."""
+    rng = random.Random(20)
+    rig = DelayRig(tmp_path, queue_flush_bytes=20_000)
+    due: dict[bytes, int] = {}
+    seen: set[bytes] = set()
+    for step in range(50):
+        new = {
+            f"{step}.{n}".encode(): rig.now_ms + int(rng.expovariate(1 / (5 * DAY_MS)))
+            for n in range(rng.randrange(6))
+        }
+        if new:
+            rig.send_delayed(new)
+            due |= new
+        if step % 9 == 4 and (waiting := rig.find_all()):
+            gone = rng.choice(waiting)
+            del due[rig.body(gone)]
+            rig.cancel(gone)
+        before = rig.clock.wall_ms
+        rig.clock.pass_ms(rng.randrange(DAY_MS))
+        if step % 5 == 0:
+            rig.restart() if step % 2 else rig.kill()
+        _settle(rig)
+        assert all(due[body] <= rig.clock.wall_ms for body in rig.bodies())
+        seen = set(rig.bodies())
+        assert seen >= {body for body, at in due.items() if at <= before}
+    _go_to(rig, rig.clock.wall_ms + 400 * DAY_MS)
+    assert sorted(rig.bodies()) == sorted(due)
+    rig.close()
+
+
+def _go_to(rig: DelayRig, moment: int) -> None:
+    """Let time pass up to a moment, however far, in a life of its own so that it is no jump."""
+    rig.clock.pass_ms(moment - rig.clock.wall_ms)
+    _settle(rig)
+
+
+def _settle(rig: DelayRig) -> None:
+    rig.release()
+    for _ in range(3):
+        rig.store.step()
