@@ -74,7 +74,7 @@ SEQUENCE_BYTES: Final = 8
 
 
 FrameKind = kinds.FrameKind
-_KINDS: Final = frozenset(int(kind) for kind in FrameKind)
+_KINDS: Final = {int(kind): kind for kind in FrameKind}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,10 +258,11 @@ def read_header(data: bytes, position: int = 0) -> FrameHeader:
         raise ProtocolError(f"frame magic is {magic!r}, not {FRAME_MAGIC!r}", offset=position)
     if version != FRAME_VERSION:
         raise UnknownVersionError(f"frame version {version}; this program knows {FRAME_VERSION}")
-    if kind not in _KINDS:
+    known = _KINDS.get(kind)
+    if known is None:
         raise ProtocolError(f"frame kind {kind} is not known", offset=position + 5)
     header = FrameHeader(
-        kind=FrameKind(kind),
+        kind=known,
         subject_count=subject_count,
         frame_bytes=frame_bytes,
         record_count=record_count,
@@ -282,8 +283,7 @@ def verify_stamp(header: FrameHeader, head: bytes) -> None:
 
     Requires: `head` is the first `header.head_bytes` bytes of the frame.
     """
-    sent, stamp = head[:_STAMP_CRC_POSITION], head[_STAMP_POSITION:FRAME_HEADER_BYTES]
-    if _stamp_crc(sent, stamp, head[FRAME_HEADER_BYTES:]) != header.stamp_crc:
+    if crc32c(head[_STAMP_POSITION:], crc32c(head[:_STAMP_CRC_POSITION])) != header.stamp_crc:
         raise ChecksumError("frame stamp checksum", offset=_STAMP_CRC_POSITION)
 
 

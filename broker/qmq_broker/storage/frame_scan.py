@@ -105,29 +105,29 @@ class FrameScan:
             yield frame
 
     def _verified(self, offset: int) -> ScannedFrame:
-        header = read_header(self._bytes(offset, FRAME_HEADER_BYTES))
+        first = self._place(offset, FRAME_HEADER_BYTES)
+        header = read_header(self._block, first)
         verify_stamp(header, self._bytes(offset, header.head_bytes))
         if header.physical_offset != offset:
             raise ProtocolError(f"frame of offset {header.physical_offset}")
         if self.last is not None and header.epoch < self.last.epoch:
             raise ProtocolError(f"frame of epoch {header.epoch} behind one of {self.last.epoch}")
         next_offset = offset + header.frame_bytes
-        room_offset = self._segments.base_of(offset) + self._segments.segment_bytes
+        base = self._segments.base_of(offset)
+        room_offset = base + self._segments.segment_bytes
         if header.kind not in self._kinds or next_offset > room_offset:
             raise ProtocolError(f"frame of kind {header.kind.name}, {header.frame_bytes} bytes")
         # The stamp is whole, so the length may be believed even if the body is not.
         self.search_offset = next_offset
-        return ScannedFrame(offset, header, self._content(offset, header, next_offset, room_offset))
+        is_first = offset == base
+        return ScannedFrame(offset, header, self._content(offset, header, is_first, room_offset))
 
-    def _content(
-        self, offset: int, header: FrameHeader, next_offset: int, room_offset: int
-    ) -> bytes:
-        is_first = offset == self._segments.base_of(offset)
+    def _content(self, offset: int, header: FrameHeader, is_first: bool, room_offset: int) -> bytes:
         if is_first != (header.kind is FrameKind.SEGMENT_HEAD):
             raise ProtocolError(f"frame of kind {header.kind.name} at the wrong place")
         if header.kind is FrameKind.PADDING:
             data = self._bytes(offset, FRAME_HEADER_BYTES)
-            if next_offset != room_offset:
+            if offset + header.frame_bytes != room_offset:
                 raise ProtocolError("padding that does not end with its segment")
         else:
             data = self._bytes(offset, header.frame_bytes)
@@ -140,12 +140,17 @@ class FrameScan:
         return data
 
     def _bytes(self, offset: int, count: int) -> bytes:
+        first = self._place(offset, count)
+        return self._block[first : first + count]
+
+    def _place(self, offset: int, count: int) -> int:
+        """Where `offset` stands in the block, which is read anew unless so much of it is there."""
         first = offset - self._block_offset
         if first < 0 or first + count > len(self._block):
             self._block = self._segments.read(offset, max(count, SCAN_BLOCK_BYTES))
             self._block_offset = offset
             first = 0
-        return self._block[first : first + count]
+        return first
 
 
 def claims_behind(segments: Segments, offset: int, *, epoch: int) -> Iterator[FrameHeader]:

@@ -31,15 +31,13 @@ from qmq_broker.storage.commit_log import (
     SENT_KINDS,
     stage_delayed,
     stage_scanned,
-    stored_frame,
 )
 from qmq_broker.storage.consume_queues import ConsumeQueues
-from qmq_broker.storage.dedupe_window import DedupeWindow
+from qmq_broker.storage.dedupe_window import DedupeWindow, IdRun, scanned_id_runs
 from qmq_broker.storage.disk import Disk
 from qmq_broker.storage.format_file import Format
 from qmq_broker.storage.frame_scan import FrameScan, ScannedFrame
 from qmq_broker.storage.log_recovery import LogFinding, examine, mend
-from qmq_broker.storage.repeats import StoredFrame
 from qmq_broker.storage.retained import Retained, read_retained
 from qmq_broker.storage.schedule import Schedule
 from qmq_broker.storage.schedule_copy import UNCOPIED_MAX, ScheduleCopier, clear_strays
@@ -225,7 +223,7 @@ class Recovery:
             self._commit, COMMIT_KINDS, store_id=self._store_id, first_offset=first_offset
         )
         for frame in self._good_frames(scan, commit.next_offset):
-            stored = self._staged(frame, is_new=frame.offset >= indexed_offset)
+            runs = self._staged(frame, is_new=frame.offset >= indexed_offset)
             if queues.unflushed_bytes > UNFLUSHED_BYTES_MAX:
                 queues.flush_entries()
             if frame.offset >= copied_offset:
@@ -233,10 +231,8 @@ class Recovery:
                 # What no sync has confirmed may still be lost: no file may say that it was.
                 if schedule.uncopied >= UNCOPIED_MAX and scan.next_offset <= commit.durable_offset:
                     self._copier.copy_all()
-            if stored is not None and stored.physical_offset >= window_offset:
-                self._window.add(
-                    stored.runs, offset=stored.physical_offset, stored_at_ms=stored.stored_at_ms
-                )
+            if runs is not None and frame.offset >= window_offset:
+                self._window.add(runs, offset=frame.offset, stored_at_ms=frame.header.stored_at_ms)
 
     def _derive_delayed(self, frame: ScannedFrame, next_offset: int) -> None:
         try:
@@ -245,15 +241,15 @@ class Recovery:
             raise self._corruption(frame.offset, str(error)) from error
         self._schedule.publish(next_offset, frame.header.stored_at_ms)
 
-    def _staged(self, frame: ScannedFrame, *, is_new: bool) -> StoredFrame | None:
-        """A message frame as it was stored; its entries are brought to the queues when it is new."""
+    def _staged(self, frame: ScannedFrame, *, is_new: bool) -> list[IdRun] | None:
+        """The ids of a frame that was sent; its entries are brought to the queues when it is new."""
         try:
             if is_new:
                 stored = stage_scanned(self._queues, frame)
                 self._queues.publish()
-                return stored
+                return None if stored is None else stored.runs
             if frame.header.kind in SENT_KINDS:
-                return stored_frame(frame.offset, frame.data, is_verified=True)
+                return scanned_id_runs(frame.header, frame.data)
         except ProtocolError as error:
             raise self._corruption(frame.offset, str(error)) from error
         return None

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import itertools
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq_broker.storage.dedupe_window import DedupeWindow, IdRun, id_runs
+from qmq_broker.storage.dedupe_window import DedupeWindow, IdRun, id_runs, scanned_id_runs
+from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import build_message_frame, parse_message_frame
-from qmq_client.wire.message_id import split_message_id
+from qmq_client.wire.message_id import MessageIds, split_message_id
 from qmq_client.wire.record import Record, encode_record
 
 
@@ -103,3 +106,44 @@ def test_a_window_of_nothing_knows_nothing() -> None:
     window.add([IdRun(1, 0, 9)], offset=1, stored_at_ms=1)
     assert window.find([IdRun(1, 0, 9)]) == []
     assert window.first_offset is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 63, 64, 200])
+@pytest.mark.parametrize("kind", ["equal lengths", "other lengths", "two subjects", "hashed ids"])
+def test_the_ids_of_a_scanned_frame_are_those_of_a_parsed_one(count: int, kind: str) -> None:
+    rng = random.Random(count)
+    ids = [
+        MessageIds(rng.getrandbits(64)).next_id() if kind == "hashed ids" else one
+        for one in itertools.islice(iter(MessageIds(7).next_id, None), count)
+    ]
+    records = [
+        encode_record(
+            Record(
+                message_id=one,
+                subject="orders",
+                body=bytes(10 if kind == "equal lengths" else rng.randint(0, 40)),
+                born_at_ms=1,
+            )
+        )
+        for one in ids
+    ]
+    runs = {"orders": records}
+    if kind == "two subjects" and count > 1:
+        runs = {"orders": records[1::2], "Invoices": records[::2]}
+    frame = parse_message_frame(build_message_frame(runs))
+    expected = sorted(int.from_bytes(one) for one in ids)
+    found = id_runs(frame)
+    assert [
+        run.instance << 64 | counter
+        for run in sorted(found)
+        for counter in range(run.first_counter, run.next_counter)
+    ] == expected
+    assert scanned_id_runs(frame.header, frame.data) == found
+
+
+def test_a_scanned_frame_that_is_none_is_a_protocol_error() -> None:
+    record = encode_record(Record(message_id=bytes(16), subject="a", body=b"", born_at_ms=1))
+    frame = parse_message_frame(build_message_frame({"a": [record, record]}))
+    for length in range(frame.header.head_bytes, frame.positions[0]):
+        with pytest.raises(ProtocolError):
+            scanned_id_runs(frame.header, frame.data[:length])
