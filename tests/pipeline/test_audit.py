@@ -53,7 +53,17 @@ def test_P4_ten_corpora_with_planted_findings_all_found_none_invented(
     assert not result.is_clean
     database.close()
     lived = lifecycle(spark, config)
-    assert lived.lifecycle > 0
-    assert Lake(config.tables).read(spark, LIFECYCLE).where("stored_at IS NULL").count() == len(
-        [one for one in truth if one[0] == "lost"]
-    )
+    assert lifecycle(spark, config).is_unchanged
+    rows = Lake(config.tables).read(spark, LIFECYCLE)
+    assert rows.count() == lived.lifecycle
+    kinds = {kind: {one for name, one in truth if name == kind} for kind, _ in truth}
+    missing = rows.where("stored_at IS NULL").collect()
+    assert {row["message_id"] for row in missing} == kinds["lost"]
+    assert all(row["committed_at"] is not None for row in missing)
+    not_due = rows.where("reason = 'not due'").collect()
+    delayed = [one for corpus in corpora for one in corpus.delayed]
+    assert {row["message_id"] for row in not_due} == {one.message_id.hex() for one in delayed}
+    unknown = rows.where("committed_at IS NULL").collect()
+    assert {row["message_id"] for row in unknown} == kinds["ghost"]
+    late = {row["message_id"] for row in rows.where("store_ms > 60000").collect()}
+    assert kinds["late"] <= late

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import sqlalchemy as sa
 
 from qmq_broker.options import StoreOptions
@@ -72,7 +73,12 @@ class DataDirectory:
         self.store = Store.open(self._disk, self.clock, self._options)
 
     def append(
-        self, records: Iterable[Record], *, at_ms: int | None = None, frame_records: int = 100
+        self,
+        records: Iterable[Record],
+        *,
+        at_ms: int | None = None,
+        frame_records: int = 100,
+        kind: FrameKind = FrameKind.MESSAGES,
     ) -> None:
         """Store messages, synced, in frames of so many."""
         if at_ms is not None:
@@ -82,7 +88,7 @@ class DataDirectory:
             by_subject: dict[str, list[bytes]] = {}
             for record in rows[first : first + frame_records]:
                 by_subject.setdefault(record.subject, []).append(encode_record(record))
-            frame = build_message_frame(by_subject, kind=FrameKind.MESSAGES)
+            frame = build_message_frame(by_subject, kind=kind)
             self.store.append([parse_message_frame(frame)])
         self.store.sync()
         self.settle()
@@ -179,6 +185,8 @@ class Corpus:
     truth: set[tuple[str, str]] = field(default_factory=set)
     committed: int = 0
     stored: int = 0
+    #: Sound, and not due yet.
+    delayed: list[Record] = field(default_factory=list)
 
     def plant(self, database: OutboxDatabase, directory: DataDirectory, at_ms: int) -> None:
         """Fill both sides; every kind of finding is planted some times, the rest is sound."""
@@ -202,7 +210,13 @@ class Corpus:
         directory.append(now, at_ms=at_ms + 500, frame_records=draw.randint(1, 60))
         directory.append(by_kind["duplicate"], at_ms=at_ms + 1_000)
         directory.append(by_kind["late"], at_ms=at_ms + 10 * 60_000)
-        self.committed = len(rows)
+        self.delayed = [
+            msgspec.structs.replace(one, due_at_ms=START_MS + 300 * 24 * HOUR_MS)
+            for one in messages(ids, draw.randint(1, 20), subjects=subjects, born_at_ms=at_ms)
+        ]
+        database.insert(self.delayed, created_at_ms=at_ms)
+        directory.append(self.delayed, kind=FrameKind.DELAYED)
+        self.committed = len(rows) + len(self.delayed)
         self.stored = len(now) + len(by_kind["duplicate"]) + len(by_kind["late"])
 
 
