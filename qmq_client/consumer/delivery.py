@@ -42,6 +42,10 @@ class Received:
     lease_ends_at_s: float
     #: Whether an outcome went to the ledger, or the lease was given up.
     is_settled: bool = False
+    #: In a batch with an inbox: what the handler wants of this one, if all of it is committed.
+    wish: Outcome | None = None
+    #: Whether the handler may still say so.
+    takes_wishes: bool = False
 
     @property
     def message_id(self) -> str:

@@ -251,6 +251,8 @@ class Member:
         self.prefetch.leave(1)
 
     def _settle_by_hand(self, received: Received, outcome: Outcome) -> bool:
+        if self._inbox is not None:
+            return self._work.wish(received, outcome)
         is_first = self._work.note([received], outcome) == 1
         self._release(received)
         return is_first
@@ -327,8 +329,6 @@ def _grip_refusal(handler: Handler) -> str:
     options = handler.options
     if not options.auto_ack:
         return ""
-    if options.batch_size == 1:
-        return "Set auto_ack=False to settle by hand, or return, raise Retry or Reject."
-    if handler.inbox is not None:
-        return "With an inbox a batch is one transaction: return for all of it, or raise."
-    return ""
+    if options.batch_size > 1:
+        return ""
+    return "Set auto_ack=False to settle by hand, or return, raise Retry or Reject."

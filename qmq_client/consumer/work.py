@@ -8,7 +8,9 @@ committed. Nothing that a handler raises gets out of here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from qmq_client.clock import Clock
@@ -70,6 +72,7 @@ class Work:
         self._clock = clock
         self._on_exit = on_exit
         self._async_calls = async_calls
+        self._wishes = threading.Lock()
 
     def run(self, batch: Sequence[Received]) -> None:
         """Handle one batch and note what became of each message."""
@@ -96,6 +99,31 @@ class Work:
         is_lost = self._handler.options.at_most_once and outcome.verdict is not Verdict.ACK
         self._counters.add("dropped" if is_lost else _COUNTED_AS[outcome.verdict], count)
         return count
+
+    def wish(self, received: Received, outcome: Outcome) -> bool:
+        """Keep an outcome until the batch is committed; whether it is the first, and in time."""
+        with self._wishes:
+            if not received.takes_wishes or received.wish is not None:
+                return False
+            received.wish = outcome
+            return True
+
+    @contextmanager
+    def _wishing(self, decoded: list[Decoded]) -> Iterator[None]:
+        """While the handler may give single messages of its transaction another outcome."""
+        for one in decoded:
+            one.received.takes_wishes = True
+        try:
+            yield
+        finally:
+            with self._wishes:
+                for one in decoded:
+                    one.received.takes_wishes = False
+
+    def _note_wishes(self, decoded: list[Decoded]) -> None:
+        for one in decoded:
+            if one.received.wish is not None:
+                self.note([one.received], one.received.wish)
 
     def _in_time(self, batch: Sequence[Received]) -> Sequence[Received]:
         now_s = self._clock.monotonic_s()
@@ -140,8 +168,10 @@ class Work:
             with self._inbox.open([one.record.message_id for one in decoded]) as work:
                 new = _first_of_each(decoded, work.new)
                 if new:
-                    with as_current(work.session):
+                    with as_current(work.session), self._wishing(new):
                         self._calls.run(new, work.session)
+                    work.forgotten.update(_not_done(new))
+            self._note_wishes(new)
             count = len(new)
         self._counters.add("duplicates", len(decoded) - count)
         return ACKED
@@ -151,8 +181,10 @@ class Work:
         async with inbox.open([one.record.message_id for one in decoded]) as work:
             new = _first_of_each(decoded, work.new)
             if new:
-                with as_current(work.session):
+                with as_current(work.session), self._wishing(new):
                     await self._calls.run_on_loop(new, work.session)
+                work.forgotten.update(_not_done(new))
+        self._note_wishes(new)
         return len(new)
 
     def _reject(self, verdict: Reject, count: int) -> Outcome:
@@ -176,6 +208,12 @@ class Work:
             error_traceback(error) if is_told_whole or _LOG.isEnabledFor(logging.DEBUG) else "",
         )
         return given_back(text)
+
+
+def _not_done(decoded: list[Decoded]) -> list[bytes]:
+    """Ids of what the handler gave back or rejected: the inbox must not know them afterwards."""
+    wishes = [(one.record.message_id, one.received.wish) for one in decoded]
+    return [one for one, wish in wishes if wish is not None and wish.verdict is not Verdict.ACK]
 
 
 def _first_of_each(decoded: list[Decoded], new: set[bytes]) -> list[Decoded]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, Literal
 
@@ -28,6 +28,8 @@ class AsyncInboxWork:
     session: AsyncSession
     #: Ids that were not handled before; only these may have effects now.
     new: set[bytes]
+    #: Ids to be put in by the block: they are handled another time, so they are not noted after all.
+    forgotten: set[bytes] = field(default_factory=set)
 
 
 class AsyncInbox:
@@ -69,8 +71,11 @@ class AsyncInbox:
         """
         async with self._turn, self._session_factory() as session:
             begun: Begun = await session.run_sync(self._notes.begin, message_ids)
-            yield AsyncInboxWork(session=session, new=begun.noted.new)
+            work = AsyncInboxWork(session=session, new=begun.noted.new)
+            yield work
             await session.run_sync(self._confirm, begun, bool(message_ids))
+            if work.forgotten:
+                await session.run_sync(self._notes.forget, work.forgotten)
             await session.commit()
 
     async def purge(self, older_than: timedelta, *, rows_max: int | None = None) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -33,6 +33,8 @@ class InboxWork:
     session: Session
     #: Ids that were not handled before; only these may have effects now.
     new: set[bytes]
+    #: Ids to be put in by the block: they are handled another time, so they are not noted after all.
+    forgotten: set[bytes] = field(default_factory=set)
 
 
 class Inbox:
@@ -74,8 +76,10 @@ class Inbox:
         """
         with self._turn, self._session_factory() as session:
             begun = self._notes.begin(session, message_ids)
-            yield InboxWork(session=session, new=begun.noted.new)
+            work = InboxWork(session=session, new=begun.noted.new)
+            yield work
             self._notes.confirm(session, begun, has_ids=bool(message_ids))
+            self._notes.forget(session, work.forgotten)
             session.commit()
 
     def purge(self, older_than: timedelta, *, rows_max: int | None = None) -> int:

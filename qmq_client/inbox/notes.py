@@ -5,7 +5,7 @@ An asynchronous inbox calls these inside SQLAlchemy's `run_sync`, with the sessi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -59,6 +59,18 @@ class Notes:
             raise InboxTransactionError
         if has_ids:
             self._dialect.confirm(begun.connection, begun.noted)
+
+    def forget(self, session: Session, message_ids: Collection[bytes]) -> None:
+        """Take back notes of this transaction, so that their messages may have effects again."""
+        if not message_ids:
+            return
+        columns = self._inbox.c
+        session.connection(bind_arguments=self._bind_arguments).execute(
+            sa.delete(self._inbox).where(
+                columns.consumer_group == self.group,
+                columns.message_id.in_(sorted(message_ids)),
+            )
+        )
 
     def purge(self, session: Session, older_than_ms: int, limit: int) -> int:
         """Delete up to `limit` ids; how many. The caller commits."""

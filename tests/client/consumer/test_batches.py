@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import sqlalchemy as sa
-from sqlalchemy.orm import sessionmaker
 
 from qmq_client.consumer import Delivery, consumer
 from qmq_client.errors import ConfigurationError
@@ -74,23 +70,16 @@ def test_a_batch_of_async_handlers_is_settled_by_hand_too(bench: Bench) -> None:
     assert bench.broker.lag(SUBJECT, GROUP) == 0
 
 
-@pytest.mark.parametrize("batch_size", [1, 2], ids=["single", "inbox"])
-def test_where_the_outcome_is_that_of_the_call_settling_by_hand_is_refused(
-    bench: Bench, batch_size: int, engine: sa.Engine
-) -> None:
-    refused: list[Any] = []
-    settings: dict[str, Any] = {"inbox": sessionmaker(engine)} if batch_size > 1 else {}
+def test_where_the_outcome_is_that_of_the_call_settling_by_hand_is_refused(bench: Bench) -> None:
+    refused: list[ConfigurationError] = []
 
-    def single(delivery: Delivery) -> None:
-        with pytest.raises(ConfigurationError) as caught:
+    @consumer(SUBJECT, group=GROUP)
+    def handler(delivery: Delivery) -> None:
+        with pytest.raises(ConfigurationError, match="auto_ack") as caught:
             delivery.reject("never")
-        refused.append(caught.value.remedy)
-
-    def batch(deliveries: list[Delivery]) -> None:
-        single(deliveries[0])
+        refused.append(caught.value)
 
     bench.put(1)
-    function = batch if batch_size > 1 else single
-    bench.drain(consumer(SUBJECT, group=GROUP, batch_size=batch_size, **settings)(function))
-    assert ("one transaction" in refused[0]) == (batch_size > 1)
+    bench.drain(handler)
+    assert len(refused) == 1
     assert bench.broker.lag(SUBJECT, GROUP) == 0, "the handler returned, so it is acked"
