@@ -61,7 +61,7 @@ class Figures:
         now_s = time.time()
         with self._lock:
             for delivery in deliveries:
-                born_at = delivery.message.born_at
+                born_at = delivery.message.deliver_at or delivery.message.born_at
                 assert born_at is not None
                 self.deliveries += 1
                 self.redeliveries += delivery.attempt > 1

@@ -20,7 +20,17 @@ from examples.flights.data import ON_TIME_MINUTES_MAX, Flight, read_flights, sev
 from examples.flights.database import open_engine
 from examples.flights.events import fingerprint
 from examples.flights.models import BoardBase, BoardEntry
-from examples.flights.plan import ARRIVED, BOARD, CANCELLED, DELAYED, DEPARTED, Plan, latency_ms
+from examples.flights.plan import (
+    ARRIVED,
+    BOARD,
+    BOARDING_CLOSES,
+    CANCELLED,
+    DELAY_S_PER_MINUTE,
+    DELAYED,
+    DEPARTED,
+    Plan,
+    latency_ms,
+)
 from examples.flights.process import say
 from qmq_client import Message, Producer, ProducerOptions, create_tables, current_session
 from qmq_client import transactional as in_transaction
@@ -106,6 +116,8 @@ class Departures:
             if flight.departure_delay > ON_TIME_MINUTES_MAX:
                 tag = severity(flight.departure_delay)
                 self._send(DELAYED, flight, transaction_id, tags=(tag,))
+                wait_s = flight.departure_delay * DELAY_S_PER_MINUTE
+                self._send(BOARDING_CLOSES, flight, transaction_id, delay=wait_s)
             try:
                 with session.begin_nested():
                     self._book_arrival(entry, flight, f"{transaction_id}.arrival")
@@ -127,9 +139,14 @@ class Departures:
             raise NoAirTimeError(entry.flight)
 
     def _send(
-        self, subject: str, flight: Flight, transaction_id: str, tags: tuple[str, ...] = ()
+        self,
+        subject: str,
+        flight: Flight,
+        transaction_id: str,
+        tags: tuple[str, ...] = (),
+        delay: float | None = None,
     ) -> None:
-        message = Message(subject, self._body, key=flight.tail_number, tags=tags)
+        message = Message(subject, self._body, key=flight.tail_number, tags=tags, delay=delay)
         message_id = self._producer.send(message)
         self._acceptance.on_send(message_id)
         self._sent.append(

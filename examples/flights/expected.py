@@ -77,6 +77,8 @@ def _events(row: dict[str, str]) -> list[str]:
         events.append("delayed major")
     elif late > 15:
         events.append("delayed minor")
+    if late > 15:
+        events.append("boarding_closes")
     if row["air_time"] not in ("", "NA"):
         events.append("arrived")
     return events

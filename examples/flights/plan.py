@@ -13,7 +13,11 @@ DEPARTED = "flight.departed"
 CANCELLED = "flight.cancelled"
 DELAYED = "flight.delayed"
 ARRIVED = "flight.arrived"
-SUBJECTS = (DEPARTED, CANCELLED, DELAYED, ARRIVED)
+#: Sent with the delay of a flight, and due when its boarding closes.
+BOARDING_CLOSES = "flight.boarding_closes"
+SUBJECTS = (DEPARTED, CANCELLED, DELAYED, ARRIVED, BOARDING_CLOSES)
+#: A day of flights takes seconds here: a minute of a flight's delay is so long for its passengers.
+DELAY_S_PER_MINUTE = 0.01
 #: The database of the departures service.
 BOARD = "departures"
 TALLIES = "tallies"

@@ -42,6 +42,11 @@ def collect(run: Run, expected: Expected, judgement: Judgement, database: str) -
             name: run.children[name].total("redelivered") for name in (TALLIES, COUNTER)
         },
         "recovered_by_watchdog": _recovered(run),
+        "delayed": {
+            "by_hand": expected.messages["boarding_closes"],
+            "late_p99_ms": run.figures.delayed["late_p99_ms"],
+            "pending": run.figures.delayed["pending"],
+        },
         "latency": {
             "send_to_accepted": status[DEPARTURES].get("send_to_accepted", {}),
             "send_to_handler": {
@@ -97,6 +102,7 @@ def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("messages stored by the broker", f"{result['stored']:,}"),
         *[(f"redelivered to {name}", f"{n:,}") for name, n in result["redelivered"].items()],
         ("recovered by the watchdog", f"{result['recovered_by_watchdog']:,}"),
+        ("delayed messages", f"{result['delayed']['by_hand']:,}"),
         ("send → accepted", _latency(latency["send_to_accepted"])),
         *[(f"send → handler of {name}", _latency(value)) for name, value in handler.items()],
         ("transactions per second", f"{result['transactions_per_s']:,}"),

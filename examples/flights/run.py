@@ -47,6 +47,8 @@ class Figures:
     #: From the first flight until every group had settled everything.
     total_s: float = 0.0
     faults: list[dict[str, Any]] = field(default_factory=list)
+    #: What the broker's last life says of delayed messages.
+    delayed: dict[str, Any] = field(default_factory=dict)
 
 
 class Run:
@@ -111,6 +113,7 @@ class Run:
         self._wait_until_drained()
         self.figures.total_s = time.monotonic() - self.figures.started_s
         self._history.write(Drained())
+        self.figures.delayed = self._delayed()
 
     def stop(self) -> None:
         """Stop every process in good order; each must end with code 0."""
@@ -220,7 +223,7 @@ class Run:
         self._report()
 
     def _is_drained(self) -> bool:
-        if self._outbox_rows():
+        if self._outbox_rows() or self._delayed()["pending"]:
             return False
         groups = self._groups()
         if len(groups) < len(SUBJECTS) * len(GROUPS):
@@ -233,6 +236,10 @@ class Run:
         """Rows waiting in the departures service's outbox, parked ones included."""
         rows: int = read(self.plan.databases[BOARD], "SELECT count(*) FROM qmq_outbox")[0][0]
         return rows
+
+    def _delayed(self) -> dict[str, Any]:
+        status: dict[str, Any] = json.loads(self._get("/v1/delayed/status"))
+        return status
 
     def _groups(self) -> list[dict[str, Any]]:
         groups: list[dict[str, Any]] = json.loads(self._get("/v1/groups"))["groups"]
