@@ -78,7 +78,10 @@ class Indexer:
                 _log.exception("key index stopped until the next start")
                 return
             if done.is_unfinished or has_more:
-                rest_s = self._rest_s(self._clock.monotonic_s() - began_s)
+                work_s = self._clock.monotonic_s() - began_s
+                rest_s = self._rest_s(work_s)
+                if has_more:  # a spare is filled by writes that commits have to share the disk with
+                    rest_s = max(rest_s, min(work_s * REST_WHILE_BUSY, _REST_S_MAX))
 
     def stop(self) -> None:
         """Let `run` end. Safe to call twice."""
