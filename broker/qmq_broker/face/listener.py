@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Self, cast
 
 import uvicorn
 
 from qmq_broker.clock import Clock
 from qmq_broker.face.door import Door
+from qmq_broker.face.limits import FaceLimits
+from qmq_broker.face.logs import log_event
 from qmq_broker.face.tls import TlsContext
 from qmq_broker.face.token_file import WatchedTokens
 from qmq_broker.options import ServeOptions
 
+_LOG: Final = logging.getLogger(__name__)
 #: How long a peer may take to say goodbye; the connection is done by then.
 _TLS_GOODBYE_S: Final = 2.0
+#: When no more files may be open, others have to be closed first.
+_AFTER_FAILURE_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +56,19 @@ class Entrance:
 
 class BrokerServer(uvicorn.Server):
     """uvicorn without its own signal handling, which would end the process by the signal, and with
-    a deadline on TLS handshakes."""
+    bounds on TLS handshakes."""
 
     def __init__(
         self,
         config: uvicorn.Config,
         on_listening: Callable[[list[socket.socket]], None],
         tls: TlsContext | None,
-        *,
-        handshake_s: float,
+        limits: FaceLimits,
     ) -> None:
         super().__init__(config)
         self._on_listening = on_listening
         self._tls = tls
-        self._handshake_s = handshake_s
+        self._limits = limits
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -76,20 +82,26 @@ class BrokerServer(uvicorn.Server):
         self._on_listening(sockets or [])
 
     async def _start_tls(self, tls: TlsContext, sockets: list[socket.socket]) -> None:
-        """As uvicorn does it, whose handshakes may take a minute each."""
+        """As uvicorn does it; but there a handshake may take a minute, and no bound knows of it."""
         await self.lifespan.startup()
         loop = asyncio.get_running_loop()
-        self.servers = [
-            await loop.create_server(
-                self._protocol,
-                sock=listener,
-                ssl=tls.context,
-                backlog=self.config.backlog,
-                ssl_handshake_timeout=self._handshake_s,
-                ssl_shutdown_timeout=_TLS_GOODBYE_S,
+        self.servers = []
+        for listener in sockets:
+            listener.listen(self.config.backlog)
+            listener.setblocking(False)
+            doorman = _Doorman(
+                lambda sock: loop.connect_accepted_socket(
+                    self._protocol,
+                    sock,
+                    ssl=tls.context,
+                    ssl_handshake_timeout=self._limits.head_ms / 1000,
+                    ssl_shutdown_timeout=_TLS_GOODBYE_S,
+                ),
+                self.server_state.connections,
+                self._limits,
             )
-            for listener in sockets
-        ]
+            doorman.start(listener)
+            self.servers.append(cast("asyncio.Server", doorman))
         self.started = True
 
     def _protocol(self) -> asyncio.Protocol:
@@ -99,3 +111,72 @@ class BrokerServer(uvicorn.Server):
             server_state=self.server_state,
             app_state=self.lifespan.state,
         )
+
+
+class _Doorman:
+    """Takes connections and makes TLS of them, some at a time; in the place of a loop's own server.
+
+    Handshakes count as connections: whoever begins many and ends none gets no more than that.
+    """
+
+    def __init__(
+        self,
+        shake: Callable[[socket.socket], Awaitable[object]],
+        connections: Collection[object],
+        limits: FaceLimits,
+    ) -> None:
+        self._shake = shake
+        self._connections = connections
+        self._limits = limits
+        self._shaking: Counter[str] = Counter()
+        self._tasks: set[asyncio.Future[None]] = set()
+
+    def start(self, listener: socket.socket) -> None:
+        """Begin to take connections."""
+        self._add(self._accept(listener))
+
+    def close(self) -> None:
+        """Take no more, and end the handshakes under way."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Until what `close` ended has ended."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _add(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(listener)
+            except OSError as error:  # no more files, or gone before it was taken
+                log_event(_LOG, logging.WARNING, "not_accepted", reason=error)
+                await asyncio.sleep(_AFTER_FAILURE_S)
+                continue
+            if self._is_full(address[0]):
+                connection.close()
+                continue
+            self._add(self._take(connection, address[0]))
+
+    def _is_full(self, address: str) -> bool:
+        count = len(self._connections) + self._shaking.total()
+        return (
+            count >= self._limits.connections
+            or self._shaking[address] >= self._limits.connections_per_address
+        )
+
+    async def _take(self, connection: socket.socket, address: str) -> None:
+        self._shaking[address] += 1
+        try:
+            await self._shake(connection)
+        except OSError:  # of which TLS errors and timeouts are kinds
+            connection.close()
+        finally:
+            self._shaking[address] -= 1
+            if not self._shaking[address]:
+                del self._shaking[address]

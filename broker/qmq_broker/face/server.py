@@ -164,7 +164,7 @@ class _Process:
             config,
             self._on_listening,
             self._entrance.tls,
-            handshake_s=limits.head_ms / 1000,
+            limits,
         )
 
     def _on_listening(self, sockets: list[socket.socket]) -> None:

@@ -12,7 +12,7 @@ from qmq_broker.errors import DiskError
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import start_logging
 from qmq_broker.face.server import serve
-from qmq_broker.options import ServeOptions, StoreOptions
+from qmq_broker.options import ServeOptions, StoreOptions, TlsOptions
 from qmq_broker.storage.disk import OsDisk, OsFile
 
 
@@ -56,6 +56,8 @@ def main() -> int:
     parser.add_argument("--connections", type=int, default=5)
     parser.add_argument("--connections-per-address", type=int, default=5)
     parser.add_argument("--files", type=int)
+    parser.add_argument("--tls-cert", default="")
+    parser.add_argument("--tls-key", default="")
     given = parser.parse_args()
     if given.files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (given.files, given.files))
@@ -63,7 +65,13 @@ def main() -> int:
     start_logging(logging.INFO)
     return serve(
         ServeOptions(
-            directory=given.data, host=host, port=int(port), store=StoreOptions(reserve_bytes=0)
+            directory=given.data,
+            host=host,
+            port=int(port),
+            tls=TlsOptions(certificate_file=given.tls_cert, key_file=given.tls_key)
+            if given.tls_cert
+            else None,
+            store=StoreOptions(reserve_bytes=0),
         ),
         SYSTEM_CLOCK,
         disk=FailingDisk(given.data, given.syncs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.requests import PullRequest
 from tests.broker.face.guard import Authority, add_token, run_token
-from tests.broker.face.process import BrokerProcess, read_all
+from tests.broker.face.process import SERVE_WITH_FAULTS, BrokerProcess, read_all
 
 PULL = PullRequest(subject="orders", group="g", consumer="c")
 TIMEOUT_S = 10.0
@@ -139,6 +140,44 @@ def test_B10_a_handshake_that_does_not_come_is_ended(tmp_path: Path, authority: 
         assert read_all(half) == b""
         with httpx.Client(verify=context(authority)) as client:
             assert client.get(f"{broker.url}/healthz").status_code == 200
+
+
+def test_B10_handshakes_count_as_connections_and_too_many_are_ended_at_once(
+    tmp_path: Path, authority: Authority
+) -> None:
+    options = [*authority.server_options(), "--head-ms", "60000", "--connections", "4"]
+    with (
+        BrokerProcess(tmp_path / "data", *options, command=SERVE_WITH_FAULTS) as broker,
+        contextlib.ExitStack() as stack,
+    ):
+        half = [stack.enter_context(broker.connection()) for _ in range(4)]
+        for connection in half:
+            connection.sendall(b"\x16\x03\x01")
+        surplus = stack.enter_context(broker.connection())
+        assert read_all(surplus) == b""
+        half.pop().close()
+        with httpx.Client(verify=context(authority)) as client:
+            for _ in range(3):
+                with contextlib.suppress(httpx.TransportError):  # until it has seen the close
+                    assert client.get(f"{broker.url}/healthz").status_code == 200
+                    break
+            else:
+                pytest.fail("the place is not given back")
+        assert broker.stop() == 0, "the others do not keep it"
+
+
+def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
+    tmp_path: Path, authority: Authority
+) -> None:
+    with BrokerProcess(tmp_path / "data", *authority.server_options()) as broker:
+        for _ in range(20):
+            with (
+                broker.connection() as plain,
+                context(authority).wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+            ):
+                # With TLS 1.3 the client's part of the handshake may be read together with this.
+                connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+                assert b"HTTP/1.1 200" in read_all(connection)
 
 
 def test_with_a_client_authority_only_its_clients_are_let_in_by_the_name_in_their_certificate(
