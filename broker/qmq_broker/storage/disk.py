@@ -43,13 +43,15 @@ _allocate = getattr(os, "posix_fallocate", None)
 class OsDisk:
     """The files of the machine below `root`, which is made when absent.
 
-    Safe for several threads. Holds one descriptor, of the root, until `close`.
+    Safe for several threads. Holds one descriptor, of the root, until `close`. One that is read-only makes
+    nothing and asks for no right to write: for a look at a backup, or beside a broker of another user.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, *, is_read_only: bool = False) -> None:
         self.root = os.path.abspath(root)
+        self._access = os.O_RDONLY if is_read_only else os.O_RDWR
         try:
-            if not os.path.isdir(self.root):
+            if not is_read_only and not os.path.isdir(self.root):
                 os.makedirs(self.root, mode=_DIRECTORY_MODE, exist_ok=True)
                 _sync_names(os.path.dirname(self.root))
             self._root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -86,7 +88,8 @@ class OsDisk:
         return OsLock(self.root, path, root=root, descriptor=descriptor)
 
     def open(self, path: str, *, is_new: bool = False) -> OsFile:
-        flags = os.O_RDWR | (os.O_CREAT if is_new else 0)
+        is_made = is_new and self._access == os.O_RDWR
+        flags = self._access | (os.O_CREAT if is_made else 0)
         try:
             return OsFile(path, self._open(path, flags))
         except OSError as error:

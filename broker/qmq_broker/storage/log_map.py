@@ -1,9 +1,10 @@
 """Which parts of a commit log must be read for a subject or a time, by the files alone.
 
-For readers beside the broker and for backups: takes no lock, asks no writer, changes nothing. Sealed
-segments are known by their summaries where there are any, by the times in the heads otherwise; what is
-not known is among the answers, so that nothing is missed. The part behind the last checkpoint is
-always among them: it grows, and the reader stops at the first frame that is not whole.
+For readers beside the broker and for backups: takes no lock, asks no writer, changes nothing; a disk that
+is `is_read_only` is enough. Sealed segments are known by their summaries where there are any, by the times
+in the heads otherwise; what is not known is among the answers, so that nothing is missed. The part behind
+the last checkpoint is always among them: it grows, and the reader stops at the first frame that is not
+whole.
 """
 
 from __future__ import annotations

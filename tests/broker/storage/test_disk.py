@@ -206,3 +206,20 @@ def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 def test_free_space_is_counted(disk: Disk) -> None:
     assert disk.free_bytes() > 0
+
+
+def test_a_read_only_disk_reads_what_nobody_may_write_and_makes_nothing(tmp_path: Path) -> None:
+    OsDisk(str(tmp_path)).open("a", is_new=True).write(0, [b"abc"])
+    os.chmod(tmp_path / "a", 0o400)
+    disk = OsDisk(str(tmp_path), is_read_only=True)
+    file = disk.open("a")
+    assert file.read(0, 10) == b"abc"
+    with pytest.raises(DiskError):
+        file.write(0, [b"x"])
+    with pytest.raises(DiskError):
+        disk.open("b", is_new=True)
+    with pytest.raises(DiskError):
+        OsDisk(str(tmp_path / "none"), is_read_only=True)
+    assert os.listdir(tmp_path) == ["a"]
+    assert not (tmp_path / "none").exists()
+    assert (tmp_path / "a").read_bytes() == b"abc"
