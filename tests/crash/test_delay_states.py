@@ -180,7 +180,7 @@ def the_table_is_written_before_the_files(patch: pytest.MonkeyPatch) -> None:
 
 @planted(waits_and_comes)
 def a_release_is_not_marked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Schedule, "_settle", lambda *_: None)
+    patch.setattr(Schedule, "_release", lambda *_: None)
 
 
 @planted(cancellations)

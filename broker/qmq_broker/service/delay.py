@@ -28,7 +28,6 @@ from qmq_broker.service.delay_wheel import Pending, Wheel, end_of
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
 from qmq_broker.storage.schedule import Arrival, Schedule, marked_frame
-from qmq_broker.storage.schedule_columns import DelayedMessage
 from qmq_broker.storage.store import Placed
 from qmq_client.wire.frame import FrameKind, MessageFrame
 from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX
@@ -298,18 +297,9 @@ class Delay:
         return _Release(frame=frame, messages=in_order, is_overdue=is_overdue)
 
     def _read(self, message: Pending, subject: str) -> bytes | None:
-        wanted = DelayedMessage(
-            bucket=message.bucket,
-            sequence=message.sequence,
-            source=message.source,
-            due_at_ms=message.due_at_ms,
-            place=message.place,
-            record_bytes=message.record_bytes,
-            subject=subject,
-            message_id=b"",
-        )
+        name = message.bucket, message.sequence
         try:
-            return self._schedule.read(wanted)
+            return self._schedule.read_record(name, message.place, message.record_bytes, subject)
         except CorruptionError as error:
             damaged = DamagedMessage(
                 bucket=message.bucket, sequence=message.sequence, reason=str(error)

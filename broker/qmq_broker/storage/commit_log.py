@@ -131,7 +131,7 @@ class CommitLog:
     def _judge(self, frames: Sequence[MessageFrame]) -> list[Verdict]:
         """What is to be done with each frame: no repeat, and no second fate, is stored."""
         finder = RepeatFinder(self._window, self._read_frame)
-        taken: set[Mark] = set()
+        taken: set[tuple[int, int]] = set()
         verdicts = []
         for frame in frames:
             if frame.header.kind in SENT_KINDS:

@@ -57,7 +57,7 @@ class Mark(NamedTuple):
 
 class _Settled(NamedTuple):
     bucket: Bucket
-    sequence: int
+    sequences: list[int]
     fate: Fate
     subject: str
 
@@ -109,7 +109,7 @@ class Schedule:
             return
         marks = frame_marks(frame)
         if frame.header.kind is FrameKind.RELEASED:
-            self._settle(_of_frame(frame, marks), frame, Fate.RELEASED)
+            self._release(frame, marks)
         elif frame.header.kind is FrameKind.RESCHEDULED:
             self._settle(_of_frame(frame, marks), frame, Fate.RESCHEDULED)
             self._stage_messages(frame, offset, stored_at_ms, marks.due_at_ms)
@@ -128,22 +128,43 @@ class Schedule:
             return None
         return self.buckets[mark.bucket].fates(self.files).get(sequence)
 
-    def unsettled(self, frame: MessageFrame, taken: set[Mark]) -> MessageFrame | None:
+    def unsettled(self, frame: MessageFrame, taken: set[tuple[int, int]]) -> MessageFrame | None:
         """What of a RELEASED or RESCHEDULED frame has no fate yet; None for nothing.
 
         `taken` are the marks of frames before it in the same append, and gets those of this one.
         """
         marks = frame_marks(frame)
-        found = _of_frame(frame, marks)
-        good = [
-            index
-            for index, mark in enumerate(found)
-            if mark not in taken and self.fate(mark) is Fate.PENDING
-        ]
-        taken.update(found[index] for index in good)
-        if len(good) == len(found):
+        if frame.header.kind is FrameKind.RELEASED:
+            found = self._releasable(marks, taken)
+        else:
+            named = _of_frame(frame, marks)
+            found = [
+                index
+                for index, mark in enumerate(named)
+                if mark[:2] not in taken and self.fate(mark) is Fate.PENDING
+            ]
+        named_now = _of_frame(frame, marks) if found else []
+        taken.update(named_now[index][:2] for index in found)
+        if len(found) == len(marks.sequences):
             return frame
-        return _part(frame, marks, good) if good else None
+        return _part(frame, marks, found) if found else None
+
+    def _releasable(self, marks: Marks, taken: set[tuple[int, int]]) -> list[int]:
+        """Indexes of the marks of one bucket that have no fate: the same as `fate`, for many."""
+        number = marks.buckets[0]
+        bucket = self.buckets.get(number)
+        if bucket is None:
+            return []
+        get = bucket.fates(self.files).get
+        return [
+            index
+            for index, (sequence, source) in enumerate(
+                zip(marks.sequences, marks.sources, strict=True)
+            )
+            if (place := bucket.find(sequence, source)) is not None
+            and not get(place)
+            and (not taken or (number, sequence) not in taken)
+        ]
 
     def publish(self, durable_offset: int, stored_at_ms: int) -> None:
         """Let everything staged be known. Requires: the commit log was synced up to there."""
@@ -160,9 +181,9 @@ class Schedule:
                     subject = self.subjects.names[number]
                     self.pending[subject] = self.pending.get(subject, 0) + 1
             for settled in self._settled:
-                settled.bucket.settle(settled.fate, settled.sequence)
-                self.uncopied += 1
-                count = self.pending.get(settled.subject, 0) - 1
+                settled.bucket.settle(settled.fate, settled.sequences)
+                self.uncopied += len(settled.sequences)
+                count = self.pending.get(settled.subject, 0) - len(settled.sequences)
                 self.pending[settled.subject] = count
                 if count <= 0:
                     del self.pending[settled.subject]
@@ -220,19 +241,31 @@ class Schedule:
             return  # a replay: its bucket was done with and removed
         bucket = self.buckets[mark.bucket]
         if bucket.fates(self.files).set(sequence, fate):
-            self._settled.append(_Settled(bucket, sequence, fate, subject))
+            self._settled.append(_Settled(bucket, [sequence], fate, subject))
+
+    def _release(self, frame: MessageFrame, marks: Marks) -> None:
+        """All messages of one RELEASED frame, which are of one bucket."""
+        bucket = self.buckets.get(marks.buckets[0])
+        if bucket is None:
+            return  # a replay: its bucket was done with and removed
+        note, index = bucket.fates(self.files).set, 0
+        for run in frame.runs:
+            after = index + run.count
+            pairs = zip(marks.sequences[index:after], marks.sources[index:after], strict=True)
+            found = [bucket.find(sequence, source) for sequence, source in pairs]
+            new = [
+                sequence
+                for sequence in found
+                if sequence is not None and note(sequence, Fate.RELEASED)
+            ]
+            if new:
+                self._settled.append(_Settled(bucket, new, Fate.RELEASED, run.subject))
+            index = after
 
     def _sequence_of(self, mark: Mark) -> int | None:
-        """Where the message stands. By its source, should frames before it have been lost."""
+        """Where the message stands; None for one that nobody knows."""
         bucket = self.buckets.get(mark.bucket)
-        if bucket is None:
-            return None
-        index = mark.sequence - bucket.copied.next_sequence
-        waiting = bucket.waiting
-        if index < 0 or (index < len(waiting) and waiting.sources[index] == mark.source):
-            return mark.sequence
-        found = waiting.find_source(mark.source)
-        return None if found is None else waiting.sequences[found]
+        return None if bucket is None else bucket.find(mark.sequence, mark.source)
 
     # ---- any thread ----------------------------------------------------------------------------
 
@@ -275,18 +308,26 @@ class Schedule:
 
     def read(self, message: DelayedMessage) -> bytes:
         """The record of a message, verified; raises `CorruptionError`."""
-        data = self._read(message.bucket, message.place, message.record_bytes)
-        if not data and not message.place & IN_SCHEDULE:
+        bucket, place = message.bucket, message.place
+        name = bucket, message.sequence
+        return self.read_record(name, place, message.record_bytes, message.subject)
+
+    def read_record(
+        self, name: tuple[int, int], place: int, record_bytes: int, subject: str
+    ) -> bytes:
+        """The same for a message by bucket and sequence."""
+        data = self._read(name[0], place, record_bytes)
+        if not data and not place & IN_SCHEDULE:
             # Its commit log segment went while it was known by its place there.
-            place = self._copied_place(message)
-            data = self._read(message.bucket, place, message.record_bytes)
+            place = self._copied_place(*name)
+            data = self._read(name[0], place, record_bytes)
         try:
-            verify_record(message.subject, data)
+            verify_record(subject, data)
         except ProtocolError as error:
             raise CorruptionError(
-                segment=layout.bucket_path(layout.SCHEDULE, message.bucket),
-                offset=message.place & ~IN_SCHEDULE,
-                reason=f"no whole record of subject {message.subject}: {error}",
+                segment=layout.bucket_path(layout.SCHEDULE, name[0]),
+                offset=place & ~IN_SCHEDULE,
+                reason=f"no whole record of subject {subject}: {error}",
             ) from error
         return data
 
@@ -299,9 +340,8 @@ class Schedule:
             return self.files.read(layout.SCHEDULE, bucket, place & ~IN_SCHEDULE, count)
         return self._commit.read(place, count)
 
-    def _copied_place(self, message: DelayedMessage) -> int:
-        wanted = message.sequence
-        for columns in self.columns(message.bucket, wanted, wanted + 1):
+    def _copied_place(self, bucket: int, wanted: int) -> int:
+        for columns in self.columns(bucket, wanted, wanted + 1):
             for index, sequence in enumerate(columns.sequences):
                 if sequence == wanted:
                     return columns.places[index]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from threading import Lock
 from typing import Final
 
@@ -91,10 +92,21 @@ class Bucket:
                 self._fates = fates
             return self._fates
 
-    def settle(self, fate: Fate, sequence: int) -> None:
-        """A fate became durable."""
-        self.undispatched.append(pack_fate(fate, sequence))
-        self.settled += 1
+    def find(self, sequence: int, source: int) -> int | None:
+        """Where a message stands: by its source, should frames before it have been lost."""
+        index = sequence - self.copied.next_sequence
+        if index < 0:
+            return sequence
+        sources = self.waiting.sources
+        if index < len(sources) and sources[index] == source:
+            return sequence
+        found = self.waiting.find_source(source)
+        return None if found is None else self.waiting.sequences[found]
+
+    def settle(self, fate: Fate, sequences: Sequence[int]) -> None:
+        """Fates became durable."""
+        self.undispatched.extend([pack_fate(fate, sequence) for sequence in sequences])
+        self.settled += len(sequences)
 
     def forget_waiting(self, copied: BucketState, dispatched: int) -> None:
         """So much is in the files now."""

@@ -23,6 +23,7 @@ class Fate(IntEnum):
     RESCHEDULED = 3
 
 
+_FATES: Final = tuple(Fate)
 _MASK: Final = 0b11
 #: Fate and sequence as one number of the dispatch log.
 _FATE_SHIFT: Final = 56
@@ -51,18 +52,18 @@ class Fates:
 
     def get(self, sequence: int) -> Fate:
         """What became of this one."""
-        place, turn = divmod(sequence, 4)
+        place = sequence >> 2
         if place >= len(self._bits):
             return Fate.PENDING
-        return Fate(self._bits[place] >> 2 * turn & _MASK)
+        return _FATES[self._bits[place] >> 2 * (sequence & 3) & _MASK]
 
     def set(self, sequence: int, fate: Fate) -> bool:
         """Let a pending message have this fate; whether it was pending."""
-        place, turn = divmod(sequence, 4)
+        place, shift = sequence >> 2, 2 * (sequence & 3)
         if place >= len(self._bits):
             self._bits.extend(bytes(place + 1 - len(self._bits)))
-        if self._bits[place] >> 2 * turn & _MASK:
+        if self._bits[place] >> shift & _MASK:
             return False
-        self._bits[place] |= fate << 2 * turn
+        self._bits[place] |= fate << shift
         self.count += 1
         return True
