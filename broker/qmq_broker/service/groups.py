@@ -27,12 +27,17 @@ from dataclasses import replace
 from heapq import nsmallest
 from typing import Final
 
-import msgspec
-
 from qmq_broker.service.dead_letters import EXPIRED, REJECTED, DeadLetter
 from qmq_broker.service.deadlines import Deadlines
 from qmq_broker.service.filters import TagFilter, filter_of
-from qmq_broker.service.history import GIVEN_BACK, LEASE_ENDED, Attempt, History, extended
+from qmq_broker.service.history import (
+    GIVEN_BACK,
+    LEASE_ENDED,
+    Attempt,
+    History,
+    extended,
+    kept_of_each,
+)
 from qmq_broker.service.lanes import KeyLanes
 from qmq_broker.service.leases import Lease, PullLog
 from qmq_broker.service.moves import apply_move
@@ -288,13 +293,19 @@ class GroupState:
         ended = self._log(action.consumer).end(action.first, action.next)
         is_done = action.retry_at_ms == NO_RETRY
         self._after_end(action, ended, is_done=is_done)
+        kept_max = kept_of_each(self._in_flight + self.redeliveries.count + len(self.dead))
         for lease in ended:
-            history = extended(
-                lease.history,
-                Attempt(
-                    lease.attempt, action.consumer, lease.given_at_ms, action.at_ms, outcome, error
-                ),
+            letter = self.dead.get(lease.first_sequence) if is_done else None
+            is_rejected = letter is not None and letter.reason == REJECTED
+            attempt = Attempt(
+                attempt=lease.attempt,
+                consumer=action.consumer,
+                given_at_ms=lease.given_at_ms,
+                ended_at_ms=action.at_ms,
+                outcome=REJECTED if is_rejected else outcome,
+                error=error,
             )
+            history = extended(lease.history, attempt, kept_max)
             if is_done:
                 self._tell_dead(lease, history)
                 continue
@@ -315,10 +326,7 @@ class GroupState:
         for sequence in range(lease.first_sequence, lease.next_sequence):
             letter = self.dead.get(sequence)
             if letter is not None:
-                last = history[-1]
-                if letter.reason == REJECTED:
-                    last = msgspec.structs.replace(last, outcome=REJECTED)
-                self.dead[sequence] = replace(letter, history=(*history[:-1], last))
+                self.dead[sequence] = replace(letter, history=history)
 
     def _on_dead(self, action: Dead) -> None:
         sequence = action.sequence

@@ -2,7 +2,8 @@
 
 Made from the actions when they are applied, so a replay gives the same. Messages that were given and
 came back together share one history. It is bounded: of more than `ATTEMPTS_KEPT_MAX` attempts the
-oldest are forgotten, and of all but the last only the beginning of the error is kept.
+oldest are forgotten, and of all but the last only the beginning of the error is kept. A group where
+very many messages fail keeps less of each, so that memory and snapshots stay small.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import msgspec
 
 #: As many as a group tries by default.
 ATTEMPTS_KEPT_MAX: Final = 16
+#: Attempts kept in one group, about: 200 bytes each in memory, less in a snapshot.
+ATTEMPTS_PER_GROUP: Final = 100_000
 #: Characters of the errors of attempts before the last one: the type and the first words.
 OLD_ERROR_CHARACTERS_MAX: Final = 100
 
@@ -36,12 +39,17 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True):
 History = tuple[Attempt, ...]
 
 
-def extended(history: History, attempt: Attempt) -> History:
-    """The history with one attempt more."""
-    kept = history[-(ATTEMPTS_KEPT_MAX - 1) :]
-    if kept and len(kept[-1].error) > OLD_ERROR_CHARACTERS_MAX:
+def kept_of_each(messages: int) -> int:
+    """How many attempts are kept of each of so many messages of one group."""
+    return min(ATTEMPTS_KEPT_MAX, ATTEMPTS_PER_GROUP // max(1, messages))
+
+
+def extended(history: History, attempt: Attempt, kept_max: int = ATTEMPTS_KEPT_MAX) -> History:
+    """The history with one attempt more, at most `kept_max` of them, the newest."""
+    if history and len(history[-1].error) > OLD_ERROR_CHARACTERS_MAX:
         shortened = msgspec.structs.replace(
-            kept[-1], error=kept[-1].error[:OLD_ERROR_CHARACTERS_MAX]
+            history[-1], error=history[-1].error[:OLD_ERROR_CHARACTERS_MAX]
         )
-        kept = (*kept[:-1], shortened)
-    return (*kept, attempt)
+        history = (*history[:-1], shortened)
+    whole = (*history, attempt)
+    return whole[max(0, len(whole) - kept_max) :]

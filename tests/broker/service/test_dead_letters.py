@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import NotFoundError
-from qmq_broker.service.history import ATTEMPTS_KEPT_MAX, Attempt, History, extended
+from qmq_broker.service import history as history_module
+from qmq_broker.service.history import (
+    ATTEMPTS_KEPT_MAX,
+    Attempt,
+    History,
+    extended,
+    kept_of_each,
+)
 from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.operations import DeadAnswer, DeadRequest
+from qmq_client.wire.requests import Nack, Settlement
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
 
 
@@ -128,6 +136,24 @@ def test_dead_letters_are_listed_with_their_messages_when_asked_for(rig: Rig) ->
     assert [one.record for one in rig.broker.query.dead_letters(SUBJECT, GROUP)] == [None, None]
     listed = rig.broker.query.dead_letters(SUBJECT, GROUP, with_records=True)
     assert [one.record[-1:] for one in listed if one.record] == [b"a", b"b"]
+
+
+def test_B10_a_group_where_very_many_messages_fail_keeps_less_of_each(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "ATTEMPTS_PER_GROUP", 60)
+    rig.send(*[b"%d" % number for number in range(20)])
+    for _ in range(5):
+        given = rig.pull(max_messages=20)
+        for index in range(20):
+            nack = Nack(range=given.part(index), delay_ms=0, error="x")
+            rig.settle(Settlement(token=given.token, nacks=(nack,)))
+    state = rig.broker.delivery.group(SUBJECT, GROUP)
+    assert state is not None
+    runs = list(state.redeliveries.runs())
+    assert [(run.attempts, len(run.history)) for run in runs] == [(5, 3)] * 20
+    assert [one.attempt for one in runs[0].history] == [3, 4, 5]
+    assert [kept_of_each(count) for count in (0, 1, 5, 30, 61)] == [16, 16, 12, 2, 0]
 
 
 def test_B10_a_history_is_bounded_and_keeps_the_newest() -> None:
