@@ -110,6 +110,13 @@ BENCHMARKS: Final = (
         group="store",
     ),
     Benchmark(
+        number="R12",
+        name="delay",
+        module="delay",
+        summary="delayed messages: releases, their cost, memory and lateness",
+        goal="≥ 50,000 releases/s, p99 of the lateness ≤ 200 ms at 5,000/s, bounded memory",
+    ),
+    Benchmark(
         number="R13",
         name="growth",
         module="growth",

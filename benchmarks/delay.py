@@ -1,0 +1,305 @@
+"""R12: delayed messages – their release, its cost beside an ordinary append, their memory, their lateness.
+
+Release, cost and memory are measured in this process: the real store and the real releases, by hand and
+without threads, with a clock that is moved to the moment when everything is due. Lateness is measured
+on a broker process, with messages of one producer that fall due at a steady rate.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+import tracemalloc
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.load import BODY_BYTES, SUBJECT
+from benchmarks.result import Conditions, Goal, Row
+from benchmarks.suite import Bench
+from qmq_broker.options import StoreOptions
+from qmq_broker.service.delay import Delay
+from qmq_broker.service.delay_load import frozen_sequences, load
+from qmq_broker.service.delay_wheel import Wheel, end_of
+from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.service.writer import CommitWriter
+from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.store import Store
+from qmq_client.ids import MESSAGE_IDS
+from qmq_client.transport.http import HttpTransport
+from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
+from qmq_client.wire.record import Record, encode_record
+
+BATCH_MESSAGES: Final = 500
+#: The stated rate of the lateness, and how long before its time a message is sent.
+RATE_PER_S: Final = 5_000
+AHEAD_S: Final = 1.5
+HOUR_MS: Final = 3_600_000
+#: What may be in memory of one bucket, and what that costs at most with a load under way.
+LOADED_MAX: Final = 500_000
+MEMORY_MIB_MAX: Final = 128
+
+
+class MovedClock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.wall_ms = time.time_ns() // 1_000_000
+        self.steady_s = 0.0
+
+    def now_ms(self) -> int:
+        return self.wall_ms
+
+    def monotonic_s(self) -> float:
+        return self.steady_s
+
+    def sleep(self, seconds: float) -> None:
+        self.pass_ms(round(seconds * 1000))
+
+    def pass_ms(self, ms: int) -> None:
+        """Let time pass on both clocks."""
+        self.wall_ms += ms
+        self.steady_s += ms / 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    release_per_s: float
+    #: Processor time of a release against that of an ordinary append of the same messages.
+    cost_ratio: float
+    bytes_per_message: float
+    written_bytes: int
+
+
+def run(bench: Bench) -> list[Row]:
+    """All figures, one sample each round."""
+    count = bench.effort.pick(tiny=2_000, quick=60_000, full=1_000_000)
+    rounds = []
+    for _ in range(bench.rounds):
+        with tempfile.TemporaryDirectory(dir=bench.directory) as directory:
+            rounds.append(_round(Path(directory), count))
+    conditions = Conditions(
+        durability="fdatasync before a release counts",
+        client="releases by hand, in one process and thread with the store",
+        batch_messages=BATCH_MESSAGES,
+        message_bytes=BODY_BYTES,
+        written_bytes=rounds[0].written_bytes,
+        note=f"{count:,} messages due in one hour",
+    )
+    rate = Goal(bound=50_000, is_floor=True)
+    rows = [
+        _row("releases", "messages/s", [one.release_per_s for one in rounds], conditions, rate),
+        _row("release / append", "ratio of CPU", [one.cost_ratio for one in rounds], conditions),
+        _row(
+            "memory",
+            "bytes per loaded message",
+            [one.bytes_per_message for one in rounds],
+            conditions,
+            Goal(bound=64, is_floor=False),
+        ),
+    ]
+    rows.append(_big_bucket(bench))
+    rows.append(_lateness(bench))
+    return rows
+
+
+def _row(
+    figure: str, unit: str, samples: list[float], conditions: Conditions, goal: Goal | None = None
+) -> Row:
+    return Row(figure=figure, unit=unit, samples=tuple(samples), conditions=conditions, goal=goal)
+
+
+class _Broker:
+    """A store and its releases, stepped by hand."""
+
+    def __init__(self, directory: Path, *, loaded_max: int) -> None:
+        self.clock = MovedClock()
+        options = StoreOptions(index_entries=0, reserve_bytes=0)
+        self.store = Store.open(OsDisk(str(directory)), self.clock, options)
+        limits = ServiceLimits(delayed_loaded=loaded_max)
+        self._posted: list[Callable[[], None]] = []
+        self.writer = CommitWriter(
+            self.store,
+            self.clock,
+            limits,
+            post=self._posted.append,
+            on_visible=lambda _: None,
+            on_poisoned=print,
+        )
+        self.delay = Delay(
+            self.store.schedule, self.writer, self.clock, limits, post=self._posted.append
+        )
+        self.delay.begin()
+
+    def append(self, frames: list[MessageFrame]) -> float:
+        """Append and sync, some requests in each commit; returns the processor time."""
+        began_s = time.process_time()
+        for first in range(0, len(frames), 4):
+            self.store.append(frames[first : first + 4])
+            self.store.sync()
+        return time.process_time() - began_s
+
+    def step(self) -> None:
+        """One step of the releases, and the commit of what it submitted."""
+        self.delay.step()
+        self._run()
+        self.writer.step()
+        self._run()
+
+    def release(self, count: int) -> tuple[float, float]:
+        """Release so many messages; returns wall time and processor time."""
+        began_s, cpu_s = time.perf_counter(), time.process_time()
+        wanted = self.delay.counts.released + count
+        while self.delay.counts.released < wanted:
+            self.step()
+        return time.perf_counter() - began_s, time.process_time() - cpu_s
+
+    def _run(self) -> None:
+        posted, self._posted[:] = list(self._posted), []
+        for call in posted:
+            call()
+
+
+def _frames(count: int, first_ms: int | None) -> list[MessageFrame]:
+    """Messages due over the hour from `first_ms` on; ordinary ones for None."""
+    frames = []
+    body = bytes(range(256)) * (BODY_BYTES // 256)
+    kind = FrameKind.MESSAGES if first_ms is None else FrameKind.DELAYED
+    for first in range(0, count, BATCH_MESSAGES):
+        records = []
+        for number in range(first, min(first + BATCH_MESSAGES, count)):
+            due_at_ms = None if first_ms is None else first_ms + number * 7_919 % (HOUR_MS // 2)
+            record = Record(
+                message_id=MESSAGE_IDS.next_id(),
+                subject=SUBJECT,
+                body=body,
+                born_at_ms=0,
+                due_at_ms=due_at_ms,
+            )
+            records.append(encode_record(record))
+        frames.append(parse_message_frame(build_message_frame({SUBJECT: records}, kind=kind)))
+    return frames
+
+
+def _next_hour_ms(clock: MovedClock) -> int:
+    return (clock.wall_ms // HOUR_MS + 2) * HOUR_MS
+
+
+def _round(directory: Path, count: int) -> _Round:
+    broker = _Broker(directory / "delayed", loaded_max=max(2, count))
+    first_ms = _next_hour_ms(broker.clock)
+    for first in range(0, count, 50_000):
+        broker.append(_frames(min(50_000, count - first), first_ms))
+    while broker.store.step():
+        pass
+    schedule = broker.store.schedule
+    tracemalloc.start()
+    wheel = Wheel(end_of(0), loaded_max=max(2, count))
+    while len(wheel) < count:
+        load(schedule, wheel, frozen_sequences(schedule), until_ms=first_ms + HOUR_MS, damaged={})
+    bytes_per_message = tracemalloc.get_traced_memory()[0] / count
+    tracemalloc.stop()
+    broker.clock.pass_ms(first_ms + HOUR_MS - broker.clock.wall_ms)
+    wall_s, cpu_s = broker.release(count)
+    written_bytes = broker.store.durable_offset
+    broker.store.close()
+    ordinary = _Broker(directory / "ordinary", loaded_max=2)
+    sample = min(count, 50_000)
+    append_s = ordinary.append(_frames(sample, None)) / sample
+    ordinary.store.close()
+    return _Round(
+        release_per_s=count / wall_s,
+        cost_ratio=cpu_s / count / append_s,
+        bytes_per_message=bytes_per_message,
+        written_bytes=written_bytes,
+    )
+
+
+def _big_bucket(bench: Bench) -> Row:
+    """The most memory that a load of a bucket takes which holds many times what may be loaded."""
+    count = bench.effort.pick(tiny=2_000, quick=200_000, full=10_000_000)
+    loaded_max = min(LOADED_MAX, max(2, count // 4))
+    samples = []
+    with tempfile.TemporaryDirectory(dir=bench.directory) as directory:
+        broker = _Broker(Path(directory) / "big", loaded_max=loaded_max)
+        first_ms = _next_hour_ms(broker.clock)
+        for first in range(0, count, 50_000):
+            broker.append(_frames(min(50_000, count - first), first_ms))
+        while broker.store.step():
+            pass
+        broker.clock.pass_ms(first_ms - broker.clock.wall_ms - 30_000)
+        tracemalloc.start()
+        broker.step()
+        samples.append(tracemalloc.get_traced_memory()[1] / 2**20)
+        tracemalloc.stop()
+        written_bytes = broker.store.durable_offset
+        broker.store.close()
+    conditions = Conditions(
+        durability="none: memory",
+        client="one load, by hand",
+        message_bytes=BODY_BYTES,
+        written_bytes=written_bytes,
+        note=f"{count:,} messages in one hour, at most {loaded_max:,} loaded",
+    )
+    goal = Goal(bound=MEMORY_MIB_MAX, is_floor=False)
+    return _row("memory of a load", "MiB at most", samples, conditions, goal)
+
+
+def _lateness(bench: Bench) -> Row:
+    """p99 of the lateness at the stated rate, by the broker's own count."""
+    seconds = bench.effort.pick(tiny=1, quick=5, full=20)
+    per_s = bench.effort.pick(tiny=100, quick=RATE_PER_S, full=RATE_PER_S)
+    samples, written = [], 0
+    for _ in range(bench.rounds):
+        with bench.processes() as processes:
+            broker = processes.start_broker()
+            transport = HttpTransport(broker.url)
+            try:
+                _send_steadily(transport, per_s, seconds)
+            finally:
+                transport.close()
+            samples.append(_late_p99_ms(broker.url, per_s * seconds))
+            written = broker.written_bytes()
+    conditions = Conditions(
+        durability="fdatasync before a release counts",
+        client="stock httpx; the broker is a process of its own and counts by itself",
+        batch_messages=per_s // 10,
+        message_bytes=BODY_BYTES,
+        written_bytes=written,
+        note=f"{per_s:,} messages a second for {seconds} s; upper end of the broker's class",
+    )
+    return _row("lateness, p99", "ms", samples, conditions, Goal(bound=200, is_floor=False))
+
+
+def _send_steadily(transport: HttpTransport, per_s: int, seconds: int) -> None:
+    began_s = time.time()
+    for tenth in range(seconds * 10):
+        first_s = began_s + AHEAD_S + tenth / 10
+        records = [
+            encode_record(
+                Record(
+                    message_id=MESSAGE_IDS.next_id(),
+                    subject=SUBJECT,
+                    body=bytes(BODY_BYTES),
+                    born_at_ms=0,
+                    due_at_ms=round((first_s + number / per_s) * 1000),
+                )
+            )
+            for number in range(per_s // 10)
+        ]
+        transport.send(build_message_frame({SUBJECT: records}, kind=FrameKind.DELAYED))
+        time.sleep(max(0.0, began_s + (tenth + 1) / 10 - time.time()))
+
+
+def _late_p99_ms(url: str, count: int) -> float:
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        with urllib.request.urlopen(f"{url}/v1/delayed/status", timeout=10) as answer:
+            status = json.load(answer)
+        if status["released"] >= count:
+            return float(status["late_p99_ms"])
+        time.sleep(0.1)
+    raise RuntimeError(f"{status['released']} of {count} messages were released")
