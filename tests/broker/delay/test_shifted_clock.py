@@ -1,0 +1,70 @@
+"""F35: the clock of a real broker process is set back and forward while messages wait."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from qmq_client.transport.http import HttpTransport
+from tests.broker.delay.delay_rig import delayed_frame
+from tests.broker.face.process import BrokerProcess
+from tests.kit.waiting import wait_for
+
+SERVE_SHIFTED = ("-m", "tests.broker.delay.shifted_serve")
+HOUR_MS = 3_600_000
+
+
+def ask(broker: BrokerProcess, path: str) -> Any:
+    with urllib.request.urlopen(f"{broker.url}{path}", timeout=10) as answer:
+        return json.load(answer)
+
+
+def stored(broker: BrokerProcess) -> int:
+    subjects = ask(broker, "/v1/subjects")["subjects"]
+    return sum(one["next_sequence"] for one in subjects)
+
+
+def status(broker: BrokerProcess) -> dict[str, Any]:
+    found: dict[str, Any] = ask(broker, "/v1/delayed/status")
+    return found
+
+
+def send(broker: BrokerProcess, *after_ms: int) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    transport = HttpTransport(broker.url)
+    due = {f"{after}.{n}".encode(): now_ms + after for n, after in enumerate(after_ms)}
+    transport.send(delayed_frame(due))
+    transport.close()
+
+
+def test_D1_D3_a_broker_whose_clock_is_set_back_and_forward_releases_nothing_early_or_twice(
+    tmp_path: Path,
+) -> None:
+    shift = tmp_path / "shift"
+    shift.write_text("0")
+    arguments = ("--shift", str(shift))
+    with BrokerProcess(tmp_path / "data", *arguments, command=SERVE_SHIFTED) as broker:
+        send(broker, 1, 2_500, HOUR_MS // 2, 2 * HOUR_MS)
+        wait_for(lambda: stored(broker) == 1, "the first message", within_s=30)
+        shift.write_text(str(-HOUR_MS))
+        wait_for(lambda: "set back" in status(broker)["clock"], "the alarm", within_s=30)
+        send(broker, 3_000)
+        time_ms = time.time_ns() // 1_000_000
+        wait_for(lambda: time.time_ns() // 1_000_000 > time_ms + 4_000, "time", within_s=30)
+        assert (stored(broker), status(broker)["pending"]) == (1, 4)
+        shift.write_text("0")
+        wait_for(lambda: stored(broker) == 3, "what was held", within_s=30)
+        assert status(broker)["clock"] == ""
+        shift.write_text(
+            str(24 * HOUR_MS)
+        )  # a day forward: a minute at once, then ten times as fast
+        wait_for(lambda: "set forward" in status(broker)["clock"], "the alarm", within_s=30)
+        assert (stored(broker), status(broker)["pending"]) == (3, 2)
+        shift.write_text("0")
+        broker.kill()
+    with BrokerProcess(tmp_path / "data", *arguments, command=SERVE_SHIFTED) as broker:
+        assert (stored(broker), status(broker)["pending"]) == (3, 2)
+        assert broker.stop() == 0
