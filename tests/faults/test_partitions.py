@@ -16,16 +16,18 @@ from qmq_client.options import ProducerOptions
 from qmq_client.producer import Producer
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.record import record_message_id
-from tests.client.publishing import WATCHDOG
+from tests.client.publishing import WATCHDOG, sweep
 from tests.client.world import SUBJECT, Order, World, a_world
 from tests.contract.broker_process import BrokerProcess
-from tests.faults.proxy import Proxy
+from tests.faults.proxy import Proxy, Way
 from tests.faults.test_killed_application import pull
 from tests.faults.test_lost_commit_answers import a_world_behind
 from tests.services.databases import Database
 
 FLAPS: Final = 3
 DEADLINE_S: Final = 30.0
+#: How long the producer waits for an answer of the broker, where it never comes.
+ANSWER_S: Final = 0.5
 
 
 def place(world: World, producer: Producer, label: str) -> None:
@@ -82,3 +84,36 @@ def test_F13_S1_S2_a_line_to_the_database_that_is_cut_in_a_transaction_undoes_it
         proxy.heal()
         place(world, world.producer, "a")
         assert world.outcome() == (["a"], ["a"], set())
+
+
+@pytest.mark.parametrize("way", ["requests", "answers"])
+def test_F13_O1_O5_a_line_to_the_broker_open_in_one_direction_loses_and_doubles_nothing(
+    sqlite_database: Database, broker_process: BrokerProcess, tmp_path: Path, way: Way
+) -> None:
+    """What was given up as unanswered arrives when the line is healed, beside its repetition."""
+    group = f"f13-one-way-{way}"
+    pull(broker_process.url, group)
+    with (
+        Proxy(urlsplit(broker_process.url).port or 80) as proxy,
+        a_world(tmp_path, database=sqlite_database) as world,
+        closing(
+            HttpTransport(f"http://127.0.0.1:{proxy.port}", answer_timeout_s=ANSWER_S)
+        ) as transport,
+        Producer(world.engine, transport, options=ProducerOptions(breaker_first_ms=10)) as producer,
+    ):
+        place(world, producer, "before")
+        assert producer.flush(DEADLINE_S)
+        proxy.hold(way)
+        place(world, producer, "while held")
+        assert proxy.held.wait(DEADLINE_S)
+        assert not producer.flush(DEADLINE_S)
+        proxy.heal()
+        place(world, producer, "after")
+        producer.flush(DEADLINE_S)
+        world.make_due()
+        with closing(HttpTransport(broker_process.url)) as straight:
+            world.transport = straight  # type: ignore[assignment]
+            while sweep(world).sent:
+                pass
+    there = [record_message_id(each.record) for each in pull(broker_process.url, group)]
+    assert len(there) == len(set(there)) == len(world.committed_orders()) == 3
