@@ -17,6 +17,7 @@ import msgspec
 
 from qmq_broker.errors import CorruptionError, StoreError
 from qmq_broker.face.json_messages import record_to_json
+from qmq_broker.face.schedule_dump import dispatch_rows, schedule_rows
 from qmq_broker.service.snapshot import SnapshotImage
 from qmq_broker.storage import layout
 from qmq_broker.storage.action_log import ACTION_KINDS
@@ -299,12 +300,14 @@ KINDS: Final[Mapping[str, Callable[[Disk, Format, DumpQuestion], Iterator[Row]]]
     "actions": _actions,
     "checkpoint": _checkpoint,
     "clean": _clean,
+    "dispatch": lambda disk, format_, _: dispatch_rows(disk, format_),
     "entries": _entries,
     "format": _format,
     "frames": _frames,
     "queues": _queues,
     "records": _records,
     "retained": _retained,
+    "schedule": lambda disk, format_, asked: schedule_rows(disk, format_, asked.subject),
     "segments": _segments,
     "snapshot": _snapshot,
     "summaries": _summaries,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from qmq_broker.errors import CorruptionError
+from qmq_broker.face.store_dump import DumpQuestion, dump
 from qmq_broker.storage import layout
 from qmq_broker.storage.backup import back_up
 from qmq_broker.storage.disk import OsDisk
@@ -139,3 +140,16 @@ def test_files_of_a_bucket_go_when_it_is_done_with(tmp_path: Path) -> None:
     assert sorted(rig.bodies()) == sorted(due)
     assert rig.broker.delayed.query.status().pending == 0
     rig.close()
+
+
+def test_the_files_are_shown_row_by_row_while_no_broker_has_them(tmp_path: Path) -> None:
+    rig, _ = waiting(tmp_path)
+    rig.close()
+    disk = OsDisk(str(tmp_path))
+    scheduled = list(dump(disk, "schedule", DumpQuestion()))
+    dispatched = list(dump(disk, "dispatch", DumpQuestion()))
+    disk.close()
+    assert len(scheduled) == 16
+    assert {row["subject"] for row in scheduled} == {"orders"}
+    fates = [row["fate"] for row in dispatched]
+    assert (fates.count("cancelled"), fates.count("released")) == (1, 4)
