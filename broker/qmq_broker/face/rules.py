@@ -88,6 +88,8 @@ def route_name(route: Route) -> str:
 
 def guard(application: Starlette) -> None:
     """Put every route behind its rule, from whichever list it came."""
+    # A redirect would lead to whatever host the request named.
+    application.router.redirect_slashes = False
     routes = application.router.routes
     assert all(isinstance(route, Route) for route in routes), "what is no route has no rule"
     routes[:] = [_guarded(route) for route in routes if isinstance(route, Route)]

@@ -146,6 +146,13 @@ def test_an_unknown_path_is_not_found_and_says_so_in_json(client: Client, path: 
     assert error_of(reply).code in ("not_found", "method_not_allowed")
 
 
+@pytest.mark.parametrize("path", ["/v1/files/", "/v1/subjects//", "/healthz/"])
+def test_nobody_is_sent_elsewhere(client: Client, path: str) -> None:
+    reply = client.get(path, headers=[(b"host", b"elsewhere")])
+    assert (reply.status, error_of(reply).code) == (404, "not_found")
+    assert b"location" not in reply.headers
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [
