@@ -26,7 +26,7 @@ from tests.client.world import Order, World, a_world
 from tests.conftest import MakeServer
 from tests.services.databases import Database, Databases
 
-PROGRAMS: Final = 30
+PROGRAMS: Final = 15
 PROGRAMS_IN_RELEASE: Final = 2_000
 NOTHING: Final[tuple[list[str], list[str], set[str]]] = ([], [], set())
 
