@@ -14,7 +14,7 @@ import click
 
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.commands.exit_codes import ATTENTION, DONE
-from qmq_pipeline.command import job_options, running_job
+from qmq_pipeline.command import audit_options, job_options, running_job
 
 if TYPE_CHECKING:
     from qmq_pipeline.config import AuditOptions
@@ -63,12 +63,31 @@ def lifecycle(**options: Any) -> None:
 
 @pipeline.command()
 @job_options
-@click.option("--grace", "grace_s", type=float, default=60.0, show_default=True, metavar="SECONDS")
-@click.option("--late", "late_s", type=float, default=60.0, show_default=True, metavar="SECONDS")
-@click.option("--since", metavar="TIME", help="Judge what was committed from then on.")
-@click.option("--until", metavar="TIME", help="Judge what was committed before.")
-@click.option("--rows-kept", is_flag=True, help="Accepted rows stay in every outbox (keep_sent_s).")
-@click.option("--closed-world", is_flag=True, help="No message comes from other producers.")
+def marts(**options: Any) -> None:
+    """Make the gold tables: flow, latency, lag, dead letters, lateness, producers."""
+    from qmq_pipeline.jobs.marts import marts as work
+
+    with running_job(options) as job:
+        done = work(job.spark(), job.config, on_progress=job.on_progress)
+        text = ", ".join(f"{count:,} {name}" for name, count in done.rows.items())
+        job.answer(asdict(done), text + (", nothing new" if done.is_unchanged else ""))
+
+
+@pipeline.command()
+@job_options
+@click.option("--out", metavar="FILE", default="qmq-report.html", show_default=True)
+def report(*, out: str, **options: Any) -> None:
+    """Write what the tables say as one page of HTML, to be opened in any browser."""
+    from qmq_pipeline.jobs.report import report as work
+
+    with running_job(options) as job:
+        done = work(job.spark(), job.config, out, on_progress=job.on_progress)
+        job.answer(asdict(done), f"wrote {done.path}, {done.bytes:,} bytes")
+
+
+@pipeline.command()
+@job_options
+@audit_options
 @click.option("--cross-check", is_flag=True, help="Join everything instead of comparing bitmaps.")
 def audit(*, cross_check: bool, **options: Any) -> None:
     """Compare committed, stored and delivered: lost, ghost, duplicate, late, altered.
@@ -137,6 +156,30 @@ def replay(*, where: str, to: str, name: str | None, **options: Any) -> None:
         count = done.sent if options["is_sending"] else done.messages
         repeated = f", {done.repeated:,} were there already" if done.repeated else ""
         job.answer(asdict(done), f"{verb} {count:,}{repeated} to {to}: {subjects or 'nothing'}")
+
+
+@pipeline.command()
+@job_options
+@audit_options
+@click.option("--skip-expired", is_flag=True, help="Go on behind what retention has given up.")
+def run(*, skip_expired: bool, **options: Any) -> None:
+    """Do it all in order: ingest, lifecycle, marts, audit.
+
+    Exit codes: 0 nothing was found, 1 findings, 2 wrong call, 3 unreachable.
+    """
+    from qmq_pipeline.jobs.run import run as work
+
+    with running_job(options) as job:
+        config = replace(job.config, audit=_audit_options(options))
+        done = work(job.spark(), config, skip_expired=skip_expired, on_progress=job.on_progress)
+        rows = {
+            **done.ingested.rows,
+            **({"outbox": sum(done.outbox.values())} if done.outbox else {}),
+        }
+        lines = [_ingested_text(rows, done.ingested.quarantined), audit_text(done.audit)]
+        job.answer(asdict(done), "\n".join(lines))
+        found = not done.audit.is_clean
+    sys.exit(ATTENTION if found else DONE)
 
 
 def audit_text(done: AuditResult) -> str:

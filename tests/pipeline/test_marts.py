@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 
-from qmq_broker.storage.actions import Acked, Action, Dead, Pulled
-from qmq_client.wire.deliveries import DeliveryRun
-from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.errors import LakeError
 from qmq_pipeline.jobs.ingest import ingest
@@ -20,7 +16,6 @@ from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import marts
 from qmq_pipeline.lake import Lake
-from qmq_pipeline.options import Place
 from qmq_pipeline.schemas import (
     DEAD_LETTERS,
     DELAY_LATENESS,
@@ -30,88 +25,18 @@ from qmq_pipeline.schemas import (
     PRODUCERS,
     Table,
 )
-from tests.pipeline.world import START_MS, DataDirectory, OutboxDatabase, messages
+from tests.pipeline.gold import minute, shop
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
-
-MINUTE_MS = 60_000
-FIRST_MS = START_MS - START_MS % MINUTE_MS
-GROUP = "billing"
-
-
-def minute(number: int) -> datetime:
-    return datetime.fromtimestamp((FIRST_MS + number * MINUTE_MS) / 1000, UTC)
-
-
-def pulled(first: int, count: int, at_ms: int) -> Pulled:
-    return Pulled(
-        at_ms=at_ms,
-        subject="orders",
-        group=GROUP,
-        consumer="one",
-        token=1,
-        first_pull_sequence=first,
-        runs=(DeliveryRun(first_sequence=first, count=count, attempt=1),),
-        lease_until_ms=at_ms + 30_000,
-    )
-
-
-def acked(first: int, after: int, at_ms: int) -> Acked:
-    return Acked(
-        at_ms=at_ms, subject="orders", group=GROUP, consumer="one", first=first, next=after
-    )
 
 
 def rows_of(spark: SparkSession, config: PipelineConfig, table: Table) -> list[Row]:
     return Lake(config.tables).read(spark, table).collect()
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> PipelineConfig:
-    database = OutboxDatabase(tmp_path / "orders.db")
-    directory = DataDirectory(tmp_path / "broker")
-    ids = MessageIds(77)
-    first = messages(ids, 100, born_at_ms=FIRST_MS)
-    second = messages(ids, 50, born_at_ms=FIRST_MS + 2 * MINUTE_MS)
-    late = [
-        msgspec.structs.replace(one, due_at_ms=FIRST_MS + 3 * MINUTE_MS)
-        for one in messages(ids, 10, born_at_ms=FIRST_MS)
-    ]
-    database.insert(first, created_at_ms=FIRST_MS)
-    database.insert(second, created_at_ms=FIRST_MS + 2 * MINUTE_MS)
-    directory.append(first, at_ms=FIRST_MS + 1_000)
-    directory.append(first[:3], at_ms=FIRST_MS + 4_000)
-    directory.append(second, at_ms=FIRST_MS + 2 * MINUTE_MS + 500)
-    directory.append(late, at_ms=FIRST_MS + 3 * MINUTE_MS + 40)
-    actions: list[Action] = [
-        pulled(0, 60, FIRST_MS + 5_000),
-        acked(0, 59, FIRST_MS + 6_000),
-        Dead(
-            at_ms=FIRST_MS + 7_000,
-            subject="orders",
-            group=GROUP,
-            sequence=59,
-            attempts=1,
-            reason="rejected",
-            error="no such customer",
-        ),
-        pulled(60, 43, FIRST_MS + 2 * MINUTE_MS + 1_000),
-        acked(60, 103, FIRST_MS + 2 * MINUTE_MS + 2_000),
-    ]
-    directory.act(actions)
-    directory.close()
-    database.close()
-    return PipelineConfig(
-        tables=str(tmp_path / "tables"),
-        place=Place(path=str(directory.path)),
-        databases=(database.section,),
-    )
-
-
-def test_gold_tables_are_what_a_plain_count_says(
-    spark: SparkSession, config: PipelineConfig
-) -> None:
+def test_gold_tables_are_what_a_plain_count_says(spark: SparkSession, tmp_path: Path) -> None:
+    config = shop(tmp_path)
     with pytest.raises(LakeError, match="lifecycle` first"):
         marts(spark, config)
     ingest_outbox(spark, config)

@@ -31,7 +31,7 @@ VARIABLES: Final = {"mysql": "QMQ_TEST_MYSQL_URL", "postgresql": "QMQ_TEST_POSTG
 #: Names of rungs with commas between them, such as `environment,private`.
 CHOSEN: Final = "QMQ_TEST_RUNGS"
 RECIPES: Final = {"mysql": MysqlRecipe.find, "postgresql": PostgresqlRecipe.find}
-PACKAGES: Final = {"mysql": "mariadb-server", "postgresql": "postgresql"}
+PACKAGES: Final = {"mysql": "mariadb-server", "postgresql": "postgresql", "chromium": "chromium"}
 #: Where a running server is looked for: as users who may get in without a password.
 RUNNING: Final = {
     "mysql": (

@@ -45,7 +45,9 @@ class Marts:
     is_unchanged: bool
 
 
-def marts(spark: SparkSession, config: PipelineConfig, *, on_progress: OnProgress = nobody) -> Marts:
+def marts(
+    spark: SparkSession, config: PipelineConfig, *, on_progress: OnProgress = nobody
+) -> Marts:
     """Bring the gold tables up to what is in silver. Raises `LakeError` where there is no silver."""
     lake = Lake(config.tables)
     lake.prepare()
@@ -68,9 +70,7 @@ def marts(spark: SparkSession, config: PipelineConfig, *, on_progress: OnProgres
     rows: dict[str, int] = {}
     for table in MARTS:
         rows[table.name] = lake.write_frame(spark.sql(_SQL[table.name]), table, run)
-        done = Progress(
-            stage=table.name, done=len(rows), total=len(MARTS), rows=sum(rows.values())
-        )
+        done = Progress(stage=table.name, done=len(rows), total=len(MARTS), rows=sum(rows.values()))
         on_progress(done)
     lake.write_state(FLOW_MINUTE, {"seen": seen, "rows": rows})
     return Marts(rows=rows, is_unchanged=False)

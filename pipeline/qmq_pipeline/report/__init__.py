@@ -1,0 +1,1 @@
+"""The report as a page: what it shows, its charts, and the HTML. Knows nothing of Spark."""

@@ -1,0 +1,70 @@
+"""The time of the charts in equal parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+#: Lengths that a bucket may have, in seconds.
+_BUCKETS_S: Final = (60, 300, 900, 3_600, 10_800, 21_600, 86_400, 604_800, 2_592_000, 31_536_000)
+_BUCKETS_MAX: Final = 240
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buckets:
+    """So many parts of one length, from the first on."""
+
+    first_s: int
+    length_s: int
+    count: int
+
+    @property
+    def times(self) -> tuple[datetime, ...]:
+        """Where each begins."""
+        first = datetime.fromtimestamp(self.first_s, UTC)
+        return tuple(first + timedelta(seconds=i * self.length_s) for i in range(self.count))
+
+    def sql(self, column: str) -> str:
+        """The number of the bucket that a time is in."""
+        seconds = f"unix_seconds({column}) - {self.first_s}"
+        return f"CAST(floor(({seconds}) / {self.length_s}) AS INT)"
+
+    def spread(self, rows: Iterable[Any], column: str) -> tuple[float | None, ...]:
+        """One column of rows that have a `bucket`, as a value for each bucket."""
+        values: list[float | None] = [None] * self.count
+        for row in rows:
+            if 0 <= row["bucket"] < self.count and row[column] is not None:
+                values[row["bucket"]] = float(row[column])
+        return tuple(values)
+
+
+def buckets_of(first: datetime | None, last: datetime | None) -> Buckets:
+    """As few as show the time in enough detail, each of a length that people think in."""
+    if first is None or last is None:
+        return Buckets(first_s=0, length_s=_BUCKETS_S[0], count=1)
+    first_s, last_s = int(first.timestamp()), int(last.timestamp())
+    for length_s in _BUCKETS_S:
+        begin_s = first_s - first_s % length_s
+        count = (last_s - begin_s) // length_s + 1
+        if count <= _BUCKETS_MAX:
+            return Buckets(first_s=begin_s, length_s=length_s, count=count)
+    return Buckets(first_s=begin_s, length_s=length_s, count=_BUCKETS_MAX)
+
+
+def held(values: Sequence[float | None]) -> tuple[float | None, ...]:
+    """A level that stays until it changes."""
+    levels: list[float | None] = []
+    for value in values:
+        levels.append(value if value is not None else (levels[-1] if levels else None))
+    return tuple(levels)
+
+
+def length_text(bucket_s: int) -> str:
+    """A length of time in words."""
+    for unit_s, name in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
+        if bucket_s % unit_s == 0:
+            count = bucket_s // unit_s
+            return name if count == 1 else f"{count} {name}s"
+    return f"{bucket_s} s"

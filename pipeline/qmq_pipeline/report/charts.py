@@ -1,0 +1,176 @@
+"""Charts as SVG inside the page: lines over time, and bars.
+
+Colours are classes of the page's style, so a chart follows the page from light to dark; lines differ by
+dashes, too. Every bucket has a title, which browsers show where the mouse is and readers read out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from html import escape
+from typing import Final
+
+from qmq_pipeline.report.facts import Bar, TimeChart, known
+from qmq_pipeline.report.words import number, time_label
+
+WIDTH: Final = 960
+HEIGHT: Final = 240
+_LEFT: Final = 64
+_RIGHT: Final = 12
+_TOP: Final = 10
+_BOTTOM: Final = 26
+_X_LABELS: Final = 6
+_Y_TICKS: Final = 4
+_BAR_HEIGHT: Final = 26
+_BAR_LEFT: Final = 190
+#: Styles of lines in `page.py`.
+STYLES: Final = 8
+
+
+class _Axis:
+    """From values to heights."""
+
+    def __init__(self, values: Sequence[float], *, is_logarithmic: bool) -> None:
+        positive = [value for value in values if value > 0]
+        self.is_logarithmic = is_logarithmic and bool(positive)
+        if self.is_logarithmic:
+            self._first = 10.0 ** math.floor(math.log10(min(positive)))
+            self._last = 10.0 ** math.ceil(math.log10(max(positive)))
+            if self._first == self._last:
+                self._last *= 10
+        else:
+            self._first = min([0.0, *values])
+            self._last = nice_end(max([0.0, *values]) or 1.0)
+
+    def y(self, value: float) -> float:
+        """Pixels from the top."""
+        if self.is_logarithmic:
+            value = max(value, self._first)
+            share = math.log(value / self._first) / math.log(self._last / self._first)
+        else:
+            share = (value - self._first) / (self._last - self._first)
+        return round(HEIGHT - _BOTTOM - share * (HEIGHT - _TOP - _BOTTOM), 1)
+
+    def ticks(self) -> list[float]:
+        """Values with a line of their own."""
+        if self.is_logarithmic:
+            decades = round(math.log10(self._last / self._first))
+            step = max(1, math.ceil(decades / _Y_TICKS))
+            return [self._first * 10.0**i for i in range(0, decades + 1, step)]
+        step_value = (self._last - self._first) / _Y_TICKS
+        return [self._first + step_value * i for i in range(_Y_TICKS + 1)]
+
+
+def nice_end(value: float) -> float:
+    """The next of 1, 2, 2.5, 5, 10 … times a power of ten."""
+    power: float = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= value * 0.999)
+
+
+def line_chart(chart: TimeChart, *, bucket_s: int) -> str:
+    """The chart with its legend; a sentence where there is nothing to draw."""
+    values = [value for series in chart.series for value in known(series.values)]
+    if not values:
+        return f'<p class="none">Nothing to show for «{escape(chart.title)}» in this time.</p>'
+    axis = _Axis(values, is_logarithmic=chart.is_logarithmic)
+    parts = [
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(chart.title)}">',
+        *_y_axis(axis),
+        *_x_axis(chart.times, bucket_s),
+    ]
+    for index, series in enumerate(chart.series):
+        parts.append(_line(chart, series.values, axis, index))
+    parts += [*_titles(chart, bucket_s), "</svg>"]
+    return _legend(chart) + "".join(parts)
+
+
+def bar_chart(title: str, bars: Sequence[Bar]) -> str:
+    """Bars from the left, the longest first."""
+    if not bars:
+        return ""
+    most = max(bar.value for bar in bars) or 1
+    height = len(bars) * _BAR_HEIGHT + 6
+    parts = [f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">']
+    for index, bar in enumerate(sorted(bars, key=lambda one: -one.value)):
+        y = index * _BAR_HEIGHT + 4
+        width = round((WIDTH - _BAR_LEFT - 90) * bar.value / most, 1)
+        parts.append(
+            f'<text x="{_BAR_LEFT - 8}" y="{y + 14}" text-anchor="end">{escape(bar.name)}</text>'
+            f'<rect class="bar" x="{_BAR_LEFT}" y="{y}" width="{max(width, 2)}" height="18" rx="3"/>'
+            f'<text x="{_BAR_LEFT + width + 8}" y="{y + 14}">{number(bar.value)}</text>'
+        )
+    return "".join([*parts, "</svg>"])
+
+
+def _line(chart: TimeChart, values: Sequence[float | None], axis: _Axis, index: int) -> str:
+    style = f"s{index % STYLES + 1}"
+    drawn: list[str] = []
+    run: list[str] = []
+    for place, value in enumerate([*values, None]):
+        if value is not None:
+            run.append(f"{_x(place, len(chart.times))},{axis.y(value)}")
+            continue
+        if len(run) == 1:
+            x, _, y = run[0].partition(",")
+            drawn.append(f'<circle class="dot {style}" cx="{x}" cy="{y}" r="2.5"/>')
+        elif run:
+            drawn.append(f'<polyline class="line {style}" points="{" ".join(run)}"/>')
+        run = []
+    return "".join(drawn)
+
+
+def _y_axis(axis: _Axis) -> list[str]:
+    return [
+        f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{axis.y(tick)}" y2="{axis.y(tick)}"/>'
+        f'<text class="note" x="{_LEFT - 6}" y="{axis.y(tick) + 4}" text-anchor="end">{number(tick)}</text>'
+        for tick in axis.ticks()
+    ]
+
+
+def _x_axis(times: Sequence[datetime], bucket_s: int) -> list[str]:
+    count = len(times)
+    shown = sorted({round(i * (count - 1) / (_X_LABELS - 1)) for i in range(_X_LABELS)})
+    anchors = {0: "start", count - 1: "end"}
+    return [
+        f'<text class="note" x="{_x(place, count)}" y="{HEIGHT - 8}" '
+        f'text-anchor="{anchors.get(place, "middle")}">{time_label(times[place], bucket_s)}</text>'
+        for place in shown
+    ]
+
+
+def _titles(chart: TimeChart, bucket_s: int) -> list[str]:
+    count = len(chart.times)
+    width = round((WIDTH - _LEFT - _RIGHT) / max(count - 1, 1), 2)
+    parts = []
+    for place, at in enumerate(chart.times):
+        lines = [time_label(at, bucket_s, is_whole=True)]
+        lines += [
+            f"{series.name}: {number(value)} {chart.unit}"
+            for series in chart.series
+            if (value := series.values[place]) is not None
+        ]
+        parts.append(
+            f'<rect class="hit" x="{_x(place, count) - width / 2:.1f}" y="{_TOP}" width="{width}" '
+            f'height="{HEIGHT - _TOP - _BOTTOM}"><title>{escape(chr(10).join(lines))}</title></rect>'
+        )
+    return parts
+
+
+def _legend(chart: TimeChart) -> str:
+    entries = "".join(
+        f'<li><svg viewBox="0 0 26 8" aria-hidden="true"><line class="line s{index % STYLES + 1}" '
+        f'x1="0" x2="26" y1="4" y2="4"/></svg>{escape(series.name)}</li>'
+        for index, series in enumerate(chart.series)
+    )
+    return (
+        f'<h3>{escape(chart.title)} <small>{escape(chart.unit)}</small></h3><ul class="legend">'
+        f"{entries}</ul>"
+    )
+
+
+def _x(place: int, count: int) -> float:
+    if count == 1:
+        return round((_LEFT + WIDTH - _RIGHT) / 2, 1)
+    return round(_LEFT + place * (WIDTH - _LEFT - _RIGHT) / (count - 1), 1)

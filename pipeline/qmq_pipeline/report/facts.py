@@ -1,0 +1,97 @@
+"""What the report shows, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One line of a chart: a value for each bucket of time, None where there is none."""
+
+    name: str
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeChart:
+    """Lines over time."""
+
+    title: str
+    #: What one unit of the vertical axis is.
+    unit: str
+    #: Begin of each bucket.
+    times: tuple[datetime, ...]
+    series: tuple[Series, ...]
+    is_logarithmic: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One bar of a chart."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """A table: numbers to the right, texts to the left."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]
+    #: How many rows there are altogether, when not all are shown.
+    total: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the newest audit said."""
+
+    run: str
+    as_of: datetime
+    counts: dict[str, int]
+    judged: dict[str, int]
+    coverage: tuple[str, ...]
+
+    @property
+    def findings(self) -> int:
+        """How many there are of all kinds."""
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportFacts:
+    """Everything on the page."""
+
+    made_at: datetime
+    #: Where the tables are.
+    tables: str
+    first_at: datetime | None
+    last_at: datetime | None
+    #: Length of a bucket of the charts.
+    bucket_s: int
+    #: Name → value, shown large at the top.
+    totals: dict[str, int | str]
+    verdict: Verdict | None
+    flow: TimeChart
+    latency: TimeChart
+    lag: TimeChart
+    redeliveries: TimeChart
+    lateness: TimeChart
+    dead_by_reason: tuple[Bar, ...] = ()
+    subjects: Grid
+    stages: Grid
+    groups: Grid
+    dead: Grid
+    delays: Grid
+    #: Kind of finding → its table, in the order of the audit.
+    findings: dict[str, Grid] = field(default_factory=dict)
+
+
+def known(values: Sequence[float | None]) -> list[float]:
+    """Those that are there."""
+    return [value for value in values if value is not None]

@@ -1,0 +1,148 @@
+"""The page: one file of HTML with everything in it, no script, no address of anybody."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Final
+
+from qmq_pipeline.report.charts import bar_chart, line_chart
+from qmq_pipeline.report.facts import Grid, ReportFacts, Verdict
+from qmq_pipeline.report.style import STYLE
+from qmq_pipeline.report.words import cell, stamp
+
+_KIND_TEXTS: Final = {
+    "lost": "Committed and sent by its row, and neither in the log nor in the schedule.",
+    "ghost": "Stored, and no outbox has or had a row of it.",
+    "duplicate": "Stored more than once under one id.",
+    "late": "Stored or waiting long after its commit or due time.",
+    "altered": "Stored with another checksum than its row has.",
+}
+
+
+def render(facts: ReportFacts) -> str:
+    """The whole page."""
+    charts = facts.bucket_s
+    sections = (
+        ("flow", "Flow", line_chart(facts.flow, bucket_s=charts) + grid(facts.subjects)),
+        ("latency", "Latency", line_chart(facts.latency, bucket_s=charts) + grid(facts.stages)),
+        ("lag", "Lag of the groups", line_chart(facts.lag, bucket_s=charts) + grid(facts.groups)),
+        (
+            "dead",
+            "Retries and dead letters",
+            line_chart(facts.redeliveries, bucket_s=charts) + _reasons(facts) + grid(facts.dead),
+        ),
+        (
+            "delay",
+            "Delayed messages",
+            line_chart(facts.lateness, bucket_s=charts) + grid(facts.delays),
+        ),
+        ("audit", "Audit", _audit(facts)),
+    )
+    links = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in sections)
+    body = "".join(
+        f'<section id="{name}"><h2>{title}</h2>{content}</section>'
+        for name, title, content in sections
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        "style-src 'unsafe-inline'\">"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark"><title>Messages – QMQ report</title>'
+        f"<style>{STYLE}</style></head><body><header><h1>The life of the messages</h1>"
+        f'<p class="note">{_span(facts)}</p>{_banner(facts.verdict)}'
+        f"{_tiles(facts)}<nav>{links}</nav></header><main>{body}</main>"
+        f"<footer>Made {stamp(facts.made_at)} UTC from the tables in "
+        f"<code>{escape(facts.tables)}</code>. Times are UTC. Latencies are quantiles of KLL "
+        "sketches, exact to about one percent of rank.</footer></body></html>\n"
+    )
+
+
+def grid(shown: Grid) -> str:
+    """A table, or a sentence when it has no rows."""
+    if not shown.rows:
+        return f'<p class="none">No {escape(shown.title.lower())}.</p>'
+    numeric = [
+        all(isinstance(row[place], int | float | None) for row in shown.rows)
+        for place in range(len(shown.columns))
+    ]
+    head = "".join(
+        f'<th scope="col"{_right(is_number)}>{escape(name)}</th>'
+        for name, is_number in zip(shown.columns, numeric, strict=True)
+    )
+    rows = "".join(
+        "<tr>"
+        + "".join(
+            f"<td{_right(is_number)}>{escape(cell(value))}</td>"
+            for value, is_number in zip(row, numeric, strict=True)
+        )
+        + "</tr>"
+        for row in shown.rows
+    )
+    more = ""
+    if shown.total is not None and shown.total > len(shown.rows):
+        more = f'<p class="note">{len(shown.rows):,} of {shown.total:,} are shown.</p>'
+    return (
+        f'<h3>{escape(shown.title)}</h3><div class="wide" tabindex="0"><table><thead><tr>{head}'
+        f"</tr></thead><tbody>{rows}</tbody></table></div>{more}"
+    )
+
+
+def _right(is_number: bool) -> str:
+    return ' class="n"' if is_number else ""
+
+
+def _span(facts: ReportFacts) -> str:
+    if facts.first_at is None or facts.last_at is None:
+        return "No message is in the tables yet."
+    return f"{stamp(facts.first_at)} to {stamp(facts.last_at)} UTC"
+
+
+def _banner(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return (
+            '<p class="verdict open"><strong>Not audited yet.</strong> '
+            "Run <code>qmq pipeline audit</code>.</p>"
+        )
+    judged = f"{verdict.judged.get('committed', 0):,} commits and {verdict.judged.get('stored', 0):,} stored messages judged"
+    if verdict.findings:
+        kinds = ", ".join(
+            f'<a href="#finding-{kind}">{count:,} {kind}</a>'
+            for kind, count in verdict.counts.items()
+            if count
+        )
+        return f'<p class="verdict bad"><strong>Findings:</strong> {kinds}. {judged}.</p>'
+    return f'<p class="verdict good"><strong>Nothing was lost.</strong> {judged}.</p>'
+
+
+def _tiles(facts: ReportFacts) -> str:
+    tiles = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(cell(value))}</dd></div>"
+        for name, value in facts.totals.items()
+    )
+    return f'<dl class="tiles">{tiles}</dl>'
+
+
+def _reasons(facts: ReportFacts) -> str:
+    if not facts.dead_by_reason:
+        return ""
+    title = "Dead letters by reason"
+    return f"<h3>{title}</h3>{bar_chart(title, facts.dead_by_reason)}"
+
+
+def _audit(facts: ReportFacts) -> str:
+    verdict = facts.verdict
+    if verdict is None:
+        return '<p class="none">No audit has run over these tables.</p>'
+    rows = tuple((name, value) for name, value in verdict.judged.items())
+    judged = Grid(title="What was judged", columns=("what", "count"), rows=rows)
+    parts = [f"<p>Run {escape(verdict.run)}, as of {stamp(verdict.as_of)} UTC.</p>", grid(judged)]
+    if verdict.coverage:
+        reasons = "".join(f"<li>{escape(reason)}</li>" for reason in verdict.coverage)
+        parts.append(f"<h3>What could not be judged</h3><ul>{reasons}</ul>")
+    for kind, count in verdict.counts.items():
+        text = escape(_KIND_TEXTS.get(kind, ""))
+        parts.append(f'<h3 id="finding-{kind}">{kind.capitalize()}: {count:,}</h3><p>{text}</p>')
+        if found := facts.findings.get(kind):
+            parts.append(grid(found))
+    return "".join(parts)

@@ -1,0 +1,51 @@
+"""Numbers and times as the page writes them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+_DAY_S: Final = 86_400
+_THOUSAND: Final = 1_000
+_STEPS: Final = ((1e9, "G"), (1e6, "M"), (1e4, "k"))
+
+
+def number(value: float) -> str:
+    """Short enough for an axis, exact where that is short."""
+    if value == 0:
+        return "0"
+    for step, letter in _STEPS:
+        if abs(value) >= step:
+            unit = _THOUSAND if letter == "k" else step
+            return f"{value / unit:.3g} {letter}"
+    if abs(value) >= _THOUSAND:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value != int(value) else f"{value:.0f}"
+
+
+def cell(value: object) -> str:
+    """A value in a table."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, datetime):
+        return stamp(value)
+    return str(value)
+
+
+def stamp(at: datetime) -> str:
+    """A time to the second, in UTC."""
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def time_label(at: datetime, bucket_s: int, *, is_whole: bool = False) -> str:
+    """A time under an axis: as much of it as tells two neighbours apart."""
+    at = at.astimezone(UTC)
+    if is_whole:
+        return at.strftime("%Y-%m-%d %H:%M UTC")
+    return at.strftime("%Y-%m-%d" if bucket_s >= _DAY_S else "%m-%d %H:%M")

@@ -1,0 +1,129 @@
+"""The report is one page that says what the tables say, to a person and in a real browser."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from qmq_pipeline.config import PipelineConfig
+from qmq_pipeline.errors import LakeError, OptionError
+from qmq_pipeline.jobs.audit import audit
+from qmq_pipeline.jobs.ingest import ingest
+from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
+from qmq_pipeline.jobs.lifecycle import lifecycle
+from qmq_pipeline.jobs.marts import marts
+from qmq_pipeline.jobs.report import report
+from qmq_pipeline.report.buckets import buckets_of, held, length_text
+from qmq_pipeline.report.charts import bar_chart, line_chart, nice_end
+from qmq_pipeline.report.facts import Bar, Grid, Series, TimeChart
+from qmq_pipeline.report.page import grid
+from qmq_pipeline.report.words import cell, number
+from tests.pipeline.browser import look_at
+from tests.pipeline.gold import shop
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+AT = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
+
+
+def test_the_report_tells_what_the_tables_hold(spark: SparkSession, tmp_path: Path) -> None:
+    config = shop(tmp_path)
+    page = tmp_path / "pages" / "report.html"
+    with pytest.raises(LakeError, match="no marts yet"):
+        report(spark, config, str(page))
+    ingest_outbox(spark, config)
+    ingest(spark, config)
+    lifecycle(spark, config)
+    marts(spark, config)
+    assert report(spark, config, str(page)).findings is None
+    assert "Not audited yet" in page.read_text()
+    found = audit(spark, config)
+    # Three were stored twice, and nothing is known of ten that came by another way.
+    assert (found.findings["duplicate"], found.findings["lost"]) == (3, 0)
+    done = report(spark, config, str(page))
+    assert done.findings == sum(found.findings.values())
+    text = page.read_text()
+    assert done.bytes == len(text.encode())
+    for words in ("no such customer", "rejected", ">163<", 'href="#finding-duplicate"', "billing"):
+        assert words in text, words
+    # Whoever opens it asks nobody for anything.
+    assert not re.search(r"(src|href)=.?(https?:|//)|<script|@import|url\(", text)
+    _in_a_browser(page)
+    with pytest.raises(OptionError, match="--out"):
+        report(spark, config, str(page / "below a file.html"))
+
+
+def _in_a_browser(page: Path) -> None:
+    document, console = look_at(page)
+    assert console == ""
+    assert document.count("<svg") >= 5
+    assert 'id="finding-duplicate"' in document
+    pictures = {}
+    for is_dark in (False, True):
+        picture = page.with_name(f"{is_dark}.png")
+        look_at(page, is_dark=is_dark, picture=picture)
+        pictures[is_dark] = picture.read_bytes()
+    assert pictures[True] != pictures[False]
+
+
+def test_a_report_of_nothing_says_so(spark: SparkSession, tmp_path: Path) -> None:
+    config = PipelineConfig(tables=str(tmp_path / "tables"))
+    lifecycle(spark, config)
+    marts(spark, config)
+    report(spark, config, str(tmp_path / "report.html"))
+    text = (tmp_path / "report.html").read_text()
+    assert "No message is in the tables yet" in text
+    assert text.count("Nothing to show") == 5
+
+
+def test_buckets_are_few_and_of_lengths_that_people_think_in() -> None:
+    assert buckets_of(None, None).count == 1
+    minutes = buckets_of(AT, AT + timedelta(hours=3))
+    assert (minutes.length_s, minutes.count) == (60, 181)
+    year = buckets_of(AT, AT + timedelta(days=365))
+    assert year.count <= 240
+    assert length_text(year.length_s) == "7 days"
+    assert length_text(60) == "minute"
+    assert buckets_of(AT, AT + timedelta(days=100_000)).count == 240
+
+
+def test_charts_break_where_nothing_is_known_and_say_each_value() -> None:
+    times = tuple(AT + timedelta(minutes=i) for i in range(5))
+    values = (1.0, 2.0, None, 4.0, None)
+    chart = TimeChart(
+        title="a < b", unit="ms", times=times, series=(Series(name="p50", values=values),)
+    )
+    svg = line_chart(chart, bucket_s=60)
+    assert svg.count("<polyline") == 1
+    assert svg.count("<circle") == 1
+    assert svg.count("<title>") == 5
+    assert "a &lt; b" in svg
+    assert "p50: 4 ms" in svg
+    for scale in (1e-3, 1e9):
+        logarithmic = TimeChart(
+            title="x",
+            unit="ms",
+            times=times,
+            series=(Series(name="p99", values=(scale, 0.0, scale * 3, None, None)),),
+            is_logarithmic=True,
+        )
+        assert "NaN" not in line_chart(logarithmic, bucket_s=60)
+    assert bar_chart("t", []) == ""
+    assert bar_chart("t", [Bar(name="<i>", value=3)]).count("&lt;i&gt;") == 1
+    assert [nice_end(value) for value in (0.3, 1.0, 7, 23, 260)] == [0.5, 1, 10, 25, 500]
+    assert held((None, 1.0, None)) == (None, 1.0, 1.0)
+
+
+def test_tables_on_the_page_are_escaped_and_bounded() -> None:
+    shown = grid(Grid(title="T", columns=("a", "n"), rows=(("<b>", 1_234),), total=9))
+    assert "&lt;b&gt;" in shown
+    assert '<td class="n">1,234</td>' in shown
+    assert "1 of 9 are shown" in shown
+    assert "No such things." in grid(Grid(title="Such things", columns=("a",), rows=()))
+    texts = [cell(None), cell(True), cell(AT), cell(0.25), number(12_345), number(2_500_000)]
+    assert texts == ["–", "yes", "2026-01-31 12:00:00", "0.25", "12.3 k", "2.5 M"]
