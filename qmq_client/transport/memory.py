@@ -1,7 +1,7 @@
 """A broker in this process's memory: for tests of applications and of this client.
 
 It keeps the bundled broker's promises but durability: sequences, groups, leases with tokens,
-attempts, redelivery, dead letters, tags, order by key, expiry, repeated sends recognised. Time comes from the clock it is
+attempts, redelivery, dead letters, tags, order by key, expiry, delay, repeated sends recognised. Time comes from the clock it is
 given. `MemoryBroker.faults` switches trouble on. Both it and `HttpTransport` pass the one contract
 suite, so what a test learns here holds there.
 """
@@ -10,30 +10,28 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
-
-from msgspec import UNSET
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.errors import (
     BrokerAnswerError,
     BrokerBusyError,
-    BrokerRefusedError,
     BrokerUnreachableError,
-    InvalidMessageError,
-    InvalidNameError,
     ProtocolError,
 )
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import Message, message_to_record, record_to_message
+from qmq_client.transport.memory_checks import check_request, refused
+from qmq_client.transport.memory_delayed import MemoryDelayed
 from qmq_client.transport.memory_group import MemoryDeadLetter, MemoryGroup, terms_of
+from qmq_client.wire.delayed import Cancellation
 from qmq_client.wire.deliveries import Delivered, Deliveries, DeliveriesHead
 from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.groups import group_of
 from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
 from qmq_client.wire.message_id import format_message_id
-from qmq_client.wire.names import check_name
 from qmq_client.wire.record import (
     decode_record,
     encode_record,
@@ -42,7 +40,6 @@ from qmq_client.wire.record import (
     verify_record,
 )
 from qmq_client.wire.requests import (
-    ErrorAnswer,
     PullRequest,
     SendAnswer,
     SettleAnswer,
@@ -85,6 +82,7 @@ class MemoryBroker:
         self._records: dict[str, list[bytes]] = {}
         self._stored_at_ms: dict[str, list[int]] = {}
         self._crc_by_id: dict[bytes, int] = {}
+        self._delayed = MemoryDelayed()
         self._groups: dict[tuple[str, str], MemoryGroup] = {}
 
     def put(self, *messages: Message) -> list[str]:
@@ -95,13 +93,18 @@ class MemoryBroker:
                 message, new_id=MESSAGE_IDS.next_id(), now_ms=self._clock.now_ms()
             )
             encoded = encode_record(record, self._limits)
-            self.send(build_message_frame({message.subject: [encoded]}, limits=self._limits))
+            kind = FrameKind.MESSAGES if record.due_at_ms is None else FrameKind.DELAYED
+            frame = build_message_frame(
+                {message.subject: [encoded]}, kind=kind, limits=self._limits
+            )
+            self.send(frame)
             ids.append(format_message_id(record.message_id))
         return ids
 
     def messages(self, subject: str) -> list[Message]:
         """Everything ever stored under this subject, in order."""
         with self._changed:
+            self._release()
             records = list(self._records.get(subject, ()))
         return [record_to_message(decode_record(subject, record)) for record in records]
 
@@ -113,6 +116,7 @@ class MemoryBroker:
     def lag(self, subject: str, group: str) -> int:
         """Messages that this group has neither acked nor given up."""
         with self._changed:
+            self._release()
             return self._group(subject, group).lag(self._records.get(subject, ()))
 
     def in_flight(self, subject: str, group: str) -> int:
@@ -157,31 +161,49 @@ class MemoryBroker:
         with self._changed:
             records = self._check_ids(parsed)
             places: list[SubjectPlace] = []
-            for subject, new in records.items():
-                stored = self._records.setdefault(subject, [])
-                if new:
-                    places.append(
-                        SubjectPlace(subject=subject, first_sequence=len(stored), count=len(new))
-                    )
-                stored += new
-                times = self._stored_at_ms.setdefault(subject, [])
-                times += [self._clock.now_ms()] * len(new)
-                self._crc_by_id.update((record_message_id(r), record_crc(r)) for r in new)
+            if parsed.header.kind is FrameKind.DELAYED:
+                self._delayed.add(records)
+            else:
+                places = self._store(records)
+            fresh = [record for new in records.values() for record in new]
+            self._crc_by_id.update((record_message_id(r), record_crc(r)) for r in fresh)
             self._changed.notify_all()
         count = parsed.header.record_count
         return SendAnswer(
             frame_crc=parsed.header.body_crc,
             count=count,
-            duplicates=count - sum(place.count for place in places),
+            duplicates=count - len(fresh),
             physical_offset=0,
             stored_at_ms=self._clock.now_ms(),
             durability="memory",
             places=tuple(places),
         )
 
+    def cancel(self, message_ids: tuple[str, ...]) -> tuple[Cancellation, ...]:
+        """Take messages back that wait for their time."""
+        with self._changed:
+            self._release()
+            return self._delayed.cancel(message_ids, self._crc_by_id)
+
+    def _release(self) -> None:
+        """Store what has waited for its time until now."""
+        self._store(self._delayed.due(self._clock.now_ms()))
+
+    def _store(self, records: Mapping[str, Sequence[bytes]]) -> list[SubjectPlace]:
+        places: list[SubjectPlace] = []
+        for subject, new in records.items():
+            stored = self._records.setdefault(subject, [])
+            if new:
+                first = len(stored)
+                places.append(SubjectPlace(subject=subject, first_sequence=first, count=len(new)))
+            stored += new
+            times = self._stored_at_ms.setdefault(subject, [])
+            times += [self._clock.now_ms()] * len(new)
+        return places
+
     def pull(self, request: PullRequest) -> Deliveries:
         """Hand out messages, waiting for some up to `wait_ms`."""
-        _check_request(request)
+        check_request(request)
         with self._changed:
             group = self._group_for(request)
             now_ms = self._clock.now_ms()
@@ -203,7 +225,7 @@ class MemoryBroker:
 
     def settle(self, request: SettleRequest) -> SettleAnswer:
         """Apply outcomes."""
-        _check_request(request)
+        check_request(request)
         with self._changed:
             settled, stale = self._group(request.subject, group_of(request)).settle(
                 request.consumer, request.settlements, now_ms=self._clock.now_ms()
@@ -222,7 +244,7 @@ class MemoryBroker:
             )
         conflict = group.agree(request)
         if conflict:
-            raise _refused(409, "group_conflict", f"group {key[1]} has other {conflict}")
+            raise refused(409, "group_conflict", f"group {key[1]} has other {conflict}")
         return group
 
     def _position(self, subject: str, text: str) -> int:
@@ -248,12 +270,12 @@ class MemoryBroker:
             for subject, record in parsed.records():
                 verify_record(subject, record)
         except ProtocolError as error:
-            raise _refused(400, error.code, str(error)) from error
-        if parsed.header.kind is not FrameKind.MESSAGES:
-            raise _refused(422, "not_supported", "this broker keeps no delayed messages")
+            raise refused(400, error.code, str(error)) from error
+        if parsed.header.kind not in (FrameKind.MESSAGES, FrameKind.DELAYED):
+            raise refused(422, "invalid", "frames of this kind are the broker's own")
         for message_id in parsed.message_ids():
             if format_message_id(message_id) in self.faults.refused_ids:
-                raise _refused(422, "refused", "refused by a fault", message_id)
+                raise refused(422, "refused", "refused by a fault", message_id)
         return parsed
 
     def _check_ids(self, frame: MessageFrame) -> dict[str, list[bytes]]:
@@ -264,7 +286,7 @@ class MemoryBroker:
             message_id, crc = record_message_id(record), record_crc(record)
             known = self._crc_by_id.get(message_id, seen.get(message_id))
             if known is not None and known != crc:
-                raise _refused(409, "id_conflict", "stored before with other bytes", message_id)
+                raise refused(409, "id_conflict", "stored before with other bytes", message_id)
             new.setdefault(subject, [])
             if known is None:
                 seen[message_id] = crc
@@ -272,6 +294,7 @@ class MemoryBroker:
         return new
 
     def _take(self, group: MemoryGroup, request: PullRequest) -> Deliveries:
+        self._release()
         records = self._records.get(request.subject, [])
         given = group.take(
             request,
@@ -335,13 +358,20 @@ class MemoryTransport:
         self._after()
         return answer
 
+    def cancel(self, message_ids: tuple[str, ...]) -> tuple[Cancellation, ...]:
+        """See `Cancelling`."""
+        self._before("cancel")
+        answer = self.broker.cancel(message_ids)
+        self._after()
+        return answer
+
     def close(self) -> None:
         """Refuse further calls."""
         self._is_closed = True
 
     def _before(self, call: str) -> None:
         faults = self.broker.faults
-        self.calls[call] += 1
+        self.calls[call] = self.calls.get(call, 0) + 1
         if self._is_closed or faults.is_unreachable:
             raise BrokerUnreachableError("memory broker: no connection")
         if faults.busy_retry_after_s is not None:
@@ -355,32 +385,3 @@ class MemoryTransport:
         if faults.garbage_answers:
             faults.garbage_answers -= 1
             raise BrokerAnswerError("memory broker: the answer makes no sense")
-
-
-def _check_request(request: PullRequest | SettleRequest) -> None:
-    try:
-        check_name(request.subject, field="subject")
-        check_name(request.group, field="group")
-        check_name(request.consumer, field="consumer")
-    except InvalidNameError as error:
-        raise _refused(422, error.code, str(error)) from error
-    if isinstance(request, PullRequest):
-        _check_said(request)
-        if not (request.max_messages and request.max_attempts and request.lease_ms):
-            raise _refused(422, "invalid", "max_messages, max_attempts, lease_ms: 1 or more")
-
-
-def _check_said(request: PullRequest) -> None:
-    try:
-        parse_start(request.start)
-        for tag in () if request.tags is UNSET else (*request.tags.any, *request.tags.all):
-            check_name(tag, field="tags")
-    except InvalidMessageError as error:
-        raise _refused(422, error.code, str(error)) from error
-
-
-def _refused(
-    status: int, code: str, message: str, message_id: bytes | None = None
-) -> BrokerRefusedError:
-    text = "" if message_id is None else format_message_id(message_id)
-    return BrokerRefusedError(status, ErrorAnswer(code=code, message=message, message_id=text))

@@ -10,8 +10,8 @@ from qmq_client.errors import BrokerUnreachableError as Unreachable
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import message_to_record
 from qmq_client.testing import FakeClock, MemoryBroker, MemoryTransport, drain
-from qmq_client.wire.frame import FrameKind, build_message_frame
-from qmq_client.wire.record import Record, encode_record
+from qmq_client.wire.frame import build_message_frame
+from qmq_client.wire.record import encode_record
 
 
 def frame_of(*messages: Message) -> bytes:
@@ -102,12 +102,22 @@ def test_a_message_may_be_refused_by_name() -> None:
     assert broker.messages("orders") == []
 
 
-def test_what_the_double_cannot_do_it_refuses() -> None:
-    record = encode_record(
-        Record(message_id=bytes(16), subject="s", body=b"", born_at_ms=1, due_at_ms=2)
+def test_D1_D4_the_double_keeps_delayed_messages_until_their_time() -> None:
+    clock = FakeClock(now_ms=5)
+    broker = MemoryBroker(clock=clock)
+    late, gone, now = broker.put(
+        Message("orders", "late", delay=60),
+        Message("orders", "gone", delay=60),
+        Message("orders", "now"),
     )
-    with pytest.raises(BrokerRefusedError, match="not_supported"):
-        MemoryBroker().send(build_message_frame({"s": [record]}, kind=FrameKind.DELAYED))
+    transport = MemoryTransport(broker)
+    assert transport.cancel((gone, now, "0" * 32)) == ("cancelled", "too_late", "unknown")
+    assert [message.body for message in broker.messages("orders")] == ["now"]
+    clock.advance(59_999)
+    assert broker.lag("orders", "g") == 1
+    clock.advance(1)
+    assert [message.body for message in broker.messages("orders")] == ["now", "late"]
+    assert transport.cancel((late,)) == ("too_late",)
 
 
 def test_time_passes_when_told_to() -> None:
