@@ -22,7 +22,7 @@ from tests.crash.world import RETAINING, BrokenPromiseError, FakeClock, History,
 
 SOURCE, COPY = "data", "copy"
 LIVES = 12
-STATES = 3_000
+STATES = 6_000
 #: Segments are taken whole, so that a full one may be written again.
 OPTIONS = replace(RETAINING, growth_bytes=2048)
 

@@ -33,18 +33,21 @@ CountStates: TypeAlias = Callable[[int], None]
 
 #: Random lives, in portions that several test processes can share.
 RANDOM_PORTIONS = 40
-STATES_OF_A_PORTION = 4_900
+STATES_OF_A_PORTION = 4_720
 #: Lives of the next seed, so that no portion reaches into another.
 SEEDS_OF_A_PORTION = 1_000
 #: Somewhat less than there are, so that they hold for other seeds too.
 STATES_OF_SCENARIOS = 2_500
 STATES_OF_RECOVERIES = 2_500
 STATES_OF_SECOND_LIVES = 1_000
+#: In `test_backups.py`.
+STATES_OF_BACKUPS = 6_000
 assert (
     STATES_OF_SCENARIOS
     + RANDOM_PORTIONS * STATES_OF_A_PORTION
     + STATES_OF_RECOVERIES
     + STATES_OF_SECOND_LIVES
+    + STATES_OF_BACKUPS
     > 200_000
 )
 STATES_BEFORE_A_RELEASE = 10_000_000

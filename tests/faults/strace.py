@@ -50,25 +50,30 @@ _NAME = re.compile(r'"(?P<name>(?:[^"\\]|\\.)*)"')
 
 def require_strace() -> str:
     """The program; installed where that may be, else the test is skipped, or fails where CI is set."""
-    found = shutil.which("strace")
+    return require("strace", "strace")
+
+
+def require(program: str, package: str) -> str:
+    """The same for any program of the distribution."""
+    found = shutil.which(program)
     if found is None and os.geteuid() == 0 and shutil.which("apt-get") is not None:
         with (Path(tempfile.gettempdir()) / "qmq-test-apt.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            found = shutil.which("strace") or _install()
+            if shutil.which(program) is None:
+                _install(package)
+        found = shutil.which(program)
     if found is None:
-        give_up(
-            "no strace for the tests. It needs the package strace, or root and apt-get", os.environ
-        )
+        reason = f"no {program} for the tests. It needs the package {package}, or root and apt-get"
+        give_up(reason, os.environ)
     return found
 
 
-def _install() -> str | None:
+def _install(package: str) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for line in (["update"], ["install", "-y", "--no-install-recommends", "strace"]):
+    for line in (["update"], ["install", "-y", "--no-install-recommends", package]):
         subprocess.run(
             ["apt-get", "-q", *line], env=environment, capture_output=True, timeout=_APT_S_MAX
         )
-    return shutil.which("strace")
 
 
 def traced(output: Path) -> list[str]:
