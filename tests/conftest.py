@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.services.databases import KINDS, Database, Databases
 from tests.services.ladder import RungError, ServiceMissingError
 from tests.services.private import PrivateServer
 
 MakeDatabase = Callable[[str], Database]
+#: Where the tests are that want Spark.
+_PIPELINE = "tests/pipeline/"
 MakeServer = Callable[..., PrivateServer]
 
 
@@ -108,6 +112,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("NOT TESTED for want of a server", red=True)
         for reason in sorted(reasons):
             terminalreporter.line(reason)
+
+
+class OneSpark(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """Gives tests to workers one by one, but all of the pipeline to one: they share one Spark."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _PIPELINE if nodeid.startswith(_PIPELINE) else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneSpark | None:
+    """With `--dist loadgroup`, as dev.py has it; xdist's own groups need another pytest."""
+    return OneSpark(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,6 +1,6 @@
 """One Spark for all tests of the pipeline: starting it costs more than most of them.
 
-They stand in one group of xdist (`--dist loadgroup`), so one worker runs them all and one JVM is started.
+One worker of xdist runs them all, see `tests/conftest.py`, so one JVM is started.
 """
 
 from __future__ import annotations
@@ -28,12 +28,10 @@ _QUICK = {
 }
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own hook of this name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whoever asks for Spark is in the group of Spark, and has time for its start."""
+    """Whoever asks for Spark has time for its start."""
     for item in items:
         if _HERE in item.path.parents and "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
             item.add_marker(pytest.mark.timeout(600))
 
 

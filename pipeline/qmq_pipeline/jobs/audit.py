@@ -92,7 +92,8 @@ def audit(
     lake = Lake(config.tables)
     lake.prepare()
     window = judged_window(lake, config)
-    _views(spark, lake, window)
+    outbox = outbox_now(spark, lake).cache()
+    _views(spark, lake, window, outbox)
     run = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     found = findings(spark, config, window, cross_check=cross_check).cache()
     counts = dict.fromkeys(KINDS, 0)
@@ -109,6 +110,7 @@ def audit(
     )
     _write(spark, lake, config, result, window, found)
     found.unpersist()
+    outbox.unpersist()
     on_progress(Progress(stage="audit", done=2, total=2, rows=result.committed + result.stored))
     return result
 
@@ -187,9 +189,8 @@ def findings(
     return found.dropDuplicates(["kind", "message_id", "subject", "consumer_group"])
 
 
-def _views(spark: SparkSession, lake: Lake, window: Window) -> None:
+def _views(spark: SparkSession, lake: Lake, window: Window, outbox: DataFrame) -> None:
     judged = _between("created_at", window)
-    outbox = outbox_now(spark, lake)
     outbox.where(judged).createOrReplaceTempView("qmq_committed")
     outbox.createOrReplaceTempView("qmq_outbox_all")
     columns = [
