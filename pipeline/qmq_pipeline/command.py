@@ -63,6 +63,29 @@ def job_options(function: _Function) -> _Function:
     return function
 
 
+def audit_options(function: _Function) -> _Function:
+    """Options of whatever judges."""
+    seconds: dict[str, Any] = {"type": float, "show_default": True, "metavar": "SECONDS"}
+    for option in reversed(
+        (
+            click.option("--grace", "grace_s", default=60.0, **seconds),
+            click.option("--late", "late_s", default=60.0, **seconds),
+            click.option("--since", metavar="TIME", help="Judge what was committed from then on."),
+            click.option("--until", metavar="TIME", help="Judge what was committed before."),
+            click.option(
+                "--rows-kept",
+                is_flag=True,
+                help="Accepted rows stay in every outbox (keep_sent_s).",
+            ),
+            click.option(
+                "--closed-world", is_flag=True, help="No message comes from other producers."
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
 class Job:
     """One command under way: its configuration, its session, and how it speaks."""
 

@@ -1,0 +1,57 @@
+"""`qmq pipeline run`: all jobs in their order by one command, as often as one likes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from click.testing import CliRunner, Result
+
+from qmq_client.commands.root import root
+from qmq_client.wire.message_id import MessageIds
+from qmq_pipeline.lake import Lake
+from qmq_pipeline.schemas import AUDIT_FINDINGS, FLOW_MINUTE
+from tests.pipeline.world import START_MS, DataDirectory, OutboxDatabase, messages
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def run(*arguments: str | Path) -> Result:
+    line = ["pipeline", "run", *map(str, arguments)]
+    return CliRunner().invoke(root, line, catch_exceptions=False)
+
+
+def test_one_command_does_all_in_order_and_says_by_its_exit_code_what_the_audit_found(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    database = OutboxDatabase(tmp_path / "orders.db")
+    directory = DataDirectory(tmp_path / "broker")
+    ids = MessageIds(5)
+    sound = messages(ids, 60)
+    database.insert(sound, created_at_ms=START_MS)
+    directory.append(sound, at_ms=START_MS + 100)
+    tables = tmp_path / "tables"
+    here = ("--tables", tables, "--path", directory.path, "--database", database.section.url)
+
+    first = run(*here, "--rows-kept", "--json")
+    assert first.exit_code == 0, first.output
+    told = json.loads(first.stdout)
+    assert (told["audit"]["committed"], told["audit"]["stored"]) == (60, 60)
+    assert list(told["seconds"]) == ["ingest", "lifecycle", "marts", "audit"]
+    flow = Lake(str(tables)).read(spark, FLOW_MINUTE).collect()
+    assert sum(row["stored"] for row in flow) == 60
+
+    (lost,) = messages(ids, 1)
+    database.insert([lost], created_at_ms=START_MS + 200)
+    second = run(*here, "--rows-kept")
+    assert second.exit_code == 1, second.output
+    assert "FINDINGS: 1 lost" in second.stdout
+    found = Lake(str(tables)).read(spark, AUDIT_FINDINGS).collect()
+    assert [(row["kind"], row["message_id"]) for row in found] == [("lost", lost.message_id.hex())]
+
+    third = json.loads(run(*here, "--rows-kept", "--json").stdout)
+    assert (third["audit"]["findings"]["lost"], third["audit"]["stored"]) == (1, 60)
+    directory.close()
+    database.close()
