@@ -140,7 +140,12 @@ class Delay:
             taken, is_overdue = self._take(now_ms, now_s)
             if not taken:
                 return self._wait_s(now_ms)
-            for release in self._releases(taken, is_overdue):
+            try:
+                releases = self._releases(taken, is_overdue)
+            except Exception:  # nothing of it was submitted, and it must not be forgotten
+                self._held.append((taken, is_overdue))
+                raise
+            for release in releases:
                 self._submit(release)
         return SLEEP_S  # woken by the next commit
 

@@ -290,7 +290,8 @@ class Schedule:
             if state is None:
                 return
             copied = state.copied
-            waiting = state.waiting.part(0, max(0, next_sequence - copied.next_sequence))
+            first = max(0, first_sequence - copied.next_sequence)
+            waiting = state.waiting.part(first, max(0, next_sequence - copied.next_sequence))
         if first_sequence < copied.next_sequence:
             yield from self.files.columns(
                 bucket,

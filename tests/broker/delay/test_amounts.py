@@ -5,8 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
+
+from qmq_broker.errors import FilesFullError
 from qmq_broker.service.delay_wheel import Key, Pending, Rows, Wheel, end_of
 from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.storage.segments import Segments
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
 
 COUNT = 100_000
@@ -85,3 +89,31 @@ def test_a_wheel_that_is_over_its_bound_lets_go_of_what_is_due_last() -> None:
     until = wheel.loaded_until.due_at_ms
     taken = wheel.take(10**6, 10**6)
     assert [one.due_at_ms for one in taken] == list(range(1, until + 1))
+
+
+def test_D3_what_could_not_be_read_for_a_moment_is_released_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = DelayRig(tmp_path)
+    rig.send_delayed({b"one": rig.now_ms + 1_000})
+    rig.clock.pass_ms(1_000)
+    with monkeypatch.context() as patch:
+
+        def fail(*_: object) -> bytes:
+            raise FilesFullError("no more files")
+
+        patch.setattr(Segments, "read", fail)
+        with pytest.raises(FilesFullError):
+            rig.broker.delayed.delay.step()
+    assert rig.release() == 1
+    assert rig.bodies() == [b"one"]
+    rig.close()
+
+
+def test_the_cost_of_an_arrival_does_not_grow_with_what_waits(tmp_path: Path) -> None:
+    rig = DelayRig(tmp_path)
+    fill(rig, rig.now_ms + 1_000, PER_FRAME)
+    (bucket,) = [bucket for bucket, _, _ in rig.store.schedule.states()]
+    parts = list(rig.store.schedule.columns(bucket, PER_FRAME - 1, PER_FRAME))
+    assert [len(part) for part in parts] == [1]
+    rig.close()
