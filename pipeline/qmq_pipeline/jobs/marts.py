@@ -105,7 +105,8 @@ _LATENCY_SQL: Final = f"""
 WITH stages AS (
   SELECT DISTINCT subject, CAST(NULL AS STRING) AS consumer_group, 'store' AS stage,
          {_minute("stored_at")} AS minute, message_id, sequence, store_ms AS ms
-  FROM qmq_lifecycle WHERE sequence IS NOT NULL AND store_ms IS NOT NULL
+  FROM qmq_lifecycle
+  WHERE sequence IS NOT NULL AND store_ms IS NOT NULL AND due_at IS NULL
   UNION ALL
   SELECT subject, consumer_group, 'wait', {_minute("first_delivered_at")}, message_id, sequence,
          wait_ms

@@ -133,7 +133,9 @@ class _Collector:
             "GROUP BY bucket"
         )
         names = ("committed", "stored", "settled")
-        chart = self._chart("Messages", "per " + length_text(self._buckets.length_s), rows, names)
+        chart = self._chart(
+            "Messages", "per " + length_text(self._buckets.length_s), rows, names, nothing=0.0
+        )
         more = f"{sums}, SUM(delivered) AS delivered, SUM(copies) AS copies, SUM(bytes) AS bytes"
         grid = self._grid(
             "Subjects",
@@ -228,7 +230,9 @@ class _Collector:
             "FROM qmq_group_lag GROUP BY bucket HAVING SUM(redeliveries) > 0"
         )
         unit = "per " + length_text(self._buckets.length_s)
-        return lag, self._chart("Redeliveries", unit, again, ("redeliveries",)), grid
+        nothing = 0.0 if again else None
+        chart = self._chart("Redeliveries", unit, again, ("redeliveries",), nothing=nothing)
+        return lag, chart, grid
 
     def dead(self) -> tuple[tuple[Bar, ...], Grid]:
         """Dead letters by reason, and the newest of them."""
@@ -294,13 +298,15 @@ class _Collector:
         names: Sequence[str],
         *,
         is_logarithmic: bool = False,
+        nothing: float | None = None,
     ) -> TimeChart:
         return TimeChart(
             title=title,
             unit=unit,
             times=self._buckets.times,
             series=tuple(
-                Series(name=name, values=self._buckets.spread(rows, name)) for name in names
+                Series(name=name, values=self._buckets.spread(rows, name, nothing=nothing))
+                for name in names
             ),
             is_logarithmic=is_logarithmic,
         )

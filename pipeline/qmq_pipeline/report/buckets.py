@@ -31,9 +31,11 @@ class Buckets:
         seconds = f"unix_seconds({column}) - {self.first_s}"
         return f"CAST(floor(({seconds}) / {self.length_s}) AS INT)"
 
-    def spread(self, rows: Iterable[Any], column: str) -> tuple[float | None, ...]:
-        """One column of rows that have a `bucket`, as a value for each bucket."""
-        values: list[float | None] = [None] * self.count
+    def spread(
+        self, rows: Iterable[Any], column: str, *, nothing: float | None = None
+    ) -> tuple[float | None, ...]:
+        """One column of rows that have a `bucket`, as a value for each; `nothing` where is no row."""
+        values: list[float | None] = [nothing] * self.count
         for row in rows:
             if 0 <= row["bucket"] < self.count and row[column] is not None:
                 values[row["bucket"]] = float(row[column])

@@ -10,6 +10,8 @@ from qmq_pipeline.report.facts import Grid, ReportFacts, Verdict
 from qmq_pipeline.report.style import STYLE
 from qmq_pipeline.report.words import cell, stamp
 
+#: A text of more characters may be broken into lines.
+_LONG: Final = 40
 _KIND_TEXTS: Final = {
     "lost": "Committed and sent by its row, and neither in the log nor in the schedule.",
     "ghost": "Stored, and no outbox has or had a row of it.",
@@ -73,7 +75,7 @@ def grid(shown: Grid) -> str:
     rows = "".join(
         "<tr>"
         + "".join(
-            f"<td{_right(is_number)}>{escape(cell(value))}</td>"
+            f"<td{_class(value, is_number=is_number)}>{escape(cell(value))}</td>"
             for value, is_number in zip(row, numeric, strict=True)
         )
         + "</tr>"
@@ -86,6 +88,12 @@ def grid(shown: Grid) -> str:
         f'<h3>{escape(shown.title)}</h3><div class="wide" tabindex="0"><table><thead><tr>{head}'
         f"</tr></thead><tbody>{rows}</tbody></table></div>{more}"
     )
+
+
+def _class(value: object, *, is_number: bool) -> str:
+    if is_number:
+        return _right(is_number)
+    return ' class="t"' if isinstance(value, str) and len(value) > _LONG else ""
 
 
 def _right(is_number: bool) -> str:
