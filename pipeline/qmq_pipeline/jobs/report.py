@@ -133,9 +133,9 @@ class _Collector:
             "GROUP BY bucket"
         )
         names = ("committed", "stored", "settled")
-        chart = self._chart(
-            "Messages", "per " + length_text(self._buckets.length_s), rows, names, nothing=0.0
-        )
+        unit = "per " + length_text(self._buckets.length_s)
+        nothing = 0.0 if rows else None
+        chart = self._chart("Messages", unit, rows, names, nothing=nothing)
         more = f"{sums}, SUM(delivered) AS delivered, SUM(copies) AS copies, SUM(bytes) AS bytes"
         grid = self._grid(
             "Subjects",
