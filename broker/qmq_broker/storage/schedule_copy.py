@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError
+from qmq_broker.errors import CorruptionError, NoRoomError
 from qmq_broker.storage import layout
 from qmq_broker.storage.schedule import Schedule, marked_frame
 from qmq_broker.storage.schedule_bucket import (
@@ -45,6 +45,8 @@ UNCOPIED_MAX: Final = 100_000
 #: Buckets copied between two commits; each costs up to two syncs.
 BUCKETS_PER_STEP: Final = 4
 BUCKETS_PER_STEP_BEHIND: Final = 32
+#: Steps without a try after one that had no room: the log does not fill up with it.
+SKIPS_WITHOUT_ROOM: Final = 100
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,6 +81,7 @@ class ScheduleCopier:
         self._schedule = schedule
         self._copy: _Copy | None = None
         self._last_over_ms = 0
+        self._skips = 0
 
     def adopt_options(self) -> None:
         """Let new messages go to buckets as long as the options say.
@@ -94,10 +97,17 @@ class ScheduleCopier:
     def step(self) -> bool:
         """Go on with a copy, or begin one when it is time for it; whether anything was done."""
         schedule = self._schedule
+        if self._skips:
+            self._skips -= 1
+            return False
         if self._copy is None and not self._is_due():
             return False
         is_behind = schedule.uncopied > 2 * UNCOPIED_MAX
-        self.copy_some(BUCKETS_PER_STEP_BEHIND if is_behind else BUCKETS_PER_STEP)
+        try:
+            self.copy_some(BUCKETS_PER_STEP_BEHIND if is_behind else BUCKETS_PER_STEP)
+        except NoRoomError:
+            self._skips = SKIPS_WITHOUT_ROOM
+            raise
         return True
 
     def copy_all(self) -> None:
