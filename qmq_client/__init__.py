@@ -38,11 +38,13 @@ if _TYPE_CHECKING:
     from qmq_client.retry import Reject, Retry
     from qmq_client.transactional import transaction, transactional
     from qmq_client.transport.address import BrokerAddress
+    from qmq_client.wire.delayed import Cancellation
 
 _MODULES = {
     "AutocommitError": "qmq_client.errors",
     "BrokerAccessError": "qmq_client.errors",
     "BrokerAddress": "qmq_client.transport.address",
+    "Cancellation": "qmq_client.wire.delayed",
     "ConfigurationError": "qmq_client.errors",
     "Consumers": "qmq_client.consumer",
     "Delivery": "qmq_client.consumer",
@@ -79,6 +81,7 @@ __all__ = [
     "AutocommitError",
     "BrokerAccessError",
     "BrokerAddress",
+    "Cancellation",
     "ConfigurationError",
     "Consumers",
     "Delivery",

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from qmq_client import Consumers, Message, Producer, ProducerOptions, consumer
+from qmq_client import Cancellation, Consumers, Message, Producer, ProducerOptions, consumer
 from qmq_client.errors import TransportError
 from qmq_client.outbox.table import create_tables
-from qmq_client.wire.delayed import Cancellation
 from tests.contract.broker_process import BrokerProcess
 
 WAIT_S = 60.0
