@@ -54,6 +54,12 @@ FILES = {
     "actions_groups",
     "record_expiring",
     "snapshot_first",
+    "delay_released",
+    "delay_rescheduled",
+    "delay_scheduled",
+    "delay_cancelled",
+    "delay_schedule_log",
+    "delay_dispatch_log",
 }
 #: Commit log offsets of the two frames of the sealed segment.
 FRAME_OFFSETS = (88, 504)
