@@ -20,7 +20,14 @@ _DERIVED = "test_B11_a_derived_file_that_is_gone_or_wrong_is_made_again"
 
 CASES: dict[str, Case] = {
     "A1": Case("killed before the write, before the sync, before the answer, after it", (_KILLS,)),
-    "A2": Case("the power goes at the same moments", (_EVERYWHERE, _ANY_LIFE)),
+    "A2": Case(
+        "the power goes at the same moments",
+        (
+            _EVERYWHERE,
+            _ANY_LIFE,
+            "test_B1_B3_B7_B8_C1_whatever_a_power_cut_leaves_of_a_broker_at_work_nothing_is_lost",
+        ),
+    ),
     "A3": Case(
         "the last frame is torn at a sector, its head or its body missing", (_EVERYWHERE, _TORN)
     ),
