@@ -162,8 +162,11 @@ def replay(*, where: str, to: str, name: str | None, **options: Any) -> None:
 @job_options
 @audit_options
 @click.option("--skip-expired", is_flag=True, help="Go on behind what retention has given up.")
-def run(*, skip_expired: bool, **options: Any) -> None:
-    """Do it all in order: ingest, lifecycle, marts, audit.
+@click.option(
+    "--out", metavar="FILE", default="qmq-report.html", show_default=True, help="The report."
+)
+def run(*, skip_expired: bool, out: str, **options: Any) -> None:
+    """Do it all in order: ingest, lifecycle, marts, audit, report.
 
     Exit codes: 0 nothing was found, 1 findings, 2 wrong call, 3 unreachable.
     """
@@ -171,12 +174,19 @@ def run(*, skip_expired: bool, **options: Any) -> None:
 
     with running_job(options) as job:
         config = replace(job.config, audit=_audit_options(options))
-        done = work(job.spark(), config, skip_expired=skip_expired, on_progress=job.on_progress)
+        done = work(
+            job.spark(),
+            config,
+            skip_expired=skip_expired,
+            report_path=out,
+            on_progress=job.on_progress,
+        )
         rows = {
             **done.ingested.rows,
             **({"outbox": sum(done.outbox.values())} if done.outbox else {}),
         }
         lines = [_ingested_text(rows, done.ingested.quarantined), audit_text(done.audit)]
+        lines += [f"wrote {done.report.path}"] if done.report is not None else []
         job.answer(asdict(done), "\n".join(lines))
         found = not done.audit.is_clean
     sys.exit(ATTENTION if found else DONE)

@@ -33,13 +33,16 @@ def test_one_command_does_all_in_order_and_says_by_its_exit_code_what_the_audit_
     database.insert(sound, created_at_ms=START_MS)
     directory.append(sound, at_ms=START_MS + 100)
     tables = tmp_path / "tables"
-    here = ("--tables", tables, "--path", directory.path, "--database", database.section.url)
+    page = tmp_path / "report.html"
+    folders = ("--tables", tables, "--path", directory.path, "--out", page)
+    here = (*folders, "--database", database.section.url)
 
     first = run(*here, "--rows-kept", "--json")
     assert first.exit_code == 0, first.output
     told = json.loads(first.stdout)
     assert (told["audit"]["committed"], told["audit"]["stored"]) == (60, 60)
-    assert list(told["seconds"]) == ["ingest", "lifecycle", "marts", "audit"]
+    assert list(told["seconds"]) == ["ingest", "lifecycle", "marts", "audit", "report"]
+    assert told["report"]["path"] == str(page)
     flow = Lake(str(tables)).read(spark, FLOW_MINUTE).collect()
     assert sum(row["stored"] for row in flow) == 60
 
@@ -48,6 +51,7 @@ def test_one_command_does_all_in_order_and_says_by_its_exit_code_what_the_audit_
     second = run(*here, "--rows-kept")
     assert second.exit_code == 1, second.output
     assert "FINDINGS: 1 lost" in second.stdout
+    assert lost.message_id.hex() in page.read_text()
     found = Lake(str(tables)).read(spark, AUDIT_FINDINGS).collect()
     assert [(row["kind"], row["message_id"]) for row in found] == [("lost", lost.message_id.hex())]
 

@@ -18,6 +18,7 @@ from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 from qmq_pipeline.jobs.lifecycle import Lived, lifecycle
 from qmq_pipeline.jobs.marts import Marts, marts
 from qmq_pipeline.jobs.progress import OnProgress, nobody
+from qmq_pipeline.jobs.report import Reported, report
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,6 +34,8 @@ class RunResult:
     lifecycle: Lived
     marts: Marts
     audit: AuditResult
+    #: The page; None when none was asked for.
+    report: Reported | None
     #: Job → how long it took.
     seconds: dict[str, float]
 
@@ -55,9 +58,12 @@ def run(
     config: PipelineConfig,
     *,
     skip_expired: bool = False,
+    report_path: str | None = None,
     on_progress: OnProgress = nobody,
 ) -> RunResult:
-    """Ingest, then make the tables, then judge. Raises what its jobs raise; what was done stays.
+    """Ingest, make the tables, judge, and write the report where `report_path` says.
+
+    Raises what its jobs raise; what was done stays.
 
     A `config` without a place brings in outboxes alone, as one without databases brings in logs alone.
     """
@@ -73,11 +79,16 @@ def run(
     watch.lap("marts")
     judged = audit(spark, config, on_progress=on_progress)
     watch.lap("audit")
+    page = None
+    if report_path is not None:
+        page = report(spark, config, report_path, on_progress=on_progress)
+        watch.lap("report")
     return RunResult(
         outbox=outbox,
         ingested=ingested,
         lifecycle=lived,
         marts=made,
         audit=judged,
+        report=page,
         seconds=watch.seconds,
     )
