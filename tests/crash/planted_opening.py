@@ -195,9 +195,10 @@ def old_frames_are_believed_wherever_they_stand(monkeypatch: pytest.MonkeyPatch)
     def verified(self: frame_scan.FrameScan, offset: int) -> frame_scan.ScannedFrame:
         header = read_as_if_here(scanned(self, offset, 64))
         next_offset = offset + header.frame_bytes
-        room_offset = self._segments.base_of(offset) + self._segments.segment_bytes
+        base = self._segments.base_of(offset)
+        room_offset = base + self._segments.segment_bytes
         self.search_offset = next_offset
-        content = self._content(offset, header, next_offset, room_offset)
+        content = self._content(offset, header, offset == base, room_offset)
         return frame_scan.ScannedFrame(offset, header, content)
 
     monkeypatch.setattr(frame_scan.FrameScan, "_verified", verified)
