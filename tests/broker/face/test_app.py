@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +34,6 @@ from tests.broker.face.asgi import FRAME, JSON, Client, Reply, Wire, error_of, m
 from tests.broker.service.rig import GROUP, SUBJECT, Rig, make_frame, new_ids
 
 PULL: dict[str, Any] = {"subject": SUBJECT, "group": GROUP, "consumer": "one"}
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "data")
-    yield rig
-    rig.close()
-
-
-@pytest.fixture
-def client(rig: Rig) -> Client:
-    return Client(rig)
 
 
 def test_a_frame_goes_in_and_its_records_come_out_as_frames(client: Client) -> None:

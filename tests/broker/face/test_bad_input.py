@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,18 +12,6 @@ from tests.broker.face.asgi import FRAME, JSON, Client, Wire, error_of, make_sco
 from tests.broker.service.rig import GROUP, SUBJECT, Rig, make_frame
 
 PULL: dict[str, Any] = {"subject": SUBJECT, "group": GROUP, "consumer": "one"}
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "data")
-    yield rig
-    rig.close()
-
-
-@pytest.fixture
-def client(rig: Rig) -> Client:
-    return Client(rig)
 
 
 REFUSED: list[tuple[str, str, dict[str, Any], int, str]] = [

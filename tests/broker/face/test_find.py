@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -16,18 +14,6 @@ from qmq_broker.storage.key_search import SearchResult
 from qmq_client.wire.requests import Nack, Reject, Settlement
 from tests.broker.face.asgi import Client, error_of
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "data")
-    yield rig
-    rig.close()
-
-
-@pytest.fixture
-def client(rig: Rig) -> Client:
-    return Client(rig)
 
 
 def send(client: Client, *messages: dict[str, Any]) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,18 +10,6 @@ from tests.broker.face.asgi import Client, error_of
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
 
 WHERE = {"subject": SUBJECT, "group": GROUP}
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "data")
-    yield rig
-    rig.close()
-
-
-@pytest.fixture
-def client(rig: Rig) -> Client:
-    return Client(rig)
 
 
 def pull(client: Client, **changes: Any) -> list[str]:

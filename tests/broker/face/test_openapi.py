@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,13 +19,6 @@ from tests.broker.face.test_http_page import PAGE
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
 
 MESSAGE_ID = "ab" * 16
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "data")
-    yield rig
-    rig.close()
 
 
 @pytest.fixture

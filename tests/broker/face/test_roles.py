@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +86,6 @@ ELSEWHERE = {
     "POST /v1/delayed/reschedule",
 }
 OPEN = {"GET /healthz", "GET /readyz"}
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "data")
-    yield rig
-    rig.close()
 
 
 class Guarded:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,13 +17,6 @@ from tests.broker.service.rig import GROUP, SUBJECT, Rig, make_frame
 
 HEAD = b"POST /v1/send HTTP/1.1\r\nHost: a\r\nContent-Type: application/vnd.qmq.frame\r\n"
 PULL = {"subject": SUBJECT, "group": GROUP, "consumer": "one", "max_bytes": 110_000}
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "data")
-    yield rig
-    rig.close()
 
 
 def pull(

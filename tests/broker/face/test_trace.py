@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,18 +9,6 @@ import pytest
 from qmq_broker.service import trace
 from tests.broker.face.asgi import Client
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "data")
-    yield rig
-    rig.close()
-
-
-@pytest.fixture
-def client(rig: Rig) -> Client:
-    return Client(rig)
 
 
 def send(client: Client, *bodies: str, **fields: Any) -> list[str]:

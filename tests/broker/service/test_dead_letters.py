@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,6 @@ from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.operations import DeadAnswer, DeadRequest
 from qmq_client.wire.requests import Nack, Settlement
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "data")
-    yield rig
-    rig.close()
 
 
 def replay(rig: Rig, **range_: int) -> DeadAnswer:

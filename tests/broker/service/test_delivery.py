@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.requests import Extend, Settlement
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "data")
-    yield rig
-    rig.close()
 
 
 def test_C1_a_message_is_leased_to_one_consumer_of_a_group_at_a_time(rig: Rig) -> None:

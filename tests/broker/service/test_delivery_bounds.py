@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,6 @@ from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.requests import Settlement
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "data")
-    yield rig
-    rig.close()
 
 
 def test_C12_a_group_never_stands_behind_the_durable_end(rig: Rig) -> None:

@@ -3,21 +3,11 @@ reading it: here they must not come back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from qmq_broker.errors import GroupConflictError
 from qmq_client.wire.requests import Tags
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "data")
-    yield rig
-    rig.close()
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["running", "restarted"])

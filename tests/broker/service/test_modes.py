@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,6 @@ from qmq_client.wire.operations import ConfigureRequest
 from qmq_client.wire.requests import Backoff, Tags
 from qmq_client.wire.start import parse_start
 from tests.broker.service.rig import GROUP, STORE, SUBJECT, Rig
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "data")
-    yield rig
-    rig.close()
 
 
 def seek(rig: Rig, to: str, group: str = GROUP) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,6 @@ from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.operations import DeadRequest
 from qmq_client.wire.requests import Tags
 from tests.broker.service.rig import GROUP, SUBJECT, Given, Rig
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "data")
-    yield rig
-    rig.close()
 
 
 def send_keyed(rig: Rig, *pairs: str) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +13,6 @@ from qmq_client.wire.operations import ConfigureRequest
 from qmq_client.wire.requests import Tags
 from qmq_client.wire.tags import tag_hash
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "data")
-    yield rig
-    rig.close()
 
 
 def send_tagged(rig: Rig) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,6 @@ from qmq_client.wire.errors import InvalidMessageError, ProtocolError
 from qmq_client.wire.frame import FrameKind, build_frame, build_message_frame, parse_message_frame
 from qmq_client.wire.record import Record, encode_record
 from tests.broker.service.rig import SUBJECT, Rig, make_frame, new_ids
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "data")
-    yield rig
-    rig.close()
 
 
 class CountingStore:
