@@ -100,6 +100,8 @@ def main(arguments: Sequence[str]) -> int:
         return clean()
     try:
         prepare(COMMANDS[name].groups)
+        if name == "demo" and "--no-spark" not in rest:
+            prepare_if_possible(("spark",))
         if name == "check":
             return check(rest)
     except DevError as error:
@@ -198,6 +200,14 @@ def prepare(groups: Iterable[str]) -> None:
     requirements = group_requirements(text.decode(), wanted)
     logged([*installer(), "--editable", str(ROOT), *requirements], "installing the project")
     STAMP.write_text(json.dumps({"pyproject": digest, "groups": wanted}))
+
+
+def prepare_if_possible(groups: Iterable[str]) -> None:
+    """Add groups that the command can do without; it says itself what it then leaves out."""
+    try:
+        prepare(groups)
+    except DevError as error:
+        print(f"dev.py: going on without {', '.join(groups)}: {str(error).splitlines()[0]}")
 
 
 def read_stamp() -> dict[str, Any]:

@@ -12,6 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from rich.console import Console
+
 from examples.flights import consumers, departures
 from examples.flights.data import data_file
 from examples.flights.database import (
@@ -22,8 +24,16 @@ from examples.flights.database import (
 )
 from examples.flights.expected import count_by_hand
 from examples.flights.judge import judge
-from examples.flights.plan import BOARD, COUNTER, TALLIES, Plan, plan_from_environment
+from examples.flights.plan import (
+    BOARD,
+    COUNTER,
+    KEEP_SENT_S,
+    TALLIES,
+    Plan,
+    plan_from_environment,
+)
 from examples.flights.process import ProcessError
+from examples.flights.proof import prove
 from examples.flights.result import collect, print_result
 from examples.flights.run import DEPARTURES, Run, free_port
 from examples.flights.screen import Screen
@@ -56,14 +66,15 @@ def _demo(directory: Path, options: argparse.Namespace) -> int:
                 port=free_port(),
                 months=months,
                 days=options.days,
+                keep_sent_s=0 if options.no_spark else KEEP_SENT_S,
             )
-            return _run(plan, options.json)
+            return _run(plan, options)
     except ServerMissingError as error:
         print(f"The demo cannot start: {error}", file=sys.stderr)
         return 1
 
 
-def _run(plan: Plan, json_file: str | None) -> int:
+def _run(plan: Plan, options: argparse.Namespace) -> int:
     months = frozenset(plan.months)
     expected = count_by_hand(data_file(), months, plan.days)
     flights = expected.committed + expected.rolled_back
@@ -76,11 +87,14 @@ def _run(plan: Plan, json_file: str | None) -> int:
     except ProcessError as error:
         print(f"\nThe demo failed: {error}", file=sys.stderr)
         return 1
-    result = collect(run, expected, judgement, version_of(plan.databases[BOARD]))
+    proof = None if options.no_spark else prove(plan, is_kept=options.keep is not None)
+    result = collect(run, expected, judgement, proof, version_of(plan.databases[BOARD]))
     print_result(result)
-    if json_file is not None:
-        Path(json_file).write_text(json.dumps(result, indent=2) + "\n")
-    return 0 if judgement.ok else 1
+    for line in proof.lines() if proof is not None else ():
+        Console(soft_wrap=True).print(line, highlight=False)
+    if options.json is not None:
+        Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
+    return 0 if result["ok"] else 1
 
 
 def _service(name: str) -> None:
@@ -111,6 +125,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         choices=tuple(KINDS),
         default="sqlite",
         help="where the services keep their tables; a server is found or started (sqlite)",
+    )
+    parser.add_argument(
+        "--no-spark", action="store_true", help="leave out the audit and the report by Spark"
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures for programs")
     parser.add_argument("--keep", metavar="DIR", help="leave files, logs and history there")

@@ -212,7 +212,11 @@ def main(plan: Plan) -> None:
     sessions = sessionmaker(engine, expire_on_commit=False)
     first = next_index(sessions)
     acceptance = Acceptance()
-    options = ProducerOptions(on_sent=acceptance.on_accepted, linger_ms=LINGER_MS)
+    options = ProducerOptions(
+        on_sent=acceptance.on_accepted,
+        linger_ms=LINGER_MS,
+        keep_sent_s=plan.keep_sent_s or None,
+    )
     with (
         History.open(plan.path("history"), "departures") as history,
         Producer(sessions, plan.broker_url, options=options) as producer,

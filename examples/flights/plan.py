@@ -28,6 +28,8 @@ GROUPS = (TALLIES, COUNTER)
 LEASE_MS = 5_000
 #: How long the broker stays away so that the watchdog has rows to bring back.
 ABSENCE_S = 5.0
+#: So long accepted rows stay in the outbox of a run that is audited: longer than any run.
+KEEP_SENT_S = 86_400
 _VARIABLE = "FLIGHTS_PLAN"
 
 
@@ -41,6 +43,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     months: tuple[int, ...]
     #: Only the first days of each month.
     days: int
+    #: Accepted rows stay in the outbox, so that an audit sees every commit; 0 for not at all.
+    keep_sent_s: int = 0
 
     @property
     def broker_url(self) -> str:

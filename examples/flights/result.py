@@ -11,18 +11,21 @@ from rich.table import Table
 from examples.flights.expected import Expected
 from examples.flights.judge import Judgement
 from examples.flights.plan import COUNTER, TALLIES
+from examples.flights.proof import Proof
 from examples.flights.run import DEPARTURES, WATCHDOG, Run
 
 _SENT_BY_WATCHDOG = re.compile(r"\bsent=(\d+)")
 
 
-def collect(run: Run, expected: Expected, judgement: Judgement, database: str) -> dict[str, Any]:
-    """Everything that was measured and judged."""
+def collect(
+    run: Run, expected: Expected, judgement: Judgement, proof: Proof | None, database: str
+) -> dict[str, Any]:
+    """Everything that was measured and judged; `proof` is None when it was left out."""
     status = {name: child.status for name, child in run.children.items()}
     counts = judgement.verdict.counts
     messages = expected.messages.total()
     return {
-        "ok": judgement.ok,
+        "ok": judgement.ok and (proof is None or proof.ok),
         "database": database,
         "months": list(run.plan.months),
         "expected": {
@@ -55,6 +58,7 @@ def collect(run: Run, expected: Expected, judgement: Judgement, database: str) -
         },
         "publisher": status[DEPARTURES].get("publisher", {}),
         "faults": run.figures.faults,
+        "audit": proof.audit if proof is not None else {},
         "departures_s": round(run.figures.departures_s, 2),
         "total_s": round(run.figures.total_s, 2),
         "transactions_per_s": round(expected.committed / run.figures.departures_s),

@@ -26,6 +26,8 @@ from examples.flights.plan import (
     Plan,
 )
 from examples.flights.process import Child, ProcessError, wait_until
+from examples.flights.proof import database_environment
+from qmq_client.outbox.table import SENT
 from tests.kit.events import Drained, Fault, Heal
 from tests.kit.history import History
 
@@ -75,7 +77,7 @@ class Run:
                 WATCHDOG,
                 ["-m", "qmq_client", "watchdog", "run", "--broker", plan.broker_url],
                 directory,
-                {"QMQ_DATABASE_URL": plan.databases[BOARD]},
+                database_environment(plan),
             ),
         }
         for name in (TALLIES, COUNTER, DEPARTURES):
@@ -234,7 +236,8 @@ class Run:
 
     def _outbox_rows(self) -> int:
         """Rows waiting in the departures service's outbox, parked ones included."""
-        rows: int = read(self.plan.databases[BOARD], "SELECT count(*) FROM qmq_outbox")[0][0]
+        waiting = f"SELECT count(*) FROM qmq_outbox WHERE state <> {SENT}"
+        rows: int = read(self.plan.databases[BOARD], waiting)[0][0]
         return rows
 
     def _delayed(self) -> dict[str, Any]:

@@ -68,6 +68,16 @@ def test_nothing_is_lost_no_ghost_is_sent_and_no_effect_is_doubled(figures: dict
     assert figures["verdict"]["counts"]["faults"]
 
 
+def test_P4_the_pipeline_finds_every_commit_of_the_run_stored_and_delivered(
+    figures: dict[str, Any], folder: Path
+) -> None:
+    audit = figures["audit"]
+    assert "flight.boarding_closes" in (folder / "report.html").read_text()
+    assert audit["findings"] == dict.fromkeys(audit["findings"], 0)
+    assert audit["committed"] == audit["stored"] == figures["sent"]
+    assert audit["delivered"] == audit["settled"] == audit["expected"] == 2 * figures["sent"]
+
+
 def test_every_planned_fault_happened(figures: dict[str, Any]) -> None:
     assert [fault["fault"] for fault in figures["faults"]] == [fault.kind for fault in FAULTS]
 

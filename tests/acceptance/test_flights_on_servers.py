@@ -43,7 +43,7 @@ def test_nothing_is_lost_no_ghost_is_sent_and_no_effect_is_doubled(
 def run_demo(database: str, file: Path) -> dict[str, Any]:
     """The figures of three days."""
     command = [sys.executable, "-m", "examples.flights", "--database", database]
-    command += ["--month", "2", "--days", "3", "--json", str(file)]
+    command += ["--month", "2", "--days", "3", "--json", str(file), "--no-spark"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     figures: dict[str, Any] = json.loads(file.read_text())
