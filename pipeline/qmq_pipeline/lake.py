@@ -20,10 +20,12 @@ Object stores have no rename, and put whole files: there the final name is writt
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 LAKE_VERSION: Final = 1
 #: Says that a folder is one of tables.
 MARKER: Final = "LAKE"
+_LOCK: Final = "LOCK"
 _COMMITS: Final = "_commits"
 #: Beside the commits: what the last run saw, for those who want to know how fresh a table is.
 _STATE: Final = "_state.json"
@@ -127,6 +130,31 @@ class Lake:
                 reason=f"its layout is of version {version}; known: {LAKE_VERSION}",
                 remedy="Use the version of qmq that made it, or another folder",
             )
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Be the one who writes these tables; raises `LakeError` at once when another run does.
+
+        Held by the operating system, so it ends with the process. Object stores have no such lock:
+        there it is for the schedule to start one run at a time.
+        """
+        if not self._has_rename:
+            yield
+            return
+        self._files.create_dir(self._path, recursive=True)
+        descriptor = os.open(self._full(_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise LakeError(
+                    path=self.root,
+                    reason="another run writes these tables",
+                    remedy="Wait for its end, or give another folder",
+                ) from error
+            yield
+        finally:
+            os.close(descriptor)
 
     def folder(self, table: Table) -> str:
         """Where a table is, below the root."""

@@ -190,6 +190,14 @@ def test_a_folder_of_another_version_is_refused_untouched(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["LAKE"]
 
 
+def test_P2_a_second_run_on_the_same_tables_is_refused_at_once(tmp_path: Path) -> None:
+    first, second = Lake(str(tmp_path / "tables")), Lake(str(tmp_path / "tables"))
+    with first.writing(), pytest.raises(LakeError, match="another run"), second.writing():
+        pass
+    with second.writing():
+        pass
+
+
 def test_every_table_says_each_column_once_and_its_key() -> None:
     for table in TABLES.values():
         assert len(set(table.names)) == len(table.names)

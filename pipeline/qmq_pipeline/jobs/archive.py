@@ -64,9 +64,10 @@ def archive(
     lake.prepare()
     facts: list[RangeFacts] = []
     next_offsets: dict[str, int] = {}
-    for log in (COMMIT_LOG, ACTION_LOG):
-        made, next_offsets[log] = _archive_log(spark, place, lake, log, on_progress)
-        facts += made
+    with lake.writing():
+        for log in (COMMIT_LOG, ACTION_LOG):
+            made, next_offsets[log] = _archive_log(spark, place, lake, log, on_progress)
+            facts += made
     return Archived(
         segments=len(facts),
         messages=sum(one.rows for one in facts if "verified" in one.notes),

@@ -67,9 +67,10 @@ def ingest(
     lake = Lake(config.tables)
     lake.prepare()
     done = Ingested(rows={}, next_offsets={}, quarantined=0, ranges=0)
-    for log in (COMMIT_LOG, ACTION_LOG):
-        run = _Run(spark, config, place, lake, log)
-        done = run.go(done, skip_expired=skip_expired, on_progress=on_progress)
+    with lake.writing():
+        for log in (COMMIT_LOG, ACTION_LOG):
+            run = _Run(spark, config, place, lake, log)
+            done = run.go(done, skip_expired=skip_expired, on_progress=on_progress)
     return done
 
 

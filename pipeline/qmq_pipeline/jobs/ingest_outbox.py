@@ -30,18 +30,19 @@ def ingest_outbox(
     """Scan every database of the configuration; name → rows read."""
     lake = Lake(config.tables)
     lake.prepare()
-    lake.sweep(OUTBOX)
     rows: dict[str, int] = {}
-    for number, section in enumerate(config.databases, start=1):
-        rows[section.name] = _scan(spark, config, lake, section)
-        on_progress(
-            Progress(
-                stage="ingest outbox",
-                done=number,
-                total=len(config.databases),
-                rows=sum(rows.values()),
+    with lake.writing():
+        lake.sweep(OUTBOX)
+        for number, section in enumerate(config.databases, start=1):
+            rows[section.name] = _scan(spark, config, lake, section)
+            on_progress(
+                Progress(
+                    stage="ingest outbox",
+                    done=number,
+                    total=len(config.databases),
+                    rows=sum(rows.values()),
+                )
             )
-        )
     return rows
 
 

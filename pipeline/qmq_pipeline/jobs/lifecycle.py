@@ -56,12 +56,13 @@ def lifecycle(
             is_unchanged=True,
         )
     run = f"{SYSTEM_CLOCK.now_ms():020d}"
-    deliveries, unmatched = _fold(spark, config, lake, run)
-    on_progress(Progress(stage="deliveries", done=1, total=_STEPS, rows=deliveries))
-    rows = lake.write_frame(lifecycle_frame(spark, lake), LIFECYCLE, run)
-    on_progress(Progress(stage="lifecycle", done=2, total=_STEPS, rows=rows))
-    made = {"deliveries": deliveries, "lifecycle": rows, "unmatched": unmatched}
-    lake.write_state(LIFECYCLE, {"seen": seen, **made})
+    with lake.writing():
+        deliveries, unmatched = _fold(spark, config, lake, run)
+        on_progress(Progress(stage="deliveries", done=1, total=_STEPS, rows=deliveries))
+        rows = lake.write_frame(lifecycle_frame(spark, lake), LIFECYCLE, run)
+        on_progress(Progress(stage="lifecycle", done=2, total=_STEPS, rows=rows))
+        made = {"deliveries": deliveries, "lifecycle": rows, "unmatched": unmatched}
+        lake.write_state(LIFECYCLE, {"seen": seen, **made})
     return Lived(deliveries=deliveries, lifecycle=rows, unmatched=unmatched, is_unchanged=False)
 
 
