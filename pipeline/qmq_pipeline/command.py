@@ -40,7 +40,7 @@ def job_options(function: _Function) -> _Function:
                 metavar="FOLDER",
                 required=True,
                 envvar="QMQ_PIPELINE_TABLES",
-                help="Where the tables are kept: a folder, or a URL like s3a://bucket/path.",
+                help="Where the tables are kept: a folder, or a URL like s3://bucket/path.",
             ),
             click.option("--path", metavar="DIRECTORY", help="Data directory, backup or archive."),
             click.option(
