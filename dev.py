@@ -85,6 +85,9 @@ COMMANDS = {
     "clean": Command(summary="remove the caches and the virtual environment"),
 }
 
+#: Groups that a command does without where they cannot be had.
+WISHES = {"demo": ("spark",), "bench": ("spark",)}
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; 2 for a wrong call."""
@@ -100,8 +103,8 @@ def main(arguments: Sequence[str]) -> int:
         return clean()
     try:
         prepare(COMMANDS[name].groups)
-        if name == "demo" and "--no-spark" not in rest:
-            prepare_if_possible(("spark",))
+        if name in WISHES and "--no-spark" not in rest:
+            prepare_if_possible(WISHES[name])
         if name == "check":
             return check(rest)
     except DevError as error:
@@ -207,7 +210,9 @@ def prepare_if_possible(groups: Iterable[str]) -> None:
     try:
         prepare(groups)
     except DevError as error:
-        print(f"dev.py: going on without {', '.join(groups)}: {str(error).splitlines()[0]}")
+        print(
+            f"dev.py: going on without {', '.join(groups)}: {str(error).splitlines()[0].rstrip(':')}"
+        )
 
 
 def read_stamp() -> dict[str, Any]:

@@ -92,6 +92,16 @@ def test_a_failed_installation_is_tried_again_and_shows_its_log(
         assert "exit code 3" in str(caught.value)
 
 
+def test_what_a_command_can_do_without_is_told_in_a_line_and_does_not_end_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = [sys.executable, "-c", "print('no such package'); raise SystemExit(3)"]
+    monkeypatch.setattr(dev, "installer", lambda: failing)
+    dev.prepare_if_possible(("test",))
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "dev.py: going on without test: installing the project failed (exit code 3)"
+
+
 def test_uv_is_taken_from_the_environment_and_pip_without_it(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
