@@ -23,7 +23,7 @@ from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
 from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.store import Store
 from qmq_client.wire.frame import parse_message_frame
 

@@ -13,8 +13,8 @@ from typing import Final
 
 from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage.disk import OsDisk
-from qmq_broker.storage.layout import COMMIT_LOG, spare_path
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.files.layout import COMMIT_LOG, spare_path
 from qmq_broker.storage.store import Store
 
 MIB: Final = 1024 * 1024

@@ -21,12 +21,12 @@ from benchmarks.load import BODY_BYTES, SUBJECT
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
 from qmq_broker.options import StoreOptions
-from qmq_broker.service.delay import Delay
-from qmq_broker.service.delay_load import frozen_sequences, load
-from qmq_broker.service.delay_wheel import Wheel, end_of
+from qmq_broker.service.delay.load import frozen_sequences, load
+from qmq_broker.service.delay.releasing import Delay
+from qmq_broker.service.delay.wheel import Wheel, end_of
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
-from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.store import Store
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.transport.http import HttpTransport

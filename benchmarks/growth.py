@@ -24,7 +24,7 @@ from benchmarks.suite import Bench
 from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.options import StoreOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
-from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.store import Store
 from qmq_client.wire.frame import MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds

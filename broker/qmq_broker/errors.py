@@ -21,7 +21,7 @@
         ├── GroupConflictError    a pull that says something else than its group keeps
         └── InvalidRecordError    one record of the request is damaged; names its message
 
-Foreign exceptions (`OSError`) are translated at one door, `storage/disk_errors.py`.
+Foreign exceptions (`OSError`) are translated at one door, `storage/files/disk_errors.py`.
 """
 
 from __future__ import annotations

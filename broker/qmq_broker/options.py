@@ -1,7 +1,7 @@
 """The settings of a broker, validated once when they are made.
 
 Sizes of files are part of the data directory's format: they are chosen when it is made and refused
-when they differ later (see `storage/format_file.py`).
+when they differ later (see `storage/files/format_file.py`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from qmq_broker.storage.actions import (
+from qmq_broker.storage.logs.actions import (
     Acked,
     Action,
     Dead,
@@ -26,7 +26,7 @@ from qmq_broker.storage.actions import (
     Nacked,
     Pulled,
 )
-from qmq_broker.storage.frame_scan import ScannedFrame
+from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind
 from qmq_client.wire.requests import decode_msgpack, sized_part

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from qmq_broker.storage.frame_seek import LogRange
+from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.wire.record import BodyKind, Record, encode_record, record_crc
 from qmq_pipeline.errors import DamagedRangeError
 from qmq_pipeline.lake import Lake, RangeFacts

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from qmq_broker.storage.frame_scan import ScannedFrame
+from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameKind, SubjectRun, parse_subjects
 from qmq_client.wire.record import DUE_BYTES, RECORD_FIXED_BYTES, TIME_MAX_MS

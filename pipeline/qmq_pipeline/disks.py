@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from qmq_broker.storage.disk_errors import translate
-from qmq_broker.storage.disk_port import Disk, DiskFile, DiskLock
+from qmq_broker.storage.files.disk_errors import translate
+from qmq_broker.storage.files.disk_port import Disk, DiskFile, DiskLock
 from qmq_pipeline.errors import SourceError
 
 

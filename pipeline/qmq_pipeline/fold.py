@@ -1,6 +1,6 @@
 """What became of each message at one group: the actions of the group, folded in their order.
 
-The broker keeps the same state while it runs (`service/groups.py`); this is the view afterwards, with
+The broker keeps the same state while it runs (`service/delivery/groups.py`); this is the view afterwards, with
 times. Sequences of a subject are dense, so the state is a few arrays with one place for each message,
 and an action on a range is an assignment to a slice. Memory: about 35 bytes for each message that the
 group was given.

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, TypeVar
 
 from qmq_broker.errors import CorruptionError, DiskError, StoreError
-from qmq_broker.storage import layout
-from qmq_broker.storage.action_log import ACTION_KINDS
-from qmq_broker.storage.checkpoint import START, CheckpointFiles, LogPoint
-from qmq_broker.storage.commit_log import COMMIT_KINDS
-from qmq_broker.storage.format_file import Format, read_format
-from qmq_broker.storage.frame_scan import FrameScan, ScannedFrame
-from qmq_broker.storage.frame_seek import LogRange, frame_at_or_behind, offset_at, read_stamp
-from qmq_broker.storage.retained import read_retained
-from qmq_broker.storage.segments import Segments
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.checkpoint import START, CheckpointFiles, LogPoint
+from qmq_broker.storage.files.format_file import Format, read_format
+from qmq_broker.storage.files.retained import read_retained
+from qmq_broker.storage.logs.action_log import ACTION_KINDS
+from qmq_broker.storage.logs.commit_log import COMMIT_KINDS
+from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame
+from qmq_broker.storage.logs.frame_seek import LogRange, frame_at_or_behind, offset_at, read_stamp
+from qmq_broker.storage.logs.segments import Segments
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameKind
 from qmq_pipeline.disks import ReadDisk

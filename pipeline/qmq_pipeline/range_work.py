@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from qmq_broker.storage.frame_scan import ScannedFrame
-from qmq_broker.storage.frame_seek import LogRange
-from qmq_broker.storage.lost import lost_runs
+from qmq_broker.storage.logs.frame_scan import ScannedFrame
+from qmq_broker.storage.logs.frame_seek import LogRange
+from qmq_broker.storage.logs.lost import lost_runs
 from qmq_client.wire.frame import FrameKind
 from qmq_pipeline import action_rows
 from qmq_pipeline.decode import QUEUED_KINDS, SCHEDULED_KINDS, Selection, batches, frame_runs

@@ -19,7 +19,7 @@ from tenacity import (
 )
 
 from qmq_broker.errors import DiskError
-from qmq_broker.storage.disk_port import DiskFile
+from qmq_broker.storage.files.disk_port import DiskFile
 from qmq_client.transport.address import BrokerAddress
 from qmq_pipeline.disks import ReadDisk, ReadFile
 from qmq_pipeline.errors import SourceError, UnreachableError

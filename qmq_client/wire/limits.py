@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-#: A name is also a directory name of at most twice its length (see `storage/layout.py`), and file
+#: A name is also a directory name of at most twice its length (see `storage/files/layout.py`), and file
 #: systems allow 255 bytes.
 NAME_BYTES_MAX: Final = 127
 #: The key length is one byte of the record.

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from qmq_broker.service.delay import Delay
-from qmq_broker.service.delay_query import DelayQuery
+from qmq_broker.service.delay.query import DelayQuery
+from qmq_broker.service.delay.releasing import Delay
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
-from qmq_broker.storage.cancelled import Cancelled
-from qmq_broker.storage.schedule_columns import DelayedMessage
-from qmq_broker.storage.schedule_fates import Fate
+from qmq_broker.storage.schedule.cancelled import Cancelled
+from qmq_broker.storage.schedule.columns import DelayedMessage
+from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.store import Store
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import pytest
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.storage import layout
+from qmq_broker.storage.files import layout
 from qmq_client.wire.errors import QmqError
 from tests.broker.storage.damaged import Directory, flip
 from tests.crash import planted_opening as opening

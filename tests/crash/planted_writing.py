@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 
 from qmq_broker.errors import DiskError, DiskFullError
-from qmq_broker.storage import segmented_log, store
-from qmq_broker.storage.action_log import ActionLog
-from qmq_broker.storage.commit_log import CommitLog
-from qmq_broker.storage.consume_queue import ConsumeQueue
-from qmq_broker.storage.consume_queues import ConsumeQueues
-from qmq_broker.storage.disk import Disk
-from qmq_broker.storage.retained import Retained, write_retained
-from qmq_broker.storage.segmented_log import SegmentedLog
-from qmq_broker.storage.segments import Segments
-from qmq_broker.storage.snapshots import SnapshotFiles
+from qmq_broker.storage import store
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.retained import Retained, write_retained
+from qmq_broker.storage.files.snapshots import SnapshotFiles
+from qmq_broker.storage.logs import segmented_log
+from qmq_broker.storage.logs.action_log import ActionLog
+from qmq_broker.storage.logs.commit_log import CommitLog
+from qmq_broker.storage.logs.segmented_log import SegmentedLog
+from qmq_broker.storage.logs.segments import Segments
+from qmq_broker.storage.queues.consume_queue import ConsumeQueue
+from qmq_broker.storage.queues.consume_queues import ConsumeQueues
 from qmq_broker.storage.store import Store
 from tests.crash.world import World
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qmq_broker.storage.actions import Action
-from qmq_broker.storage.disk import Disk
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.logs.actions import Action
 from qmq_broker.storage.store import Store
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.message_id import MessageIds

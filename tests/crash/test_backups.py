@@ -10,10 +10,10 @@ from typing import cast
 import pytest
 
 from qmq_broker.errors import StoreError
-from qmq_broker.storage import layout
-from qmq_broker.storage.backup import back_up
-from qmq_broker.storage.segments import Segments
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.store import Store
+from qmq_broker.storage.upkeep.backup import back_up
 from tests.crash.below import Below, disks
 from tests.crash.enumeration import SEED, Census, quietly
 from tests.crash.promises import check_disk

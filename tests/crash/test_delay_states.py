@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from qmq_broker.storage.schedule import Schedule
-from qmq_broker.storage.schedule_copy import ScheduleCopier, write_table
-from qmq_broker.storage.schedule_fates import Fate, Fates
+from qmq_broker.storage.schedule.copy import ScheduleCopier, write_table
+from qmq_broker.storage.schedule.fates import Fate, Fates
+from qmq_broker.storage.schedule.schedule import Schedule
 from qmq_client.wire.errors import QmqError
 from tests.crash.delay_world import DelayLife, check_delayed
 from tests.crash.enumeration import SEED, quietly

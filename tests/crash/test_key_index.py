@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from qmq_broker.storage import layout
-from qmq_broker.storage.key_index_file import IndexFile
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.index.key_index_file import IndexFile
 from qmq_broker.storage.store import Store
 from qmq_client.wire.errors import QmqError
 from tests.broker.storage.keyed import INDEXED, Kept, Keyed, catch_up, check_answers

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.store import Store
 from qmq_client.wire.message_id import MessageIds, split_message_id
 from tests.crash.enumeration import SEED

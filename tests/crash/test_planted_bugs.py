@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qmq_broker.storage import layout
+from qmq_broker.storage.files import layout
 from tests.crash.enumeration import crash_again, crash_everywhere
 from tests.crash.planted import LOG_BUGS, MORE_BUGS, RETAINING_LIVES, Bug, ForgetfulDisk, damaged
 from tests.crash.recording_disk import RecordingDisk

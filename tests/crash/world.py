@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage.actions import Acked, Action
+from qmq_broker.storage.logs.actions import Acked, Action
 from qmq_broker.storage.store import Placed, Store
 from qmq_client.wire.frame import MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from qmq_broker.clock import SYSTEM_CLOCK
-from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.store import Store
 from qmq_client.errors import QmqError
 from qmq_client.transport.http import HttpTransport

@@ -18,7 +18,7 @@ from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.face.logs import start_logging
 from qmq_broker.face.server import serve
 from qmq_broker.options import ServeOptions, StoreOptions
-from qmq_broker.storage.disk import OsDisk, OsFile, OsLock
+from qmq_broker.storage.files.disk import OsDisk, OsFile, OsLock
 from qmq_client.wire.limits import Limits
 
 LIMITS = Limits(record_bytes=4_096, frame_bytes=8_192)

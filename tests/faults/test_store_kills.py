@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from qmq_broker.clock import SYSTEM_CLOCK
-from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.store import Store
 from qmq_client.wire.record import decode_record, record_message_id
 from tests.crash.enumeration import SEED

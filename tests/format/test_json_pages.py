@@ -9,7 +9,7 @@ import pytest
 
 from qmq_broker.face.json_messages import JsonSend, deliveries_to_json, json_to_frame
 from qmq_broker.face.strict_json import JSON_DEPTH_MAX
-from qmq_broker.service.delivery import HandOut
+from qmq_broker.service.delivery.delivery import HandOut
 from qmq_client.wire.limits import DEFAULT_LIMITS
 from qmq_client.wire.requests import (
     CONTROL_BYTES_MAX,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from qmq_broker.options import MIB, StoreOptions
-from qmq_broker.storage import key_index, key_index_file, key_search
-from qmq_broker.storage.key_index import ENTRIES_PER_SLOT
-from qmq_broker.storage.key_index_file import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES
+from qmq_broker.storage.index import key_index, key_index_file, key_search
+from qmq_broker.storage.index.key_index import ENTRIES_PER_SLOT
+from qmq_broker.storage.index.key_index_file import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES
 from tests.format.pages import box, check_example, fields, marks, packed, read_page, rows
 from tests.golden.version_1 import golden
 

@@ -9,24 +9,18 @@ import msgspec
 import pytest
 
 from qmq_broker.options import StoreOptions
-from qmq_broker.service import snapshot
-from qmq_broker.storage import (
-    cancelled,
-    checkpoint,
-    consume_queue,
-    consume_queues,
-    format_file,
-    lost,
-    quarantine_report,
-    recovery,
-    retained,
-    schedule_bucket,
-    snapshots,
-)
-from qmq_broker.storage import segments as segment_files
-from qmq_broker.storage.actions import Action
-from qmq_broker.storage.queue_files import ENTRY_BYTES
-from qmq_broker.storage.small_file import unseal
+from qmq_broker.service.delivery import snapshot
+from qmq_broker.storage import recovery
+from qmq_broker.storage.files import checkpoint, format_file, retained, snapshots
+from qmq_broker.storage.files.small_file import unseal
+from qmq_broker.storage.logs import lost
+from qmq_broker.storage.logs import segments as segment_files
+from qmq_broker.storage.logs.actions import Action
+from qmq_broker.storage.queues import consume_queue, consume_queues
+from qmq_broker.storage.queues.queue_files import ENTRY_BYTES
+from qmq_broker.storage.schedule import bucket as schedule_bucket
+from qmq_broker.storage.schedule import cancelled
+from qmq_broker.storage.upkeep import quarantine_report
 from tests.format.pages import (
     PAGES,
     box,

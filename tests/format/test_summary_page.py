@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from qmq_broker.storage import summary
+from qmq_broker.storage.logs import summary
 from tests.format.pages import check_example, marks, read_page, rows
 from tests.golden.version_1 import golden
 

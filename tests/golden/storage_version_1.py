@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage.action_log import ActionLog
-from qmq_broker.storage.actions import (
+from qmq_broker.storage.files.checkpoint import Checkpoint, CheckpointFiles, LogPoint
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.files.snapshots import SnapshotFiles
+from qmq_broker.storage.logs.action_log import ActionLog
+from qmq_broker.storage.logs.actions import (
     Acked,
     Action,
     Dead,
@@ -20,13 +23,10 @@ from qmq_broker.storage.actions import (
     Nacked,
     Pulled,
 )
-from qmq_broker.storage.checkpoint import Checkpoint, CheckpointFiles, LogPoint
-from qmq_broker.storage.consume_queues import ConsumeQueues
-from qmq_broker.storage.disk import OsDisk
-from qmq_broker.storage.log_recovery import LogFinding
-from qmq_broker.storage.segmented_log import LogSettings, SegmentedLog
-from qmq_broker.storage.segments import Segments
-from qmq_broker.storage.snapshots import SnapshotFiles
+from qmq_broker.storage.logs.log_recovery import LogFinding
+from qmq_broker.storage.logs.segmented_log import LogSettings, SegmentedLog
+from qmq_broker.storage.logs.segments import Segments
+from qmq_broker.storage.queues.consume_queues import ConsumeQueues
 from qmq_client.wire.deliveries import DeliveryRun
 from tests.golden.version_1 import golden
 

@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from qmq_broker.service.snapshot import decode_groups, encode_groups
-from qmq_broker.storage.actions import (
+from qmq_broker.service.delivery.snapshot import decode_groups, encode_groups
+from qmq_broker.storage.logs.actions import (
     Action,
     BackoffTerms,
     Configured,

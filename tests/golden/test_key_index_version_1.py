@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage.disk import OsDisk
-from qmq_broker.storage.frame_seek import LogRange
-from qmq_broker.storage.key_index import KeyIndex
-from qmq_broker.storage.key_search import KeySearch, TimeRange
-from qmq_broker.storage.segments import Segments
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.index.key_index import KeyIndex
+from qmq_broker.storage.index.key_search import KeySearch, TimeRange
+from qmq_broker.storage.logs.frame_seek import LogRange
+from qmq_broker.storage.logs.segments import Segments
 from tests.golden.storage_version_1 import SEGMENT_BYTES, STORE_ID, write_sealed_segment
 from tests.golden.version_1 import RECORDS, golden
 

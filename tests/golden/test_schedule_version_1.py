@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage import layout
-from qmq_broker.storage.cancelled import Cancelled, cancelled_frame, read_cancelled
-from qmq_broker.storage.disk import OsDisk
-from qmq_broker.storage.schedule import marked_frame
-from qmq_broker.storage.schedule_columns import Subjects
-from qmq_broker.storage.schedule_fates import Fate, pack_fate
-from qmq_broker.storage.schedule_files import ScheduleFiles, dispatched_frames
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.schedule.cancelled import Cancelled, cancelled_frame, read_cancelled
+from qmq_broker.storage.schedule.columns import Subjects
+from qmq_broker.storage.schedule.fates import Fate, pack_fate
+from qmq_broker.storage.schedule.files import ScheduleFiles, dispatched_frames
+from qmq_broker.storage.schedule.schedule import marked_frame
 from qmq_client.wire.frame import FrameKind, parse_message_frame
 from qmq_client.wire.marks import Marks, frame_marks
 from qmq_client.wire.record import Record, encode_record

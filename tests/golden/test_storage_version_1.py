@@ -10,20 +10,20 @@ import pytest
 
 from qmq_broker.errors import UnknownFormatError
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage.action_log import ACTION_KINDS, ActionLog
-from qmq_broker.storage.checkpoint import START, CheckpointFiles
-from qmq_broker.storage.consume_queue import Entry
-from qmq_broker.storage.consume_queues import ConsumeQueues
-from qmq_broker.storage.disk import OsDisk
-from qmq_broker.storage.format_file import open_format
-from qmq_broker.storage.frame_scan import FrameScan
-from qmq_broker.storage.log_recovery import examine
+from qmq_broker.storage.files.checkpoint import START, CheckpointFiles
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.files.format_file import open_format
+from qmq_broker.storage.files.retained import Retained
+from qmq_broker.storage.files.small_file import replace_file, unseal
+from qmq_broker.storage.files.snapshots import SnapshotFiles
+from qmq_broker.storage.logs.action_log import ACTION_KINDS, ActionLog
+from qmq_broker.storage.logs.frame_scan import FrameScan
+from qmq_broker.storage.logs.log_recovery import examine
+from qmq_broker.storage.logs.segmented_log import LogSettings, SegmentedLog
+from qmq_broker.storage.logs.segments import Segments
+from qmq_broker.storage.queues.consume_queue import Entry
+from qmq_broker.storage.queues.consume_queues import ConsumeQueues
 from qmq_broker.storage.recovery import write_clean_stop
-from qmq_broker.storage.retained import Retained
-from qmq_broker.storage.segmented_log import LogSettings, SegmentedLog
-from qmq_broker.storage.segments import Segments
-from qmq_broker.storage.small_file import replace_file, unseal
-from qmq_broker.storage.snapshots import SnapshotFiles
 from qmq_client.wire.frame import FrameKind, parse_message_frame
 from tests.golden.storage_version_1 import (
     ACTIONS,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq_broker.storage.disk import OsDisk
-from qmq_broker.storage.frame_seek import LogRange
-from qmq_broker.storage.segments import Segments
-from qmq_broker.storage.summaries import Summaries
-from qmq_broker.storage.summary import SubjectSpan, TimeMark
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.logs.frame_seek import LogRange
+from qmq_broker.storage.logs.segments import Segments
+from qmq_broker.storage.logs.summaries import Summaries
+from qmq_broker.storage.logs.summary import SubjectSpan, TimeMark
 from tests.golden.storage_version_1 import NOW_MS, SEGMENT_BYTES, STORE_ID, write_sealed_segment
 from tests.golden.version_1 import golden
 

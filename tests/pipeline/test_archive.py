@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 import pytest
 
-from qmq_broker.storage.frame_seek import LogRange
+from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.archive_work import verify_archived
 from qmq_pipeline.config import PipelineConfig

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qmq_broker.storage.frame_scan import ScannedFrame
+from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_client.wire.frame import FrameKind, build_message_frame, read_header, stamp_frame
 from qmq_client.wire.record import BodyKind, Record, decode_record, encode_record
 from qmq_pipeline.decode import Selection, batches

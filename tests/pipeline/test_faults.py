@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from qmq_broker.clock import SYSTEM_CLOCK
-from qmq_broker.storage.disk import OsDisk
-from qmq_broker.storage.quarantine import quarantine_damage
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.upkeep.quarantine import quarantine_damage
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.jobs.ingest import ingest
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 COUNT = 6000
 WORKER = """
 import sys
-from qmq_broker.storage.frame_seek import LogRange
+from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_pipeline.options import Place
 from qmq_pipeline.range_work import ingest_range
 path, tables, after = sys.argv[1:]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qmq_broker.storage.actions import (
+from qmq_broker.storage.logs.actions import (
     Acked,
     Action,
     Dead,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from qmq_broker.storage.actions import Acked, Dead, GroupDefined, Nacked, Pulled
-from qmq_broker.storage.frame_seek import LogRange
+from qmq_broker.storage.logs.actions import Acked, Dead, GroupDefined, Nacked, Pulled
+from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.wire.deliveries import DeliveryRun
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.completeness import next_sequences

@@ -10,10 +10,10 @@ import pytest
 
 from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage.backup import back_up
-from qmq_broker.storage.disk import OsDisk
-from qmq_broker.storage.disk_port import Disk
-from qmq_broker.storage.frame_seek import LogRange
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.files.disk_port import Disk
+from qmq_broker.storage.logs.frame_seek import LogRange
+from qmq_broker.storage.upkeep.backup import back_up
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.wire.frame import build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds

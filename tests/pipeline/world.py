@@ -11,8 +11,8 @@ import msgspec
 import sqlalchemy as sa
 
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage.actions import Action
-from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.logs.actions import Action
 from qmq_broker.storage.store import Store
 from qmq_client.config import DatabaseSection
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, SENT, create_tables

@@ -9,7 +9,7 @@ import ast
 
 from tests.tidy.house import Source, product
 
-DISK = "broker/qmq_broker/storage/disk.py"
+DISK = "broker/qmq_broker/storage/files/disk.py"
 #: Runs in the operator's command and never in the broker: it reads where the broker is.
 ADDRESS = "broker/qmq_broker/face/address.py"
 #: Tokens and certificates: the operator's, outside of the data directory, only read.

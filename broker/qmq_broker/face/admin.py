@@ -34,7 +34,7 @@ from qmq_broker.face.rules import HOT_ROUTES, guard, route_name, sight
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.query import LISTED_MAX
 from qmq_broker.service.serving import Serving
-from qmq_broker.storage.key_search import FOUND_MAX, TimeRange
+from qmq_broker.storage.index.key_search import FOUND_MAX, TimeRange
 from qmq_client.wire.errors import InvalidMessageError, QmqError
 from qmq_client.wire.groups import check_group
 from qmq_client.wire.limits import KEY_BYTES_MAX

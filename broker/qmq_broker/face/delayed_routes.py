@@ -21,9 +21,9 @@ from qmq_broker.face.bodies import read_body
 from qmq_broker.face.json_messages import JsonDelivered, record_to_json
 from qmq_broker.face.rules import sight
 from qmq_broker.service.broker import Broker
-from qmq_broker.service.delay_query import LISTED_MAX, SPANS_MS, DelayedStatus, Found
-from qmq_broker.storage.cancelled import Cancelled
-from qmq_broker.storage.schedule_fates import Fate
+from qmq_broker.service.delay.query import LISTED_MAX, SPANS_MS, DelayedStatus, Found
+from qmq_broker.storage.schedule.cancelled import Cancelled
+from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.store import Placed
 from qmq_client.wire.delayed import (
     CANCELLED_PER_REQUEST_MAX,

@@ -16,10 +16,10 @@ import msgspec
 from qmq_broker.errors import BusyError, NotFoundError
 from qmq_broker.face.json_messages import JsonDelivered, record_to_json
 from qmq_broker.service.broker import Broker
-from qmq_broker.service.fates import GroupFate
+from qmq_broker.service.delivery.fates import GroupFate
 from qmq_broker.service.query import Query
 from qmq_broker.service.trace import Trace, TraceEvent
-from qmq_broker.storage.key_search import FoundRecord, SearchResult, TimeRange
+from qmq_broker.storage.index.key_search import FoundRecord, SearchResult, TimeRange
 from qmq_client.wire.message_id import parse_message_id
 
 #: Searches under way: each takes a thread, and the disk.

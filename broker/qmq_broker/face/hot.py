@@ -31,9 +31,9 @@ from qmq_broker.face.requests import (
 )
 from qmq_broker.face.strict_json import read_json
 from qmq_broker.service.broker import Broker, send_answer
-from qmq_broker.service.delivery import HandOut
-from qmq_broker.service.settling import Stale
-from qmq_broker.service.waiting import WaitingPull
+from qmq_broker.service.delivery.delivery import HandOut
+from qmq_broker.service.delivery.settling import Stale
+from qmq_broker.service.delivery.waiting import WaitingPull
 from qmq_broker.storage.store import Placed
 from qmq_client.wire.deliveries import build_deliveries
 from qmq_client.wire.errors import QmqError

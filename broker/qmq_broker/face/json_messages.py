@@ -15,8 +15,8 @@ from typing import Annotated
 
 import msgspec
 
-from qmq_broker.service.delivery import HandOut
-from qmq_broker.service.fates import PastAttempt
+from qmq_broker.service.delivery.delivery import HandOut
+from qmq_broker.service.delivery.fates import PastAttempt
 from qmq_broker.service.query import DeadLetterStatus
 from qmq_client.wire.errors import EncodingError, InvalidMessageError, ProtocolError
 from qmq_client.wire.frame import build_message_frame

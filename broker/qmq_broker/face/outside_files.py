@@ -2,7 +2,7 @@
 
 Tokens and certificates belong to the operator: they are looked at again and again and read when they
 changed, so that a rotation needs no restart. The data directory has its own door
-(`storage/disk.py`); nothing here writes.
+(`storage/files/disk.py`); nothing here writes.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from qmq_broker.errors import BusyError, DiskError, NotFoundError
 from qmq_broker.service.broker import Broker
-from qmq_broker.storage import layout
+from qmq_broker.storage.files import layout
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.names import shorten
 from qmq_client.wire.requests import JSON_CONTENT_TYPE

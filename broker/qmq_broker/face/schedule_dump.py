@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.storage import layout
-from qmq_broker.storage.disk import Disk
-from qmq_broker.storage.format_file import Format
-from qmq_broker.storage.schedule_columns import IN_SCHEDULE, Subjects
-from qmq_broker.storage.schedule_files import ScheduleFiles
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.format_file import Format
+from qmq_broker.storage.schedule.columns import IN_SCHEDULE, Subjects
+from qmq_broker.storage.schedule.files import ScheduleFiles
 from qmq_client.wire.message_id import format_message_id
 
 Row = dict[str, Any]

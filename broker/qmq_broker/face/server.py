@@ -34,9 +34,9 @@ from qmq_broker.options import ServeOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.serving import Serving
-from qmq_broker.storage.disk import Disk, OsDisk
-from qmq_broker.storage.quarantine import quarantine_damage
+from qmq_broker.storage.files.disk import Disk, OsDisk
 from qmq_broker.storage.store import Store
+from qmq_broker.storage.upkeep.quarantine import quarantine_damage
 from qmq_client.wire.message_id import instance_of
 
 _LOG: Final = logging.getLogger("qmq_broker")

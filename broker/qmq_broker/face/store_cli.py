@@ -19,9 +19,9 @@ import msgspec
 from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.errors import CorruptionError, DiskError, NoRoomError, StoreError
 from qmq_broker.face.exit_codes import ExitCode
-from qmq_broker.storage.backup import Backup
-from qmq_broker.storage.faults import Level
-from qmq_broker.storage.verify import Verification
+from qmq_broker.storage.files.faults import Level
+from qmq_broker.storage.upkeep.backup import Backup
+from qmq_broker.storage.upkeep.verify import Verification
 
 MENDED_AT_START: Final = 1
 #: What `dump` can show; its module is loaded only when it is run.
@@ -89,7 +89,7 @@ def dump(
     """Print what stands in the files of one KIND, also beside a running broker."""
     from qmq_broker.face.store_dump import DumpQuestion
     from qmq_broker.face.store_dump import dump as rows
-    from qmq_broker.storage.disk import OsDisk
+    from qmq_broker.storage.files.disk import OsDisk
 
     question = DumpQuestion(subject=subject, first=first)
     with store_errors():
@@ -109,8 +109,8 @@ def rebuild(directory: str, what: str, *, as_json: bool) -> None:
 
     With `all` key index and summaries are removed too; the broker makes them again in the background.
     """
-    from qmq_broker.storage.disk import OsDisk
-    from qmq_broker.storage.rebuild import rebuild_store
+    from qmq_broker.storage.files.disk import OsDisk
+    from qmq_broker.storage.upkeep.rebuild import rebuild_store
 
     with store_errors():
         done = rebuild_store(OsDisk(directory), SYSTEM_CLOCK, with_index=what == "all")
@@ -138,8 +138,8 @@ def backup(directory: str, target: str, *, no_links: bool, as_json: bool) -> Non
     Everything acknowledged before is in the copy, and the copy opens. On the same file system sealed
     segments are linked, not copied: they take no room, and share the fate of the disk.
     """
-    from qmq_broker.storage.backup import back_up
-    from qmq_broker.storage.disk import OsDisk, link_file
+    from qmq_broker.storage.files.disk import OsDisk, link_file
+    from qmq_broker.storage.upkeep.backup import back_up
 
     with store_errors():
         source, copy = OsDisk(directory), OsDisk(target)
@@ -161,8 +161,8 @@ def restore(directory: str, target: str, *, as_json: bool) -> None:
 
     The backup stays as it is. A damaged or half-made one is refused (exit codes 4 and 3).
     """
-    from qmq_broker.storage.backup import back_up
-    from qmq_broker.storage.disk import OsDisk
+    from qmq_broker.storage.files.disk import OsDisk
+    from qmq_broker.storage.upkeep.backup import back_up
 
     with store_errors():
         found = _verified(directory, is_deep=False, workers=None)
@@ -190,9 +190,9 @@ def _text(value: object) -> str:
 
 def _verified(directory: str, *, is_deep: bool, workers: int | None) -> Verification:
     from qmq_broker.face.store_workers import runner, workers_here
-    from qmq_broker.service.snapshot import decode_groups
-    from qmq_broker.storage.disk import OsDisk
-    from qmq_broker.storage.verify import verify_store
+    from qmq_broker.service.delivery.snapshot import decode_groups
+    from qmq_broker.storage.files.disk import OsDisk
+    from qmq_broker.storage.upkeep.verify import verify_store
 
     return verify_store(
         OsDisk(directory),

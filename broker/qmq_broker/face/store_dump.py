@@ -18,24 +18,24 @@ import msgspec
 from qmq_broker.errors import CorruptionError, StoreError
 from qmq_broker.face.json_messages import record_to_json
 from qmq_broker.face.schedule_dump import dispatch_rows, schedule_rows
-from qmq_broker.service.snapshot import SnapshotImage
-from qmq_broker.storage import layout
-from qmq_broker.storage.action_log import ACTION_KINDS
-from qmq_broker.storage.actions import Action
-from qmq_broker.storage.commit_log import COMMIT_KINDS, QUEUED_KINDS
-from qmq_broker.storage.consume_queues import QueueTable
-from qmq_broker.storage.disk import Disk
-from qmq_broker.storage.format_file import Format, read_format
-from qmq_broker.storage.frame_scan import ScannedFrame
-from qmq_broker.storage.inspect_files import sealed_array, slots
-from qmq_broker.storage.inspect_log import walk
-from qmq_broker.storage.queue_files import ENTRY_BYTES, QueueFiles
-from qmq_broker.storage.retained import read_retained
-from qmq_broker.storage.segments import Segments
-from qmq_broker.storage.small_file import read_file, unseal
-from qmq_broker.storage.snapshots import Snapshot
-from qmq_broker.storage.summary import SegmentSummary
-from qmq_broker.storage.verify_segment import log_frame
+from qmq_broker.service.delivery.snapshot import SnapshotImage
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.format_file import Format, read_format
+from qmq_broker.storage.files.retained import read_retained
+from qmq_broker.storage.files.small_file import read_file, unseal
+from qmq_broker.storage.files.snapshots import Snapshot
+from qmq_broker.storage.logs.action_log import ACTION_KINDS
+from qmq_broker.storage.logs.actions import Action
+from qmq_broker.storage.logs.commit_log import COMMIT_KINDS, QUEUED_KINDS
+from qmq_broker.storage.logs.frame_scan import ScannedFrame
+from qmq_broker.storage.logs.segments import Segments
+from qmq_broker.storage.logs.summary import SegmentSummary
+from qmq_broker.storage.queues.consume_queues import QueueTable
+from qmq_broker.storage.queues.queue_files import ENTRY_BYTES, QueueFiles
+from qmq_broker.storage.upkeep.inspect_files import sealed_array, slots
+from qmq_broker.storage.upkeep.inspect_log import walk
+from qmq_broker.storage.upkeep.verify_segment import log_frame
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind
 from qmq_client.wire.frame_kind import MESSAGE_KINDS

@@ -11,8 +11,13 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Final
 
-from qmq_broker.storage.disk import OsDisk
-from qmq_broker.storage.verify_segment import Run, SegmentOutcome, SegmentTask, verify_segment
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.upkeep.verify_segment import (
+    Run,
+    SegmentOutcome,
+    SegmentTask,
+    verify_segment,
+)
 
 #: Log bytes below which this process does all of it.
 ALONE_BYTES_MAX: Final = 256 * 1024 * 1024

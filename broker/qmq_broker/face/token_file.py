@@ -23,7 +23,7 @@ from qmq_broker.face.tokens import (
     decode_tokens,
     encode_tokens,
 )
-from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.files.disk import OsDisk
 from qmq_client.wire.errors import QmqError
 
 _LOG: Final = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from qmq_broker.errors import NoRoomError
-from qmq_broker.service.delivery import Delivery
+from qmq_broker.service.delivery.delivery import Delivery
 from qmq_broker.storage.store import Store
 
 _log = logging.getLogger(__name__)

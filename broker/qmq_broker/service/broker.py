@@ -18,19 +18,19 @@ from dataclasses import dataclass, field
 from qmq_broker.clock import Clock
 from qmq_broker.options import StoreOptions
 from qmq_broker.service.action_sync import ActionSync
-from qmq_broker.service.changes import Changes
-from qmq_broker.service.delayed import Delayed
-from qmq_broker.service.delivery import Delivery
+from qmq_broker.service.delay.delayed import Delayed
+from qmq_broker.service.delivery.changes import Changes
+from qmq_broker.service.delivery.delivery import Delivery
+from qmq_broker.service.delivery.redelivery import Backoff
 from qmq_broker.service.housekeeping import Housekeeping
 from qmq_broker.service.indexer import Indexer
 from qmq_broker.service.intake import Intake
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.query import Query
-from qmq_broker.service.redelivery import Backoff
 from qmq_broker.service.serving import Serving, ServingState
 from qmq_broker.service.steady import SteadyTime
 from qmq_broker.service.writer import CommitWriter, OnDone
-from qmq_broker.storage.disk_port import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.store import Placed, Store
 from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.limits import DEFAULT_LIMITS, Limits

@@ -14,7 +14,7 @@ from typing import Final
 
 from qmq_broker.options import StoreOptions
 from qmq_broker.service.action_sync import ActionSync
-from qmq_broker.service.delivery import Delivery
+from qmq_broker.service.delivery.delivery import Delivery
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
 from qmq_broker.storage.store import Store

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Final
 
 from qmq_broker.clock import Clock
-from qmq_broker.storage.key_index import IndexStep
+from qmq_broker.storage.index.key_index import IndexStep
 from qmq_broker.storage.store import Store
 
 _log = logging.getLogger(__name__)

@@ -8,12 +8,12 @@ from typing import Final
 import msgspec
 
 from qmq_broker.errors import CorruptionError, NotFoundError
-from qmq_broker.service.delivery import Delivery
-from qmq_broker.service.fates import GroupFate, PastAttempt, fate_of, past
-from qmq_broker.service.groups import GroupState
+from qmq_broker.service.delivery.delivery import Delivery
+from qmq_broker.service.delivery.fates import GroupFate, PastAttempt, fate_of, past
+from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.trace import Trace, trace
-from qmq_broker.storage.consume_queue import Entry
-from qmq_broker.storage.key_search import KeySearch
+from qmq_broker.storage.index.key_search import KeySearch
+from qmq_broker.storage.queues.consume_queue import Entry
 from qmq_broker.storage.store import Store
 from qmq_client.wire.record_parts import record_made_at_ms
 from qmq_client.wire.requests import Backoff, Tags
@@ -167,7 +167,7 @@ class Query:
             room_bytes -= entry.record_bytes
             if room_bytes < 0 and entries:
                 break
-            if entry.record_bytes:  # none is lost, see storage/lost.py
+            if entry.record_bytes:  # none is lost, see storage/logs/lost.py
                 entries[sequence] = entry
         records = self._store.read_records(list(entries.values()), subject=subject)
         return list(zip(entries, records, strict=True))

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from qmq_broker.errors import CorruptionError, DiskError
-from qmq_broker.service.dead_letters import REJECTED
-from qmq_broker.storage.action_log import ActionLog
-from qmq_broker.storage.actions import (
+from qmq_broker.service.delivery.dead_letters import REJECTED
+from qmq_broker.storage.logs.action_log import ActionLog
+from qmq_broker.storage.logs.actions import (
     Acked,
     Action,
     Dead,
@@ -29,8 +29,8 @@ from qmq_broker.storage.actions import (
     Skipped,
     Sought,
 )
-from qmq_broker.storage.frame_seek import LogRange
-from qmq_broker.storage.segments import SEGMENT_HEAD_BYTES
+from qmq_broker.storage.logs.frame_seek import LogRange
+from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES
 
 #: Bytes of the action log that one trace reads through: about a second.
 READ_BYTES_MAX: Final = 128 * 1024 * 1024

@@ -23,28 +23,28 @@ import msgspec
 from qmq_broker.clock import Clock
 from qmq_broker.errors import CorruptionError
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage import layout
-from qmq_broker.storage.action_log import ACTION_KINDS
-from qmq_broker.storage.checkpoint import START, Checkpoint, CheckpointFiles, LogPoint
-from qmq_broker.storage.commit_log import (
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.checkpoint import START, Checkpoint, CheckpointFiles, LogPoint
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.format_file import Format
+from qmq_broker.storage.files.retained import Retained, read_retained
+from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
+from qmq_broker.storage.files.snapshots import SnapshotFiles
+from qmq_broker.storage.logs.action_log import ACTION_KINDS
+from qmq_broker.storage.logs.commit_log import (
     COMMIT_KINDS,
     SENT_KINDS,
     stage_delayed,
     stage_scanned,
 )
-from qmq_broker.storage.consume_queues import ConsumeQueues
-from qmq_broker.storage.dedupe_window import DedupeWindow, IdRun, scanned_id_runs
-from qmq_broker.storage.disk import Disk
-from qmq_broker.storage.format_file import Format
-from qmq_broker.storage.frame_scan import FrameScan, ScannedFrame
-from qmq_broker.storage.log_recovery import LogFinding, examine, mend
-from qmq_broker.storage.retained import Retained, read_retained
-from qmq_broker.storage.schedule import Schedule
-from qmq_broker.storage.schedule_copy import UNCOPIED_MAX, ScheduleCopier, clear_strays
-from qmq_broker.storage.schedule_copy import load as load_schedule
-from qmq_broker.storage.segments import Segments
-from qmq_broker.storage.small_file import read_file, replace_file, unseal
-from qmq_broker.storage.snapshots import SnapshotFiles
+from qmq_broker.storage.logs.dedupe_window import DedupeWindow, IdRun, scanned_id_runs
+from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame
+from qmq_broker.storage.logs.log_recovery import LogFinding, examine, mend
+from qmq_broker.storage.logs.segments import Segments
+from qmq_broker.storage.queues.consume_queues import ConsumeQueues
+from qmq_broker.storage.schedule.copy import UNCOPIED_MAX, ScheduleCopier, clear_strays
+from qmq_broker.storage.schedule.copy import load as load_schedule
+from qmq_broker.storage.schedule.schedule import Schedule
 from qmq_client.wire.errors import ProtocolError
 
 _log = logging.getLogger(__name__)

@@ -15,25 +15,25 @@ from typing import Final
 from qmq_broker.clock import Clock
 from qmq_broker.errors import ClosedError, DiskError, NoRoomError, PoisonedError
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage import layout
-from qmq_broker.storage.action_log import ActionLog
-from qmq_broker.storage.cancelled import Cancelled
-from qmq_broker.storage.checkpoint import Checkpoint, CheckpointFiles
-from qmq_broker.storage.commit_log import CommitLog, Placed
-from qmq_broker.storage.consume_queue import ConsumeQueue, Entry
-from qmq_broker.storage.disk import Disk, DiskLock
-from qmq_broker.storage.format_file import Format, open_format
-from qmq_broker.storage.frame_seek import LogRange, offset_at
-from qmq_broker.storage.key_index import KeyIndex
-from qmq_broker.storage.key_search import KeySearch
-from qmq_broker.storage.log_settings import log_settings
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.checkpoint import Checkpoint, CheckpointFiles
+from qmq_broker.storage.files.disk import Disk, DiskLock
+from qmq_broker.storage.files.format_file import Format, open_format
+from qmq_broker.storage.files.retained import Retained, write_retained
+from qmq_broker.storage.index.key_index import KeyIndex
+from qmq_broker.storage.index.key_search import KeySearch
+from qmq_broker.storage.logs.action_log import ActionLog
+from qmq_broker.storage.logs.commit_log import CommitLog, Placed
+from qmq_broker.storage.logs.frame_seek import LogRange, offset_at
+from qmq_broker.storage.logs.log_settings import log_settings
+from qmq_broker.storage.logs.segmented_log import SegmentedLog
+from qmq_broker.storage.logs.spares import SpareMaker
+from qmq_broker.storage.logs.summaries import Summaries
+from qmq_broker.storage.queues.consume_queue import ConsumeQueue, Entry
 from qmq_broker.storage.recovery import Recovered, Recovery, RecoveryReport, write_clean_stop
-from qmq_broker.storage.retained import Retained, write_retained
-from qmq_broker.storage.schedule_copy import ScheduleCopier
-from qmq_broker.storage.schedule_fates import Fate
-from qmq_broker.storage.segmented_log import SegmentedLog
-from qmq_broker.storage.spares import SpareMaker
-from qmq_broker.storage.summaries import Summaries
+from qmq_broker.storage.schedule.cancelled import Cancelled
+from qmq_broker.storage.schedule.copy import ScheduleCopier
+from qmq_broker.storage.schedule.fates import Fate
 from qmq_client.wire.frame import MessageFrame
 
 __all__ = ["Placed", "RecoveryReport", "Store"]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from qmq_broker.storage.frame_seek import LogRange
+from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_pipeline.completeness import next_sequences
 from qmq_pipeline.config import PipelineConfig

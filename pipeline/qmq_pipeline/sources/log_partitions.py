@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from qmq_broker.storage.frame_seek import LogRange
+from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_pipeline import action_rows
 from qmq_pipeline.decode import Selection, batches
 from qmq_pipeline.errors import ExpiredRangeError

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qmq_broker.service.limits import ServiceLimits
-from qmq_broker.storage.cancelled import Cancelled
-from qmq_broker.storage.schedule_columns import DelayedMessage
-from qmq_broker.storage.schedule_fates import Fate
+from qmq_broker.storage.schedule.cancelled import Cancelled
+from qmq_broker.storage.schedule.columns import DelayedMessage
+from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.store import Placed
 from qmq_client.wire.frame import FrameKind, build_message_frame
 from qmq_client.wire.record import Record, decode_record, encode_record

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import FilesFullError
-from qmq_broker.service.delay_wheel import Key, Pending, Rows, Wheel, end_of
+from qmq_broker.service.delay.wheel import Key, Pending, Rows, Wheel, end_of
 from qmq_broker.service.limits import ServiceLimits
-from qmq_broker.storage.segments import Segments
+from qmq_broker.storage.logs.segments import Segments
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
 
 COUNT = 100_000

@@ -10,10 +10,10 @@ import pytest
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.face.store_dump import DumpQuestion, dump
-from qmq_broker.storage import layout
-from qmq_broker.storage.backup import back_up
-from qmq_broker.storage.disk import OsDisk
-from qmq_broker.storage.verify import verify_store
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.upkeep.backup import back_up
+from qmq_broker.storage.upkeep.verify import verify_store
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
 from tests.broker.service.rig import FakeClock
 

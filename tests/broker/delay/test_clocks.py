@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from qmq_broker.service.delay_clock import ALARM_MS, CATCH_UP, STEP_MS, DelayClock
+from qmq_broker.service.delay.clock import ALARM_MS, CATCH_UP, STEP_MS, DelayClock
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig, FakeClock
 
 DAY_MS = 24 * HOUR_MS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq_broker.storage.schedule_fates import Fate
+from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.store import Placed
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig, delayed_frame
 

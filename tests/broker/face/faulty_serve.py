@@ -13,7 +13,7 @@ from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import start_logging
 from qmq_broker.face.server import serve
 from qmq_broker.options import ServeOptions, StoreOptions, TlsOptions
-from qmq_broker.storage.disk import OsDisk, OsFile
+from qmq_broker.storage.files.disk import OsDisk, OsFile
 
 
 class FailingFile(OsFile):

@@ -14,7 +14,7 @@ from qmq_broker.face import tokens as tokens_module
 from qmq_broker.face.access import ANYBODY, NOBODY, Caller, Right, Role, parse_right
 from qmq_broker.face.token_file import TokenFileError, WatchedTokens, change_tokens, read_tokens
 from qmq_broker.face.tokens import TokenEntry, TokenList, Tokens, digest_of, new_token
-from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.files.disk import OsDisk
 
 NOW_MS = 1_700_000_000_000
 RIGHTS = (Right(role=Role.PRODUCER, subjects="orders.*"),)

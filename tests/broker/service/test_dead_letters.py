@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import NotFoundError
-from qmq_broker.service import history as history_module
-from qmq_broker.service.history import (
+from qmq_broker.service.delivery import history as history_module
+from qmq_broker.service.delivery.history import (
     ATTEMPTS_KEPT_MAX,
     Attempt,
     History,

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from qmq_broker.service.groups import GroupState
-from qmq_broker.service.restart import groups_at_end
-from qmq_broker.service.snapshot import GroupImage, SnapshotImage, encode_groups
-from qmq_broker.storage.actions import (
+from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.service.delivery.restart import groups_at_end
+from qmq_broker.service.delivery.snapshot import GroupImage, SnapshotImage, encode_groups
+from qmq_broker.storage.logs.actions import (
     Acked,
     Action,
     Keyed,
@@ -25,7 +25,7 @@ from qmq_broker.storage.actions import (
     Purged,
     Sought,
 )
-from qmq_broker.storage.frame_seek import LogRange
+from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.wire.operations import DeadRequest
 from qmq_client.wire.requests import Tags
 from qmq_client.wire.start import parse_start

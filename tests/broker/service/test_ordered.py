@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import GroupConflictError
-from qmq_broker.service.lanes import KeyLanes, key_number
+from qmq_broker.service.delivery.lanes import KeyLanes, key_number
 from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.operations import DeadRequest
 from qmq_client.wire.requests import Tags

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq_broker.service.redelivery import Backoff, Redelivery, RedeliveryHeap
+from qmq_broker.service.delivery.redelivery import Backoff, Redelivery, RedeliveryHeap
 
 
 def run(first: int, count: int, retry_at_ms: int, attempts: int = 1) -> Redelivery:

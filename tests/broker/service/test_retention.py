@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.service.snapshot import encode_groups
-from qmq_broker.storage import layout
+from qmq_broker.service.delivery.snapshot import encode_groups
+from qmq_broker.storage.files import layout
 from tests.broker.service.rig import STORE, SUBJECT, Rig
 
 #: Segments of a few messages; ids are forgotten at once, so that they hold nothing back.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from qmq_broker.service.snapshot import encode_groups
-from qmq_broker.storage import layout
-from qmq_broker.storage.faults import Level
-from qmq_broker.storage.small_file import unseal
+from qmq_broker.service.delivery.snapshot import encode_groups
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.faults import Level
+from qmq_broker.storage.files.small_file import unseal
 from qmq_client.wire.checksum import crc32c
 from tests.broker.storage.damaged import Directory, flip
 from tests.crash.recording_disk import RecordingDisk

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.storage import layout
+from qmq_broker.storage.files import layout
 from qmq_broker.storage.store import Store
 from tests.crash.recording_disk import RecordingDisk
 from tests.crash.world import OPTIONS, FakeClock, World, records_of

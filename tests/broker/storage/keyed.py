@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage import layout
-from qmq_broker.storage.key_search import FoundRecord, SearchResult, TimeRange
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.index.key_search import FoundRecord, SearchResult, TimeRange
 from qmq_broker.storage.store import Store
 from qmq_client.wire.frame import build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import CorruptionError, StoreError, UnknownFormatError
-from qmq_broker.storage import layout
-from qmq_broker.storage.backup import EPOCH_STEP, back_up
-from qmq_broker.storage.disk import OsDisk, OsFile, link_file
-from qmq_broker.storage.faults import Level
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import OsDisk, OsFile, link_file
+from qmq_broker.storage.files.faults import Level
 from qmq_broker.storage.store import Store
-from qmq_broker.storage.verify import verify_store
+from qmq_broker.storage.upkeep.backup import EPOCH_STEP, back_up
+from qmq_broker.storage.upkeep.verify import verify_store
 from tests.broker.storage.damaged import Directory, flip
 from tests.crash.power_cut import cut_states
 from tests.crash.recording_disk import RecordingDisk, RecordingFile, images

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from qmq_broker.storage import layout
-from qmq_broker.storage.checkpoint import SLOT_BYTES, Checkpoint, CheckpointFiles, LogPoint
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.checkpoint import SLOT_BYTES, Checkpoint, CheckpointFiles, LogPoint
 from tests.crash.recording_disk import RecordingDisk
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage import layout
-from qmq_broker.storage.actions import Acked
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.logs.actions import Acked
 from qmq_broker.storage.store import Store
 from qmq_client.wire.frame import MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds

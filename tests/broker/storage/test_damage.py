@@ -12,7 +12,8 @@ from collections.abc import Callable
 import pytest
 
 from qmq_broker.errors import CorruptionError, StoreError
-from qmq_broker.storage import frame_scan, layout
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.logs import frame_scan
 from qmq_broker.storage.store import Store
 from qmq_client.wire.errors import QmqError
 from tests.broker.storage.damaged import Directory, flip

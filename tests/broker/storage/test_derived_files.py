@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from qmq_broker.storage import layout
+from qmq_broker.storage.files import layout
 from qmq_broker.storage.store import Store
 from tests.broker.storage.damaged import Directory, flip
 from tests.crash.recording_disk import RecordingDisk

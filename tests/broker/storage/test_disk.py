@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import DiskError, DiskFullError, FilesFullError, LockedError
-from qmq_broker.storage import disk as disk_module
-from qmq_broker.storage.disk import IOV_MAX, Disk, OsDisk
+from qmq_broker.storage.files import disk as disk_module
+from qmq_broker.storage.files.disk import IOV_MAX, Disk, OsDisk
 from tests.crash.recording_disk import RecordingDisk
 
 
@@ -94,7 +94,7 @@ def test_B9_a_second_lock_is_refused_and_the_first_stays(disk: Disk) -> None:
 def test_B9_another_process_is_told_who_holds_the_lock(tmp_path: Path) -> None:
     lock = OsDisk(str(tmp_path)).lock("LOCK", f"pid {os.getpid()}")
     program = (
-        "import sys; from qmq_broker.storage.disk import OsDisk\n"
+        "import sys; from qmq_broker.storage.files.disk import OsDisk\n"
         "try: OsDisk(sys.argv[1]).lock('LOCK', 'pid 1')\n"
         "except Exception as error: print(type(error).__name__, error.holder)"
     )

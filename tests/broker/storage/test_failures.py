@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from qmq_broker.errors import DiskError, DiskFullError, FilesFullError, PoisonedError
-from qmq_broker.storage import layout
 from qmq_broker.storage import store as store_module
+from qmq_broker.storage.files import layout
 from qmq_broker.storage.store import Store
 from tests.broker.storage.lives import restarted
 from tests.crash.enumeration import crash_everywhere

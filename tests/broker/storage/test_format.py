@@ -11,9 +11,9 @@ import pytest
 
 from qmq_broker.errors import CorruptionError, LockedError, StoreError, UnknownFormatError
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage import layout
-from qmq_broker.storage.disk import OsDisk
-from qmq_broker.storage.small_file import replace_file, unseal
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.files.small_file import replace_file, unseal
 from qmq_broker.storage.store import Store
 from qmq_client.wire.message_id import MessageIds
 from tests.crash.world import OPTIONS, FakeClock, make_frame

@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.storage import frame_seek
-from qmq_broker.storage.frame_seek import LogRange, frame_at_or_behind, read_message_frame
+from qmq_broker.storage.logs import frame_seek
+from qmq_broker.storage.logs.frame_seek import LogRange, frame_at_or_behind, read_message_frame
 from tests.broker.storage.keyed import INDEXED, Keyed
 
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.store_cli import DUMPED, MENDED_AT_START, store
 from qmq_broker.face.store_dump import KINDS
-from qmq_broker.storage.actions import GroupDefined
-from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.logs.actions import GroupDefined
 from qmq_broker.storage.store import Store
 from tests.broker.face.process import BrokerProcess
 from tests.broker.face.test_process import HEADERS, pull_all

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from qmq_broker.errors import DiskError
-from qmq_broker.storage import key_index, layout
-from qmq_broker.storage.frame_seek import LogRange
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.index import key_index
+from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_broker.storage.store import Store
 from qmq_client.wire.message_id import dedupe_message_id
 from tests.broker.storage.damaged import flip

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq_broker.storage import layout
+from qmq_broker.storage.files import layout
 
 NAMES = st.from_regex(r"\A[A-Za-z0-9_][A-Za-z0-9_.\-]{0,30}\Z")
 

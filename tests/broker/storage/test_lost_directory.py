@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import DiskError, PoisonedError
-from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.store import Store
 from qmq_client.wire.frame import MessageFrame
 from tests.crash.recording_disk import RecordingDisk

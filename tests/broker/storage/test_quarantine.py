@@ -10,13 +10,13 @@ import pytest
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.face.exit_codes import ExitCode
-from qmq_broker.storage import layout
-from qmq_broker.storage.disk import OsDisk
-from qmq_broker.storage.lost import LOST_FRAME_BYTES_MAX, LostRun, lost_frames
-from qmq_broker.storage.quarantine import quarantine_damage
-from qmq_broker.storage.quarantine_report import QuarantineReport, read_reports
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.logs.lost import LOST_FRAME_BYTES_MAX, LostRun, lost_frames
 from qmq_broker.storage.store import Store
-from qmq_broker.storage.verify import verify_store
+from qmq_broker.storage.upkeep.quarantine import quarantine_damage
+from qmq_broker.storage.upkeep.quarantine_report import QuarantineReport, read_reports
+from qmq_broker.storage.upkeep.verify import verify_store
 from qmq_client.wire.frame import FRAME_HEADER_BYTES
 from tests.broker.face.process import BrokerProcess
 from tests.broker.service.rig import GROUP, SUBJECT, Rig

@@ -10,12 +10,12 @@ import pytest
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.face.exit_codes import ExitCode
-from qmq_broker.storage import layout
-from qmq_broker.storage.actions import Action
-from qmq_broker.storage.disk import OsDisk
-from qmq_broker.storage.quarantine import quarantine_damage
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.logs.actions import Action
 from qmq_broker.storage.store import Store
-from qmq_broker.storage.verify import verify_store
+from qmq_broker.storage.upkeep.quarantine import quarantine_damage
+from qmq_broker.storage.upkeep.verify import verify_store
 from tests.broker.face.process import BrokerProcess
 from tests.broker.service.rig import SUBJECT, Rig
 from tests.broker.storage.damage_cases import directory_with_groups, flip_both_snapshots

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from qmq_broker.errors import CorruptionError, StoreError
-from qmq_broker.storage import layout
-from qmq_broker.storage.rebuild import rebuild_store
+from qmq_broker.storage.files import layout
 from qmq_broker.storage.store import Store
+from qmq_broker.storage.upkeep.rebuild import rebuild_store
 from tests.broker.storage.damaged import Directory, flip
 from tests.crash.power_cut import cut_states
 from tests.crash.recording_disk import RecordingDisk, images

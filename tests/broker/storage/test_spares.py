@@ -8,7 +8,8 @@ import pytest
 
 from qmq_broker.errors import DiskError, DiskFullError, PoisonedError
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage import layout, spares
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.logs import spares
 from qmq_broker.storage.store import Store
 from tests.broker.storage.test_failures import FailingDisk
 from tests.crash.enumeration import crash_everywhere

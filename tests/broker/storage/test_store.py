@@ -7,8 +7,8 @@ import random
 import pytest
 
 from qmq_broker.errors import ClosedError, CorruptionError
-from qmq_broker.storage import layout
-from qmq_broker.storage.consume_queue import Entry
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.queues.consume_queue import Entry
 from qmq_broker.storage.store import Store
 from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame
 from qmq_client.wire.marks import Marks, pack_marks

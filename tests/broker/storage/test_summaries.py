@@ -10,18 +10,20 @@ import msgspec
 import pytest
 
 from qmq_broker.errors import StoreError
-from qmq_broker.storage import key_search, layout, summary
-from qmq_broker.storage.backup import back_up
-from qmq_broker.storage.commit_log import COMMIT_KINDS
-from qmq_broker.storage.faults import Level
-from qmq_broker.storage.frame_scan import ScannedFrame
-from qmq_broker.storage.inspect_log import walk
-from qmq_broker.storage.key_search import TimeRange
-from qmq_broker.storage.log_map import LogMap
-from qmq_broker.storage.rebuild import rebuild_store
-from qmq_broker.storage.small_file import read_file
-from qmq_broker.storage.summary import SegmentSummary
-from qmq_broker.storage.verify import verify_store
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.faults import Level
+from qmq_broker.storage.files.small_file import read_file
+from qmq_broker.storage.index import key_search
+from qmq_broker.storage.index.key_search import TimeRange
+from qmq_broker.storage.logs import summary
+from qmq_broker.storage.logs.commit_log import COMMIT_KINDS
+from qmq_broker.storage.logs.frame_scan import ScannedFrame
+from qmq_broker.storage.logs.log_map import LogMap
+from qmq_broker.storage.logs.summary import SegmentSummary
+from qmq_broker.storage.upkeep.backup import back_up
+from qmq_broker.storage.upkeep.inspect_log import walk
+from qmq_broker.storage.upkeep.rebuild import rebuild_store
+from qmq_broker.storage.upkeep.verify import verify_store
 from tests.broker.storage.damaged import flip
 from tests.broker.storage.keyed import INDEXED, Kept, Keyed
 from tests.broker.storage.test_frame_seek import check_at

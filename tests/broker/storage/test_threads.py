@@ -6,8 +6,8 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from qmq_broker.storage.actions import Acked
-from qmq_broker.storage.disk import OsDisk
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.logs.actions import Acked
 from qmq_broker.storage.store import Store
 from qmq_client.wire.message_id import MessageIds
 from tests.crash.world import OPTIONS, FakeClock, make_frame

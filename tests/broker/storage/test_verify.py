@@ -12,14 +12,14 @@ import msgspec
 import pytest
 
 from qmq_broker.errors import CorruptionError, LockedError, StoreError, UnknownFormatError
-from qmq_broker.service.snapshot import decode_groups
-from qmq_broker.storage import layout
-from qmq_broker.storage.consume_queues import QueueTable
-from qmq_broker.storage.disk import OsDisk
-from qmq_broker.storage.faults import Level
-from qmq_broker.storage.small_file import unseal
+from qmq_broker.service.delivery.snapshot import decode_groups
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.files.faults import Level
+from qmq_broker.storage.files.small_file import unseal
+from qmq_broker.storage.queues.consume_queues import QueueTable
 from qmq_broker.storage.store import Store
-from qmq_broker.storage.verify import Verification, verify_store
+from qmq_broker.storage.upkeep.verify import Verification, verify_store
 from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.frame import build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from qmq_broker.storage import layout
-from qmq_broker.storage.faults import Fault, Level
-from qmq_broker.storage.small_file import read_file
-from qmq_broker.storage.verify import verify_store
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.faults import Fault, Level
+from qmq_broker.storage.files.small_file import read_file
+from qmq_broker.storage.upkeep.verify import verify_store
 from tests.broker.storage.damaged import flip
 from tests.broker.storage.keyed import Keyed, check_answers
 from tests.crash.world import FakeClock

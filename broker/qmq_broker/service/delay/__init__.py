@@ -1,0 +1,1 @@
+"""Delayed messages: released when they are due, asked for, changed."""

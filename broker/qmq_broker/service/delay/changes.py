@@ -1,0 +1,50 @@
+"""Taking delayed messages back: done by the writer, between two commits, durable when answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from qmq_broker.service.writer import CommitWriter
+from qmq_broker.storage.schedule.cancelled import CANCELLED_MAX, Cancelled
+from qmq_broker.storage.schedule.fates import Fate
+from qmq_broker.storage.store import Store
+
+#: Told in the loop thread: the fate of each, or why nothing was done.
+OnCancelled = Callable[[list[Fate | None] | Exception], None]
+
+
+class DelayChanges:
+    """Cancellations of one broker; belongs to the loop thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        writer: CommitWriter,
+        *,
+        post: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self._store = store
+        self._writer = writer
+        self._post = post
+
+    def cancel(self, places: Sequence[Cancelled], on_done: OnCancelled) -> None:
+        """Cancel what of these is pending; `on_done` is told when that is durable.
+
+        Requires: the fates of their buckets were read before, so that no damage is met in the
+        writer, whose failures end the broker. At most `CANCELLED_MAX` places.
+        """
+        if len(places) > CANCELLED_MAX:
+            raise ValueError(f"{len(places)} cancellations; allowed: {CANCELLED_MAX}")
+
+        def chore() -> None:
+            try:
+                fates = self._store.cancel(places)
+            except Exception as error:  # whoever waits is told; the writer decides what it means
+                self._tell(on_done, error)
+                raise
+            self._tell(on_done, fates)
+
+        self._writer.run_soon(chore)
+
+    def _tell(self, on_done: OnCancelled, outcome: list[Fate | None] | Exception) -> None:
+        self._post(lambda: on_done(outcome))

@@ -1,0 +1,34 @@
+"""Everything about the delayed messages of one broker: releasing, asking, changing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from qmq_broker.clock import Clock
+from qmq_broker.service.delay.changes import DelayChanges
+from qmq_broker.service.delay.query import DelayQuery
+from qmq_broker.service.delay.releasing import Delay
+from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.service.writer import CommitWriter
+from qmq_broker.storage.store import Store
+
+
+class Delayed:
+    """Delayed messages of one broker; each part says which thread it is for."""
+
+    def __init__(
+        self,
+        store: Store,
+        writer: CommitWriter,
+        clock: Clock,
+        limits: ServiceLimits,
+        *,
+        post: Callable[[Callable[[], None]], object],
+    ) -> None:
+        """`post` runs a function in the loop thread."""
+        #: Releases what is due.
+        self.delay = Delay(store.schedule, writer, clock, limits, post=post)
+        #: Answers questions.
+        self.query = DelayQuery(store.schedule, self.delay)
+        #: Takes messages back.
+        self.changes = DelayChanges(store, writer, post=post)

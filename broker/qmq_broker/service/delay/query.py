@@ -1,0 +1,211 @@
+"""What people ask about delayed messages, and take back or put off.
+
+Finding reads the disk: not in the loop thread. Nothing is kept by message id, because millions may
+wait: the columns of ids are looked through, some hundred megabytes a second; whoever gives the due
+time besides has one bucket looked through.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from qmq_broker.service.delay.load import BUCKET_MS_MAX
+from qmq_broker.service.delay.releasing import Delay
+from qmq_broker.storage.schedule.columns import Columns, DelayedMessage
+from qmq_broker.storage.schedule.fates import Fate
+from qmq_broker.storage.schedule.schedule import Schedule, marked_frame
+from qmq_client.wire.frame import FrameKind, MessageFrame
+from qmq_client.wire.marks import Marks
+from qmq_client.wire.message_id import format_message_id
+
+#: Rows of one listing.
+LISTED_MAX: Final = 1_000
+#: Spans of one histogram; more are one row at the end.
+SPANS_MAX: Final = 10_000
+SPANS_MS: Final = {"second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+
+
+class DelayedStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One delayed message."""
+
+    message_id: str
+    subject: str
+    due_at_ms: int
+    #: `pending`, `released`, `cancelled` or `rescheduled`.
+    state: str
+    #: First millisecond of the bucket that it is in, and its place there.
+    bucket: int
+    sequence: int
+
+
+class HistogramRow(msgspec.Struct, frozen=True, kw_only=True):
+    """How many messages are due in a span of time."""
+
+    first_ms: int
+    count: int
+
+
+class DelayStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How delayed messages are doing."""
+
+    #: Messages that wait for their time, in all and by subject.
+    pending: int
+    subjects: dict[str, int]
+    #: Buckets with such messages.
+    buckets: int
+    #: Messages in memory; everything due before `loaded_until_ms` is.
+    loaded: int
+    loaded_until_ms: int
+    #: Messages in memory that were overdue at the start.
+    overdue: int
+    released: int
+    passed_over: int
+    #: Lateness at the commit in milliseconds, of what was not overdue at the start.
+    late_p50_ms: int
+    late_p99_ms: int
+    late_max_ms: int
+    #: What is wrong with the clock; empty for nothing.
+    clock: str
+    #: Messages, and first milliseconds of buckets, that cannot be read.
+    damaged: int
+    damaged_buckets: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A message and what became of it."""
+
+    message: DelayedMessage
+    fate: Fate
+
+
+class DelayQuery:
+    """Questions about the delayed messages of one broker. Changes nothing."""
+
+    def __init__(self, schedule: Schedule, delay: Delay) -> None:
+        self._schedule = schedule
+        self._delay = delay
+
+    def status(self) -> DelayStatus:
+        """Counts; cheap."""
+        counts, delay = self._delay.counts, self._delay
+        subjects = self._schedule.pending_by_subject()
+        return DelayStatus(
+            pending=sum(subjects.values()),
+            subjects=dict(sorted(subjects.items())),
+            buckets=sum(1 for _, _, pending in self._schedule.states() if pending),
+            loaded=delay.loaded,
+            loaded_until_ms=delay.loaded_until_ms,
+            overdue=delay.overdue,
+            released=counts.released,
+            passed_over=counts.passed_over,
+            late_p50_ms=counts.late_quantile_ms(0.5),
+            late_p99_ms=counts.late_quantile_ms(0.99),
+            late_max_ms=counts.late_max_ms,
+            clock=delay.time.alarm,
+            damaged=counts.damaged,
+            damaged_buckets=sorted(delay.damaged),
+        )
+
+    def find(self, message_id: bytes, *, due_at_ms: int | None = None) -> list[Found]:
+        """All places of a message, the newest last; raises `CorruptionError`."""
+        found = []
+        for columns in self._columns(due_at_ms, due_at_ms):
+            for index in columns.find_id(message_id):
+                found.append(self._found(columns, index))
+        return sorted(found, key=lambda one: one.message.source)
+
+    def listed(
+        self, subject: str | None, first_ms: int, next_ms: int, count: int
+    ) -> list[DelayedStatus]:
+        """Pending messages in the order of their due times; from `first_ms`, before `next_ms`."""
+        count = min(count, LISTED_MAX)
+        rows = heapq.nsmallest(
+            count,
+            self._pending(subject, first_ms, next_ms),
+            key=lambda row: (row[0], row[1].bucket, row[1].sequences[row[2]]),
+        )
+        return [self.shown(self._found(columns, index)) for _, columns, index in rows]
+
+    def histogram(
+        self, subject: str | None, first_ms: int, next_ms: int, span: str
+    ) -> list[HistogramRow]:
+        """Pending messages by span of their due times, those without any left out."""
+        span_ms = SPANS_MS[span]
+        counts: dict[int, int] = {}
+        for due_ms, _, _ in self._pending(subject, first_ms, next_ms):
+            first = due_ms - due_ms % span_ms
+            counts[first] = counts.get(first, 0) + 1
+        rows = sorted(counts.items())
+        if len(rows) > SPANS_MAX:
+            rows[SPANS_MAX - 1 :] = [
+                (rows[SPANS_MAX - 1][0], sum(n for _, n in rows[SPANS_MAX - 1 :]))
+            ]
+        return [HistogramRow(first_ms=first, count=count) for first, count in rows]
+
+    def record(self, message: DelayedMessage) -> bytes:
+        """The record of a message; raises `CorruptionError`."""
+        return self._schedule.read(message)
+
+    def rescheduled_frame(self, message: DelayedMessage, due_at_ms: int) -> MessageFrame:
+        """The frame that gives a message another due time; raises `CorruptionError`."""
+        marks = Marks(
+            buckets=[message.bucket],
+            sequences=[message.sequence],
+            sources=[message.source],
+            due_at_ms=[due_at_ms],
+        )
+        records = {message.subject: [self.record(message)]}
+        return marked_frame(FrameKind.RESCHEDULED, records, marks)
+
+    def fate(self, message: DelayedMessage) -> Fate:
+        """What became of a message by now."""
+        fates = self._schedule.fates_of(message.bucket)
+        return Fate.RELEASED if fates is None else fates.get(message.sequence)
+
+    def shown(self, found: Found) -> DelayedStatus:
+        """A message as people see it."""
+        message = found.message
+        return DelayedStatus(
+            message_id=format_message_id(message.message_id),
+            subject=message.subject,
+            due_at_ms=message.due_at_ms,
+            state=found.fate.name.lower(),
+            bucket=message.bucket,
+            sequence=message.sequence,
+        )
+
+    def _found(self, columns: Columns, index: int) -> Found:
+        message = columns.message(index, self._schedule.subjects)
+        return Found(message=message, fate=self.fate(message))
+
+    def _columns(self, first_ms: int | None, last_ms: int | None) -> Iterator[Columns]:
+        """The columns of all buckets that may hold due times from `first_ms` to `last_ms`."""
+        for bucket, next_sequence, _ in self._schedule.states():
+            # What was late when it came is in a bucket behind its due time.
+            is_before = first_ms is not None and bucket + BUCKET_MS_MAX <= first_ms
+            is_behind = last_ms is not None and bucket > last_ms + BUCKET_MS_MAX
+            if not (is_before or is_behind):
+                yield from self._schedule.columns(bucket, 0, next_sequence)
+
+    def _pending(
+        self, subject: str | None, first_ms: int, next_ms: int
+    ) -> Iterator[tuple[int, Columns, int]]:
+        """Due time and place of each pending message."""
+        names = self._schedule.subjects.names
+        for columns in self._columns(first_ms, None):
+            fates = self._schedule.fates_of(columns.bucket)
+            if fates is None:
+                continue
+            for index, due_ms in enumerate(columns.due_at_ms):
+                if not first_ms <= due_ms < next_ms:
+                    continue
+                if subject is not None and names[columns.subjects[index]] != subject:
+                    continue
+                if fates.get(columns.sequences[index]) is Fate.PENDING:
+                    yield due_ms, columns, index

@@ -1,0 +1,330 @@
+"""Releasing delayed messages when their time has come.
+
+One thread of its own reads what is due, makes RELEASED frames of it and hands them to the writer,
+which commits them together with everything else and is the only judge of whether a message may
+still be released. So nothing here must be exact: what is taken twice, or was cancelled meanwhile, is
+left out by the writer; what fails is taken again.
+
+Messages that were overdue when the broker started have a wheel of their own: they go first, at a
+bounded rate, and do not hold up those that are due now. A full disk holds all of them; a damaged one
+is set aside and named.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from qmq_broker.clock import Clock
+from qmq_broker.errors import CorruptionError
+from qmq_broker.service.delay.clock import DelayClock
+from qmq_broker.service.delay.counts import DamagedMessage, DelayCounts
+from qmq_broker.service.delay.load import LOAD_MAX, frozen_sequences, load
+from qmq_broker.service.delay.wheel import Pending, Wheel, end_of
+from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.service.writer import CommitWriter
+from qmq_broker.storage.schedule.schedule import Arrival, Schedule, marked_frame
+from qmq_broker.storage.store import Placed
+from qmq_client.wire.frame import FrameKind, MessageFrame
+from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX
+from qmq_client.wire.marks import Marks
+
+_log = logging.getLogger(__name__)
+#: Messages and bytes of one RELEASED frame: enough to be cheap, few enough to be soon.
+RELEASE_MAX: Final = 2_000
+RELEASE_BYTES_MAX: Final = 1024 * 1024
+#: Frames that wait for their commit.
+IN_FLIGHT_MAX: Final = 4
+#: How far ahead messages are loaded, and how long before that is used up it is done again.
+AHEAD_MS: Final = 600_000
+AGAIN_MS: Final = 60_000
+#: Longest sleep: the clock is looked at so often, so that a jump of it is seen.
+SLEEP_S: Final = 0.5
+#: How long a release waits that the writer refused.
+PAUSE_S: Final = 1.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Release:
+    """One frame and the messages in it."""
+
+    frame: MessageFrame
+    messages: list[Pending]
+    is_overdue: bool
+
+
+class Delay:
+    """The releases of one broker.
+
+    Life cycle: `begin`, then `run` in a thread of its own until `stop`, or `step` by hand.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        writer: CommitWriter,
+        clock: Clock,
+        limits: ServiceLimits,
+        *,
+        post: Callable[[Callable[[], None]], object],
+    ) -> None:
+        """`post` runs a function in the loop thread."""
+        self.counts = DelayCounts()
+        #: Buckets that cannot be read, and why; their messages are held until a restart.
+        self.damaged: dict[int, str] = {}
+        self._schedule = schedule
+        self._writer = writer
+        self._clock = clock
+        self._limits = limits
+        self._post = post
+        self.time = DelayClock(clock)
+        #: What arrived and what was committed since the last step; guarded by the condition.
+        self._arrivals: deque[Arrival] = deque()
+        self._done: deque[tuple[_Release, Placed | Exception]] = deque()
+        self._changed = threading.Condition()
+        self._is_stopped = False
+        self._in_flight = 0
+        #: Messages whose release was refused; they go first.
+        self._held: deque[tuple[list[Pending], bool]] = deque()
+        self._paused_until_s = 0.0
+        self._overdue_s = 0.0
+        self._overdue_room = float(limits.overdue_per_s)
+        self._wheel = Wheel(end_of(0), loaded_max=limits.delayed_loaded)
+        self._overdue = Wheel(end_of(0), loaded_max=limits.delayed_loaded)
+        self._overdue_until_ms = 0
+        self._overdue_frozen: dict[int, int] = {}
+        schedule.on_arrivals = self._on_arrivals
+
+    def begin(self) -> None:
+        """Look at everything that is pending, whatever its age. Call once, before all else."""
+        now_ms = self.time.now_ms()
+        self._overdue_until_ms = now_ms - 1
+        self._overdue_frozen = frozen_sequences(self._schedule)
+        self._overdue_s = self._clock.monotonic_s()
+        self._wheel.loaded_until = end_of(self._overdue_until_ms)
+        # What is due at 0 has a place in the order, too.
+        self._overdue.loaded_until = end_of(-1)
+
+    @property
+    def loaded(self) -> int:
+        """Messages in memory."""
+        return len(self._wheel) + len(self._overdue)
+
+    @property
+    def loaded_until_ms(self) -> int:
+        """Everything due before is in memory."""
+        return self._wheel.loaded_until.due_at_ms
+
+    @property
+    def overdue(self) -> int:
+        """Messages in memory that were overdue at the start."""
+        return len(self._overdue)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something was taken that has no outcome yet."""
+        return bool(self._in_flight or self._done or self._held)
+
+    def step(self) -> float:
+        """Release what is due, as far as there is room; returns the seconds until there is more."""
+        now_ms, now_s = self.time.now_ms(), self._clock.monotonic_s()
+        self._take_note(now_ms, now_s)
+        self._load(now_ms)
+        if now_s < self._paused_until_s:
+            return self._paused_until_s - now_s
+        while self._in_flight < IN_FLIGHT_MAX:
+            taken, is_overdue = self._take(now_ms, now_s)
+            if not taken:
+                return self._wait_s(now_ms)
+            try:
+                releases = self._releases(taken, is_overdue)
+            except Exception:  # nothing of it was submitted, and it must not be forgotten
+                self._held.append((taken, is_overdue))
+                raise
+            for release in releases:
+                self._submit(release)
+        return SLEEP_S  # woken by the next commit
+
+    def run(self) -> None:
+        """Release until `stop`."""
+        while True:
+            try:
+                wait_s = self.step()
+            except Exception as error:  # the top of this thread: others go on, and so does this
+                _log.exception("releases failed: error=%s", error)
+                wait_s = PAUSE_S
+            with self._changed:
+                if not (self._is_stopped or self._arrivals or self._done):
+                    self._changed.wait(min(wait_s, SLEEP_S))
+                if self._is_stopped:
+                    return
+
+    def stop(self) -> None:
+        """Let `run` end. Safe to call twice."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+
+    def _on_arrivals(self, arrivals: Sequence[Arrival]) -> None:
+        """In the writer's thread."""
+        with self._changed:
+            self._arrivals.extend(arrivals)
+            self._changed.notify_all()
+
+    def _take_note(self, now_ms: int, now_s: float) -> None:
+        with self._changed:
+            arrivals, self._arrivals = self._arrivals, deque()
+            done, self._done = self._done, deque()
+        for release, outcome in done:
+            self._in_flight -= 1
+            self._settle(release, outcome, now_ms, now_s)
+        for arrival in arrivals:
+            self._add(arrival)
+
+    def _add(self, arrival: Arrival) -> None:
+        if arrival.bucket > self.loaded_until_ms:
+            return
+        bucket, first, after = arrival
+        for columns in self._schedule.columns(bucket, first, after):
+            self._wheel.add(
+                Pending(
+                    columns.due_at_ms[index],
+                    bucket,
+                    sequence,
+                    columns.sources[index],
+                    columns.places[index],
+                    columns.record_bytes[index],
+                    columns.subjects[index],
+                )
+                for index, sequence in enumerate(columns.sequences)
+                if first <= sequence < after
+            )
+
+    def _settle(
+        self, release: _Release, outcome: Placed | Exception, now_ms: int, now_s: float
+    ) -> None:
+        if isinstance(outcome, Exception):
+            _log.warning("release refused: messages=%d reason=%s", len(release.messages), outcome)
+            self._held.append((release.messages, release.is_overdue))
+            self._paused_until_s = now_s + PAUSE_S
+            return
+        released = sum(place.count for place in outcome.places)
+        self.counts.commits += 1
+        self.counts.released += released
+        self.counts.passed_over += len(release.messages) - released
+        if not release.is_overdue:
+            for message in release.messages:
+                self.counts.note_late(now_ms - message.due_at_ms)
+
+    def _load(self, now_ms: int) -> None:
+        """Bring what is due soon into memory, before it is needed."""
+        if self._overdue_frozen and self._overdue.room >= self._limits.delayed_loaded // 2:
+            wheel, until_ms = self._overdue, self._overdue_until_ms
+            frozen = self._overdue_frozen
+            load(self._schedule, wheel, frozen, until_ms=until_ms, damaged=self.damaged)
+            if wheel.loaded_until >= end_of(until_ms):
+                self._overdue_frozen = {}
+        wheel = self._wheel
+        is_near = wheel.loaded_until.due_at_ms < now_ms + AGAIN_MS
+        if is_near and wheel.room >= min(LOAD_MAX, self._limits.delayed_loaded // 2):
+            frozen, until_ms = frozen_sequences(self._schedule), now_ms + AHEAD_MS
+            load(self._schedule, wheel, frozen, until_ms=until_ms, damaged=self.damaged)
+
+    def _take(self, now_ms: int, now_s: float) -> tuple[list[Pending], bool]:
+        """What goes next: what was refused, what was overdue at the start, what is due."""
+        if self._held:
+            return self._held.popleft()
+        per_s = self._limits.overdue_per_s
+        room = self._overdue_room + (now_s - self._overdue_s) * per_s
+        self._overdue_room = min(room, float(per_s))
+        self._overdue_s = now_s
+        if len(self._overdue) and self._overdue_room >= 1:
+            taken = self._overdue.take(now_ms, min(RELEASE_MAX, int(self._overdue_room)))
+            self._overdue_room -= len(taken)
+            return taken, True
+        return self._wheel.take(now_ms, RELEASE_MAX), False
+
+    def _wait_s(self, now_ms: int) -> float:
+        if len(self._overdue) or self._overdue_frozen:
+            return 0.01
+        next_ms = self._wheel.next_due_ms()
+        return SLEEP_S if next_ms is None else max(0.0, (next_ms - now_ms) / 1000)
+
+    def _releases(self, taken: list[Pending], is_overdue: bool) -> list[_Release]:
+        """Frames of these messages: one bucket each, bounded."""
+        releases: list[_Release] = []
+        by_bucket: dict[int, list[Pending]] = {}
+        for message in taken:
+            by_bucket.setdefault(message.bucket, []).append(message)
+        for messages in by_bucket.values():
+            for part in self._portions(messages):
+                release = self._release(part, is_overdue)
+                if release is not None:
+                    releases.append(release)
+        return releases
+
+    def _portions(self, messages: list[Pending]) -> list[list[Pending]]:
+        portions: list[list[Pending]] = [[]]
+        room_bytes, subjects = RELEASE_BYTES_MAX, {0}
+        for message in messages:
+            subjects.add(message.subject)
+            is_full = message.record_bytes > room_bytes or len(subjects) > SUBJECTS_PER_FRAME_MAX
+            if portions[-1] and is_full:
+                portions.append([])
+                room_bytes, subjects = RELEASE_BYTES_MAX, {message.subject}
+            portions[-1].append(message)
+            room_bytes -= message.record_bytes
+        return portions
+
+    def _release(self, messages: list[Pending], is_overdue: bool) -> _Release | None:
+        names = self._schedule.subjects.names
+        records: dict[str, list[bytes]] = {}
+        marked: dict[str, list[Pending]] = {}
+        for message in messages:
+            subject = names[message.subject]
+            record = self._read(message, subject)
+            if record is not None:
+                records.setdefault(subject, []).append(record)
+                marked.setdefault(subject, []).append(message)
+        in_order = [message for some in marked.values() for message in some]
+        if not in_order:
+            return None
+        marks = Marks(
+            buckets=(in_order[0].bucket,),
+            sequences=[message.sequence for message in in_order],
+            sources=[message.source for message in in_order],
+        )
+        frame = marked_frame(FrameKind.RELEASED, records, marks)
+        return _Release(frame=frame, messages=in_order, is_overdue=is_overdue)
+
+    def _read(self, message: Pending, subject: str) -> bytes | None:
+        name = message.bucket, message.sequence
+        try:
+            return self._schedule.read_record(name, message.place, message.record_bytes, subject)
+        except CorruptionError as error:
+            damaged = DamagedMessage(
+                bucket=message.bucket, sequence=message.sequence, reason=str(error)
+            )
+            self.counts.damaged += 1
+            self.counts.damaged_messages.append(damaged)
+            _log.error("delayed message not released: reason=%s", error)
+            return None
+
+    def _submit(self, release: _Release) -> None:
+        self._in_flight += 1
+        self._post(lambda: self._submit_in_loop(release))
+
+    def _submit_in_loop(self, release: _Release) -> None:
+        def on_done(outcome: Placed | Exception) -> None:
+            with self._changed:
+                self._done.append((release, outcome))
+                self._changed.notify_all()
+
+        try:
+            self._writer.submit(release.frame, on_done)
+        except Exception as error:  # refused for now, or the end: the thread that releases decides
+            on_done(error)

@@ -1,0 +1,163 @@
+"""What operators do to groups: pause, resume, seek, configure, remove; replay and purge dead letters.
+
+Each change is one action of the log, so it holds over a restart. Requests are bounded; one that did
+not get through says that there is more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET
+
+from qmq_broker.errors import BusyError, NotFoundError
+from qmq_broker.service.delivery.checks import check_attempts, check_backoff, check_tags
+from qmq_broker.service.delivery.delivery import Delivery
+from qmq_broker.service.delivery.lanes import key_number
+from qmq_broker.service.delivery.positions import position_of
+from qmq_broker.service.delivery.registry import Group, tags_kept
+from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.storage.logs.actions import (
+    Action,
+    BackoffTerms,
+    Configured,
+    GroupDefined,
+    Paused,
+    Purged,
+    Replayed,
+    Sought,
+)
+from qmq_broker.storage.queues.consume_queue import Entry
+from qmq_broker.storage.store import Store
+from qmq_client.wire.operations import ConfigureRequest, DeadAnswer, DeadRequest
+from qmq_client.wire.record import record_key
+from qmq_client.wire.start import Start
+
+#: Dead letters that one action takes up again, of an ordered group with their keys.
+_REPLAYED_AT_ONCE = 256
+
+
+class Changes:
+    """Changes of the groups of one broker; belongs to the loop thread."""
+
+    def __init__(self, store: Store, delivery: Delivery, limits: ServiceLimits) -> None:
+        self._store = store
+        self._delivery = delivery
+        self._limits = limits
+
+    def pause(self, subject: str, name: str, now_ms: int, *, is_paused: bool) -> bool:
+        """Give the group nothing, or something again; whether that changed anything."""
+        group = self._group(subject, name)
+        if group.state.is_paused is is_paused:
+            return False
+        self._write(group, [Paused(now_ms, subject, name, is_paused)], now_ms)
+        return True
+
+    def seek(self, subject: str, name: str, start: Start, now_ms: int) -> int:
+        """Let the group go on at this place; returns its sequence."""
+        group = self._group(subject, name)
+        sequence = position_of(self._store, subject, start)
+        self._write(group, [Sought(now_ms, subject, name, sequence)], now_ms)
+        return sequence
+
+    def configure(self, request: ConfigureRequest, now_ms: int) -> None:
+        """Change settings; what is not named stays."""
+        check_tags(request.tags, self._limits)
+        check_attempts(request.max_attempts, self._limits)
+        check_backoff(request.backoff, self._limits)
+        group = self._group(request.subject, request.group)
+        state = group.state
+        settings = state.settings
+        if request.tags is not UNSET:
+            any_tags, all_tags = tags_kept(request.tags)
+            settings = msgspec.structs.replace(settings, any_tags=any_tags, all_tags=all_tags)
+        if request.backoff is not UNSET:
+            own = request.backoff
+            terms = BackoffTerms(own.first_ms, own.factor, own.max_ms)
+            settings = msgspec.structs.replace(settings, backoff=terms)
+        where = (now_ms, state.subject, state.group)
+        actions: list[Action] = []
+        if settings != state.settings:
+            actions.append(Configured(*where, settings))
+        if request.max_attempts is not UNSET:
+            actions.append(GroupDefined(*where, state.cursor, request.max_attempts))
+        self._write(group, actions, now_ms)
+
+    def remove(self, subject: str, name: str, now_ms: int) -> None:
+        """Forget the group and its dead letters; a consumer that pulls for it makes it anew."""
+        self._delivery.registry.end(self._group(subject, name), now_ms)
+
+    def replay(self, request: DeadRequest, now_ms: int) -> DeadAnswer:
+        """Deliver dead letters again, to their group only, as if for the first time."""
+        group, sequences, has_more = self._dead(request)
+        state = group.state
+        present, gone = self._present(state.subject, sequences)
+        room = self._limits.unsettled_per_group - state.unsettled
+        if present and room <= 0:
+            raise BusyError(
+                f"group {state.group} has {state.unsettled} messages unsettled", retry_after_s=5.0
+            )
+        has_more = has_more or len(present) > room
+        actions: list[Action] = []
+        for first, next_ in _runs(present[: max(0, room)]):
+            keys = () if state.lanes is None else self._keys(state.subject, first, next_)
+            actions.append(Replayed(now_ms, state.subject, state.group, first, next_, keys))
+        self._write(group, actions, now_ms)
+        return DeadAnswer(count=min(len(present), room), gone=gone, has_more=has_more)
+
+    def purge(self, request: DeadRequest, now_ms: int) -> DeadAnswer:
+        """Forget dead letters."""
+        group, sequences, has_more = self._dead(request)
+        if sequences:
+            first, next_ = sequences[0], sequences[-1] + 1
+            where = (now_ms, request.subject, request.group)
+            self._write(group, [Purged(*where, first, next_)], now_ms)
+        return DeadAnswer(count=len(sequences), has_more=has_more)
+
+    def _group(self, subject: str, name: str) -> Group:
+        group = self._delivery.registry.find(subject, name)
+        if group is None:
+            raise NotFoundError(f"there is no group {name} on subject {subject}")
+        return group
+
+    def _dead(self, request: DeadRequest) -> tuple[Group, list[int], bool]:
+        group = self._group(request.subject, request.group)
+        limit = self._limits.dead_letters_per_request
+        sequences = group.state.dead_between(request.first, request.next, limit + 1)
+        return group, sequences[:limit], len(sequences) > limit
+
+    def _present(self, subject: str, sequences: Sequence[int]) -> tuple[list[int], int]:
+        """Those whose messages are still there, and how many are not."""
+        queue = self._store.queue(subject)
+        entries = {} if queue is None else {n: queue.entries(n, 1) for n in sequences}
+        present = [n for n, found in entries.items() if _is_whole(found)]
+        present = [] if queue is None else [n for n in present if n >= queue.first_sequence]
+        return present, len(sequences) - len(present)
+
+    def _keys(self, subject: str, first: int, next_: int) -> tuple[int, ...]:
+        """The numbers of these messages' keys. Requires: they are there."""
+        queue = self._store.queue(subject)
+        assert queue is not None
+        records = self._store.read_records(queue.entries(first, next_ - first), subject=subject)
+        return tuple(key_number(record_key(record)) for record in records)
+
+    def _write(self, group: Group, actions: Sequence[Action], now_ms: int) -> None:
+        self._delivery.journal.write(actions, group.state)
+        self._delivery.after_change(group, now_ms)
+
+
+def _is_whole(entries: Sequence[Entry]) -> bool:
+    return bool(entries) and bool(entries[0].record_bytes)
+
+
+def _runs(sequences: Sequence[int]) -> list[tuple[int, int]]:
+    """Neighbouring sequences as half open ranges of bounded length."""
+    runs: list[tuple[int, int]] = []
+    for sequence in sequences:
+        first, next_ = runs[-1] if runs else (0, -1)
+        if sequence == next_ and next_ - first < _REPLAYED_AT_ONCE:
+            runs[-1] = (first, next_ + 1)
+        else:
+            runs.append((sequence, sequence + 1))
+    return runs

@@ -1,0 +1,315 @@
+"""Delivery: which consumer gets which message, and what becomes of it.
+
+Consumers are not bound to partitions: a group has one cursor per subject and whoever pulls gets the
+next messages (QMQ's idea). Every change is decided on the state, written to the action log, then
+applied; a hand-out is in the log before the answer leaves, so a lost answer is a lease that ends.
+Time comes in as `now_ms`; `step` ends leases and wakes pulls, bounded in each pass.
+
+All of this belongs to the loop thread. Reading records may block it for a page fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from qmq_broker.errors import BusyError
+from qmq_broker.service.delivery.checks import check_pull, check_settle
+from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.service.delivery.handing_out import Room
+from qmq_broker.service.delivery.journal import Journal
+from qmq_broker.service.delivery.picking import Picked, Picker
+from qmq_broker.service.delivery.redelivery import Backoff
+from qmq_broker.service.delivery.registry import Group, Groups
+from qmq_broker.service.delivery.restart import groups_at_end
+from qmq_broker.service.delivery.settling import (
+    Outcome,
+    Stale,
+    Terms,
+    plan_ended_leases,
+    plan_settlements,
+)
+from qmq_broker.service.delivery.snapshot import encode_groups
+from qmq_broker.service.delivery.waiting import WaitingPulls
+from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.storage.logs.actions import Acked, Action, Pulled
+from qmq_broker.storage.store import Store
+from qmq_client.wire.deliveries import DeliveriesHead
+from qmq_client.wire.groups import group_of
+from qmq_client.wire.requests import PullRequest, SettleAnswer, SettleRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOut:
+    """What one pull was given; its lease runs and it is in the action log."""
+
+    head: DeliveriesHead
+    #: Length of each record, in order.
+    lengths: list[int]
+    records: list[bytes]
+    #: It is acked already: durable before anybody gets it, so that it never comes again.
+    is_final: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCounts:
+    """What one pass of `Delivery.step` did."""
+
+    leases_ended: int
+    pulls_woken: int
+    #: Whether there is more to do at once.
+    is_unfinished: bool
+
+
+class Delivery:
+    """All groups of the broker over one store."""
+
+    def __init__(
+        self,
+        store: Store,
+        limits: ServiceLimits,
+        *,
+        draw: Callable[[], float],
+        on_poisoned: Callable[[str], None],
+        backoff: Backoff | None = None,
+    ) -> None:
+        """`draw` gives numbers from 0 … 1; `on_poisoned` is told when the action log fails."""
+        self._store = store
+        self._limits = limits
+        self._draw = draw
+        self._backoff = backoff or Backoff()
+        self.journal = Journal(store, on_poisoned)
+        self.registry = Groups(store, limits, self.journal)
+        self._picker = Picker(store, self.journal, unsettled_max=limits.unsettled_per_group)
+        self.waiting = WaitingPulls(limits.waiting_pulls)
+
+    def snapshot(self, now_ms: int) -> tuple[int, bytes]:
+        """Where all groups are, and the offset of the action log at which they are there."""
+        return self._store.actions.log.written_offset, encode_groups(self.groups(), now_ms)
+
+    def start(self, now_ms: int) -> int:
+        """Stand where the action log ends; returns how many actions were replayed."""
+        actions = self._store.actions
+        states, count = groups_at_end(actions.snapshot, actions.replay(), now_ms)
+        for state in states:
+            queue = self._store.queue(state.subject)
+            state.clamp(0 if queue is None else queue.next_sequence)
+            self._reschedule(self.registry.restore(state, now_ms), now_ms)
+        return count
+
+    def needed_offset(self, dead_since_ms: int) -> int:
+        """Where the first message stands that some group may still be given."""
+        offset = self._store.durable_offset
+        for group in self.registry:
+            queue = self._store.queue(group.state.subject)
+            first = group.state.first_needed(dead_since_ms)
+            if queue is not None and (entries := queue.entries(first, 1)):
+                offset = min(offset, entries[0].physical_offset)
+        return offset
+
+    def groups(self) -> list[GroupState]:
+        """The state of every group, to be read only."""
+        return [group.state for group in self.registry]
+
+    def group(self, subject: str, name: str) -> GroupState | None:
+        """The state of one group, to be read only."""
+        group = self.registry.find(subject, name)
+        return None if group is None else group.state
+
+    def settle(self, request: SettleRequest, now_ms: int) -> SettleAnswer:
+        """Take outcomes; they are in the action log on return."""
+        check_settle(request, self._limits)
+        outcome = self._settle(request, now_ms)
+        return SettleAnswer(settled=outcome.settled, stale=tuple(outcome.stale))
+
+    def begin_pull(self, request: PullRequest, now_ms: int) -> tuple[Stale, ...]:
+        """Check a pull and take the settlements that it carries; returns what was refused.
+
+        Called once for each request, before the first `pull`.
+        """
+        check_pull(request, self._limits)
+        return tuple(self._settle(request, now_ms).stale) if request.settlements else ()
+
+    def pull(
+        self, request: PullRequest, now_ms: int, stale: tuple[Stale, ...] = ()
+    ) -> HandOut | None:
+        """Hand out what there is for this request, or return None.
+
+        Requires: `begin_pull` accepted the request. Raises `BusyError` over a bound.
+        """
+        group = self.registry.for_pull(request, now_ms)
+        self._end_leases(group, now_ms)
+        picked = self._picker.pick(group, self._room(group.state, request, now_ms))
+        if not picked.runs:
+            self._reschedule(group, now_ms, is_unfinished=picked.is_unfinished)
+            return None
+        state = group.state
+        first_pull_sequence = state.next_pull_sequence(request.consumer)
+        self.journal.write(_hand_out(state, request, picked, self._store.epoch, now_ms), state)
+        self._reschedule(group, now_ms)
+        if self._has_more(state, now_ms):
+            self.waiting.wake_group(group.key)
+        return HandOut(
+            head=DeliveriesHead(
+                subject=state.subject,
+                token=self._store.epoch,
+                lease_ms=request.lease_ms,
+                first_pull_sequence=first_pull_sequence,
+                runs=picked.runs,
+                stale=stale,
+            ),
+            lengths=[len(record) for record in picked.records],
+            records=picked.records,
+            is_final=request.at_most_once is True,
+        )
+
+    def nothing(self, request: PullRequest, stale: tuple[Stale, ...]) -> HandOut:
+        """The answer to a pull that got nothing."""
+        return HandOut(
+            head=DeliveriesHead(
+                subject=request.subject,
+                token=self._store.epoch,
+                lease_ms=request.lease_ms,
+                first_pull_sequence=0,
+                runs=(),
+                stale=stale,
+            ),
+            lengths=[],
+            records=[],
+        )
+
+    def on_visible(self, subjects: Iterable[str]) -> int:
+        """Messages of these subjects became durable; returns how many pulls were woken."""
+        return sum(self.waiting.wake_subject(subject) for subject in subjects)
+
+    def step(self, now_ms: int) -> StepCounts:
+        """One bounded pass: end leases whose time has come and wake pulls for what is due."""
+        leases_ended = pulls_woken = 0
+        for group in self.registry.take_due(now_ms):
+            leases_ended += self._end_leases(group, now_ms)
+            self._reschedule(group, now_ms)
+            if self._has_more(group.state, now_ms):
+                pulls_woken += self.waiting.wake_group(group.key)
+        return StepCounts(
+            leases_ended=leases_ended,
+            pulls_woken=pulls_woken,
+            is_unfinished=self.registry.is_due(now_ms),
+        )
+
+    def after_change(self, group: Group, now_ms: int) -> None:
+        """Somebody changed the group from outside: look at what there is to do and to give."""
+        self._reschedule(group, now_ms)
+        if self._has_more(group.state, now_ms):
+            self.waiting.wake_group(group.key)
+
+    def _settle(self, request: SettleRequest | PullRequest, now_ms: int) -> Outcome:
+        name = group_of(request)
+        group = self.registry.find(request.subject, name)
+        if group is None:
+            nobody = GroupState(
+                subject=request.subject, group=name, first_sequence=0, max_attempts=1
+            )
+            terms = self._terms(nobody, now_ms)
+            return plan_settlements(nobody, request.consumer, request.settlements, terms)
+        group.seen_ms = now_ms
+        self._end_leases(group, now_ms)
+        outcome = plan_settlements(
+            group.state, request.consumer, request.settlements, self._terms(group.state, now_ms)
+        )
+        self.journal.write(outcome.actions, group.state)
+        log = group.state.consumer(request.consumer)
+        if log is not None:
+            log.last_seen_ms = now_ms
+        self.after_change(group, now_ms)
+        return outcome
+
+    def _room(self, state: GroupState, request: PullRequest, now_ms: int) -> Room:
+        limits = self._limits
+        log = state.consumer(request.consumer)
+        room_messages = limits.in_flight_per_consumer - (0 if log is None else log.in_flight)
+        if log is not None:
+            log.last_seen_ms = now_ms
+        if room_messages <= 0:
+            raise BusyError(
+                f"consumer {request.consumer} holds {limits.in_flight_per_consumer} messages: "
+                "settle some before the next pull",
+                retry_after_s=1.0,
+            )
+        if len(state.dead) >= limits.dead_letters_per_group:
+            raise BusyError(
+                f"group {state.group} has {len(state.dead)} dead letters: replay or purge some",
+                retry_after_s=60.0,
+            )
+        return Room(
+            now_ms=now_ms,
+            messages=min(request.max_messages, limits.pull_messages, room_messages),
+            bytes=min(request.max_bytes, limits.pull_bytes),
+            new_messages=limits.unsettled_per_group - state.unsettled,
+        )
+
+    def _end_leases(self, group: Group, now_ms: int) -> int:
+        state = group.state
+        ended = state.deadlines.ended(now_ms, self._limits.leases_ended_per_pass)
+        if ended:
+            terms = self._terms(state, now_ms)
+            self.journal.write(plan_ended_leases(state, ended, terms), state)
+        return len(ended)
+
+    def _has_more(self, state: GroupState, now_ms: int) -> bool:
+        if state.is_paused:
+            return False
+        due_ms = state.redeliveries.next_due_ms()
+        if due_ms is not None and due_ms <= now_ms:
+            return True
+        if state.lanes is not None and state.lanes.ready_count:
+            return True
+        queue = self._store.queue(state.subject)
+        return queue is not None and state.cursor < queue.next_sequence
+
+    def _reschedule(self, group: Group, now_ms: int, *, is_unfinished: bool = False) -> None:
+        """Put the group into the schedule for its next event."""
+        state = group.state
+        events = [state.deadlines.next_ms(), now_ms if is_unfinished else None]
+        retry_at_ms = state.redeliveries.next_due_ms()
+        if retry_at_ms is not None and retry_at_ms > now_ms:
+            events.append(retry_at_ms)
+        due_ms = min((event for event in events if event is not None), default=None)
+        self.registry.schedule(group, due_ms)
+
+    def _terms(self, state: GroupState, now_ms: int) -> Terms:
+        backoff, own = self._backoff, state.settings.backoff
+        if own is not None:
+            backoff = replace(backoff, first_ms=own.first_ms, factor=own.factor, max_ms=own.max_ms)
+        held_ms = self._limits.held_ms
+        return Terms(now_ms=now_ms, backoff=backoff, draw=self._draw, held_ms=held_ms)
+
+
+def _hand_out(
+    state: GroupState, request: PullRequest, picked: Picked, epoch: int, now_ms: int
+) -> list[Action]:
+    """What is written before the answer leaves."""
+    first = state.next_pull_sequence(request.consumer)
+    pulled = Pulled(
+        at_ms=now_ms,
+        subject=state.subject,
+        group=state.group,
+        consumer=request.consumer,
+        token=epoch,
+        first_pull_sequence=first,
+        runs=picked.runs,
+        lease_until_ms=now_ms + request.lease_ms,
+    )
+    actions: list[Action] = [*picked.actions, pulled]
+    if request.at_most_once is True:
+        acked = Acked(
+            at_ms=now_ms,
+            subject=state.subject,
+            group=state.group,
+            consumer=request.consumer,
+            first=first,
+            next=first + len(picked.records),
+        )
+        actions.append(acked)
+    if picked.passed is not None:
+        actions.append(picked.passed)
+    return actions

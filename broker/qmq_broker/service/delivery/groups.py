@@ -1,0 +1,395 @@
+"""The state of one consumer group on one subject, changed by actions and by nothing else.
+
+::
+
+                 Pulled            Acked
+    new ─────────────▶ in flight ─────────▶ done ◀── Purged
+     │ Keyed            ▲    │ Nacked, Expired             │
+     ▼           Pulled │    ▼                 Dead        │
+    held ──────────────▶│  waiting  (or, when it will not be tried again) ─▶ dead letter
+                             ▲────────────────────────────── Replayed ─────────┘
+
+The broker first decides (`settling.py`, `handing_out.py`: they only read), then writes the actions
+to the action log, then applies them here. A start replays the log through the same `apply`, so a
+restarted broker stands exactly where the log ends; a log that lost its tail gives an earlier state
+of the same group: messages are delivered again, never lost.
+
+Nacked and Expired carry `retry_at_ms`; 0 says that there is no next delivery, and that a Dead
+action for each of the messages stands before it. A Dead of a message that nobody holds (it expired)
+takes it from where it waits. An ordered group holds messages back until they are the first of their
+key (`lanes.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from heapq import nsmallest
+from typing import Final
+
+from qmq_broker.service.delivery.dead_letters import EXPIRED, REJECTED, DeadLetter
+from qmq_broker.service.delivery.deadlines import Deadlines
+from qmq_broker.service.delivery.filters import TagFilter, filter_of
+from qmq_broker.service.delivery.history import (
+    GIVEN_BACK,
+    LEASE_ENDED,
+    Attempt,
+    History,
+    extended,
+    kept_of_each,
+)
+from qmq_broker.service.delivery.lanes import KeyLanes
+from qmq_broker.service.delivery.leases import Lease, PullLog
+from qmq_broker.service.delivery.moves import apply_move
+from qmq_broker.service.delivery.redelivery import Redelivery, RedeliveryHeap
+from qmq_broker.storage.logs.actions import (
+    Acked,
+    Action,
+    Dead,
+    Expired,
+    Extended,
+    GroupDefined,
+    GroupSettings,
+    Keyed,
+    Nacked,
+    Passed,
+    Pulled,
+)
+
+#: `retry_at_ms` of messages that are not delivered again.
+NO_RETRY: Final = 0
+
+
+class GroupState:
+    """Cursor, leases, waiting redeliveries and dead letters of one (subject, group).
+
+    Invariant: a sequence below the cursor is in exactly one of: held, in flight, waiting, dead, done.
+    Belongs to the loop thread.
+    """
+
+    def __init__(self, *, subject: str, group: str, first_sequence: int, max_attempts: int) -> None:
+        self.subject = subject
+        self.group = group
+        #: Next sequence that was never given to this group.
+        self.cursor = first_sequence
+        self.max_attempts = max_attempts
+        self.settings = GroupSettings()
+        #: By its tags; None when it gets every message.
+        self.filter: TagFilter | None = None
+        self.is_paused = False
+        #: Of an ordered group: what it came to and is not done with, by key.
+        self.lanes: KeyLanes | None = None
+        self.redeliveries = RedeliveryHeap()
+        self.dead: dict[int, DeadLetter] = {}
+        self.acked_count = 0
+        #: Messages that were given up by force before this group was done with them.
+        self.lost_count = 0
+        #: Messages that expired before they were given.
+        self.expired_count = 0
+        self._consumers: dict[str, PullLog] = {}
+        self.deadlines = Deadlines(self._consumers)
+        #: Where the pull log of a consumer that was forgotten would go on.
+        self.next_pull_floor = 0
+        self._in_flight = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Messages given to consumers and not settled."""
+        return self._in_flight
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait for their next delivery."""
+        return self.redeliveries.count
+
+    @property
+    def held(self) -> int:
+        """Messages that an ordered group came to and did not give yet."""
+        return 0 if self.lanes is None else self.lanes.undelivered_count
+
+    @property
+    def unsettled(self) -> int:
+        """Messages that the group came to and is not done with."""
+        return self._in_flight + self.redeliveries.count + self.held
+
+    @property
+    def consumer_count(self) -> int:
+        """Consumers that hold something or were seen lately."""
+        return len(self._consumers)
+
+    def consumers(self) -> Iterator[tuple[str, PullLog]]:
+        """Name and pull log of each consumer."""
+        return iter(self._consumers.items())
+
+    def consumer(self, name: str) -> PullLog | None:
+        """The pull log of this consumer, or None when it was never given anything."""
+        return self._consumers.get(name)
+
+    def next_pull_sequence(self, consumer: str) -> int:
+        """Under which pull sequence this consumer gets its next message."""
+        log = self._consumers.get(consumer)
+        return self.next_pull_floor if log is None else log.next_pull_sequence
+
+    def restore_consumer(
+        self,
+        name: str,
+        *,
+        next_pull_sequence: int,
+        last_seen_ms: int,
+        leases: Sequence[Lease],
+        acked: Mapping[int, Sequence[tuple[int, int]]],
+    ) -> None:
+        """Put a consumer back as a snapshot has it. Requires: it is not there yet."""
+        log = self._log(name)
+        log.restore(leases, acked, next_pull_sequence=next_pull_sequence)
+        log.last_seen_ms = last_seen_ms
+        self._in_flight += log.in_flight
+        for lease in leases:
+            self.deadlines.watch(name, lease)
+
+    def restore_lanes(self, keyed: Iterable[tuple[int, int]]) -> None:
+        """Put the lanes back as a snapshot has them. Requires: leases and redeliveries are back."""
+        given = self._given()
+        assert self.lanes is not None
+        for sequence, key in keyed:
+            self.lanes.add(sequence, key, is_given=sequence in given)
+
+    def first_needed(self, dead_since_ms: int) -> int:
+        """The lowest sequence that this group may still be given.
+
+        Dead letters count when they died at or after `dead_since_ms`: they can be replayed.
+        """
+        needed = [self.cursor]
+        needed += [run.first for run in self.redeliveries.runs()]
+        needed += [
+            lease.first_sequence for log in self._consumers.values() for lease in log.leases()
+        ]
+        needed += [sequence for sequence, _ in self.lanes.sequences()] if self.lanes else []
+        needed += [one.sequence for one in self.dead.values() if one.at_ms >= dead_since_ms]
+        return min(needed)
+
+    def apply(self, action: Action) -> None:
+        """Change the state as this action says. Requires: it is of this subject and group."""
+        match action:
+            case Pulled():
+                self._on_pulled(action)
+            case Acked():
+                ended = self._log(action.consumer).ack(action.first, action.next)
+                self.acked_count += self._after_end(action, ended, is_done=True)
+            case Nacked(error=error):
+                self._on_given_back(action, GIVEN_BACK, error)
+            case Expired():
+                self._on_given_back(action, LEASE_ENDED, LEASE_ENDED)
+            case Extended():
+                self._on_extended(action)
+            case Dead():
+                self._on_dead(action)
+            case GroupDefined():
+                self.max_attempts = action.max_attempts
+            case Passed() | Keyed():
+                self._on_passed(action)
+            case _:
+                apply_move(self, action)
+
+    def configure(self, settings: GroupSettings) -> None:
+        """Keep these settings. Requires: whether it is ordered never changes."""
+        self.settings = settings
+        self.filter = filter_of(settings)
+        if settings.is_ordered and self.lanes is None:
+            self.lanes = KeyLanes()
+
+    def give_up_all(self) -> None:
+        """Hold nothing and wait for nothing, as if it had never been given."""
+        self.redeliveries.take(0, 2**63)
+        for log in self._consumers.values():
+            log.drop_all()
+        self._in_flight = 0
+        if self.lanes is not None:
+            self.lanes.drop_all()
+
+    def dead_between(self, first: int, next_: int, count_max: int | None = None) -> list[int]:
+        """Sequences of the dead letters in this range, the lowest first."""
+        # There may be a million: neither a short range nor a few of them need a look at all.
+        if next_ - first < len(self.dead):
+            return [one for one in range(first, next_) if one in self.dead][:count_max]
+        found = (sequence for sequence in self.dead if first <= sequence < next_)
+        return sorted(found) if count_max is None else nsmallest(count_max, found)
+
+    def clamp(self, next_sequence: int) -> int:
+        """Forget what lies beyond the subject's durable end; returns how many messages that was.
+
+        Called once after replay: messages that a power cut took away cannot be settled any more.
+        """
+        forgotten = max(0, self.cursor - next_sequence)
+        self.cursor = min(self.cursor, next_sequence)
+        beyond = 2**63
+        self.redeliveries.take(next_sequence, beyond)
+        for log in self._consumers.values():
+            for lease in list(log.leases()):
+                if lease.next_sequence > next_sequence:
+                    kept = max(0, next_sequence - lease.first_sequence)
+                    ended = log.end(lease.first + kept, lease.next)
+                    self._in_flight -= sum(piece.next - piece.first for piece in ended)
+        for sequence in [sequence for sequence in self.dead if sequence >= next_sequence]:
+            del self.dead[sequence]
+        if self.lanes is not None:
+            for sequence, _ in list(self.lanes.sequences()):
+                if sequence >= next_sequence:
+                    self.lanes.done(sequence, sequence + 1)
+        if self.dead:  # a log broken off between a death and the end of its lease: given once more
+            for sequence in self._given() & self.dead.keys():
+                del self.dead[sequence]
+        return forgotten
+
+    def forget_idle_consumers(self, seen_before_ms: int) -> int:
+        """Forget consumers that hold nothing and were not seen since; returns how many.
+
+        Their pull sequences are never used again: a name for a hand-out stays unique.
+        """
+        idle = [
+            name
+            for name, log in self._consumers.items()
+            if not log.in_flight and log.last_seen_ms < seen_before_ms
+        ]
+        for name in idle:
+            log = self._consumers.pop(name)
+            self.next_pull_floor = max(self.next_pull_floor, log.next_pull_sequence)
+        return len(idle)
+
+    def _log(self, consumer: str) -> PullLog:
+        log = self._consumers.get(consumer)
+        if log is None:
+            log = self._consumers[consumer] = PullLog()
+        return log
+
+    def _on_pulled(self, action: Pulled) -> None:
+        log = self._log(action.consumer)
+        log.last_seen_ms = action.at_ms
+        first = action.first_pull_sequence
+        for run in action.runs:
+            next_sequence = run.first_sequence + run.count
+            again = self.redeliveries.take(run.first_sequence, next_sequence)
+            for first_sequence, next_, history in _pieces(run.first_sequence, next_sequence, again):
+                lease = Lease(
+                    first=first,
+                    next=first + next_ - first_sequence,
+                    first_sequence=first_sequence,
+                    attempt=run.attempt,
+                    token=action.token,
+                    until_ms=action.lease_until_ms,
+                    given_at_ms=action.at_ms,
+                    history=history,
+                )
+                first = lease.next
+                log.hand_out(lease)
+                self.deadlines.watch(action.consumer, lease)
+            if run.attempt == 1:
+                self.cursor = max(self.cursor, next_sequence)
+            if self.lanes is not None:
+                self.lanes.give(run.first_sequence, next_sequence)
+        self._in_flight += first - action.first_pull_sequence
+
+    def _on_given_back(self, action: Nacked | Expired, outcome: str, error: str) -> None:
+        ended = self._log(action.consumer).end(action.first, action.next)
+        is_done = action.retry_at_ms == NO_RETRY
+        self._after_end(action, ended, is_done=is_done)
+        kept_max = kept_of_each(self._in_flight + self.redeliveries.count + len(self.dead))
+        for lease in ended:
+            letter = self.dead.get(lease.first_sequence) if is_done else None
+            is_rejected = letter is not None and letter.reason == REJECTED
+            attempt = Attempt(
+                attempt=lease.attempt,
+                consumer=action.consumer,
+                given_at_ms=lease.given_at_ms,
+                ended_at_ms=action.at_ms,
+                outcome=REJECTED if is_rejected else outcome,
+                error=error,
+            )
+            history = extended(lease.history, attempt, kept_max)
+            if is_done:
+                self._tell_dead(lease, history)
+                continue
+            self.redeliveries.take(lease.first_sequence, lease.next_sequence)
+            self.redeliveries.add(
+                Redelivery(
+                    first=lease.first_sequence,
+                    next=lease.next_sequence,
+                    attempts=lease.attempt,
+                    retry_at_ms=action.retry_at_ms,
+                    error=error,
+                    history=history,
+                )
+            )
+
+    def _tell_dead(self, lease: Lease, history: History) -> None:
+        """Give the dead letters of a lease that just ended their history."""
+        for sequence in range(lease.first_sequence, lease.next_sequence):
+            letter = self.dead.get(sequence)
+            if letter is not None:
+                self.dead[sequence] = replace(letter, history=history)
+
+    def _on_dead(self, action: Dead) -> None:
+        sequence = action.sequence
+        waited = self.redeliveries.take(sequence, sequence + 1)
+        if action.reason == EXPIRED:
+            self.expired_count += sequence not in self.dead
+            if self.lanes is not None:
+                self.lanes.done(sequence, sequence + 1)
+        self.dead[sequence] = DeadLetter(
+            sequence=sequence,
+            attempts=action.attempts,
+            reason=action.reason,
+            error=action.error,
+            at_ms=action.at_ms,
+            history=waited[0].history if waited else (),
+        )
+
+    def _on_passed(self, action: Passed | Keyed) -> None:
+        self.cursor = max(self.cursor, action.next)
+        if isinstance(action, Keyed):
+            assert self.lanes is not None
+            for sequence, key in zip(action.sequences, action.keys, strict=True):
+                self.lanes.add(sequence, key)
+
+    def _given(self) -> set[int]:
+        """What is in flight or waits."""
+        runs = [(run.first, run.next) for run in self.redeliveries.runs()]
+        for log in self._consumers.values():
+            runs += [(lease.first_sequence, lease.next_sequence) for lease in log.leases()]
+        return {sequence for run in runs for sequence in range(*run)}
+
+    def _on_extended(self, action: Extended) -> None:
+        log = self._log(action.consumer)
+        for lease in log.extend(action.first, action.next, action.lease_until_ms):
+            self.deadlines.watch(action.consumer, lease)
+        self._watch_rest(action)
+
+    def _after_end(
+        self, action: Acked | Nacked | Expired, ended: list[Lease], *, is_done: bool
+    ) -> int:
+        count = sum(lease.next - lease.first for lease in ended)
+        self._in_flight -= count
+        if is_done and self.lanes is not None:
+            for lease in ended:
+                self.lanes.done(lease.first_sequence, lease.next_sequence)
+        self._watch_rest(action)
+        return count
+
+    def _watch_rest(self, action: Acked | Nacked | Expired | Extended) -> None:
+        """Note the deadline of what a cut left behind the range: it has a new first number."""
+        rest = self._log(action.consumer).at(action.next)
+        if rest is not None and rest.first == action.next:
+            self.deadlines.watch(action.consumer, rest)
+
+
+def _pieces(
+    first: int, next_: int, again: Sequence[Redelivery]
+) -> Iterator[tuple[int, int, History]]:
+    """A run of messages in parts with one history each; most have none."""
+    for run in again:
+        if first < run.first:
+            yield first, run.first, ()
+        yield run.first, run.next, run.history
+        first = run.next
+    if first < next_:
+        yield first, next_, ()

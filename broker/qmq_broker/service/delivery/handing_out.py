@@ -1,0 +1,205 @@
+"""Which messages a pull gets: redeliveries that are due, then new ones, within its limits.
+
+Decides only: reads the state of a group and the subject's consume queue. Redeliveries go first, but
+while there are new messages every fourth place is theirs, so a backlog of failing messages slows
+the others down and never stops them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from qmq_broker.service.delivery.filters import TagFilter
+from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.storage.queues.consume_queue import ConsumeQueue, Entry
+from qmq_client.wire.deliveries import DeliveryRun
+
+#: Of this many places one is kept for new messages.
+NEW_SHARE: Final = 4
+#: Entries looked at together: a pull of large messages stops long before its count is reached.
+ENTRIES_PER_READ: Final = 512
+#: Entries that one look goes through for those that fit a filter: about a millisecond.
+SCANNED_MAX: Final = 4_096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What a pull will be given: runs and, for each message, where its record stands."""
+
+    runs: tuple[DeliveryRun, ...]
+    entries: list[Entry]
+    #: Sequences that come next and are lost for good; only when there is nothing to give before.
+    lost: tuple[int, int] | None = None
+    #: How far the group has come with this; None for as far as the last message in it.
+    passed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """How much one pull may be given."""
+
+    now_ms: int
+    messages: int
+    bytes: int
+    #: Messages that the group may be given beyond those it already has in flight or waiting.
+    new_messages: int
+
+
+class Turns:
+    """Remembers, from pull to pull of one group, how many places new messages are owed."""
+
+    __slots__ = ("_owed_quarters",)
+
+    def __init__(self) -> None:
+        self._owed_quarters = 0
+
+    def new_share(self, messages: int) -> int:
+        """Places for new messages among the next `messages`, when there are redeliveries too."""
+        share, self._owed_quarters = divmod(messages + self._owed_quarters, NEW_SHARE)
+        return share
+
+
+def select(state: GroupState, turns: Turns, queue: ConsumeQueue, room: Room) -> Selection:
+    """The messages for one pull, perhaps none."""
+    fresh, passed = _fresh(state, queue, room)
+    new_count = sum(run.count for run in fresh)
+    due = [
+        DeliveryRun(first_sequence=run.first, count=run.next - run.first, attempt=run.attempts + 1)
+        for run in state.redeliveries.due(room.now_ms, room.messages)
+    ]
+    due_count = sum(run.count for run in due)
+    if due and new_count and due_count + new_count > room.messages:
+        share = min(new_count, turns.new_share(room.messages))
+        due = _head(due, room.messages - share)
+        due_count = sum(run.count for run in due)
+    fitting = _head(fresh, room.messages - due_count)
+    selection = _fit(join_runs([*due, *fitting]), queue, room.bytes)
+    if passed is None or fitting != fresh or len(selection.entries) < due_count + new_count:
+        return selection
+    return replace(selection, passed=passed)
+
+
+def _fresh(
+    state: GroupState, queue: ConsumeQueue, room: Room
+) -> tuple[list[DeliveryRun], int | None]:
+    """Messages that were never given, and how far the group has come when it is given them all.
+
+    None for as far as the last of them.
+    """
+    if state.lanes is not None:
+        return _runs_of(state.lanes.ready(room.messages)), None
+    new_count = max(0, min(queue.next_sequence - state.cursor, room.new_messages))
+    if state.filter is not None:
+        return _matching(state.cursor, state.filter, queue, min(new_count, room.messages))
+    if not new_count:
+        return [], None
+    return [DeliveryRun(first_sequence=state.cursor, count=new_count, attempt=1)], None
+
+
+def _matching(
+    first: int, wanted: TagFilter, queue: ConsumeQueue, messages_max: int
+) -> tuple[list[DeliveryRun], int | None]:
+    """The next messages whose tag hash fits, and how far that was looked."""
+    found: list[int] = []
+    sequence, next_sequence = first, min(queue.next_sequence, first + SCANNED_MAX)
+    while sequence < next_sequence and len(found) < messages_max:
+        step = queue.entries(sequence, min(ENTRIES_PER_READ, next_sequence - sequence))
+        if not step:
+            break
+        for number, entry in enumerate(step, start=sequence):
+            # One that is lost may have been for the group: it is counted where it is met.
+            if not entry.record_bytes or wanted.may_match(entry.tag_hash):
+                found.append(number)
+        sequence += len(step)
+    if len(found) > messages_max:
+        return _runs_of(found[:messages_max]), None
+    return _runs_of(found), sequence if sequence > first else None
+
+
+def _runs_of(sequences: Sequence[int]) -> list[DeliveryRun]:
+    return join_runs([DeliveryRun(first_sequence=one, count=1, attempt=1) for one in sequences])
+
+
+def _head(runs: Sequence[DeliveryRun], messages: int) -> list[DeliveryRun]:
+    head: list[DeliveryRun] = []
+    for run in runs:
+        count = min(run.count, messages)
+        if count <= 0:
+            break
+        head.append(_first_of(run, count))
+        messages -= count
+    return head
+
+
+def join_runs(runs: Sequence[DeliveryRun]) -> list[DeliveryRun]:
+    """The same runs, neighbours with the same attempt as one."""
+    joined: list[DeliveryRun] = []
+    for run in runs:
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and last.attempt == run.attempt
+            and last.first_sequence + last.count == run.first_sequence
+        ):
+            joined[-1] = _first_of(last, last.count + run.count)
+        else:
+            joined.append(run)
+    return joined
+
+
+def _fit(runs: Sequence[DeliveryRun], queue: ConsumeQueue, bytes_max: int) -> Selection:
+    """Cut to `bytes_max` of records, but at least one message."""
+    fitting: list[DeliveryRun] = []
+    entries: list[Entry] = []
+    room_bytes = bytes_max
+    for run in runs:
+        fits, room_bytes = _fitting(run, queue, room_bytes, is_first=not entries)
+        if fits:
+            fitting.append(_first_of(run, len(fits)))
+        entries += fits
+        if len(fits) < run.count:
+            if not entries:
+                lost = _lost(queue, run.first_sequence, run.first_sequence + run.count)
+                return Selection(runs=(), entries=[], lost=lost)
+            break
+    return Selection(runs=tuple(fitting), entries=entries)
+
+
+def _fitting(
+    run: DeliveryRun, queue: ConsumeQueue, room_bytes: int, *, is_first: bool
+) -> tuple[list[Entry], int]:
+    """The first entries of `run` that fit, and the room they leave."""
+    fits: list[Entry] = []
+    sequence, next_sequence = run.first_sequence, run.first_sequence + run.count
+    while sequence < next_sequence:
+        step = queue.entries(sequence, min(ENTRIES_PER_READ, next_sequence - sequence))
+        for entry in step:
+            if not entry.record_bytes:
+                return fits, room_bytes
+            room_bytes -= entry.record_bytes
+            if room_bytes < 0 and not is_first:
+                return fits, 0
+            fits.append(entry)
+            is_first = False
+        if not step:
+            break
+        sequence += len(step)
+    return fits, room_bytes
+
+
+def _lost(queue: ConsumeQueue, first: int, next_sequence: int) -> tuple[int, int] | None:
+    """The lost sequences that begin at `first`, within one reading of entries."""
+    after = first
+    for entry in queue.entries(first, min(ENTRIES_PER_READ, next_sequence - first)):
+        if entry.record_bytes:
+            break
+        after += 1
+    return (first, after) if after > first else None
+
+
+def _first_of(run: DeliveryRun, count: int) -> DeliveryRun:
+    if count == run.count:
+        return run
+    return DeliveryRun(first_sequence=run.first_sequence, count=count, attempt=run.attempt)

@@ -1,0 +1,46 @@
+"""Journal first: what is decided goes to the action log, then to the state, here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from qmq_broker.errors import NoRoomError, PoisonedError, StoreError
+from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.storage.logs.actions import Action
+from qmq_broker.storage.store import Store
+
+
+class Journal:
+    """The way into the action log; belongs to the loop thread."""
+
+    def __init__(self, store: Store, on_poisoned: Callable[[str], None]) -> None:
+        """`on_poisoned` is told when the action log fails."""
+        self._store = store
+        self._on_poisoned = on_poisoned
+        #: Whether actions were written since the action log was last synced.
+        self.is_unsynced = False
+
+    def write(self, actions: Sequence[Action], state: GroupState) -> None:
+        """Write the actions and apply them. Requires: they are of this group.
+
+        Raises `NoRoomError` with nothing done, or `PoisonedError`.
+        """
+        if not actions:
+            return
+        try:
+            self._store.actions.append(actions)
+        except NoRoomError:
+            raise
+        except (StoreError, OSError) as error:
+            reason = f"action log: {type(error).__name__}: {error}"
+            self._on_poisoned(reason)
+            raise PoisonedError(reason) from error
+        self.is_unsynced = True
+        try:
+            for action in actions:
+                state.apply(action)
+        except Exception as error:
+            # Log and state disagree now: only a replay of the log can mend that.
+            where = f"{state.group} on {state.subject}"
+            self._on_poisoned(f"state of group {where}: {type(error).__name__}: {error}")
+            raise

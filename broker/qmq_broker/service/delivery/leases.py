@@ -1,0 +1,145 @@
+"""The pull log of one consumer: what it was given, and until when it may keep it.
+
+A lease is a run of pull sequences of this consumer mapped to a run of sequences of the subject's
+consume queue, with one deadline. It ends by ack, nack, reject, or by itself at its deadline. The
+numbers are QMQ's (pull sequence → message sequence); leases per message instead of a list per
+consumer mend what goes wrong there: acks in any order are free and a stuck message blocks itself
+only. Kept in memory; the action log is what makes it durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from qmq_broker.service.delivery.history import History
+from qmq_broker.service.delivery.spans import RangeSet, Spans
+
+#: Acked ranges that one consumer's log remembers for each token, so that an acknowledgement
+#: repeated after a lost answer is told from a late one. Beyond it a repeat is reported as stale.
+ACKED_RANGES_MAX: Final = 1000
+#: Tokens (broker epochs) for which they are remembered.
+ACKED_TOKENS_MAX: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Messages that one consumer holds under one deadline."""
+
+    #: First pull sequence.
+    first: int
+    #: One after the last pull sequence.
+    next: int
+    #: Consume-queue sequence of the first message; the others follow without a gap.
+    first_sequence: int
+    #: Which delivery of these messages to this group this is, from 1.
+    attempt: int
+    #: Broker epoch at hand-out.
+    token: int
+    #: Wall-clock milliseconds at which the lease ends.
+    until_ms: int
+    #: When they were given.
+    given_at_ms: int = 0
+    #: The attempts before this one.
+    history: History = ()
+
+    @property
+    def next_sequence(self) -> int:
+        """One after the sequence of the last message."""
+        return self.first_sequence + self.next - self.first
+
+    def cut(self, first: int, next_: int) -> Lease:
+        """The part of this lease with these pull sequences."""
+        return replace(
+            self, first=first, next=next_, first_sequence=self.first_sequence + first - self.first
+        )
+
+
+class PullLog:
+    """Leases of one consumer of a group; only the thread of the group touches it."""
+
+    __slots__ = ("_acked", "_leases", "last_seen_ms", "next_pull_sequence")
+
+    def __init__(self) -> None:
+        #: Pull sequence of the next message that this consumer is given; never used twice.
+        self.next_pull_sequence = 0
+        #: When this consumer last asked for or was given something.
+        self.last_seen_ms = 0
+        self._leases: Spans[Lease] = Spans()
+        self._acked: dict[int, RangeSet] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """Messages given and not settled."""
+        return self._leases.count
+
+    def leases(self) -> Iterator[Lease]:
+        """All leases by pull sequence."""
+        return iter(self._leases)
+
+    def acked(self) -> dict[int, RangeSet]:
+        """Which pull sequences are remembered as acked, by token."""
+        return self._acked
+
+    def restore(
+        self,
+        leases: Iterable[Lease],
+        acked: Mapping[int, Iterable[tuple[int, int]]],
+        *,
+        next_pull_sequence: int,
+    ) -> None:
+        """Hold what a snapshot says. Requires: nothing was given yet."""
+        self.next_pull_sequence = next_pull_sequence
+        for lease in leases:
+            self._leases.add(lease)
+        for token, ranges in acked.items():
+            known = self._acked[token] = RangeSet()
+            for first, next_ in ranges:
+                known.add(first, next_)
+
+    def hand_out(self, lease: Lease) -> None:
+        """Note that these messages were given."""
+        self._leases.add(lease)
+        self.next_pull_sequence = max(self.next_pull_sequence, lease.next)
+
+    def drop_all(self) -> None:
+        """End all leases as if they had never been; what was acked stays known."""
+        self._leases = Spans()
+
+    def at(self, pull_sequence: int) -> Lease | None:
+        """The lease that holds this pull sequence."""
+        return self._leases.at(pull_sequence)
+
+    def held(self, first: int, next_: int, *, token: int) -> list[Lease]:
+        """The leases under `token` in this range of pull sequences, cut to it."""
+        return [lease for lease in self._leases.within(first, next_) if lease.token == token]
+
+    def unacked(self, first: int, next_: int, *, token: int) -> list[tuple[int, int]]:
+        """The parts of this range that are not remembered as acked under `token`."""
+        acked = self._acked.get(token)
+        return [(first, next_)] if acked is None else acked.missing(first, next_)
+
+    def end(self, first: int, next_: int) -> list[Lease]:
+        """End the leases of this range; returns what they held."""
+        return self._leases.take(first, next_)
+
+    def ack(self, first: int, next_: int) -> list[Lease]:
+        """End the leases of this range as done; returns what they held."""
+        ended = self._leases.take(first, next_)
+        for lease in ended:
+            self._remember_acked(lease)
+        return ended
+
+    def extend(self, first: int, next_: int, until_ms: int) -> list[Lease]:
+        """Let the leases of this range end at `until_ms`; returns their new form."""
+        return self._leases.change(first, next_, lambda lease: replace(lease, until_ms=until_ms))
+
+    def _remember_acked(self, lease: Lease) -> None:
+        acked = self._acked.get(lease.token)
+        if acked is None:
+            acked = self._acked[lease.token] = RangeSet()
+            for token in sorted(self._acked)[:-ACKED_TOKENS_MAX]:
+                del self._acked[token]
+        acked.add(lease.first, lease.next)
+        acked.forget_lowest(ACKED_RANGES_MAX)

@@ -1,0 +1,188 @@
+"""What one pull is given: selected, read, and looked at before anybody gets it.
+
+`handing_out.py` selects by sequence and tag hash. Here the records are read; those whose tags do not
+fit after all are passed over, those that expired become dead letters, and an ordered group is fed:
+it comes to messages in order, and each is given when it is the first of its key. Bounded passes: a
+pull that found nothing in them is to be asked again at once (`is_unfinished`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Final
+
+from qmq_broker.service.delivery.dead_letters import EXPIRED
+from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.service.delivery.handing_out import Room, Selection, join_runs, select
+from qmq_broker.service.delivery.journal import Journal
+from qmq_broker.service.delivery.lanes import key_number
+from qmq_broker.service.delivery.registry import Group
+from qmq_broker.storage.logs.actions import Action, Dead, Keyed, Passed, Skipped
+from qmq_broker.storage.queues.consume_queue import ConsumeQueue, Entry
+from qmq_broker.storage.store import Store
+from qmq_client.wire.deliveries import DeliveryRun
+from qmq_client.wire.record import EXPIRES_FLAG, FLAGS_POSITION, record_key
+from qmq_client.wire.record_parts import record_expires_at_ms
+
+#: Looks that one pull takes before it lets others go first.
+PASSES_MAX: Final = 8
+#: Messages that an ordered group comes to at once; their keys are read.
+FED_MAX: Final = 256
+_flags = itemgetter(FLAGS_POSITION)
+
+
+@dataclass(slots=True, kw_only=True)
+class Picked:
+    """What one pull is given; not given yet."""
+
+    runs: tuple[DeliveryRun, ...] = ()
+    records: list[bytes] = field(default_factory=list)
+    #: To be written before the hand-out: what is not given and why.
+    actions: list[Action] = field(default_factory=list)
+    #: To be written behind it, when the group has come further than the last message given.
+    passed: Passed | None = None
+    #: Whether nothing was found yet and more is to be looked through.
+    is_unfinished: bool = False
+
+
+class Picker:
+    """Picks for pulls; belongs to the loop thread."""
+
+    def __init__(self, store: Store, journal: Journal, *, unsettled_max: int) -> None:
+        self._store = store
+        self._journal = journal
+        self._unsettled_max = unsettled_max
+
+    def pick(self, group: Group, room: Room) -> Picked:
+        """What this pull is given; what is passed over meanwhile is written."""
+        state = group.state
+        queue = self._store.queue(state.subject)
+        if queue is None or state.is_paused:
+            return Picked()
+        for _ in range(PASSES_MAX):
+            self._skip_what_is_gone(state, queue.first_sequence, room.now_ms)
+            if state.lanes is not None:
+                self._feed(state, queue, room)
+            selection = select(state, group.turns, queue, room)
+            if selection.lost is not None:
+                self._skip(state, *selection.lost, room.now_ms)
+                continue
+            if not selection.entries and selection.passed is None:
+                return Picked(is_unfinished=self._may_be_fed(state, queue))
+            picked = self._look(state, selection, room.now_ms)
+            if picked.runs:
+                return picked
+            passed = [picked.passed] if picked.passed is not None else []
+            self._journal.write([*picked.actions, *passed], state)
+        return Picked(is_unfinished=True)
+
+    def _look(self, state: GroupState, selection: Selection, now_ms: int) -> Picked:
+        """Read the records, and take out what is not for the group or has expired."""
+        records = self._store.read_records(selection.entries, subject=state.subject)
+        wanted = state.filter if state.lanes is None else None
+        if wanted is None and selection.runs and max(map(_flags, records)) < EXPIRES_FLAG:
+            return Picked(runs=selection.runs, records=records)
+        picked = Picked()
+        kept: list[DeliveryRun] = []
+        come_to = given_to = state.cursor
+        numbered = (
+            (run, run.first_sequence + index)
+            for run in selection.runs
+            for index in range(run.count)
+        )
+        for (run, sequence), record in zip(numbered, records, strict=True):
+            if sequence >= state.cursor:
+                come_to = sequence + 1
+                if wanted is not None and not wanted.matches(record):
+                    continue
+            expires_at_ms = record_expires_at_ms(record)
+            if expires_at_ms is not None and expires_at_ms <= now_ms:
+                picked.actions.append(_expired(state, run, sequence, now_ms))
+                continue
+            given_to = max(given_to, come_to) if sequence >= state.cursor else given_to
+            kept.append(DeliveryRun(first_sequence=sequence, count=1, attempt=run.attempt))
+            picked.records.append(record)
+        picked.runs = tuple(join_runs(kept))
+        come_to = max(come_to, selection.passed or 0)
+        if come_to > given_to:
+            picked.passed = Passed(now_ms, state.subject, state.group, come_to)
+        return picked
+
+    def _feed(self, state: GroupState, queue: ConsumeQueue, room: Room) -> None:
+        """Let an ordered group come to messages until enough are ready, a bounded number."""
+        assert state.lanes is not None
+        for _ in range(PASSES_MAX):
+            count = min(FED_MAX, self._unsettled_max - state.unsettled)
+            if state.lanes.ready_count >= room.messages or count <= 0:
+                return
+            entries = queue.entries(state.cursor, count)
+            if not entries:
+                return
+            whole = _whole(entries)
+            if whole:
+                self._come_to(state, whole, room.now_ms)
+            else:
+                after = next((i for i, one in enumerate(entries) if one.record_bytes), len(entries))
+                self._skip(state, state.cursor, state.cursor + after, room.now_ms)
+
+    def _come_to(self, state: GroupState, entries: Sequence[Entry], now_ms: int) -> None:
+        wanted = state.filter
+        numbered = [
+            (sequence, entry)
+            for sequence, entry in enumerate(entries, start=state.cursor)
+            if wanted is None or wanted.may_match(entry.tag_hash)
+        ]
+        records = self._store.read_records([one for _, one in numbered], subject=state.subject)
+        fitting = [
+            (sequence, key_number(record_key(record)))
+            for (sequence, _), record in zip(numbered, records, strict=True)
+            if wanted is None or wanted.matches(record)
+        ]
+        keyed = Keyed(
+            at_ms=now_ms,
+            subject=state.subject,
+            group=state.group,
+            next=state.cursor + len(entries),
+            sequences=tuple(sequence for sequence, _ in fitting),
+            keys=tuple(key for _, key in fitting),
+        )
+        self._journal.write([keyed], state)
+
+    def _may_be_fed(self, state: GroupState, queue: ConsumeQueue) -> bool:
+        has_room = state.unsettled < self._unsettled_max
+        return state.lanes is not None and has_room and state.cursor < queue.next_sequence
+
+    def _skip_what_is_gone(self, state: GroupState, first_sequence: int, now_ms: int) -> None:
+        """Pass over what was given up by force before this group got it."""
+        waiting = next(state.redeliveries.runs(), None)
+        first = state.cursor if waiting is None else min(state.cursor, waiting.first)
+        if state.lanes is not None and state.lanes.ready_count:
+            first = min(first, state.lanes.ready(1)[0])
+        if first < first_sequence:
+            self._skip(state, first, first_sequence, now_ms)
+
+    def _skip(self, state: GroupState, first: int, next_sequence: int, now_ms: int) -> None:
+        skipped = Skipped(now_ms, state.subject, state.group, first, next_sequence)
+        self._journal.write([skipped], state)
+
+
+def _whole(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """The entries before the first one that is lost."""
+    for index, entry in enumerate(entries):
+        if not entry.record_bytes:
+            return entries[:index]
+    return entries
+
+
+def _expired(state: GroupState, run: DeliveryRun, sequence: int, now_ms: int) -> Dead:
+    return Dead(
+        at_ms=now_ms,
+        subject=state.subject,
+        group=state.group,
+        sequence=sequence,
+        attempts=run.attempt - 1,
+        reason=EXPIRED,
+        error="",
+    )

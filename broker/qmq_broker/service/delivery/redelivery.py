@@ -1,0 +1,132 @@
+"""Messages of one group that wait for their next delivery, and how long they wait.
+
+A nack or the end of a lease puts a run of sequences here; bodies are never copied and no other
+group sees anything of it. A run comes out when its time has come, in the order of the times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+from qmq_broker.service.delivery.history import History
+from qmq_broker.service.delivery.spans import Spans
+
+#: The heap is built anew when it holds this many times more entries than there are runs.
+_STALE_ENTRIES_FACTOR: Final = 4
+_STALE_ENTRIES_MIN: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redelivery:
+    """A run of messages that wait for the same moment."""
+
+    #: First consume-queue sequence.
+    first: int
+    #: One after the last sequence.
+    next: int
+    #: Deliveries so far.
+    attempts: int
+    #: Wall-clock milliseconds from which they may be delivered again.
+    retry_at_ms: int
+    #: What the last consumer said, or why its lease ended.
+    error: str
+    #: What was tried so far.
+    history: History = ()
+
+    def cut(self, first: int, next_: int) -> Redelivery:
+        """The part of this run with these sequences."""
+        return replace(self, first=first, next=next_)
+
+
+class RedeliveryHeap:
+    """Runs by sequence (to find them) and by time (to know what is due)."""
+
+    __slots__ = ("_by_time", "_runs")
+
+    def __init__(self) -> None:
+        self._runs: Spans[Redelivery] = Spans()
+        #: (retry_at_ms, first sequence); an entry whose run is gone or moved is skipped.
+        self._by_time: list[tuple[int, int]] = []
+
+    @property
+    def count(self) -> int:
+        """Messages waiting."""
+        return self._runs.count
+
+    def runs(self) -> Iterator[Redelivery]:
+        """All runs by sequence."""
+        return iter(self._runs)
+
+    def add(self, run: Redelivery) -> None:
+        """Let a run wait. Requires: none of its messages waits already."""
+        self._runs.add(run)
+        heappush(self._by_time, (run.retry_at_ms, run.first))
+        if len(self._by_time) > _STALE_ENTRIES_MIN + _STALE_ENTRIES_FACTOR * len(self._runs):
+            self._by_time = [(run.retry_at_ms, run.first) for run in self._runs]
+            heapify(self._by_time)
+
+    def take(self, first: int, next_: int) -> list[Redelivery]:
+        """Remove these sequences; returns what waited."""
+        taken = self._runs.take(first, next_)
+        rest = self._runs.at(next_)
+        if taken and rest is not None:  # the rest of a cut run has a new first sequence
+            heappush(self._by_time, (rest.retry_at_ms, rest.first))
+        return taken
+
+    def next_due_ms(self) -> int | None:
+        """When the next run is due, or None when nothing waits."""
+        while self._by_time:
+            retry_at_ms, first = self._by_time[0]
+            if self._current(retry_at_ms, first) is not None:
+                return retry_at_ms
+            heappop(self._by_time)
+        return None
+
+    def due(self, now_ms: int, messages_max: int) -> list[Redelivery]:
+        """Runs whose time has come, oldest first, at most `messages_max` messages; they stay."""
+        due: list[Redelivery] = []
+        popped: dict[tuple[int, int], None] = {}
+        count = 0
+        while count < messages_max:
+            due_ms = self.next_due_ms()
+            if due_ms is None or due_ms > now_ms:
+                break
+            entry = heappop(self._by_time)
+            if entry in popped:
+                continue  # the same run twice in the heap
+            popped[entry] = None
+            run = self._runs.at(entry[1])
+            assert run is not None
+            due.append(run.cut(run.first, min(run.next, run.first + messages_max - count)))
+            count += due[-1].next - due[-1].first
+        for entry in popped:
+            heappush(self._by_time, entry)
+        return due
+
+    def _current(self, retry_at_ms: int, first: int) -> Redelivery | None:
+        run = self._runs.at(first)
+        if run is None or run.first != first or run.retry_at_ms != retry_at_ms:
+            return None
+        return run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """Wait before the next delivery: grows by `factor` for each attempt, bounded, with jitter."""
+
+    first_ms: int = 1_000
+    factor: float = 2.0
+    max_ms: int = 600_000
+    #: Share of the wait that is drawn by lot, so that messages that failed together do not
+    #: come back together.
+    jitter: float = 0.2
+
+    def delay_ms(self, attempts: int, lot: float) -> int:
+        """The wait after `attempts` deliveries; `lot` is drawn from 0 … 1."""
+        # 2 ** 64 is far above every bound, and the power stays a small number.
+        grown_ms = self.first_ms * self.factor ** min(max(attempts - 1, 0), 64)
+        bounded_ms = min(grown_ms, float(self.max_ms))
+        return int(bounded_ms * (1 - self.jitter + self.jitter * lot))

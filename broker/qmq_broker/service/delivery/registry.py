@@ -1,0 +1,238 @@
+"""The groups of a broker: made at their first pull, held to their settings, ended when nobody comes.
+
+Filter and order are kept with the group: consumers that disagree about them would lose each other's
+messages, so one that says otherwise is refused, and changing them is a request of its own. The
+number of attempts and the backoff are the group's too, but there the last one said holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+import msgspec
+from msgspec import UNSET
+
+from qmq_broker.errors import BusyError, GroupConflictError
+from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.service.delivery.handing_out import Turns
+from qmq_broker.service.delivery.journal import Journal
+from qmq_broker.service.delivery.positions import position_of
+from qmq_broker.service.delivery.restart import new_state
+from qmq_broker.service.delivery.waiting import GroupKey
+from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.storage.logs.actions import (
+    Action,
+    BackoffTerms,
+    Configured,
+    Ended,
+    GroupDefined,
+    GroupSettings,
+)
+from qmq_broker.storage.store import Store
+from qmq_client.wire.groups import group_of
+from qmq_client.wire.requests import PullRequest, Tags
+from qmq_client.wire.start import parse_start
+
+
+class Group:
+    """A group's state and what is remembered about it in memory only."""
+
+    __slots__ = ("next_due_ms", "seen_ms", "state", "turns")
+
+    def __init__(self, state: GroupState, seen_ms: int) -> None:
+        self.state = state
+        self.turns = Turns()
+        #: The time for which the group stands in the schedule.
+        self.next_due_ms: int | None = None
+        #: When somebody last asked for the group.
+        self.seen_ms = seen_ms
+
+    @property
+    def key(self) -> GroupKey:
+        return self.state.subject, self.state.group
+
+
+class Groups:
+    """All groups, and which of them have something to be done at what time.
+
+    Belongs to the loop thread.
+    """
+
+    def __init__(self, store: Store, limits: ServiceLimits, journal: Journal) -> None:
+        self._store = store
+        self._limits = limits
+        self._journal = journal
+        self._groups: dict[GroupKey, Group] = {}
+        self._schedule: list[tuple[int, GroupKey]] = []
+        #: Those that end when nobody asks for them.
+        self._mortal: dict[GroupKey, Group] = {}
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self._groups.values())
+
+    def find(self, subject: str, name: str) -> Group | None:
+        """The group of this name, as listings name it."""
+        return self._groups.get((subject, name))
+
+    def restore(self, state: GroupState, now_ms: int) -> Group:
+        """Take a group over from before the start."""
+        group = Group(state, now_ms)
+        idle_ms = state.settings.idle_ms
+        if idle_ms:
+            # The log tells of hand-outs only: whoever came and got nothing is given time to come.
+            grace_ms = min(idle_ms, self._limits.ephemeral_idle_ms)
+            seen_ms = max((log.last_seen_ms for _, log in state.consumers()), default=0)
+            group.seen_ms = min(now_ms, max(seen_ms, now_ms - idle_ms + grace_ms))
+            self._mortal[group.key] = group
+        self._groups[group.key] = group
+        return group
+
+    def for_pull(self, request: PullRequest, now_ms: int) -> Group:
+        """The group of this pull, made when it is not there; raises `GroupConflictError`."""
+        key = (request.subject, group_of(request))
+        group = self._groups.get(key)
+        if group is None:
+            group = self._make(request, key, now_ms)
+        else:
+            self._agree(group.state, request, now_ms)
+        group.seen_ms = now_ms
+        self._check_room_for_consumer(group.state, request.consumer, now_ms)
+        return group
+
+    def end(self, group: Group, now_ms: int) -> None:
+        """Forget a group for good; whoever pulls for it later makes it anew."""
+        state = group.state
+        self._journal.write([Ended(now_ms, state.subject, state.group)], state)
+        del self._groups[group.key]
+        self._mortal.pop(group.key, None)
+
+    def end_idle(self, now_ms: int) -> int:
+        """End broadcast consumers that were not seen for too long; returns how many."""
+        idle = [
+            group
+            for group in self._mortal.values()
+            if group.seen_ms + group.state.settings.idle_ms <= now_ms
+        ]
+        for group in idle[: self._limits.groups_per_pass]:
+            self.end(group, now_ms)
+        return min(len(idle), self._limits.groups_per_pass)
+
+    def schedule(self, group: Group, due_ms: int | None) -> None:
+        """Let the group be looked after at this time, unless it is earlier anyway."""
+        if due_ms is not None and (group.next_due_ms is None or due_ms < group.next_due_ms):
+            group.next_due_ms = due_ms
+            heappush(self._schedule, (due_ms, group.key))
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether some group is to be looked after."""
+        return bool(self._schedule) and self._schedule[0][0] <= now_ms
+
+    def take_due(self, now_ms: int) -> list[Group]:
+        """Groups that are to be looked after now, a bounded number; they leave the schedule."""
+        due: list[Group] = []
+        while self.is_due(now_ms) and len(due) < self._limits.groups_per_pass:
+            due_ms, key = heappop(self._schedule)
+            group = self._groups.get(key)
+            if group is not None and group.next_due_ms == due_ms:
+                group.next_due_ms = None
+                due.append(group)
+        return due
+
+    def _make(self, request: PullRequest, key: GroupKey, now_ms: int) -> Group:
+        if len(self._groups) >= self._limits.groups:
+            raise BusyError(f"there are {len(self._groups)} groups already", retry_after_s=60.0)
+        subject, name = key
+        defined = GroupDefined(
+            at_ms=now_ms,
+            subject=subject,
+            group=name,
+            first_sequence=position_of(self._store, subject, parse_start(request.start)),
+            max_attempts=request.max_attempts,
+        )
+        group = Group(new_state(defined), now_ms)
+        actions: list[Action] = [defined]
+        settings = self._wanted(request)
+        if settings != GroupSettings():
+            actions.append(Configured(now_ms, subject, name, settings))
+        self._journal.write(actions, group.state)
+        self._groups[key] = group
+        if settings.idle_ms:
+            self._mortal[key] = group
+        return group
+
+    def _wanted(self, request: PullRequest) -> GroupSettings:
+        any_tags, all_tags = tags_kept(request.tags)
+        return GroupSettings(
+            any_tags=any_tags,
+            all_tags=all_tags,
+            is_ordered=request.ordered is True,
+            backoff=_terms(request),
+            idle_ms=self._idle_ms(request),
+        )
+
+    def _idle_ms(self, request: PullRequest) -> int:
+        if request.broadcast is UNSET:
+            return 0
+        limits = self._limits
+        return limits.named_idle_ms if request.broadcast == "named" else limits.ephemeral_idle_ms
+
+    def _agree(self, state: GroupState, request: PullRequest, now_ms: int) -> None:
+        """Refuse a pull that takes the group for another, and note what may change with a pull."""
+        has = state.settings
+        if request.tags is not UNSET:
+            wanted = tags_kept(request.tags)
+            if wanted != (has.any_tags, has.all_tags):
+                raise _conflict(state, "tags", _filter_text(has.any_tags, has.all_tags), wanted)
+        if request.ordered is not UNSET and request.ordered is not has.is_ordered:
+            raise _conflict(state, "ordered", str(has.is_ordered).lower(), request.ordered)
+        subject, name = state.subject, state.group
+        actions: list[Action] = []
+        if state.max_attempts != request.max_attempts:
+            cursor, attempts = state.cursor, request.max_attempts
+            actions.append(GroupDefined(now_ms, subject, name, cursor, attempts))
+        if request.backoff is not UNSET or request.broadcast is not UNSET:
+            settings = msgspec.structs.replace(
+                has, backoff=_terms(request) or has.backoff, idle_ms=self._idle_ms(request)
+            )
+            if settings != has:
+                actions.append(Configured(now_ms, subject, name, settings))
+        self._journal.write(actions, state)
+
+    def _check_room_for_consumer(self, state: GroupState, consumer: str, now_ms: int) -> None:
+        limit = self._limits.consumers_per_group
+        if state.consumer(consumer) is not None or state.consumer_count < limit:
+            return
+        state.forget_idle_consumers(now_ms - self._limits.consumer_idle_ms)
+        if state.consumer_count >= limit:
+            raise BusyError(
+                f"group {state.group} has {state.consumer_count} consumers", retry_after_s=60.0
+            )
+
+
+def tags_kept(tags: Tags | msgspec.UnsetType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Tags of a filter as they are kept, any and all: each once, in order."""
+    if tags is UNSET:
+        return (), ()
+    return tuple(sorted(set(tags.any))), tuple(sorted(set(tags.all)))
+
+
+def _terms(request: PullRequest) -> BackoffTerms | None:
+    backoff = request.backoff
+    if backoff is UNSET:
+        return None
+    return BackoffTerms(backoff.first_ms, backoff.factor, backoff.max_ms)
+
+
+def _filter_text(any_tags: tuple[str, ...], all_tags: tuple[str, ...]) -> str:
+    parts = [f"any of {', '.join(any_tags)}"] if any_tags else []
+    parts += [f"all of {', '.join(all_tags)}"] if all_tags else []
+    return " and ".join(parts) or "no tags"
+
+
+def _conflict(state: GroupState, field: str, has: str, wanted: object) -> GroupConflictError:
+    if isinstance(wanted, tuple):
+        wanted = _filter_text(*wanted)
+    return GroupConflictError(
+        subject=state.subject, group=state.group, field=field, limit=has, value=str(wanted).lower()
+    )

@@ -1,0 +1,61 @@
+"""Where the groups of a restarted broker stand: a snapshot, then the actions behind it.
+
+Everything that was stamped later than now was written before the clock went back: deadlines are
+moved with it, so that no lease lasts longer than it was given for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.service.delivery.snapshot import decode_groups
+from qmq_broker.storage.logs.actions import Action, Ended, GroupDefined
+
+
+def groups_at_end(
+    snapshot: bytes, actions: Iterable[Action], now_ms: int
+) -> tuple[list[GroupState], int]:
+    """The groups after all that, and how many actions there were; an empty snapshot is none."""
+    groups = {
+        (state.subject, state.group): state
+        for state in (decode_groups(snapshot, now_ms) if snapshot else ())
+    }
+    count = 0
+    for action in actions:
+        key = (action.subject, action.group)
+        state = groups.get(key)
+        if state is None:
+            if not isinstance(action, GroupDefined):
+                continue
+            state = groups[key] = new_state(action)
+        count += 1
+        if isinstance(action, Ended):
+            del groups[key]
+            continue
+        state.apply(_not_in_future(action, now_ms))
+    return list(groups.values()), count
+
+
+def new_state(defined: GroupDefined) -> GroupState:
+    """A group that was just defined."""
+    return GroupState(
+        subject=defined.subject,
+        group=defined.group,
+        first_sequence=defined.first_sequence,
+        max_attempts=defined.max_attempts,
+    )
+
+
+def _not_in_future(action: Action, now_ms: int) -> Action:
+    shift_ms = action.at_ms - now_ms
+    if shift_ms <= 0:
+        return action
+    changes: dict[str, int] = {"at_ms": now_ms}
+    for name in ("lease_until_ms", "retry_at_ms"):
+        value = getattr(action, name, 0)
+        if value:
+            changes[name] = max(1, value - shift_ms)
+    return msgspec.structs.replace(action, **changes)

@@ -1,0 +1,225 @@
+"""Which actions follow from what a consumer reports, and from leases that end by themselves.
+
+Decides only: reads the state of a group and returns actions for the log. A range is settled as far
+as this consumer still holds it under the token it names; the rest is stale and reported. A range
+that was acked before under the same token counts as settled again, because an answer can get lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from qmq_broker.service.delivery.dead_letters import ATTEMPTS_USED_UP, REJECTED
+from qmq_broker.service.delivery.groups import NO_RETRY, GroupState
+from qmq_broker.service.delivery.history import LEASE_ENDED
+from qmq_broker.service.delivery.leases import Lease
+from qmq_broker.service.delivery.redelivery import Backoff
+from qmq_broker.service.delivery.spans import RangeSet
+from qmq_broker.storage.logs.actions import Acked, Action, Dead, Expired, Extended, Nacked
+from qmq_client.wire.requests import Settlement
+
+#: Characters of a consumer's error text that are kept: enough for type, message and place.
+ERROR_CHARACTERS_MAX: Final = 500
+
+Stale = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What decides when a message comes back."""
+
+    now_ms: int
+    backoff: Backoff
+    #: Draws from 0 … 1.
+    draw: Callable[[], float]
+    #: No extension lets a lease end later than so long after the message was given.
+    held_ms: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """Actions to write and apply, and what to tell the consumer."""
+
+    actions: list[Action] = field(default_factory=list)
+    #: Messages whose outcome was taken.
+    settled: int = 0
+    #: (token, first, next) of ranges that were refused.
+    stale: list[Stale] = field(default_factory=list)
+
+
+def plan_settlements(
+    state: GroupState, consumer: str, settlements: Iterable[Settlement], terms: Terms
+) -> Outcome:
+    """What follows from these settlements; the first outcome named for a message counts."""
+    outcome = Outcome()
+    plans: dict[int, _Plan] = {}
+    for settlement in settlements:
+        plan = plans.get(settlement.token)
+        if plan is None:
+            plan = plans[settlement.token] = _Plan(
+                state, consumer, settlement.token, terms, outcome
+            )
+        plan.ack(settlement.acks)
+        for nack in settlement.nacks:
+            plan.nack(nack.range, nack.delay_ms, nack.error)
+        for reject in settlement.rejects:
+            plan.reject(reject.range, reject.reason)
+        for extend in settlement.extends:
+            plan.extend(extend.range, extend.lease_ms)
+    return outcome
+
+
+def plan_ended_leases(
+    state: GroupState, ended: Sequence[tuple[str, Lease]], terms: Terms
+) -> list[Action]:
+    """What follows from these leases having ended by themselves."""
+    actions: list[Action] = []
+    for consumer, lease in ended:
+        is_last = lease.attempt >= state.max_attempts
+        if is_last:
+            actions += _dead(state, lease, ATTEMPTS_USED_UP, LEASE_ENDED, terms.now_ms)
+        wait_ms = terms.backoff.delay_ms(lease.attempt, terms.draw())
+        actions.append(
+            Expired(
+                at_ms=terms.now_ms,
+                subject=state.subject,
+                group=state.group,
+                consumer=consumer,
+                first=lease.first,
+                next=lease.next,
+                retry_at_ms=NO_RETRY if is_last else terms.now_ms + wait_ms,
+            )
+        )
+    return actions
+
+
+class _Plan:
+    """The settlements of one token under way: which messages are decided, and the actions so far."""
+
+    def __init__(
+        self, state: GroupState, consumer: str, token: int, terms: Terms, outcome: Outcome
+    ) -> None:
+        self._state = state
+        self._consumer = consumer
+        self._log = state.consumer(consumer)
+        self._token = token
+        self._terms = terms
+        self._outcome = outcome
+        self._decided = RangeSet()
+
+    def ack(self, ranges: Iterable[tuple[int, int]]) -> None:
+        merged = RangeSet()
+        for first, next_ in ranges:
+            merged.add(first, next_)
+        for first, next_ in merged:
+            held = RangeSet()
+            for lease in self._held(first, next_, repeats_acked=True):
+                held.add(lease.first, lease.next)
+                self._decided.add(lease.first, lease.next)
+            self._outcome.actions += [
+                Acked(
+                    at_ms=self._terms.now_ms,
+                    subject=self._state.subject,
+                    group=self._state.group,
+                    consumer=self._consumer,
+                    first=part_first,
+                    next=part_next,
+                )
+                for part_first, part_next in held
+            ]
+
+    def nack(self, given: tuple[int, int], delay_ms: int | None, error: str) -> None:
+        error = shorten_error(error)
+        terms = self._terms
+        for lease in self._held(*given):
+            wait_ms = delay_ms
+            if wait_ms is None:
+                wait_ms = terms.backoff.delay_ms(lease.attempt, terms.draw())
+            is_last = lease.attempt >= self._state.max_attempts
+            if is_last:
+                self._bury(lease, ATTEMPTS_USED_UP, error)
+            self._give_back(lease, NO_RETRY if is_last else terms.now_ms + wait_ms, error)
+
+    def reject(self, given: tuple[int, int], reason: str) -> None:
+        reason = shorten_error(reason)
+        for lease in self._held(*given):
+            self._bury(lease, REJECTED, reason)
+            self._give_back(lease, NO_RETRY, reason)
+
+    def extend(self, given: tuple[int, int], lease_ms: int) -> None:
+        for lease in self._held(*given):
+            self._outcome.actions.append(
+                Extended(
+                    at_ms=self._terms.now_ms,
+                    subject=self._state.subject,
+                    group=self._state.group,
+                    consumer=self._consumer,
+                    first=lease.first,
+                    next=lease.next,
+                    lease_until_ms=self._until_ms(lease, lease_ms),
+                )
+            )
+
+    def _until_ms(self, lease: Lease, lease_ms: int) -> int:
+        wanted_ms = self._terms.now_ms + lease_ms
+        # A lease from a snapshot of an older broker does not know when it began.
+        if not lease.given_at_ms:
+            return wanted_ms
+        return min(wanted_ms, lease.given_at_ms + self._terms.held_ms)
+
+    def _held(self, first: int, next_: int, *, repeats_acked: bool = False) -> list[Lease]:
+        """What this consumer holds of the range; the rest is noted as stale."""
+        outcome, held = self._outcome, RangeSet()
+        leases: list[Lease] = []
+        for part_first, part_next in self._decided.missing(first, next_) if self._log else ():
+            assert self._log is not None
+            leases += self._log.held(part_first, part_next, token=self._token)
+        for lease in leases:
+            held.add(lease.first, lease.next)
+        stale = held.missing(first, next_)
+        if repeats_acked and self._log is not None:
+            log = self._log
+            stale = [part for gap in stale for part in log.unacked(*gap, token=self._token)]
+        outcome.stale += [(self._token, *part) for part in stale]
+        outcome.settled += next_ - first - sum(part[1] - part[0] for part in stale)
+        return leases
+
+    def _bury(self, lease: Lease, reason: str, error: str) -> None:
+        self._outcome.actions += _dead(self._state, lease, reason, error, self._terms.now_ms)
+
+    def _give_back(self, lease: Lease, retry_at_ms: int, error: str) -> None:
+        self._decided.add(lease.first, lease.next)
+        self._outcome.actions.append(
+            Nacked(
+                at_ms=self._terms.now_ms,
+                subject=self._state.subject,
+                group=self._state.group,
+                consumer=self._consumer,
+                first=lease.first,
+                next=lease.next,
+                retry_at_ms=retry_at_ms,
+                error=error,
+            )
+        )
+
+
+def shorten_error(text: str) -> str:
+    """A consumer's text, bounded and without what cannot be stored as UTF-8."""
+    return text[:ERROR_CHARACTERS_MAX].encode(errors="replace").decode()
+
+
+def _dead(state: GroupState, lease: Lease, reason: str, error: str, now_ms: int) -> list[Action]:
+    return [
+        Dead(
+            at_ms=now_ms,
+            subject=state.subject,
+            group=state.group,
+            sequence=sequence,
+            attempts=lease.attempt,
+            reason=reason,
+            error=error,
+        )
+        for sequence in range(lease.first_sequence, lease.next_sequence)
+    ]

@@ -1,0 +1,201 @@
+"""All groups as bytes and back: what a snapshot of the action log holds.
+
+MessagePack arrays with a version in front. Fields are added at the end only, with a default. A start
+that takes a snapshot and replays what follows it stands where a replay of everything would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from qmq_broker.errors import CorruptionError
+from qmq_broker.service.delivery.dead_letters import DeadLetter
+from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.service.delivery.history import Attempt
+from qmq_broker.service.delivery.leases import Lease
+from qmq_broker.service.delivery.redelivery import Redelivery
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.logs.actions import GroupSettings
+
+SNAPSHOT_VERSION: Final = 1
+
+
+class LeaseImage(msgspec.Struct, frozen=True, array_like=True):
+    """See `Lease`."""
+
+    first: int
+    next: int
+    first_sequence: int
+    attempt: int
+    token: int
+    until_ms: int
+    given_at_ms: int = 0
+    history: tuple[Attempt, ...] = ()
+
+
+class ConsumerImage(msgspec.Struct, frozen=True, array_like=True):
+    """See `PullLog`."""
+
+    name: str
+    next_pull_sequence: int
+    last_seen_ms: int
+    leases: tuple[LeaseImage, ...]
+    #: Token → ranges of pull sequences that were acked under it.
+    acked: dict[int, tuple[tuple[int, int], ...]]
+
+
+class WaitingImage(msgspec.Struct, frozen=True, array_like=True):
+    """See `Redelivery`."""
+
+    first: int
+    next: int
+    attempts: int
+    retry_at_ms: int
+    error: str
+    history: tuple[Attempt, ...] = ()
+
+
+class DeadImage(msgspec.Struct, frozen=True, array_like=True):
+    """See `DeadLetter`."""
+
+    sequence: int
+    attempts: int
+    reason: str
+    error: str
+    at_ms: int
+    history: tuple[Attempt, ...] = ()
+
+
+class GroupImage(msgspec.Struct, frozen=True, array_like=True):
+    """See `GroupState`."""
+
+    subject: str
+    group: str
+    cursor: int
+    max_attempts: int
+    acked_count: int
+    next_pull_floor: int
+    consumers: tuple[ConsumerImage, ...]
+    waiting: tuple[WaitingImage, ...]
+    dead: tuple[DeadImage, ...]
+    lost_count: int
+    settings: GroupSettings = GroupSettings()
+    is_paused: bool = False
+    expired_count: int = 0
+    #: Sequence and key of what an ordered group came to and is not done with.
+    keyed: tuple[tuple[int, int], ...] = ()
+
+
+class SnapshotImage(msgspec.Struct, frozen=True, array_like=True):
+    """All groups."""
+
+    version: int
+    #: When it was made.
+    at_ms: int
+    groups: tuple[GroupImage, ...]
+
+
+def encode_groups(states: Iterable[GroupState], now_ms: int) -> bytes:
+    """All groups as bytes."""
+    image = SnapshotImage(SNAPSHOT_VERSION, now_ms, tuple(_image(state) for state in states))
+    return msgspec.msgpack.encode(image)
+
+
+def decode_groups(content: bytes, now_ms: int) -> list[GroupState]:
+    """The groups of a snapshot; raises `CorruptionError` when it is none of this version.
+
+    When the clock has gone back since, all times are moved with it.
+    """
+    try:
+        image = msgspec.msgpack.decode(content, type=SnapshotImage)
+        if image.version != SNAPSHOT_VERSION:
+            raise msgspec.DecodeError(f"version {image.version}; known: {SNAPSHOT_VERSION}")
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptionError(segment=layout.SNAPSHOTS[0], offset=0, reason=str(error)) from error
+    shift_ms = max(0, image.at_ms - now_ms)
+    return [_state(group, shift_ms) for group in image.groups]
+
+
+def _image(state: GroupState) -> GroupImage:
+    return GroupImage(
+        subject=state.subject,
+        group=state.group,
+        cursor=state.cursor,
+        max_attempts=state.max_attempts,
+        acked_count=state.acked_count,
+        next_pull_floor=state.next_pull_floor,
+        consumers=tuple(
+            ConsumerImage(
+                name=name,
+                next_pull_sequence=log.next_pull_sequence,
+                last_seen_ms=log.last_seen_ms,
+                leases=tuple(
+                    LeaseImage(
+                        lease.first,
+                        lease.next,
+                        lease.first_sequence,
+                        lease.attempt,
+                        lease.token,
+                        lease.until_ms,
+                        lease.given_at_ms,
+                        lease.history,
+                    )
+                    for lease in log.leases()
+                ),
+                acked={token: tuple(ranges) for token, ranges in log.acked().items()},
+            )
+            for name, log in state.consumers()
+        ),
+        waiting=tuple(
+            WaitingImage(run.first, run.next, run.attempts, run.retry_at_ms, run.error, run.history)
+            for run in state.redeliveries.runs()
+        ),
+        dead=tuple(
+            DeadImage(one.sequence, one.attempts, one.reason, one.error, one.at_ms, one.history)
+            for one in state.dead.values()
+        ),
+        lost_count=state.lost_count,
+        settings=state.settings,
+        is_paused=state.is_paused,
+        expired_count=state.expired_count,
+        keyed=() if state.lanes is None else tuple(state.lanes.sequences()),
+    )
+
+
+def _state(image: GroupImage, shift_ms: int) -> GroupState:
+    state = GroupState(
+        subject=image.subject,
+        group=image.group,
+        first_sequence=image.cursor,
+        max_attempts=image.max_attempts,
+    )
+    state.acked_count = image.acked_count
+    state.lost_count = image.lost_count
+    state.expired_count = image.expired_count
+    state.is_paused = image.is_paused
+    state.configure(image.settings)
+    state.next_pull_floor = image.next_pull_floor
+    for consumer in image.consumers:
+        state.restore_consumer(
+            consumer.name,
+            next_pull_sequence=consumer.next_pull_sequence,
+            last_seen_ms=consumer.last_seen_ms - shift_ms,
+            leases=[Lease(**_moved(lease, "until_ms", shift_ms)) for lease in consumer.leases],
+            acked=consumer.acked,
+        )
+    for waiting in image.waiting:
+        state.redeliveries.add(Redelivery(**_moved(waiting, "retry_at_ms", shift_ms)))
+    for dead in image.dead:
+        state.dead[dead.sequence] = DeadLetter(**_moved(dead, "at_ms", shift_ms))
+    if image.keyed:
+        state.restore_lanes(image.keyed)
+    return state
+
+
+def _moved(image: msgspec.Struct, time: str, shift_ms: int) -> dict[str, Any]:
+    values = msgspec.structs.asdict(image)
+    values[time] = max(1, values[time] - shift_ms)
+    return values

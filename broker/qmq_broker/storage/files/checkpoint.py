@@ -1,0 +1,144 @@
+"""The checkpoint: how far the logs were durable, and the epoch; two slots written in turn.
+
+::
+
+    offset bytes field
+    0      8     magic "QMQCKPT1"
+    8      8     generation, one more with each write; the higher valid slot counts
+    16     8     epoch, one more with each opening of the store
+    24     24    commit log: durable offset, offset of its last frame, stored at of that frame
+    48     24    action log: the same
+    72     8     commit log offset from which on message ids are remembered
+    80     4012  zeros
+    4092   4     CRC-32C of bytes 0 … 4091
+
+Each slot is a file of its own of one page, overwritten in place with its own sync: a crash while
+one is written leaves the other. What a slot says of a log was synced before the slot was written,
+so damage below it is damage of accepted data, whatever else the log says. Big-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import Disk, DiskFile
+from qmq_client.wire.checksum import crc32c
+
+SLOT_BYTES: Final = 4096
+_MAGIC: Final = b"QMQCKPT1"
+_FIELDS: Final = struct.Struct(">8s9Q")
+_CRC: Final = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPoint:
+    """How far one log was durable."""
+
+    durable_offset: int
+    #: Where its last frame began: the scan at the next opening begins there.
+    last_frame_offset: int
+    #: When that frame was stored; later ones are never stamped earlier.
+    last_stored_at_ms: int
+
+
+START: Final = LogPoint(durable_offset=0, last_frame_offset=0, last_stored_at_ms=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What one slot says."""
+
+    generation: int
+    epoch: int
+    commit_log: LogPoint
+    action_log: LogPoint
+    #: No message id that may still be repeated stands below this commit log offset.
+    window_offset: int
+
+
+class CheckpointFiles:
+    """The two slots on a disk. Belongs to the writer thread."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._files: list[DiskFile] = []
+
+    def read(self) -> Checkpoint | None:
+        """The newest valid slot, or None; changes nothing."""
+        there = set(self._disk.names(layout.ROOT))
+        found: Checkpoint | None = None
+        for path in layout.CHECKPOINTS:
+            if path not in there:
+                continue
+            file = self._disk.open(path)
+            slot = decode_slot(file.read(0, SLOT_BYTES))
+            file.close()
+            if slot is not None and (found is None or slot.generation > found.generation):
+                found = slot
+        return found
+
+    def prepare(self) -> None:
+        """Make both files ready to be written; their names become durable."""
+        if self._files:
+            return
+        for path in layout.CHECKPOINTS:
+            file = self._disk.open(path, is_new=True)
+            file.allocate(SLOT_BYTES)
+            self._files.append(file)
+        self._disk.sync_directory(layout.ROOT)
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Write a slot; durable on return. Requires: what it says of the logs was synced."""
+        file = self._files[checkpoint.generation % len(self._files)]
+        file.write(0, [encode_slot(checkpoint)])
+        file.sync()
+
+    def close(self) -> None:
+        """Give both files back."""
+        for file in self._files:
+            file.close()
+        self._files.clear()
+
+
+def encode_slot(checkpoint: Checkpoint) -> bytes:
+    """One slot as it is written."""
+    points = (checkpoint.commit_log, checkpoint.action_log)
+    numbers = [
+        number
+        for point in points
+        for number in (point.durable_offset, point.last_frame_offset, point.last_stored_at_ms)
+    ]
+    fields = _FIELDS.pack(
+        _MAGIC, checkpoint.generation, checkpoint.epoch, *numbers, checkpoint.window_offset
+    )
+    content = fields.ljust(SLOT_BYTES - _CRC.size, b"\0")
+    return content + _CRC.pack(crc32c(content))
+
+
+def decode_slot(data: bytes) -> Checkpoint | None:
+    """What a slot says; None when it is not whole."""
+    if len(data) != SLOT_BYTES:
+        return None
+    content = data[: -_CRC.size]
+    magic, generation, epoch, *numbers = _FIELDS.unpack_from(data)
+    if magic != _MAGIC or _CRC.unpack(data[-_CRC.size :])[0] != crc32c(content):
+        return None
+    return Checkpoint(
+        generation=generation,
+        epoch=epoch,
+        commit_log=_point(numbers[0:3]),
+        action_log=_point(numbers[3:6]),
+        window_offset=numbers[6],
+    )
+
+
+def _point(numbers: list[int]) -> LogPoint:
+    durable_offset, last_frame_offset, last_stored_at_ms = numbers
+    return LogPoint(
+        durable_offset=durable_offset,
+        last_frame_offset=last_frame_offset,
+        last_stored_at_ms=last_stored_at_ms,
+    )

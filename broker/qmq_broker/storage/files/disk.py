@@ -1,0 +1,330 @@
+"""The only door to the operating system's files.
+
+`Disk` and `DiskFile` (`disk_port.py`) are what all storage code is written against; `OsDisk` is the
+real one, rooted at a data directory. Crash tests put a recording disk in its place. Paths are
+relative to the root, with forward slashes; a symbolic link anywhere below the root is refused, so
+that nobody can lead the broker's writes elsewhere.
+
+Durability, by POSIX and nothing more: `DiskFile.sync` makes content and length of a file durable,
+`sync_directory` makes names durable. Every `OSError` becomes `DiskError`, or `DiskFullError` when
+there is no space, or `FilesFullError` when no more files may be open. Not for: caching, retries (a
+failed sync is never tried again), memory maps (a fault in one cannot be caught).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from qmq_broker.errors import DiskError, LockedError
+from qmq_broker.storage.files.disk_errors import translate
+from qmq_broker.storage.files.disk_port import Disk, DiskFile, DiskLock
+
+__all__ = ["Disk", "DiskFile", "DiskLock", "OsDisk", "OsFile", "OsLock", "link_file"]
+
+#: Buffers in one gathering write; the operating system refuses more.
+IOV_MAX: Final = 1024
+#: Another file system, one without links, or one whose links are used up.
+_NOT_LINKED: Final = frozenset(
+    {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
+)
+_FILE_MODE: Final = 0o600
+_DIRECTORY_MODE: Final = 0o700
+_HOLDER_BYTES_MAX: Final = 200
+_NOT_SUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+#: Absent on some systems; a full sync does the same and more.
+_sync_data = getattr(os, "fdatasync", os.fsync)
+_allocate = getattr(os, "posix_fallocate", None)
+
+
+class OsDisk:
+    """The files of the machine below `root`, which is made when absent.
+
+    Safe for several threads. Holds one descriptor, of the root, until `close`. One that is read-only makes
+    nothing and asks for no right to write: for a look at a backup, or beside a broker of another user.
+    """
+
+    def __init__(self, root: str, *, is_read_only: bool = False) -> None:
+        self.root = os.path.abspath(root)
+        self._access = os.O_RDONLY if is_read_only else os.O_RDWR
+        try:
+            if not is_read_only and not os.path.isdir(self.root):
+                os.makedirs(self.root, mode=_DIRECTORY_MODE, exist_ok=True)
+                _sync_names(os.path.dirname(self.root))
+            self._root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise translate(error, "open", self.root) from error
+
+    def close(self) -> None:
+        """Give the root back; files stay usable. Safe to call twice."""
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
+
+    def lock(self, path: str, holder: str) -> OsLock:
+        try:
+            descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise translate(error, "open", path) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            text = os.pread(descriptor, _HOLDER_BYTES_MAX, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise LockedError(directory=self.root, holder=text) from error
+        except OSError as error:
+            os.close(descriptor)
+            raise translate(error, "lock", path) from error
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, holder.encode(), 0)
+            root = os.dup(self._root)
+        except OSError as error:
+            os.close(descriptor)
+            raise translate(error, "write", path) from error
+        return OsLock(self.root, path, root=root, descriptor=descriptor)
+
+    def open(self, path: str, *, is_new: bool = False) -> OsFile:
+        is_made = is_new and self._access == os.O_RDWR
+        flags = self._access | (os.O_CREAT if is_made else 0)
+        try:
+            return OsFile(path, self._open(path, flags))
+        except OSError as error:
+            raise translate(error, "open", path) from error
+
+    def names(self, directory: str) -> list[str]:
+        try:
+            descriptor = self._open_directory(directory)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise translate(error, "list", directory) from error
+        try:
+            return sorted(os.listdir(descriptor))
+        finally:
+            os.close(descriptor)
+
+    def make_directory(self, path: str) -> None:
+        try:
+            parent = self._open_directory(path.rpartition("/")[0])
+            try:
+                os.mkdir(path.rpartition("/")[2], _DIRECTORY_MODE, dir_fd=parent)
+            finally:
+                os.close(parent)
+        except FileExistsError:
+            return
+        except OSError as error:
+            raise translate(error, "make", path) from error
+
+    def sync_directory(self, path: str) -> None:
+        try:
+            descriptor = self._open_directory(path)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise translate(error, "sync of directory", path) from error
+
+    def rename(self, old: str, new: str) -> None:
+        try:
+            parent = self._open_directory(old.rpartition("/")[0])
+            try:
+                old_name, new_name = old.rpartition("/")[2], new.rpartition("/")[2]
+                os.replace(old_name, new_name, src_dir_fd=parent, dst_dir_fd=parent)
+            finally:
+                os.close(parent)
+        except OSError as error:
+            raise translate(error, "rename", old) from error
+
+    def unlink(self, path: str) -> None:
+        try:
+            parent = self._open_directory(path.rpartition("/")[0])
+            try:
+                os.unlink(path.rpartition("/")[2], dir_fd=parent)
+            finally:
+                os.close(parent)
+        except OSError as error:
+            raise translate(error, "unlink", path) from error
+
+    def free_bytes(self) -> int:
+        try:
+            status = os.fstatvfs(self._root)
+        except OSError as error:
+            raise translate(error, "free space", self.root) from error
+        return status.f_bavail * status.f_frsize
+
+    def _open(self, path: str, flags: int) -> int:
+        parent = self._open_directory(path.rpartition("/")[0])
+        try:
+            name = path.rpartition("/")[2]
+            return os.open(
+                name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode=_FILE_MODE, dir_fd=parent
+            )
+        finally:
+            os.close(parent)
+
+    def _open_directory(self, path: str) -> int:
+        """A descriptor of a directory, each step down without following a link."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.dup(self._root)
+        for name in path.split("/") if path else ():
+            try:
+                below = os.open(name, flags, dir_fd=descriptor)
+            finally:
+                os.close(descriptor)
+            descriptor = below
+        return descriptor
+
+
+def link_file(source: OsDisk, path: str, target: OsDisk) -> bool:
+    """Give a file the same path below `target` too; false where the file system cannot do that.
+
+    Durable after the next sync of the directory. What is written under one name then stands under
+    the other; `Segments.adopt` sees to it that a linked segment is not recycled.
+    """
+    try:
+        os.link(f"{source.root}/{path}", f"{target.root}/{path}", follow_symlinks=False)
+    except OSError as error:
+        if error.errno in _NOT_LINKED:
+            return False
+        raise translate(error, "link", path) from error
+    return True
+
+
+class OsFile:
+    """One file of the machine."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+
+    def read(self, position: int, count: int) -> bytes:
+        try:
+            data = os.pread(self._descriptor, count, position)
+            while len(data) < count:
+                more = os.pread(self._descriptor, count - len(data), position + len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            raise translate(error, "read", self.path) from error
+        return data
+
+    def write(self, position: int, parts: Sequence[bytes | memoryview]) -> None:
+        try:
+            for first in range(0, len(parts), IOV_MAX):
+                batch = parts[first : first + IOV_MAX]
+                count = sum(map(len, batch))
+                written = os.pwritev(self._descriptor, batch, position)
+                position += written
+                if written < count:
+                    position = self._write_rest(position, memoryview(b"".join(batch))[written:])
+        except OSError as error:
+            raise translate(error, "write", self.path) from error
+
+    def _write_rest(self, position: int, rest: memoryview) -> int:
+        """Go on after a short write until all is written; returns the position behind it."""
+        while rest:
+            written = os.pwrite(self._descriptor, rest, position)
+            if not written:
+                raise OSError(errno.EIO, "nothing was written")
+            position += written
+            rest = rest[written:]
+        return position
+
+    def sync(self) -> None:
+        try:
+            _sync_data(self._descriptor)
+            names = os.fstat(self._descriptor).st_nlink
+        except OSError as error:
+            raise translate(error, "sync", self.path) from error
+        if not names:
+            raise DiskError(operation="sync", path=self.path, reason="the file was removed")
+
+    def allocate(self, length: int) -> None:
+        try:
+            if _allocate is not None:
+                try:
+                    _allocate(self._descriptor, 0, length)
+                    return
+                except OSError as error:
+                    if error.errno not in _NOT_SUPPORTED:
+                        raise
+            # Without the call the space is not reserved: a full disk then fails a write.
+            if os.fstat(self._descriptor).st_size < length:
+                os.ftruncate(self._descriptor, length)
+        except OSError as error:
+            raise translate(error, "allocate", self.path) from error
+
+    def truncate(self, length: int) -> None:
+        try:
+            os.ftruncate(self._descriptor, length)
+        except OSError as error:
+            raise translate(error, "truncate", self.path) from error
+
+    def length(self) -> int:
+        try:
+            return os.fstat(self._descriptor).st_size
+        except OSError as error:
+            raise translate(error, "length", self.path) from error
+
+    def links(self) -> int:
+        try:
+            return os.fstat(self._descriptor).st_nlink
+        except OSError as error:
+            raise translate(error, "look", self.path) from error
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class OsLock:
+    """An advisory lock on an open file; it ends with the process at the latest.
+
+    It holds a file, not a path: when the file or the directory is removed or put elsewhere, another
+    process may lock what stands there then, which is what `check` is for.
+    """
+
+    def __init__(self, directory: str, path: str, *, root: int, descriptor: int) -> None:
+        """Both descriptors become this lock's own."""
+        self._directory = directory
+        self._path = path
+        self._root = root
+        self._descriptor = descriptor
+
+    def check(self) -> None:
+        try:
+            is_root = _is_same(os.stat(self._directory), os.fstat(self._root))
+            found = os.stat(self._path, dir_fd=self._root, follow_symlinks=False)
+        except OSError as error:
+            raise translate(error, "look", f"{self._directory}/{self._path}") from error
+        if not is_root or not _is_same(found, os.fstat(self._descriptor)):
+            raise DiskError(
+                operation="look",
+                path=f"{self._directory}/{self._path}",
+                reason="replaced while this process worked on the data directory",
+            )
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            os.close(self._root)
+            self._descriptor = self._root = -1
+
+
+def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+
+
+def _sync_names(directory: str) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,138 @@
+"""FORMAT: which version and settings a data directory was made with.
+
+One JSON object and a checksum line (see `small_file.py`), written once, before anything else, and
+never changed. A directory without it that holds files of ours, or with one that this program does
+not know word for word, is refused and stays untouched.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from qmq_broker.errors import CorruptionError, UnknownFormatError
+from qmq_broker.options import StoreOptions
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
+
+FORMAT_VERSION: Final = 1
+CHECKSUM: Final = "crc32c"
+STORE_ID_BYTES: Final = 16
+_OURS: Final = frozenset(
+    {layout.COMMIT_LOG, layout.ACTION_LOG, layout.CONSUME_QUEUES, layout.STATE, layout.CLEAN}
+    | {layout.INDEX, layout.SUMMARIES, layout.SCHEDULE, layout.DISPATCH, layout.QUARANTINE}
+    | set(layout.CHECKPOINTS)
+)
+_REMEDY: Final = "Start with that value, or with an empty directory."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """What must never change in the life of a data directory."""
+
+    #: Tells this store's segments from those of another.
+    store_id: bytes
+    segment_bytes: int
+    action_segment_bytes: int
+    queue_entries_per_file: int
+
+
+class _Written(msgspec.Struct, frozen=True, kw_only=True):
+    version: int
+    checksum: str
+    store_id: str
+    segment_bytes: int
+    action_segment_bytes: int
+    queue_entries_per_file: int
+
+
+class _Version(msgspec.Struct, frozen=True):
+    version: int
+
+
+def open_format(disk: Disk, options: StoreOptions) -> Format:
+    """The directory's format; written when the directory is new, else verified.
+
+    Raises `UnknownFormatError` or `CorruptionError`, having touched nothing.
+    """
+    data = read_file(disk, layout.FORMAT)
+    if data is None:
+        return _make(disk, options)
+    written = _parse(data)
+    for setting in ("segment_bytes", "action_segment_bytes", "queue_entries_per_file"):
+        found, known = getattr(written, setting), getattr(options, setting)
+        if found != known:
+            raise UnknownFormatError(
+                setting=setting, found=str(found), known=str(known), remedy=_REMEDY
+            )
+    return _format(written)
+
+
+def read_format(disk: Disk) -> Format | None:
+    """The format of a directory that is not to be served, whatever its lengths; None without one.
+
+    Raises `UnknownFormatError` or `CorruptionError`. Changes nothing.
+    """
+    data = read_file(disk, layout.FORMAT)
+    return None if data is None else _format(_parse(data))
+
+
+def _make(disk: Disk, options: StoreOptions) -> Format:
+    strangers = sorted(_OURS.intersection(disk.names(layout.ROOT)))
+    if strangers:
+        raise UnknownFormatError(
+            setting="FORMAT file",
+            found=f"missing, but there is {strangers[0]}",
+            known=f"version {FORMAT_VERSION}",
+            remedy="Restore FORMAT from a copy of this directory, or give an empty directory.",
+        )
+    written = _Written(
+        version=FORMAT_VERSION,
+        checksum=CHECKSUM,
+        store_id=secrets.token_hex(STORE_ID_BYTES),
+        segment_bytes=options.segment_bytes,
+        action_segment_bytes=options.action_segment_bytes,
+        queue_entries_per_file=options.queue_entries_per_file,
+    )
+    replace_file(disk, layout.FORMAT, msgspec.json.encode(written))
+    return _format(written)
+
+
+def _parse(data: bytes) -> _Written:
+    content = unseal(data)
+    if content is None:
+        raise CorruptionError(segment=layout.FORMAT, offset=0, reason="its checksum does not fit")
+    try:
+        version = msgspec.json.decode(content, type=_Version).version
+        if version != FORMAT_VERSION:
+            raise UnknownFormatError(
+                setting="format version",
+                found=str(version),
+                known=str(FORMAT_VERSION),
+                remedy="Use a version of this program that knows it.",
+            )
+        written = msgspec.json.decode(content, type=_Written)
+        is_id = len(bytes.fromhex(written.store_id)) == STORE_ID_BYTES
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise CorruptionError(segment=layout.FORMAT, offset=0, reason=str(error)) from error
+    if written.checksum != CHECKSUM or not is_id:
+        raise UnknownFormatError(
+            setting="checksum",
+            found=written.checksum,
+            known=CHECKSUM,
+            remedy="Use a version of this program that knows it.",
+        )
+    return written
+
+
+def _format(written: _Written) -> Format:
+    return Format(
+        store_id=bytes.fromhex(written.store_id),
+        segment_bytes=written.segment_bytes,
+        action_segment_bytes=written.action_segment_bytes,
+        queue_entries_per_file=written.queue_entries_per_file,
+    )

@@ -1,0 +1,57 @@
+"""Small files that are there whole or not at all, each guarded by a checksum line.
+
+::
+
+    <content, any bytes>
+    crc32c <8 hex digits of the content>\\n
+
+Replaced by: write a draft, sync it, rename it over the old one, sync the directory. After a crash
+the old or the new content is there, never a mixture.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.layout import draft_path
+from qmq_client.wire.checksum import crc32c
+
+_SEAL: Final = re.compile(rb"\ncrc32c ([0-9a-f]{8})\n\Z")
+_SEAL_BYTES: Final = 17
+
+
+def replace_file(disk: Disk, path: str, content: bytes) -> None:
+    """Let `path` hold `content`; durable on return."""
+    draft = draft_path(path)
+    file = disk.open(draft, is_new=True)
+    try:
+        file.truncate(0)
+        file.write(0, [content, b"\ncrc32c %08x\n" % crc32c(content)])
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(draft, path)
+    disk.sync_directory(path.rpartition("/")[0])
+
+
+def read_file(disk: Disk, path: str) -> bytes | None:
+    """The whole file with its checksum line; None when there is none."""
+    directory, _, name = path.rpartition("/")
+    if name not in disk.names(directory):
+        return None
+    file = disk.open(path)
+    try:
+        return file.read(0, file.length())
+    finally:
+        file.close()
+
+
+def unseal(data: bytes) -> bytes | None:
+    """The content of a small file; None when the checksum does not fit."""
+    found = _SEAL.search(data, max(0, len(data) - _SEAL_BYTES))
+    if found is None:
+        return None
+    content = data[: found.start()]
+    return content if int(found[1], 16) == crc32c(content) else None

@@ -1,0 +1,74 @@
+"""Snapshots: where all groups were at one point of the action log, so that it need not grow for ever.
+
+::
+
+    state/groups.0, state/groups.1    MessagePack of Snapshot and a checksum line
+
+Written in turn, so that the one before is there while the next is made. A start takes the newest that
+is whole and replays the action log from its offset on; segments of the action log below both may go.
+What is in `content` is the service's affair.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """One snapshot."""
+
+    store_id: bytes
+    #: One more with each.
+    generation: int
+    #: Everything in the action log below this offset is in it, and nothing else.
+    offset: int
+    content: bytes
+
+
+class SnapshotFiles:
+    """The two slots on a disk. Written by one thread."""
+
+    def __init__(self, disk: Disk, store_id: bytes) -> None:
+        self._disk = disk
+        self._store_id = store_id
+        #: Those that are whole, by slot; None for a slot that has none.
+        self._slots = [self._read(path) for path in layout.SNAPSHOTS]
+
+    @property
+    def newest(self) -> Snapshot | None:
+        """The newest that is whole; None when there is none."""
+        whole = [slot for slot in self._slots if slot is not None]
+        return max(whole, key=lambda slot: slot.generation, default=None)
+
+    @property
+    def first_offset(self) -> int:
+        """The action log is needed from here on: the older of both may have to serve."""
+        return min(0 if slot is None else slot.offset for slot in self._slots)
+
+    def write(self, offset: int, content: bytes) -> None:
+        """Write a snapshot over the older one; durable on return.
+
+        Requires: the action log is durable up to `offset`.
+        """
+        newest = self.newest
+        generation = 1 if newest is None else newest.generation + 1
+        snapshot = Snapshot(self._store_id, generation, offset, content)
+        number = generation % len(self._slots)
+        replace_file(self._disk, layout.SNAPSHOTS[number], msgspec.msgpack.encode(snapshot))
+        # The content is not kept: it may be large, and only a start needs it.
+        self._slots[number] = msgspec.structs.replace(snapshot, content=b"")
+
+    def _read(self, path: str) -> Snapshot | None:
+        data = read_file(self._disk, path)
+        content = None if data is None else unseal(data)
+        if content is None:
+            return None
+        try:
+            snapshot = msgspec.msgpack.decode(content, type=Snapshot)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+        return snapshot if snapshot.store_id == self._store_id else None

@@ -1,0 +1,1 @@
+"""The key index: messages by id and by key."""

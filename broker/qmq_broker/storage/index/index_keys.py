@@ -1,0 +1,59 @@
+"""The hashes under which messages are in the key index.
+
+The hash of a key is the CRC-32C of subject, a zero byte, key. That of a message id is the CRC-32C of
+its first half plus its second half, modulo 2³²: the ids of one producer are dense, so those of a
+frame lead to neighbouring slots and are linked as columns instead of one by one.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from qmq_broker.storage.logs.dedupe_window import IdRun, id_runs
+from qmq_client.wire.checksum import crc32c
+from qmq_client.wire.frame import FrameKind, MessageFrame
+from qmq_client.wire.record import DUE_BYTES, KEY_BYTES_POSITION, RECORD_FIXED_BYTES
+
+#: How many hashes there are.
+HASHES: Final = 2**32
+
+
+class FrameKeys(NamedTuple):
+    """What of a frame is indexed: its ids as runs, and the hashes of its keys, each once."""
+
+    ids: list[IdRun]
+    keys: list[int]
+
+    @property
+    def entry_count(self) -> int:
+        """How many entries that makes."""
+        return len(self.keys) + sum(run.next_counter - run.first_counter for run in self.ids)
+
+
+def frame_keys(frame: MessageFrame) -> FrameKeys:
+    """What of a frame is indexed; records without a key cost one look at one byte."""
+    data = frame.data
+    key_bytes = [data[position + KEY_BYTES_POSITION] for position in frame.positions]
+    if not any(key_bytes):
+        return FrameKeys(id_runs(frame), [])
+    hashes: dict[int, None] = {}
+    after_fixed = RECORD_FIXED_BYTES + (DUE_BYTES if frame.header.kind is FrameKind.RELEASED else 0)
+    index = 0
+    for run in frame.runs:
+        seed = crc32c(run.subject.encode() + b"\0")
+        for place in range(index, index + run.count):
+            if count := key_bytes[place]:
+                first = frame.positions[place] + after_fixed
+                hashes[crc32c(data[first : first + count], seed)] = None
+        index += run.count
+    return FrameKeys(id_runs(frame), list(hashes))
+
+
+def id_hash(instance: int, counter: int) -> int:
+    """The hash of a message id by its halves."""
+    return (crc32c(instance.to_bytes(8)) + counter) % HASHES
+
+
+def key_hash(subject: str, key: str) -> int:
+    """The hash of a key of one subject."""
+    return crc32c(key.encode(), crc32c(subject.encode() + b"\0"))

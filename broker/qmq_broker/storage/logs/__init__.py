@@ -1,0 +1,1 @@
+"""Append-only logs in segments: written, scanned, cut, looked through."""

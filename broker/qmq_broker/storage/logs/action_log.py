@@ -1,0 +1,138 @@
+"""The action log: what consumers did, in order; a snapshot and what follows it give every group.
+
+Frames of kind ACTIONS in segments of their own. Body: length 4 (big-endian), MessagePack list of
+actions (`actions.py`), zero fill. Losing the newest actions in a power cut means redelivery, never
+loss, so the service may sync at an interval.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from qmq_broker.errors import CorruptionError
+from qmq_broker.storage.files.snapshots import SnapshotFiles
+from qmq_broker.storage.logs.actions import Action
+from qmq_broker.storage.logs.frame_scan import FrameScan
+from qmq_broker.storage.logs.frame_seek import LogRange, offset_at
+from qmq_broker.storage.logs.segmented_log import SegmentedLog
+from qmq_broker.storage.logs.segments import Segments
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, build_frame
+from qmq_client.wire.requests import decode_msgpack, sized_part
+
+#: What the action log holds.
+ACTION_KINDS: Final = frozenset({FrameKind.ACTIONS})
+#: Actions of one frame: a frame is encoded in memory, and a torn one is lost as a whole.
+ACTIONS_PER_FRAME_MAX: Final = 1000
+_LENGTH: Final = struct.Struct(">I")
+_FRAME_TABLE_BYTES: Final = FRAME_HEADER_BYTES + _LENGTH.size + 8
+
+
+class ActionLog:
+    """Actions on disk. `append` belongs to one thread; `sync` may run in another meanwhile."""
+
+    def __init__(
+        self, log: SegmentedLog, segments: Segments, store_id: bytes, snapshots: SnapshotFiles
+    ) -> None:
+        self.log = log
+        self._segments = segments
+        self._store_id = store_id
+        self._snapshots = snapshots
+        self._first_new_offset = log.written_offset
+        newest = snapshots.newest
+        #: Where the newest snapshot ends and what it holds; empty when there is none.
+        self.snapshot_offset = 0 if newest is None else newest.offset
+        self.snapshot = b"" if newest is None else newest.content
+
+    def append(self, actions: Sequence[Action]) -> None:
+        """Write actions behind those that are there; with the operating system on return.
+
+        Raises `NoRoomError` with nothing written, or `PoisonedError`.
+        """
+        if actions:
+            self.log.append([(frame, ()) for frame in self._frames(actions)])
+
+    def sync(self) -> None:
+        """Make everything appended before this call durable."""
+        self.log.sync()
+
+    def write_snapshot(self, offset: int, content: bytes) -> int:
+        """Keep where the groups were at `offset`; durable on return, then old segments go.
+
+        Requires: `content` is the effect of everything below `offset`, and a frame ends there.
+        Returns how many segments went. May run beside `append`, in the thread of `sync`. Raises
+        `NoRoomError` with nothing changed, or `PoisonedError`.
+        """
+        self.log.sync()
+        self._snapshots.write(offset, content)
+        self.snapshot_offset, self.snapshot = offset, b""
+        return self.log.give_up_below(self._snapshots.first_offset)
+
+    def replay(self) -> Iterator[Action]:
+        """All actions behind the snapshot that were there when the log was opened, in order.
+
+        Raises `CorruptionError` where the log is damaged.
+        """
+        first_offset = self.snapshot_offset
+        scan = FrameScan(
+            self._segments, ACTION_KINDS, store_id=self._store_id, first_offset=first_offset
+        )
+        for frame in scan if self._first_new_offset > first_offset else ():
+            if frame.offset >= self._first_new_offset:
+                return
+            if frame.header.kind is FrameKind.ACTIONS:
+                yield from self._decode(frame.offset, frame.data)
+        if scan.next_offset < self._first_new_offset:
+            offset = scan.next_offset
+            raise CorruptionError(
+                segment=self._segments.path(offset), offset=offset, reason=scan.reason
+            )
+
+    def offsets_since(self, time_ms: int) -> LogRange:
+        """Where the actions stand that were written at this time or later, as far as they are there.
+
+        May run beside `append`, in any thread. Raises `CorruptionError`.
+        """
+        next_offset = self.log.written_offset
+        first_offset = next(iter(self.log.bases()), next_offset)
+        within = LogRange(first_offset, next_offset)
+        return LogRange(offset_at(self._segments, time_ms, within), next_offset)
+
+    def between(self, within: LogRange) -> Iterator[tuple[int, list[Action]]]:
+        """Actions of a part of the log, frame by frame, each with the offset behind it.
+
+        May run beside `append`, in any thread. Ends early where the log was given up meanwhile.
+        """
+        scan = FrameScan(
+            self._segments, ACTION_KINDS, store_id=self._store_id, first_offset=within.first_offset
+        )
+        for frame in scan:
+            if frame.offset >= within.next_offset:
+                return
+            if frame.header.kind is FrameKind.ACTIONS:
+                next_offset = frame.offset + frame.header.frame_bytes
+                yield next_offset, self._decode(frame.offset, frame.data)
+
+    def _frames(self, actions: Sequence[Action]) -> Iterator[bytes]:
+        """Frames that fit a segment: halved until they do."""
+        content = msgspec.msgpack.encode(actions)
+        is_short = len(content) + _FRAME_TABLE_BYTES <= self.log.frame_bytes_max
+        if len(actions) == 1 or (is_short and len(actions) <= ACTIONS_PER_FRAME_MAX):
+            body = _LENGTH.pack(len(content)) + content
+            yield build_frame(FrameKind.ACTIONS, body, record_count=len(actions))
+            return
+        half = len(actions) // 2
+        yield from self._frames(actions[:half])
+        yield from self._frames(actions[half:])
+
+    def _decode(self, offset: int, data: bytes) -> list[Action]:
+        try:
+            return decode_msgpack(sized_part(data, FRAME_HEADER_BYTES), list[Action])
+        except ProtocolError as error:
+            raise CorruptionError(
+                segment=self._segments.path(offset), offset=offset, reason=str(error)
+            ) from error

@@ -1,0 +1,302 @@
+"""The commit log: all messages of all subjects in arrival order, in frames as they came.
+
+A thin layer over `SegmentedLog`: it gives sequences, keeps repeats out, makes the entries of the
+consume queues, and reads records back. The work for a frame is per subject but for two columns that
+are copied and the ids that are looked up; no record is decoded.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+from qmq_broker.errors import CorruptionError
+from qmq_broker.storage.logs.dedupe_window import DedupeWindow, id_runs
+from qmq_broker.storage.logs.frame_scan import ScannedFrame
+from qmq_broker.storage.logs.lost import lost_entries, lost_runs
+from qmq_broker.storage.logs.repeats import LOG_LIMITS, RepeatFinder, StoredFrame, Verdict
+from qmq_broker.storage.logs.segmented_log import SegmentedLog
+from qmq_broker.storage.queues.consume_queue import Entry
+from qmq_broker.storage.queues.consume_queues import ConsumeQueues
+from qmq_broker.storage.queues.queue_files import ENTRY_BYTES
+from qmq_broker.storage.schedule.cancelled import Cancelled, cancelled_frame, read_cancelled
+from qmq_broker.storage.schedule.fates import Fate
+from qmq_broker.storage.schedule.schedule import Mark, Schedule
+from qmq_client.wire.checksum import crc32c
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.frame import (
+    FRAME_HEADER_BYTES,
+    FrameKind,
+    MessageFrame,
+    parse_message_frame,
+    read_header,
+)
+from qmq_client.wire.record import RECORD_FIXED_BYTES, record_crc
+from qmq_client.wire.requests import SubjectPlace
+
+#: Neighbouring records with less than this between them are read at once: a read costs more.
+READ_GAP_BYTES: Final = 16 * 1024
+#: One read at most; bounds what a pull takes of memory at a time.
+READ_BYTES_MAX: Final = 8 * 1024 * 1024
+_CRC_BYTES: Final = 4
+#: What the commit log holds.
+COMMIT_KINDS: Final = frozenset(
+    {
+        FrameKind.MESSAGES,
+        FrameKind.DELAYED,
+        FrameKind.RELEASED,
+        FrameKind.RESCHEDULED,
+        FrameKind.CANCELLED,
+    }
+)
+#: What clients send: ids are remembered, and a repeat is answered with what was said before.
+SENT_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.DELAYED})
+#: What has places in consume queues.
+QUEUED_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.RELEASED})
+#: What settles the fates of delayed messages that stand in it.
+_SETTLING_KINDS: Final = frozenset({FrameKind.RELEASED, FrameKind.RESCHEDULED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """What became of one frame of an append; to be told to its sender after the next sync."""
+
+    physical_offset: int
+    stored_at_ms: int
+    #: Records that were stored before; they were not stored again.
+    duplicates: int
+    #: Where the records are, in the order of the request.
+    places: tuple[SubjectPlace, ...]
+    #: Id of a record that was stored before with other content: nothing of the frame is stored.
+    conflict: bytes | None = None
+
+
+class CommitLog:
+    """Messages on disk. `append` and `sync` belong to the writer thread; reads may be anywhere."""
+
+    def __init__(
+        self,
+        log: SegmentedLog,
+        queues: ConsumeQueues,
+        window: DedupeWindow,
+        schedule: Schedule,
+    ) -> None:
+        self.log = log
+        self._queues = queues
+        self._window = window
+        self._schedule = schedule
+
+    def append(self, frames: Sequence[MessageFrame]) -> list[Placed]:
+        """Write what is new of these frames; neither durable nor visible on return.
+
+        Raises `NoRoomError` with nothing written, or `PoisonedError`.
+        """
+        verdicts = self._judge(frames)
+        stored = [verdict.stored for verdict in verdicts if verdict.stored is not None]
+        self._give_sequences(stored)
+        drafts = [(one.frame.data, one.first_sequences) for one in stored]
+        for one, offset in zip(stored, self.log.append(drafts), strict=True):
+            one.physical_offset = offset
+            one.stored_at_ms = self.log.last_stored_at_ms
+            kind = one.frame.header.kind
+            if kind in QUEUED_KINDS:
+                stage_frame(self._queues, one)
+            if kind is not FrameKind.MESSAGES:
+                self._schedule.stage(one.frame, offset, one.stored_at_ms)
+            if kind in SENT_KINDS:
+                self._window.add(one.runs, offset=offset, stored_at_ms=one.stored_at_ms)
+        return [_placed(verdict) for verdict in verdicts]
+
+    def cancel(self, wanted: Sequence[Cancelled]) -> list[Fate | None]:
+        """Write that those of these that are pending are cancelled; not durable on return.
+
+        What became of each: `CANCELLED` for those that are now or were before, another fate for
+        those that it is too late for, None for those that nobody knows.
+        """
+        marks = [Mark(one.bucket, one.sequence, one.source) for one in wanted]
+        before = [self._schedule.fate(mark) for mark in marks]
+        new = {
+            mark: one
+            for mark, one, fate in zip(marks, wanted, before, strict=True)
+            if fate is Fate.PENDING
+        }
+        if new:
+            self.log.append([(cancelled_frame(list(new.values())), ())])
+            self._schedule.stage_cancelled(new.values())
+        return [Fate.CANCELLED if fate is Fate.PENDING else fate for fate in before]
+
+    def _judge(self, frames: Sequence[MessageFrame]) -> list[Verdict]:
+        """What is to be done with each frame: no repeat, and no second fate, is stored."""
+        finder = RepeatFinder(self._window, self._read_frame)
+        taken: set[tuple[int, int]] = set()
+        verdicts = []
+        for frame in frames:
+            if frame.header.kind in SENT_KINDS:
+                verdicts.append(finder.judge(frame))
+            elif frame.header.kind in _SETTLING_KINDS:
+                left = self._schedule.unsettled(frame, taken)
+                stored = None if left is None else StoredFrame(frame=left, runs=[])
+                verdicts.append(Verdict(stored=stored))
+            else:
+                raise ValueError(f"a frame of kind {frame.header.kind.name} is not for this log")
+        return verdicts
+
+    def read_records(self, entries: Sequence[Entry], subject: str) -> list[bytes]:
+        """The records of these entries, each verified; raises `CorruptionError`."""
+        seed = crc32c(subject.encode())
+        records: list[bytes] = []
+        for run in self._neighbours(entries):
+            first_offset = run[0].physical_offset
+            last = run[-1]
+            count = last.physical_offset + last.record_bytes - first_offset
+            data = self.log.read(first_offset, count)
+            for offset, record_bytes, _ in run:
+                position = offset - first_offset
+                record = data[position : position + record_bytes]
+                is_whole = len(record) == record_bytes >= RECORD_FIXED_BYTES
+                if not is_whole or crc32c(record[_CRC_BYTES:], seed) != record_crc(record):
+                    reason = f"no whole record of subject {subject}, {record_bytes} bytes"
+                    raise CorruptionError(
+                        segment=self.log.path(offset), offset=offset, reason=reason
+                    )
+                records.append(record)
+        return records
+
+    def _give_sequences(self, stored: Sequence[StoredFrame]) -> None:
+        next_sequences: dict[str, int] = {}
+        for one in stored:
+            if one.frame.header.kind not in QUEUED_KINDS:
+                one.first_sequences = (0,) * len(one.frame.runs)
+                continue
+            first_sequences = []
+            for run in one.frame.runs:
+                first = next_sequences.get(run.subject)
+                if first is None:
+                    first = self._queues.staged_sequence(run.subject)
+                first_sequences.append(first)
+                next_sequences[run.subject] = first + run.count
+            one.first_sequences = tuple(first_sequences)
+
+    def _read_frame(self, offset: int) -> StoredFrame:
+        """A frame that is in the log, to compare a repeat with."""
+        try:
+            header = read_header(self.log.read(offset, FRAME_HEADER_BYTES))
+            return stored_frame(offset, self.log.read(offset, header.frame_bytes))
+        except ProtocolError as error:
+            raise CorruptionError(
+                segment=self.log.path(offset), offset=offset, reason=str(error)
+            ) from error
+
+    def _neighbours(self, entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+        """The entries in runs that are read at once; none crosses a segment."""
+        run: list[Entry] = []
+        next_offset = limit = 0
+        for entry in entries:
+            offset, record_bytes, _ = entry
+            is_near = run and next_offset <= offset <= next_offset + READ_GAP_BYTES
+            if not is_near or offset + record_bytes > limit:
+                if run:
+                    yield run
+                run, limit = [], self._read_limit(offset)
+            run.append(entry)
+            next_offset = offset + record_bytes
+        if run:
+            yield run
+
+    def _read_limit(self, first: int) -> int:
+        """Where a read that begins at `first` must end: at its segment, and at its own size."""
+        return min(self.log.base_of(first) + self.log.segment_bytes, first + READ_BYTES_MAX)
+
+
+def stored_frame(offset: int, data: bytes, *, is_verified: bool = False) -> StoredFrame:
+    """A message frame of the log as it was stored; raises `ProtocolError`.
+
+    `is_verified` says that a scan has checked the body: its checksum is not made again.
+    """
+    frame = parse_message_frame(data, LOG_LIMITS, is_verified=is_verified)
+    return StoredFrame(
+        frame=frame,
+        runs=id_runs(frame),
+        first_sequences=tuple(run.first_sequence for run in frame.runs),
+        physical_offset=offset,
+        stored_at_ms=frame.header.stored_at_ms,
+    )
+
+
+def stage_scanned(queues: ConsumeQueues, frame: ScannedFrame) -> StoredFrame | None:
+    """What a frame of the log means for the queues: its entries, or places of what is lost.
+
+    Returns the frame when a client sent it. Raises `ProtocolError` or `CorruptionError`.
+    """
+    if frame.header.kind is FrameKind.LOST:
+        for lost in lost_runs(frame):
+            entries = lost_entries(frame.offset, lost.count)
+            queues.stage(lost.subject, lost.first_sequence, entries, offset=frame.offset)
+    if frame.header.kind not in SENT_KINDS | QUEUED_KINDS:
+        return None
+    stored = stored_frame(frame.offset, frame.data, is_verified=True)
+    if frame.header.kind in QUEUED_KINDS:
+        stage_frame(queues, stored)
+    return stored if frame.header.kind in SENT_KINDS else None
+
+
+def stage_delayed(schedule: Schedule, frame: ScannedFrame) -> None:
+    """What a frame of the log means for delayed messages; raises `ProtocolError`."""
+    kind = frame.header.kind
+    if kind is FrameKind.CANCELLED:
+        schedule.stage_cancelled(read_cancelled(frame.data))
+    elif kind is FrameKind.DELAYED or kind in _SETTLING_KINDS:
+        parsed = parse_message_frame(frame.data, LOG_LIMITS, is_verified=True)
+        schedule.stage(parsed, frame.offset, frame.header.stored_at_ms)
+
+
+def stage_frame(queues: ConsumeQueues, stored: StoredFrame) -> None:
+    """Give each of the frame's subjects its entries, not yet visible."""
+    entries = pack_entries(stored.frame, stored.physical_offset)
+    position = 0
+    for run, first_sequence in zip(stored.frame.runs, stored.first_sequences, strict=True):
+        next_position = position + run.count * ENTRY_BYTES
+        part = (
+            entries if run.count * ENTRY_BYTES == len(entries) else entries[position:next_position]
+        )
+        queues.stage(run.subject, first_sequence, part, offset=stored.physical_offset)
+        position = next_position
+
+
+def pack_entries(frame: MessageFrame, physical_offset: int) -> bytes:
+    """The consume queue entries of all records of a frame that stands at `physical_offset`.
+
+    Lengths and tag hashes stand in the frame as columns of the same bytes, so they are copied as
+    columns of four-byte words instead of being packed record by record.
+    """
+    count = frame.header.record_count
+    offsets = accumulate(frame.lengths[:-1], initial=physical_offset + frame.positions[0])
+    offset_words = memoryview(struct.pack(f">{count}Q", *offsets)).cast("I")
+    first = frame.positions[0] - 12 * count
+    table = memoryview(frame.data)
+    length_words = table[first : first + 4 * count].cast("I")
+    hash_words = table[first + 4 * count : first + 12 * count].cast("I")
+    entries = bytearray(ENTRY_BYTES * count)
+    words = memoryview(entries).cast("I")
+    words[0::5] = offset_words[0::2]
+    words[1::5] = offset_words[1::2]
+    words[2::5] = length_words
+    words[3::5] = hash_words[0::2]
+    words[4::5] = hash_words[1::2]
+    return bytes(entries)
+
+
+def _placed(verdict: Verdict) -> Placed:
+    stored = verdict.stored
+    if stored is None and verdict.origins:
+        stored = verdict.origins[0][0]
+    return Placed(
+        physical_offset=stored.physical_offset if stored is not None else 0,
+        stored_at_ms=stored.stored_at_ms if stored is not None else 0,
+        duplicates=verdict.repeats,
+        places=verdict.places(),
+        conflict=verdict.conflict,
+    )

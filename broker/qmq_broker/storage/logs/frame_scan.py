@@ -1,0 +1,206 @@
+"""Reading a log frame by frame, believing nothing: the one scanner of all append-only logs.
+
+A frame is good when it has the right magic and kind, stands at the offset it was stamped for, in an
+epoch not older than the frame before, inside its segment, with both checksums right. The scan ends
+at the first that is not; what that means is for `log_recovery.py` to say.
+
+`claims_behind` looks past that point for frames whose stamp is whole. Such a frame says by its
+durable gap up to where the log had been synced when it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple, Protocol
+
+from qmq_broker.storage.logs.segments import Segments, check_segment_head
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.frame import (
+    DURABLE_GAP_MAX,
+    FRAME_ALIGNMENT_BYTES,
+    FRAME_HEADER_BYTES,
+    FRAME_MAGIC,
+    SEQUENCE_BYTES,
+    FrameHeader,
+    FrameKind,
+    read_header,
+    verify_body,
+    verify_stamp,
+)
+from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX
+
+#: One read of the scanner: large enough for the disk's speed, small enough to stay in the cache.
+SCAN_BLOCK_BYTES: Final = 1024 * 1024
+#: Blocks that are searched reach into the next by the longest head, so that none is cut in two.
+_OVERLAP_BYTES: Final = FRAME_HEADER_BYTES + SEQUENCE_BYTES * SUBJECTS_PER_FRAME_MAX
+
+
+class ScanSource(Protocol):
+    """What a scanner asks of the files of a log; `Segments` are one."""
+
+    segment_bytes: int
+
+    def base_of(self, offset: int) -> int:
+        """Where the segment begins that holds `offset`."""
+        ...
+
+    def path(self, offset: int) -> str:
+        """The segment that holds `offset`, for reports."""
+        ...
+
+    def read(self, offset: int, count: int) -> bytes:
+        """`count` bytes of one segment; fewer at its end."""
+        ...
+
+
+class ScannedFrame(NamedTuple):
+    """A good frame; `data` is all of it, for a padding frame its header only."""
+
+    offset: int
+    header: FrameHeader
+    data: bytes
+
+
+class FrameScan:
+    """One pass over a log from a frame's first byte to the first bad frame.
+
+    Iterate once; `next_offset` and what is below it then say where and why it ended.
+    """
+
+    def __init__(
+        self,
+        segments: ScanSource,
+        kinds: frozenset[FrameKind],
+        *,
+        store_id: bytes,
+        first_offset: int,
+    ) -> None:
+        self._segments = segments
+        self._kinds = kinds | {FrameKind.SEGMENT_HEAD, FrameKind.PADDING, FrameKind.LOST}
+        self._store_id = store_id
+        self._block = b""
+        self._block_offset = 0
+        #: First byte behind the good frames.
+        self.next_offset = first_offset
+        #: Why the scan ended there.
+        self.reason = ""
+        #: Behind the bad frame when its stamp is whole, so that its content is not searched.
+        self.search_offset = first_offset
+        #: The last good frame; None when there was none.
+        self.last: FrameHeader | None = None
+        #: The log had been synced up to here, by what the good frames say.
+        self.durable_claim = 0
+
+    def __iter__(self) -> Iterator[ScannedFrame]:
+        while True:
+            try:
+                frame = self._verified(self.next_offset)
+            except ProtocolError as error:
+                self.reason = str(error)
+                return
+            self.last = frame.header
+            self.durable_claim = max(self.durable_claim, durable_claim(frame.header))
+            self.next_offset += frame.header.frame_bytes
+            self.search_offset = self.next_offset
+            yield frame
+
+    def _verified(self, offset: int) -> ScannedFrame:
+        first = self._place(offset, FRAME_HEADER_BYTES)
+        header = read_header(self._block, first)
+        verify_stamp(header, self._bytes(offset, header.head_bytes))
+        if header.physical_offset != offset:
+            raise ProtocolError(f"frame of offset {header.physical_offset}")
+        if self.last is not None and header.epoch < self.last.epoch:
+            raise ProtocolError(f"frame of epoch {header.epoch} behind one of {self.last.epoch}")
+        next_offset = offset + header.frame_bytes
+        base = self._segments.base_of(offset)
+        room_offset = base + self._segments.segment_bytes
+        if header.kind not in self._kinds or next_offset > room_offset:
+            raise ProtocolError(f"frame of kind {header.kind.name}, {header.frame_bytes} bytes")
+        # The stamp is whole, so the length may be believed even if the body is not.
+        self.search_offset = next_offset
+        is_first = offset == base
+        return ScannedFrame(offset, header, self._content(offset, header, is_first, room_offset))
+
+    def _content(self, offset: int, header: FrameHeader, is_first: bool, room_offset: int) -> bytes:
+        if is_first != (header.kind is FrameKind.SEGMENT_HEAD):
+            raise ProtocolError(f"frame of kind {header.kind.name} at the wrong place")
+        if header.kind is FrameKind.PADDING:
+            data = self._bytes(offset, FRAME_HEADER_BYTES)
+            if offset + header.frame_bytes != room_offset:
+                raise ProtocolError("padding that does not end with its segment")
+        else:
+            data = self._bytes(offset, header.frame_bytes)
+            if len(data) < header.frame_bytes:
+                raise ProtocolError("segment ends inside a frame")
+        verify_body(header, data)
+        if header.kind is FrameKind.SEGMENT_HEAD:
+            path = self._segments.path(offset)
+            check_segment_head(data, store_id=self._store_id, segment=path, base=offset)
+        return data
+
+    def _bytes(self, offset: int, count: int) -> bytes:
+        first = self._place(offset, count)
+        return self._block[first : first + count]
+
+    def _place(self, offset: int, count: int) -> int:
+        """Where `offset` stands in the block, which is read anew unless so much of it is there."""
+        first = offset - self._block_offset
+        if first < 0 or first + count > len(self._block):
+            self._block = self._segments.read(offset, max(count, SCAN_BLOCK_BYTES))
+            self._block_offset = offset
+            first = 0
+        return first
+
+
+def claims_behind(segments: Segments, offset: int, *, epoch: int) -> Iterator[FrameHeader]:
+    """Headers at or behind `offset` whose stamp is whole and not older than `epoch`.
+
+    Only what may begin a frame is looked at: every eighth byte, the right magic, the right offset.
+    """
+    for base in segments.bases_from(offset):
+        yield from claims_in_segment(segments, base, max(base, offset), epoch=epoch)
+
+
+def claims_in_segment(
+    segments: ScanSource, base: int, offset: int, *, epoch: int
+) -> Iterator[FrameHeader]:
+    """The same within the segment that begins at `base`. Requires: `offset` is in it."""
+    for block_offset, block in blocks(segments, offset, base):
+        yield from _claims_in(block, block_offset, epoch)
+
+
+def blocks(segments: ScanSource, offset: int, base: int) -> Iterator[tuple[int, bytes]]:
+    """The bytes of one segment from `offset` to its end, each block reaching into the next."""
+    while block := segments.read(offset, SCAN_BLOCK_BYTES + _OVERLAP_BYTES):
+        yield offset, block
+        offset += SCAN_BLOCK_BYTES
+        if offset >= base + segments.segment_bytes:
+            return
+
+
+def durable_claim(header: FrameHeader) -> int:
+    """Up to where the log had been synced when this frame was written."""
+    if header.durable_gap >= DURABLE_GAP_MAX:
+        return 0
+    return header.physical_offset - header.durable_gap
+
+
+def _claims_in(block: bytes, block_offset: int, epoch: int) -> Iterator[FrameHeader]:
+    position = block.find(FRAME_MAGIC)
+    while 0 <= position < SCAN_BLOCK_BYTES:
+        if position % FRAME_ALIGNMENT_BYTES == 0:
+            header = _claim(block, position)
+            is_here = header is not None and header.physical_offset == block_offset + position
+            if header is not None and is_here and header.epoch >= epoch:
+                yield header
+        position = block.find(FRAME_MAGIC, position + 1)
+
+
+def _claim(block: bytes, position: int) -> FrameHeader | None:
+    try:
+        header = read_header(block, position)
+        verify_stamp(header, block[position : position + header.head_bytes])
+    except ProtocolError:
+        return None
+    return header

@@ -1,0 +1,172 @@
+"""Finding frames of a log by offset and by time, without reading what lies before them.
+
+A frame says at which offset it stands and when it was stored, under a checksum, and times never go
+back within a log. So a time is found by halving: first among the segments, by the first frame of
+each, then inside one, where from any byte on the next whole stamp is looked for; a summary says of
+some frames when they were stored, and is asked first.
+
+The limit of the method: a body that holds the stamp of a frame for exactly the offset at which it
+comes to stand would be taken for one. Nobody meets that by chance; a sender who forges it gets a
+starting point inside their own message, and what is read from there on is verified as always.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Final, NamedTuple
+
+from qmq_broker.errors import CorruptionError
+from qmq_broker.storage.logs.frame_scan import claims_behind
+from qmq_broker.storage.logs.repeats import LOG_LIMITS
+from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES, Segments
+from qmq_broker.storage.logs.summary import SegmentSummary, SummaryOf, no_summary
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.frame import (
+    FRAME_ALIGNMENT_BYTES,
+    FRAME_HEADER_BYTES,
+    FrameHeader,
+    MessageFrame,
+    parse_message_frame,
+    read_header,
+    verify_stamp,
+)
+
+#: Below this much log frames are walked one by one: halving reads a block for each look.
+WALKED_BYTES: Final = 64 * 1024
+
+
+class LogRange(NamedTuple):
+    """A part of a log; half open, both ends at frames."""
+
+    first_offset: int
+    next_offset: int
+
+    @property
+    def length(self) -> int:
+        """Bytes in it; 0 for a range that ends before it begins."""
+        return max(0, self.next_offset - self.first_offset)
+
+
+def offset_at(
+    segments: Segments,
+    time_ms: int,
+    within: LogRange,
+    summary_of: SummaryOf = no_summary,
+) -> int:
+    """Where the first frame stands that was stored at `time_ms` or later.
+
+    `within.next_offset` when there is none. `summary_of` gives what is known of a segment by its
+    beginning: without it more of the log is read. Raises `CorruptionError`.
+    """
+    bases = [
+        base
+        for base in segments.bases_from(within.first_offset)
+        if base + SEGMENT_HEAD_BYTES < within.next_offset
+    ]
+    low, high = 0, len(bases)
+    while low < high:  # the first segment that begins at or behind the time
+        middle = (low + high) // 2
+        if _stored_at_ms(segments, bases[middle] + SEGMENT_HEAD_BYTES) < time_ms:
+            low = middle + 1
+        else:
+            high = middle
+    end = bases[low] + SEGMENT_HEAD_BYTES if low < len(bases) else within.next_offset
+    if not low:
+        return max(within.first_offset, end) if bases else end
+    first_offset = max(within.first_offset, bases[low - 1] + SEGMENT_HEAD_BYTES)
+    next_offset = min(within.next_offset, bases[low - 1] + segments.segment_bytes)
+    part = LogRange(first_offset, next_offset)
+    summary = summary_of(bases[low - 1])
+    if summary is not None:
+        part = _between_marks(segments, time_ms, part, summary)
+    found = _halve(segments, time_ms, part)
+    return found if found < next_offset else end
+
+
+def frame_at_or_behind(segments: Segments, within: LogRange) -> FrameHeader | None:
+    """The first frame that begins in this range, from any byte of the log on."""
+    aligned = within.first_offset + -within.first_offset % FRAME_ALIGNMENT_BYTES
+    header = next(claims_behind(segments, aligned, epoch=0), None)
+    if header is None or header.physical_offset >= within.next_offset:
+        return None
+    return header
+
+
+def read_message_frame(segments: Segments, offset: int) -> MessageFrame:
+    """The message frame at `offset`, its stamp and body verified; raises `CorruptionError`."""
+    try:
+        header = read_stamp(segments, offset)
+        return parse_message_frame(segments.read(offset, header.frame_bytes), LOG_LIMITS)
+    except ProtocolError as error:
+        raise _corruption(segments, offset, error) from error
+
+
+def read_stamp(segments: Segments, offset: int) -> FrameHeader:
+    """The header of the frame at `offset`, its stamp verified; raises `ProtocolError`."""
+    header = read_header(segments.read(offset, FRAME_HEADER_BYTES))
+    verify_stamp(header, segments.read(offset, header.head_bytes))
+    if header.physical_offset != offset:
+        raise ProtocolError(f"frame of offset {header.physical_offset}")
+    return header
+
+
+def _between_marks(
+    segments: Segments, time_ms: int, part: LogRange, summary: SegmentSummary
+) -> LogRange:
+    """What of `part` must be looked at; both ends are frames that say so themselves."""
+    after = bisect_left(summary.marks, time_ms, key=lambda mark: mark.stored_at_ms)
+    first_offset, next_offset = part
+    for mark in summary.marks[max(0, after - 1) : after + 1]:
+        if not first_offset <= mark.offset < next_offset:
+            continue
+        try:
+            stored_at_ms = read_stamp(segments, mark.offset).stored_at_ms
+        except ProtocolError:
+            continue
+        if stored_at_ms < time_ms:
+            first_offset = mark.offset
+        else:
+            next_offset = mark.offset
+    return LogRange(first_offset, next_offset)
+
+
+def _halve(segments: Segments, time_ms: int, within: LogRange) -> int:
+    """`offset_at` inside one segment. Requires: a frame begins where the range begins."""
+    low, high = within
+    found = within.next_offset
+    while high - low > WALKED_BYTES:
+        middle = (low + high) // 2
+        header = frame_at_or_behind(segments, LogRange(middle, high))
+        if header is not None and header.stored_at_ms < time_ms:
+            low = header.physical_offset + header.frame_bytes
+            continue
+        high = middle
+        if header is not None:
+            found = header.physical_offset
+    return _walk(segments, time_ms, low, found)
+
+
+def _walk(segments: Segments, time_ms: int, offset: int, next_offset: int) -> int:
+    while offset < next_offset:
+        try:
+            header = read_stamp(segments, offset)
+        except ProtocolError:  # a damaged range: what is behind it is found nevertheless
+            behind = frame_at_or_behind(segments, LogRange(offset + 1, next_offset))
+            if behind is None:
+                break
+            header, offset = behind, behind.physical_offset
+        if header.stored_at_ms >= time_ms:
+            return offset
+        offset += header.frame_bytes
+    return next_offset
+
+
+def _stored_at_ms(segments: Segments, offset: int) -> int:
+    try:
+        return read_stamp(segments, offset).stored_at_ms
+    except ProtocolError as error:
+        raise _corruption(segments, offset, error) from error
+
+
+def _corruption(segments: Segments, offset: int, error: ProtocolError) -> CorruptionError:
+    return CorruptionError(segment=segments.path(offset), offset=offset, reason=str(error))

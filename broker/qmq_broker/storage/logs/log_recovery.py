@@ -1,0 +1,214 @@
+"""Opening one append-only log after whatever happened to it.
+
+`examine` reads and decides, `mend` changes. The first bad frame is one of two things:
+
+- a **torn tail**: nothing behind it claims that it had been synced. It was never acknowledged. It is
+  cut physically, so that old bytes can never be taken for new ones;
+- **corruption**: the checkpoint, or the durable gap of a later frame, says that the log had been
+  synced beyond it. Then accepted data is damaged: `CorruptionError`, nothing is changed.
+
+The limit of the method: damage inside the very last commit before the stop cannot be told from a
+torn write; checkpoints, written also when the log falls idle, narrow that to about a second.
+
+`mend` also writes the frames that nobody is known to have synced once more in place, and syncs:
+after a failed sync the page cache may show bytes that the kernel has marked as stored although the
+disk never took them (PostgreSQL's fsync finding of 2018). A sync alone would then succeed and
+promise what is not there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qmq_broker.errors import CorruptionError
+from qmq_broker.storage.files.checkpoint import LogPoint
+from qmq_broker.storage.logs.frame_scan import (
+    SCAN_BLOCK_BYTES,
+    FrameScan,
+    blocks,
+    claims_behind,
+    durable_claim,
+)
+from qmq_broker.storage.logs.segments import Segments
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameHeader, FrameKind, read_header
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFinding:
+    """What `examine` found in one log."""
+
+    #: First byte behind the accepted frames: the log goes on here.
+    next_offset: int
+    #: Everything below is known to have been synced once.
+    durable_offset: int
+    last_frame_offset: int
+    last_stored_at_ms: int
+    #: Highest epoch of a frame that was read.
+    epoch: int
+    #: Frames and records that were read, without segment heads and padding.
+    frames: int
+    records: int
+    scanned_bytes: int
+    #: Bytes behind the accepted frames that are not zero, from the first to the last.
+    torn_bytes: int
+    #: What is wrong with the first of them; empty when there are none.
+    torn_reason: str
+
+
+def examine(
+    segments: Segments,
+    kinds: frozenset[FrameKind],
+    *,
+    store_id: bytes,
+    point: LogPoint,
+    first_offset: int = 0,
+) -> LogFinding:
+    """Read the log from the checkpoint's last frame on and decide where it ends.
+
+    `first_offset` is where the log begins. Raises `CorruptionError`. Changes nothing.
+    """
+    _check_unbroken(segments, first_offset, point)
+    scan = FrameScan(segments, kinds, store_id=store_id, first_offset=point.last_frame_offset)
+    frames = records = 0
+    last_frame_offset = point.last_frame_offset
+    for frame in scan:
+        last_frame_offset = frame.offset
+        if frame.header.kind in kinds:
+            frames += 1
+            records += frame.header.record_count
+    _check_end(segments, scan, point)
+    torn_bytes = torn_bytes_behind(segments, scan.next_offset)
+    last = scan.last
+    return LogFinding(
+        next_offset=scan.next_offset,
+        durable_offset=min(scan.next_offset, max(point.durable_offset, scan.durable_claim)),
+        last_frame_offset=last_frame_offset,
+        last_stored_at_ms=max(point.last_stored_at_ms, last.stored_at_ms if last else 0),
+        epoch=last.epoch if last else 0,
+        frames=frames,
+        records=records,
+        scanned_bytes=scan.next_offset - point.last_frame_offset,
+        torn_bytes=torn_bytes,
+        torn_reason=scan.reason if torn_bytes else "",
+    )
+
+
+def mend(
+    segments: Segments, finding: LogFinding, *, first_offset: int = 0, spares_max: int = 0
+) -> None:
+    """Cut what was not accepted, make sure of what was; durable on return.
+
+    Segments below `first_offset` were given up: that is brought to its end. May be interrupted
+    anywhere and begun again: the same end is found again.
+    """
+    given_up = [b for b in segments.bases if b + segments.segment_bytes <= first_offset]
+    for base in given_up:
+        segments.give_up(base, spares_max=spares_max)
+    cut = finding.next_offset
+    _rewrite(segments, finding.durable_offset, cut)
+    behind = [base for base in segments.bases if base >= cut]
+    for base in reversed(behind):
+        segments.remove(base)
+    segments.disk.sync_directory(segments.directory)
+    if finding.torn_bytes and segments.bases:
+        _cut(segments, cut)
+
+
+def _check_unbroken(segments: Segments, first_offset: int, point: LogPoint) -> None:
+    """Raise unless each segment from `first_offset` to the one of `point` is there.
+
+    What lies behind is for the scan: a cut that was interrupted may leave any of them.
+    """
+    last_base = segments.base_of(point.last_frame_offset)
+    for base in range(first_offset, last_base, segments.segment_bytes):
+        if not segments.has(base):
+            reason = f"segment is missing; there is one at offset {last_base}"
+            raise CorruptionError(segment=segments.path(base), offset=base, reason=reason)
+
+
+def _check_end(segments: Segments, scan: FrameScan, point: LogPoint) -> None:
+    if scan.next_offset < point.durable_offset:
+        raise _corruption(
+            segments, scan, f"the checkpoint says synced up to offset {point.durable_offset}"
+        )
+    epoch = scan.last.epoch if scan.last else 0
+    for header in claims_behind(segments, scan.search_offset, epoch=epoch):
+        if durable_claim(header) > scan.next_offset:
+            raise _corruption(segments, scan, _evidence(header))
+
+
+def _evidence(header: FrameHeader) -> str:
+    return (
+        f"the frame at offset {header.physical_offset} says "
+        f"synced up to offset {durable_claim(header)}"
+    )
+
+
+def _corruption(segments: Segments, scan: FrameScan, evidence: str) -> CorruptionError:
+    offset = scan.next_offset
+    reason = f"{scan.reason}; {evidence}"
+    if not segments.has(segments.base_of(offset)):
+        reason = f"segment is missing; {evidence}"
+    return CorruptionError(segment=segments.path(offset), offset=offset, reason=reason)
+
+
+def torn_bytes_behind(segments: Segments, offset: int) -> int:
+    """Length of what stands behind the accepted frames and was meant to be one."""
+    torn_bytes = 0
+    for base in segments.bases_from(offset):
+        first = max(base, offset)
+        if segments.is_recycled(base):
+            torn_bytes += _claimed_bytes(segments, first)
+            continue
+        next_nonzero = first
+        for block_offset, block in blocks(segments, first, base):
+            content = block.rstrip(b"\0")
+            if content:
+                next_nonzero = block_offset + len(content)
+        torn_bytes += next_nonzero - first
+    return torn_bytes
+
+
+def _claimed_bytes(segments: Segments, offset: int) -> int:
+    """Length of the frame that was meant to stand here, if one was; old ones say another offset."""
+    try:
+        header = read_header(segments.read(offset, FRAME_HEADER_BYTES))
+    except ProtocolError:
+        return 0
+    return header.frame_bytes if header.physical_offset == offset else 0
+
+
+def _rewrite(segments: Segments, offset: int, next_offset: int) -> None:
+    """Write accepted bytes once more where they stand, and sync the segments they are in."""
+    for base in segments.bases_from(offset):
+        if base >= next_offset:
+            return
+        file = segments.file(base)
+        last_offset = min(next_offset, base + segments.segment_bytes)
+        position_offset = max(base, offset)
+        while position_offset < last_offset:
+            count = min(SCAN_BLOCK_BYTES, last_offset - position_offset)
+            data = segments.read(position_offset, count)
+            if not data:
+                break
+            file.write(position_offset - base, [data])
+            position_offset += len(data)
+        file.sync()
+
+
+def _cut(segments: Segments, offset: int) -> None:
+    """Let everything behind `offset` in the last segment read as zeros.
+
+    In a recycled segment only the head of the torn frame: what stands behind it is of an older epoch
+    than whatever will be written before it, and no scan goes back to an older epoch.
+    """
+    base = segments.bases[-1]
+    file = segments.file(base)
+    length = file.length()
+    if segments.is_recycled(base):
+        file.write(offset - base, [bytes(min(FRAME_HEADER_BYTES, length - (offset - base)))])
+    elif offset - base < length:
+        file.truncate(offset - base)
+        file.allocate(length)
+    file.sync()

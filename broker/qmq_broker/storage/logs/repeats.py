@@ -1,0 +1,201 @@
+"""Telling new messages from repeats: a message id is stored once within the dedupe window.
+
+A repeat with the same bytes under the same subject is answered with its first place and not stored
+again; with other bytes the whole frame is refused. A frame that mixes new messages and repeats is
+built anew without the repeats. What earlier frames of the same append hold counts as well.
+
+The common frame, with nothing remembered of it, passes with one look-up for each run of its ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from qmq_broker.storage.logs.dedupe_window import DedupeWindow, IdRun, IdRunPlace, RunTable, id_runs
+from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
+from qmq_client.wire.limits import Limits
+from qmq_client.wire.message_id import split_message_id
+from qmq_client.wire.record import record_message_id
+from qmq_client.wire.requests import SubjectPlace
+
+#: For frames that stand in the log already: they passed the limits of their day.
+LOG_LIMITS: Final = Limits(
+    record_bytes=1024 * 1024 * 1024 - 1024,
+    tags=64,
+    headers=65_535,
+    headers_bytes=65_535,
+    frame_bytes=1024 * 1024 * 1024,
+    records_per_frame=1_000_000,
+)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class StoredFrame:
+    """A frame in the log, or one that is about to be: then its offset and time are not known."""
+
+    frame: MessageFrame
+    runs: list[IdRun]
+    first_sequences: tuple[int, ...] = ()
+    physical_offset: int = 0
+    stored_at_ms: int = 0
+    _index_by_id: dict[bytes, int] = field(default_factory=dict)
+
+    def index_of(self, message_id: bytes) -> int:
+        """Which record has this id. Requires: one has."""
+        if not self._index_by_id:
+            self._index_by_id.update(
+                (known, index) for index, known in enumerate(self.frame.message_ids())
+            )
+        return self._index_by_id[message_id]
+
+    def place_of(self, index: int) -> tuple[str, int]:
+        """Subject and sequence of a record."""
+        for run, first_sequence in zip(self.frame.runs, self.first_sequences, strict=True):
+            if index < run.count:
+                return run.subject, first_sequence + index
+            index -= run.count
+        raise IndexError(index)
+
+    def subject_of(self, index: int) -> str:
+        """Subject of a record."""
+        for run in self.frame.runs:
+            if index < run.count:
+                return run.subject
+            index -= run.count
+        raise IndexError(index)
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether its messages have no place yet: their time is to come."""
+        return self.frame.header.kind in (FrameKind.DELAYED, FrameKind.RESCHEDULED)
+
+    def places(self) -> tuple[SubjectPlace, ...]:
+        """Where all of it is; nothing of delayed messages."""
+        if self.is_delayed:
+            return ()
+        return tuple(
+            SubjectPlace(subject=run.subject, first_sequence=first_sequence, count=run.count)
+            for run, first_sequence in zip(self.frame.runs, self.first_sequences, strict=True)
+        )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Verdict:
+    """What is to be done with one frame of an append."""
+
+    #: What is stored of it: all, the new messages only, or nothing.
+    stored: StoredFrame | None
+    #: Only when there are repeats: where each record of the request is, in order.
+    origins: list[tuple[StoredFrame, int]] = field(default_factory=list)
+    #: Records that were there already.
+    repeats: int = 0
+    #: A message id that was stored before with other content; then nothing is stored.
+    conflict: bytes | None = None
+
+    def places(self) -> tuple[SubjectPlace, ...]:
+        """Where the records of the request are, new and old; neighbours joined."""
+        if self.conflict is not None:
+            return ()
+        if not self.origins:
+            return self.stored.places() if self.stored is not None else ()
+        placed = [each for each in self.origins if not each[0].is_delayed]
+        return tuple(_join(origin.place_of(index) for origin, index in placed))
+
+
+class RepeatFinder:
+    """Judges the frames of one append, in order. One is made for each append."""
+
+    def __init__(self, window: DedupeWindow, read_frame: Callable[[int], StoredFrame]) -> None:
+        """`read_frame` gives the frame at an offset of the log."""
+        self._window = window
+        self._read_frame = read_frame
+        #: Ids of earlier frames of this append; the place is an index of `_earlier`.
+        self._new_ids = RunTable()
+        self._earlier: list[StoredFrame] = []
+
+    def judge(self, frame: MessageFrame) -> Verdict:
+        """What is to be done with this frame."""
+        runs = id_runs(frame)
+        known = self._window.find(runs)
+        earlier = [found for run in runs for found in self._new_ids.find(run)]
+        is_clean = len(runs) == 1 or all(map(_is_before, runs, runs[1:]))
+        if known or earlier or not is_clean:
+            verdict = self._sorted_out(frame, known, earlier)
+        else:
+            verdict = Verdict(stored=StoredFrame(frame=frame, runs=runs))
+        if verdict.stored is not None:
+            for run in verdict.stored.runs:
+                self._new_ids.add(run, len(self._earlier))
+            self._earlier.append(verdict.stored)
+        return verdict
+
+    def _sorted_out(
+        self, frame: MessageFrame, known: Sequence[IdRunPlace], earlier: Sequence[IdRunPlace]
+    ) -> Verdict:
+        by_place = {place: self._read_frame(place) for _, place in known}
+        sources = [(run, by_place[place]) for run, place in known]
+        sources += [(run, self._earlier[place]) for run, place in earlier]
+        fresh = StoredFrame(frame=frame, runs=[])
+        #: Records of this frame that are new, by id, with their index in what will be stored.
+        own: dict[bytes, tuple[int, str, bytes]] = {}
+        verdict = Verdict(stored=None)
+        for subject, record in frame.records():
+            message_id = record_message_id(record)
+            source = _source(sources, message_id)
+            if source is None and message_id not in own:
+                own[message_id] = (len(own), subject, record)
+                verdict.origins.append((fresh, len(own) - 1))
+                continue
+            if source is None:
+                index, *content = own[message_id]
+                source = fresh
+            else:
+                index = source.index_of(message_id)
+                content = [source.subject_of(index), source.frame.record(index)]
+            if content != [subject, record]:
+                return Verdict(stored=None, conflict=message_id)
+            verdict.origins.append((source, index))
+            verdict.repeats += 1
+        if own:
+            fresh.frame = _without_repeats(frame, own.values())
+            fresh.runs = id_runs(fresh.frame)
+            verdict.stored = fresh
+        return verdict
+
+
+def _is_before(run: IdRun, other: IdRun) -> bool:
+    """Whether all ids of `run` are below those of `other`."""
+    return (run.instance, run.next_counter) <= (other.instance, other.first_counter)
+
+
+def _source(sources: Iterable[tuple[IdRun, StoredFrame]], message_id: bytes) -> StoredFrame | None:
+    instance, counter = split_message_id(message_id)
+    for run, stored in sources:
+        if run.instance == instance and run.first_counter <= counter < run.next_counter:
+            return stored
+    return None
+
+
+def _without_repeats(
+    frame: MessageFrame, records: Iterable[tuple[int, str, bytes]]
+) -> MessageFrame:
+    by_subject: dict[str, list[bytes]] = {}
+    for _, subject, record in records:
+        by_subject.setdefault(subject, []).append(record)
+    data = build_message_frame(by_subject, kind=frame.header.kind, limits=LOG_LIMITS)
+    return parse_message_frame(data, LOG_LIMITS)
+
+
+def _join(places: Iterable[tuple[str, int]]) -> Iterator[SubjectPlace]:
+    """Places of neighbours with consecutive sequences as one."""
+    subject, first, after = "", 0, 0
+    for next_subject, sequence in places:
+        if next_subject == subject and sequence == after:
+            after += 1
+            continue
+        if after > first:
+            yield SubjectPlace(subject=subject, first_sequence=first, count=after - first)
+        subject, first, after = next_subject, sequence, sequence + 1
+    yield SubjectPlace(subject=subject, first_sequence=first, count=after - first)

@@ -1,0 +1,334 @@
+"""An append-only log of frames: offsets, stamps, segments, and what is durable.
+
+`append` writes with one gathering write, `sync` makes everything appended before it durable with
+one sync. In between the bytes are with the operating system only. Segments are described in
+`segments.py`, the frame in `qmq_client.wire.frame`.
+
+Room is made before anything is written: a full disk, or a process that may open no more files,
+refuses a whole append and the log goes on. The first write or sync that fails poisons the log for
+good: what the disk holds is not known any more, a second try may succeed without having stored
+anything, so only a restart, which verifies and rewrites the tail, can be believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+
+from qmq_broker.clock import Clock
+from qmq_broker.errors import DiskError, DiskFullError, NoRoomError, PoisonedError
+from qmq_broker.options import SEGMENT_MULTIPLE_BYTES
+from qmq_broker.storage.files.checkpoint import LogPoint
+from qmq_broker.storage.logs.log_recovery import LogFinding
+from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES, Segments, build_segment_head
+from qmq_client.wire.frame import FRAME_HEADER_BYTES, build_padding, stamp_frame
+
+#: A frame and the first sequence of each of its subjects.
+Draft = tuple[bytes, Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    """How a log takes its room, and who writes it."""
+
+    store_id: bytes
+    #: Stamped on every frame of this opening.
+    epoch: int
+    growth_bytes: int
+    #: Free space below which no more room is taken.
+    reserve_bytes: int
+    #: Segments that were given up and are kept to be written again.
+    spare_segments: int = 0
+
+
+class SegmentedLog:
+    """One log, recovered and open for appending.
+
+    `append` belongs to one thread. `sync` may run in another one at the same time; it covers what
+    was appended before it began. `read` may run in any thread. Invariant: `durable_offset` ≤
+    `written_offset`, neither ever goes back.
+    """
+
+    def __init__(
+        self, segments: Segments, clock: Clock, settings: LogSettings, finding: LogFinding
+    ) -> None:
+        """Requires: the segments were mended as `finding` says."""
+        self._segments = segments
+        self._clock = clock
+        self._settings = settings
+        self._lock = Lock()
+        self._poison: str | None = None
+        self._allocated = {base: segments.file(base).length() for base in segments.bases[-1:]}
+        #: First byte behind the last frame that was handed to the operating system.
+        self.written_offset = finding.next_offset
+        #: When the last append was stamped.
+        self.last_stored_at_ms = finding.last_stored_at_ms
+        self._last_frame_offset = finding.last_frame_offset
+        self._durable = self._written_point()
+
+    @property
+    def durable_offset(self) -> int:
+        """Everything below survives a power cut."""
+        return self._durable.durable_offset
+
+    @property
+    def durable_point(self) -> LogPoint:
+        """How far the log is durable, for the checkpoint."""
+        return self._durable
+
+    @property
+    def poison(self) -> str | None:
+        """Why nothing is written any more; None while the log is healthy."""
+        return self._poison
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """Longest frame that a segment holds."""
+        return self._segments.segment_bytes - SEGMENT_HEAD_BYTES - FRAME_HEADER_BYTES
+
+    def append(self, drafts: Sequence[Draft]) -> list[int]:
+        """Stamp frames and write them behind the log's end; returns their offsets.
+
+        Written on return, not durable. Raises `NoRoomError` with nothing written, or
+        `PoisonedError`.
+        """
+        with self._lock:
+            self._check_poison()
+            sizes = [len(frame) for frame, _ in drafts]
+            if max(sizes, default=0) > self.frame_bytes_max:
+                raise ValueError(f"frame of {max(sizes)} bytes; allowed: {self.frame_bytes_max}")
+            stored_at_ms = max(self._clock.now_ms(), self.last_stored_at_ms)
+            offsets = self._place(sizes)
+            self._make_room(offsets, sizes, stored_at_ms)
+            self.last_stored_at_ms = stored_at_ms
+            self._write(drafts, offsets)
+            return offsets
+
+    def sync(self) -> None:
+        """Make everything appended before this call durable: one sync of one file."""
+        with self._lock:
+            self._check_poison()
+            point = self._written_point()
+            if point.durable_offset == self._durable.durable_offset:
+                return
+            file = self._segments.file(self._segments.base_of(point.last_frame_offset))
+        with self._poisoning("sync"):
+            file.sync()
+        with self._lock:
+            if point.durable_offset > self._durable.durable_offset:
+                self._durable = point
+
+    def read(self, offset: int, count: int) -> bytes:
+        """`count` bytes from `offset` of one segment; fewer at its end."""
+        return self._segments.read(offset, count)
+
+    @property
+    def segment_bytes(self) -> int:
+        """Length of a full segment."""
+        return self._segments.segment_bytes
+
+    def base_of(self, offset: int) -> int:
+        """Where the segment begins that holds `offset`."""
+        return self._segments.base_of(offset)
+
+    def path(self, offset: int) -> str:
+        """The segment that holds `offset`, for reports."""
+        return self._segments.path(offset)
+
+    def bases(self) -> list[int]:
+        """Where the segments begin, in order."""
+        return list(self._segments.bases)
+
+    def made_at_ms(self, base: int) -> int:
+        """When the segment was begun that begins at `base`; 0 when it is gone."""
+        return self._segments.made_at_ms(base)
+
+    def give_up_below(self, offset: int) -> int:
+        """Give up the segments that end at or below `offset`; returns how many.
+
+        Durable on return. Requires: it is durably known that nothing below is needed, and the
+        last segment is not among them. Raises `PoisonedError`.
+        """
+        with self._lock:
+            self._check_poison()
+            bases = [base for base in self._segments.bases if base + self.segment_bytes <= offset]
+            with self._poisoning("removal of a segment"):
+                for base in bases:
+                    self._segments.give_up(base, spares_max=self._settings.spare_segments)
+                if bases:
+                    self._segments.disk.sync_directory(self._segments.directory)
+            return len(bases)
+
+    @property
+    def spare_count(self) -> int:
+        """Segments that are kept to be written again."""
+        return len(self._segments.spares)
+
+    def add_spare(self, path: str) -> None:
+        """Let a file be a spare, from any thread; it becomes the next segment when this is full.
+
+        Raises `NoRoomError`, and `PoisonedError` when the names of the log may not be durable.
+        """
+        try:
+            with self._lock:
+                self._check_poison()
+                self._segments.add_spare(path)
+            # Behind the lock: no commit waits for it, and a name that is lost is no harm.
+            self._segments.disk.sync_directory(self._segments.directory)
+        except DiskError as error:
+            raise self._poisoned("spare", error) from error
+
+    def close(self) -> None:
+        """Give the files back without syncing. Safe to call twice."""
+        self._segments.close()
+
+    def _place(self, sizes: Sequence[int]) -> list[int]:
+        """Where frames of these lengths go; none crosses a segment."""
+        segment_bytes = self._segments.segment_bytes
+        offset, offsets = self.written_offset, []
+        for size in sizes:
+            position = offset % segment_bytes or SEGMENT_HEAD_BYTES
+            offset = self._segments.base_of(offset) + position
+            room_bytes = segment_bytes - position
+            if size != room_bytes and size + FRAME_HEADER_BYTES > room_bytes:
+                offset += room_bytes + SEGMENT_HEAD_BYTES
+            offsets.append(offset)
+            offset += size
+        return offsets
+
+    def _make_room(self, offsets: Sequence[int], sizes: Sequence[int], stored_at_ms: int) -> None:
+        """Take the room for these frames and for the padding behind those that end a segment."""
+        segment_bytes = self._segments.segment_bytes
+        needed: dict[int, int] = {}
+        if self.written_offset % segment_bytes:
+            base = self._segments.base_of(self.written_offset)
+            needed[base] = self.written_offset - base
+        for offset, size in zip(offsets, sizes, strict=True):
+            base = self._segments.base_of(offset)
+            needed[base] = offset - base + size
+        newest = max(needed, default=0)
+        for base, length in needed.items():
+            padding_bytes = 0 if base == newest else FRAME_HEADER_BYTES
+            padded = min(length + padding_bytes, segment_bytes)
+            if padded > self._allocated.get(base, 0):
+                self._grow(base, padded, stored_at_ms)
+
+    def _grow(self, base: int, length: int, stored_at_ms: int) -> None:
+        """Take room in large steps; where the disk has none for that, what is needed."""
+        grown, needed = (
+            min(self._segments.segment_bytes, -(-length // step) * step)
+            for step in (self._settings.growth_bytes, SEGMENT_MULTIPLE_BYTES)
+        )
+        try:
+            self._take(base, grown, stored_at_ms)
+        except DiskFullError:
+            if needed == grown:
+                raise
+            self._take(base, needed, stored_at_ms)
+
+    def _take(self, base: int, grown: int, stored_at_ms: int) -> None:
+        segments = self._segments
+        try:
+            while not segments.has(base) and segments.spares:
+                if segments.adopt(base, self._head(base, stored_at_ms, is_recycled=True)):
+                    self._allocated[base] = segments.file(base).length()
+            more_bytes = grown - self._allocated.get(base, 0)
+            if more_bytes <= 0:
+                return
+            self._check_reserve(more_bytes)
+            if segments.has(base):
+                segments.file(base).allocate(grown)
+            else:
+                segments.make(base, grown, self._head(base, stored_at_ms))
+        except DiskError as error:
+            raise self._poisoned("growth", error) from error
+        self._allocated[base] = grown
+
+    def _check_reserve(self, count: int) -> None:
+        reserve_bytes = self._settings.reserve_bytes
+        if not reserve_bytes:
+            return
+        free_bytes = self._segments.disk.free_bytes()
+        if free_bytes - count < reserve_bytes:
+            raise DiskFullError(
+                f"{free_bytes} bytes are free; {count} are needed above the reserve of "
+                f"{reserve_bytes}. Make room on the disk, or lower the reserve."
+            )
+
+    def _head(self, base: int, stored_at_ms: int, *, is_recycled: bool = False) -> bytes:
+        store_id = self._settings.store_id
+        head = build_segment_head(store_id, base, stored_at_ms, is_recycled=is_recycled)
+        return self._stamped(head, base, (), stored_at_ms) + head[FRAME_HEADER_BYTES:]
+
+    def _write(self, drafts: Sequence[Draft], offsets: Sequence[int]) -> None:
+        """One gathering write for each segment that is touched: one, but for a roll."""
+        parts: list[bytes | memoryview] = []
+        first = self.written_offset
+        for (frame, first_sequences), offset in zip(drafts, offsets, strict=True):
+            if offset != self.written_offset:
+                self._flush(first, parts)
+                self._roll(self._segments.base_of(offset))
+                first, parts = offset, []
+            head = self._stamped(frame, offset, first_sequences, self.last_stored_at_ms)
+            parts += (head, memoryview(frame)[len(head) :])
+            self._last_frame_offset = offset
+            self.written_offset = offset + len(frame)
+        self._flush(first, parts)
+
+    def _flush(self, offset: int, parts: Sequence[bytes | memoryview]) -> None:
+        if parts:
+            base = self._segments.base_of(offset)
+            with self._poisoning("write"):
+                self._segments.file(base).write(offset - base, parts)
+
+    def _roll(self, base: int) -> None:
+        """Seal the segment before `base`, which exists and is durable, and go on behind its head."""
+        if self.written_offset % self._segments.segment_bytes:
+            offset = self.written_offset
+            padding = build_padding(base - offset)
+            head = self._stamped(padding, offset, (), self.last_stored_at_ms)
+            self._flush(offset, [head])
+        sealed = base - self._segments.segment_bytes
+        if self._segments.has(sealed):
+            with self._poisoning("sync"):
+                self._segments.file(sealed).sync()
+        self._last_frame_offset = base
+        self.written_offset = base + SEGMENT_HEAD_BYTES
+        self._durable = self._written_point()
+        self._allocated = {key: size for key, size in self._allocated.items() if key >= base}
+
+    def _stamped(
+        self, frame: bytes, offset: int, first_sequences: Sequence[int], stored_at_ms: int
+    ) -> bytes:
+        return stamp_frame(
+            frame,
+            physical_offset=offset,
+            stored_at_ms=stored_at_ms,
+            epoch=self._settings.epoch,
+            durable_offset=self.durable_offset,
+            first_sequences=first_sequences,
+        )
+
+    def _written_point(self) -> LogPoint:
+        return LogPoint(
+            durable_offset=self.written_offset,
+            last_frame_offset=self._last_frame_offset,
+            last_stored_at_ms=self.last_stored_at_ms,
+        )
+
+    def _check_poison(self) -> None:
+        if self._poison is not None:
+            raise PoisonedError(f"nothing is written since {self._poison}. Restart the broker.")
+
+    @contextmanager
+    def _poisoning(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (DiskError, NoRoomError) as error:
+            raise self._poisoned(what, error) from error
+
+    def _poisoned(self, what: str, error: Exception) -> PoisonedError:
+        self._poison = f"a failed {what} of {self._segments.directory}: {error}"
+        return PoisonedError(f"{self._poison}. Restart the broker.")

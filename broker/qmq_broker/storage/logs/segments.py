@@ -1,0 +1,210 @@
+"""The files of one append-only log: segments of equal length, named by the offset they begin at.
+
+::
+
+    <log>/00000000000000000000    SEGMENT_HEAD frame, frames …, PADDING frame to the end
+    <log>/00000000001073741824    SEGMENT_HEAD frame, frames …, zeros that were taken ahead
+
+Body of a SEGMENT_HEAD frame, 32 bytes big-endian: store id 16, base offset 8, flags 1, made at 7 (ms
+since 1970 UTC): a segment of another store, or one under a wrong name, is recognised. A frame never
+crosses a segment. It is written only where it either ends with the segment or leaves room for the
+header of a PADDING frame, so a sealed segment has frames from its first to its last byte.
+
+A segment that is given up may be kept as a spare and written again under another name: writing over
+blocks that the disk has given before is several times faster than taking new ones. Flag 1 says so:
+behind its last frame stand old frames instead of zeros, which no scan takes for new ones, because
+they were stamped for other offsets.
+
+Not for: what is in the frames. Files beside the segments are left alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right, insort
+from typing import Final
+
+from qmq_broker.errors import CorruptionError
+from qmq_broker.storage.files.disk import Disk, DiskFile
+from qmq_broker.storage.files.layout import parse_number, parse_spare, segment_path, spare_path
+from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, build_frame
+
+_HEAD_BODY: Final = struct.Struct(">16sQQ")
+_RECYCLED: Final = 1 << 56  # of flags and time as one number
+_TIME_MASK: Final = _RECYCLED - 1
+#: Given up segments whose files stay open for readers.
+GIVEN_UP_MAX: Final = 4
+SEGMENT_HEAD_BYTES: Final = FRAME_HEADER_BYTES + _HEAD_BODY.size
+
+
+class Segments:
+    """Open files of one log. Reads may come from any thread, all else from its writer."""
+
+    def __init__(
+        self, disk: Disk, directory: str, segment_bytes: int, *, only: int | None = None
+    ) -> None:
+        """Opens what is there, or `only` the segment that begins there; changes nothing."""
+        self.disk = disk
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self._files: dict[int, DiskFile] = {}
+        #: Files that were given up and may still be in the hands of a reader.
+        self._given_up: list[DiskFile] = []
+        #: Base offsets in order.
+        self.bases: list[int] = []
+        #: Numbers of the spare segments.
+        self.spares: list[int] = []
+        for name in disk.names(directory):
+            base, spare = parse_number(name), parse_spare(name)
+            if base is not None and base % segment_bytes == 0 and only in (None, base):
+                self._add(base, disk.open(segment_path(directory, base)))
+            elif spare is not None:
+                self.spares.append(spare)
+
+    def path(self, offset: int) -> str:
+        """The segment that holds `offset`, for reports."""
+        return segment_path(self.directory, self.base_of(offset))
+
+    def base_of(self, offset: int) -> int:
+        """Where the segment begins that holds `offset`."""
+        return offset - offset % self.segment_bytes
+
+    def has(self, base: int) -> bool:
+        """Whether there is a segment that begins at `base`."""
+        return base in self._files
+
+    def file(self, base: int) -> DiskFile:
+        """The segment that begins at `base`."""
+        return self._files[base]
+
+    def bases_from(self, offset: int) -> list[int]:
+        """Segments that hold `offset` or anything behind it."""
+        return self.bases[max(0, bisect_right(self.bases, offset - self.segment_bytes)) :]
+
+    def read(self, offset: int, count: int) -> bytes:
+        """`count` bytes of one segment; fewer at its end, none where there is no segment."""
+        base = self.base_of(offset)
+        file = self._files.get(base)
+        if file is None:
+            return b""
+        return file.read(offset - base, min(count, base + self.segment_bytes - offset))
+
+    def make(self, base: int, length: int, head: bytes) -> None:
+        """A new segment of `length` bytes that begins with `head`; durable on return."""
+        file = self.disk.open(segment_path(self.directory, base), is_new=True)
+        try:
+            file.allocate(length)
+            file.write(0, [head])
+            file.sync()
+            self.disk.sync_directory(self.directory)
+        except BaseException:
+            file.close()
+            raise
+        self._add(base, file)
+
+    def adopt(self, base: int, head: bytes) -> bool:
+        """A spare as a new segment that begins with `head`; durable on return.
+
+        Returns false, with one spare less, when a backup has the same file: it is not written over.
+        Requires: there is a spare. Until its last step the file is a spare like any other.
+        """
+        number = self.spares[-1]
+        file = self.disk.open(spare_path(self.directory, number))
+        try:
+            if file.links() > 1:
+                self.disk.unlink(spare_path(self.directory, number))
+                self.spares.pop()
+                file.close()
+                return False
+            file.write(0, [head])
+            file.sync()
+            self.disk.rename(spare_path(self.directory, number), segment_path(self.directory, base))
+            self.disk.sync_directory(self.directory)
+        except BaseException:
+            file.close()
+            raise
+        self.spares.pop()
+        self._add(base, file)
+        return True
+
+    def add_spare(self, path: str) -> None:
+        """Let a file of this directory, which nobody knows yet, be a spare.
+
+        Durable after the next sync of the directory, or when it becomes a segment.
+        """
+        number = max(self.spares, default=-1) + 1
+        self.disk.rename(path, spare_path(self.directory, number))
+        self.spares.append(number)
+
+    def give_up(self, base: int, *, spares_max: int) -> None:
+        """Take a whole segment away, or keep it as a spare while there are fewer than that.
+
+        Durable after the next sync of the directory. A reader that is at it may go on for a while.
+        """
+        while len(self._given_up) > GIVEN_UP_MAX:
+            self._given_up.pop(0).close()
+        self.bases.remove(base)
+        file = self._files.pop(base)
+        self._given_up.append(file)
+        path = segment_path(self.directory, base)
+        # One that was closed early by long frames is worth keeping too; it is grown again.
+        is_worth_it = file.length() * 2 >= self.segment_bytes
+        if is_worth_it and len(self.spares) < spares_max:
+            number = max(self.spares, default=-1) + 1
+            self.disk.rename(path, spare_path(self.directory, number))
+            self.spares.append(number)
+        else:
+            self.disk.unlink(path)
+
+    def is_recycled(self, base: int) -> bool:
+        """Whether this segment was a spare: old frames stand behind its last one."""
+        return bool(self._flags_and_time(base) & _RECYCLED)
+
+    def made_at_ms(self, base: int) -> int:
+        """When this segment was begun; 0 when there is none, or no whole head in it."""
+        return self._flags_and_time(base) & _TIME_MASK
+
+    def _flags_and_time(self, base: int) -> int:
+        body = self.read(base + FRAME_HEADER_BYTES, _HEAD_BODY.size)
+        return int(_HEAD_BODY.unpack(body)[2]) if len(body) == _HEAD_BODY.size else 0
+
+    def remove(self, base: int) -> None:
+        """Take a segment away; durable after the next sync of the directory."""
+        self.bases.remove(base)
+        self._files.pop(base).close()
+        self.disk.unlink(segment_path(self.directory, base))
+
+    def close(self) -> None:
+        """Give all files back. Safe to call twice."""
+        for file in (*self._files.values(), *self._given_up):
+            file.close()
+        self._files.clear()
+        self._given_up.clear()
+        self.bases.clear()
+
+    def _add(self, base: int, file: DiskFile) -> None:
+        self._files[base] = file
+        insort(self.bases, base)
+
+
+def build_segment_head(
+    store_id: bytes, base: int, made_at_ms: int, *, is_recycled: bool = False
+) -> bytes:
+    """The first frame of a segment, not yet stamped."""
+    flags_and_time = made_at_ms & _TIME_MASK | (_RECYCLED if is_recycled else 0)
+    return build_frame(FrameKind.SEGMENT_HEAD, _HEAD_BODY.pack(store_id, base, flags_and_time))
+
+
+def check_segment_head(frame: bytes, *, store_id: bytes, segment: str, base: int) -> None:
+    """Raise `CorruptionError` when a verified head belongs to another store or another place."""
+    body = frame[FRAME_HEADER_BYTES:]
+    if len(body) != _HEAD_BODY.size:
+        raise CorruptionError(segment=segment, offset=base, reason="segment head of another length")
+    found_id, found_base, _ = _HEAD_BODY.unpack(body)
+    if found_id != store_id:
+        reason = f"segment of store {found_id.hex()}; this is store {store_id.hex()}"
+        raise CorruptionError(segment=segment, offset=base, reason=reason)
+    if found_base != base:
+        raise CorruptionError(
+            segment=segment, offset=base, reason=f"segment that belongs at offset {found_base}"
+        )

@@ -1,0 +1,126 @@
+"""A spare segment made ahead of need, so that the writer takes up a file that is there when one is full.
+
+Retention leaves spares of segments that it gives up; a log that has not given up any has none, and there
+the disk would have to find new blocks just when a commit waits. When the active segment is half full and
+there is no spare, one is made: its room is taken at once, then it is filled with zeros bit by bit while
+little is written, because blocks that were written are several times faster than such as were only
+promised. It becomes a spare when it is full of them, or when it will be needed soon, whichever is first.
+
+Runs in a background thread. Until the last step, a rename, the file is nobody's: a crash leaves a draft
+that the next maker begins again, and a spare like any other behind it. Nothing that goes wrong here stops
+the broker.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from qmq_broker.errors import DiskError, NoRoomError, PoisonedError
+from qmq_broker.options import StoreOptions
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import Disk, DiskFile
+from qmq_broker.storage.logs.segmented_log import SegmentedLog
+
+_log = logging.getLogger(__name__)
+#: One write of zeros; synced at once, so that no commit meets a heap of them.
+STEP_BYTES: Final = 1024 * 1024
+#: A spare is begun when so much of the active segment is taken …
+BEGUN_AT: Final = 1 / 2
+#: … and handed over as it is when no more than this is left.
+NEEDED_AT: Final = 1 / 8
+
+
+class SpareMaker:
+    """Makes spares of one commit log; belongs to one thread, beside the writer."""
+
+    def __init__(self, disk: Disk, log: SegmentedLog, options: StoreOptions) -> None:
+        """Changes nothing."""
+        self._disk = disk
+        self._log = log
+        self._spares_max = options.spare_segments
+        self._reserve_bytes = options.reserve_bytes
+        self._zeros = bytes(min(STEP_BYTES, log.segment_bytes))
+        self._draft: DiskFile | None = None
+        self._written = 0
+        self._is_prepared = False
+        #: Why none are made until the next start; empty while they are.
+        self.fault = ""
+
+    def step(self, *, is_busy: bool) -> bool:
+        """Begin, go on or finish; whether there is more to do at once.
+
+        Never raises for the disk: without room it does nothing, after a failure never more. Nothing is
+        filled with zeros while `is_busy`.
+        """
+        if self.fault or not self._spares_max or self._log.poison is not None:
+            return False
+        try:
+            return self._step(is_busy)
+        except NoRoomError as error:
+            _log.debug("spare segment waits for room: reason=%s", error)
+            self._give_up()
+        except (DiskError, PoisonedError) as error:
+            self.fault = str(error)
+            _log.error("no spare segments are made until the next start: reason=%s", error)
+            self.close()
+        return False
+
+    def close(self) -> None:
+        """Give the file back; what there is of it stays. Safe to call twice."""
+        if self._draft is not None:
+            self._draft.close()
+            self._draft = None
+
+    def _step(self, is_busy: bool) -> bool:
+        if not self._is_prepared:
+            self._remove_draft()  # of a life before: its place may be needed more than it
+            self._is_prepared = True
+        segment_bytes = self._log.segment_bytes
+        left_bytes = segment_bytes - self._log.written_offset % segment_bytes
+        if self._draft is None:
+            is_wanted = not self._log.spare_count and left_bytes <= segment_bytes * BEGUN_AT
+            if is_wanted and self._has_room(segment_bytes):
+                self._begin(segment_bytes)
+            return self._draft is not None
+        if left_bytes <= segment_bytes * NEEDED_AT or self._written >= segment_bytes:
+            self._hand_over()
+            return False
+        if is_busy:
+            return False
+        count = min(len(self._zeros), segment_bytes - self._written)
+        self._draft.write(self._written, [self._zeros[:count]])
+        self._draft.sync()
+        self._written += count
+        return True
+
+    def _has_room(self, segment_bytes: int) -> bool:
+        """A spare is a comfort: with it there must be room for a segment more."""
+        return self._disk.free_bytes() >= self._reserve_bytes + 2 * segment_bytes
+
+    def _begin(self, segment_bytes: int) -> None:
+        self._draft = self._disk.open(layout.SPARE_DRAFT, is_new=True)
+        self._written = 0
+        self._draft.allocate(segment_bytes)
+        self._draft.sync()
+
+    def _hand_over(self) -> None:
+        assert self._draft is not None
+        self._draft.sync()
+        self.close()
+        if self._log.spare_count < self._spares_max:
+            self._log.add_spare(layout.SPARE_DRAFT)
+        else:
+            self._remove_draft()
+
+    def _give_up(self) -> None:
+        self.close()
+        try:
+            self._remove_draft()
+        except DiskError as error:
+            self.fault = str(error)
+
+    def _remove_draft(self) -> None:
+        directory, _, name = layout.SPARE_DRAFT.rpartition("/")
+        if name in self._disk.names(directory):
+            self._disk.unlink(layout.SPARE_DRAFT)

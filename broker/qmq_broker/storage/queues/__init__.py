@@ -1,0 +1,1 @@
+"""Consume queues: where the messages of a subject stand in the commit log."""

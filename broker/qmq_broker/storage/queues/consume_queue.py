@@ -1,0 +1,137 @@
+"""The consume queue of one subject: where in the commit log its messages are, in order.
+
+::
+
+    offset bytes field                        entry, 20 bytes, big-endian
+    0      8     physical offset of the record in the commit log
+    8      4     length of the record
+    12     8     tag hash, 0 for no tags
+
+The entry with sequence n stands at byte 20 n of the queue; a file holds 300,000 of them by default
+and is named by the queue offset of its first (RocketMQ's shape). Derived: everything here is made
+again from the commit log when it is missing or wrong, see `consume_queues.py`.
+
+Only entries of durable records are visible. New entries stay in memory until they are flushed.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import starmap
+from typing import Final, NamedTuple
+
+from qmq_broker.storage.queues.queue_files import ENTRY_BYTES, QueueFiles
+
+_ENTRY: Final = struct.Struct(">QIQ")
+assert _ENTRY.size == ENTRY_BYTES
+#: Flushed entries that stay in memory, because the newest are read most: 20 KiB for each queue.
+HOT_ENTRIES: Final = 1024
+
+
+class Entry(NamedTuple):
+    """Where one message is."""
+
+    physical_offset: int
+    record_bytes: int
+    tag_hash: int
+
+
+class ConsumeQueue:
+    """One subject's queue. Written by the writer thread, read by any.
+
+    Invariant: `first_sequence` ≤ `next_sequence` ≤ `staged_sequence`, none ever goes back.
+    """
+
+    __slots__ = (
+        "_files",
+        "_tail",
+        "crcs",
+        "first_sequence",
+        "flushed_sequence",
+        "next_sequence",
+        "staged_sequence",
+        "subject",
+    )
+
+    def __init__(
+        self,
+        subject: str,
+        files: QueueFiles,
+        *,
+        first_sequence: int = 0,
+        flushed_sequence: int = 0,
+        crcs: tuple[int, ...] = (),
+    ) -> None:
+        """Requires: `first_sequence` is not beyond `flushed_sequence`."""
+        self.subject = subject
+        #: The first that is still there.
+        self.first_sequence = first_sequence
+        #: Behind the last visible entry.
+        self.next_sequence = flushed_sequence
+        #: Behind the last entry that was added: the next message of the subject gets this one.
+        self.staged_sequence = flushed_sequence
+        #: Behind the last entry that is in the files.
+        self.flushed_sequence = flushed_sequence
+        #: Checksum of the flushed entries of each file.
+        self.crcs = list(crcs)
+        self._files = files
+        #: Sequence of the first entry in memory, and the entries; replaced together.
+        self._tail = (flushed_sequence, bytearray())
+
+    def stage(self, entries: bytes) -> None:
+        """Add packed entries, not yet visible."""
+        self._tail[1].extend(entries)
+        self.staged_sequence += len(entries) // ENTRY_BYTES
+
+    def publish(self) -> None:
+        """Let everything added be seen. Requires: its records are durable."""
+        self.next_sequence = self.staged_sequence
+
+    def entries(self, first_sequence: int, count: int) -> list[Entry]:
+        """Up to `count` visible entries from `first_sequence` on; fewer at the end.
+
+        Raises `CorruptionError` when a file of the queue was damaged while the broker runs; the
+        next start makes it again.
+        """
+        first = max(first_sequence, self.first_sequence)
+        next_sequence = min(first_sequence + count, self.next_sequence)
+        if first >= next_sequence:
+            return []
+        return list(starmap(Entry, _ENTRY.iter_unpack(self._packed(first, next_sequence))))
+
+    def sequence_at(self, offset: int) -> int:
+        """The first sequence whose record stands at `offset` of the commit log or behind it."""
+        first, after = self.first_sequence, self.next_sequence
+        while first < after:
+            middle = (first + after) // 2
+            if self.entries(middle, 1)[0].physical_offset < offset:
+                first = middle + 1
+            else:
+                after = middle
+        return first
+
+    def unflushed(self, next_sequence: int) -> tuple[int, bytes]:
+        """The first sequence that is not in the files, and the packed entries up to the given one.
+
+        Requires: `next_sequence` is not beyond what is visible.
+        """
+        return self.flushed_sequence, self._packed(self.flushed_sequence, next_sequence)
+
+    def set_flushed(self, next_sequence: int) -> None:
+        """Entries below `next_sequence` are in the files; all but the newest leave the memory."""
+        self.flushed_sequence = next_sequence
+        first, tail = self._tail
+        surplus = next_sequence - HOT_ENTRIES - first
+        if surplus > 0:
+            self._tail = (first + surplus, tail[surplus * ENTRY_BYTES :])
+
+    def _packed(self, first: int, next_sequence: int) -> bytes:
+        tail_first, tail = self._tail
+        if first < tail_first:
+            next_in_files = min(next_sequence, tail_first)
+            in_files = self._files.read(self.subject, first, next_in_files)
+            if next_sequence <= tail_first:
+                return in_files
+            return in_files + tail[: (next_sequence - tail_first) * ENTRY_BYTES]
+        first_byte = (first - tail_first) * ENTRY_BYTES
+        return bytes(tail[first_byte : (next_sequence - tail_first) * ENTRY_BYTES])

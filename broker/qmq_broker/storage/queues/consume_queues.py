@@ -1,0 +1,284 @@
+"""All consume queues of a store, and how far they are in their files.
+
+::
+
+    state/queues    MessagePack of QueueTable and a checksum line
+
+Up to `indexed_offset` of the commit log the queues are in their files, with the checksums that the
+table says; from there on they are made from the log at each start. A table or a file that is
+missing or does not fit means that all queues are made again from the log's beginning: derived
+files may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from qmq_broker.errors import CorruptionError
+from qmq_broker.options import StoreOptions
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.retained import Retained
+from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
+from qmq_broker.storage.queues.consume_queue import ConsumeQueue
+from qmq_broker.storage.queues.queue_files import QueueFiles
+
+
+class QueueState(msgspec.Struct, frozen=True, array_like=True):
+    """How one queue is in its files."""
+
+    subject: str
+    next_sequence: int
+    #: Checksum of each file's entries, in order.
+    crcs: tuple[int, ...]
+
+
+class QueueTable(msgspec.Struct, frozen=True, array_like=True):
+    """How all queues are in their files."""
+
+    store_id: bytes
+    #: Commit log offset below which all entries are in the files.
+    indexed_offset: int
+    queues: tuple[QueueState, ...]
+
+
+class _Flush(NamedTuple):
+    """A flush under way: what the table will say, and the queues that are left with their ends."""
+
+    indexed_offset: int
+    queues: list[tuple[ConsumeQueue, int]]
+
+
+class ConsumeQueues:
+    """The queues by subject. Changed by the writer thread only, read by any."""
+
+    def __init__(self, disk: Disk, options: StoreOptions, store_id: bytes) -> None:
+        self._disk = disk
+        self._store_id = store_id
+        self._files = QueueFiles(
+            disk,
+            entries_per_file=options.queue_entries_per_file,
+            open_files=options.open_files,
+        )
+        self._queues: dict[str, ConsumeQueue] = {}
+        self._staged: dict[str, ConsumeQueue] = {}
+        self._unflushed: dict[str, ConsumeQueue] = {}
+        self._flush: _Flush | None = None
+        self._first_sequences: dict[str, int] = {}
+        #: Commit log offset below which all entries are in the files.
+        self.indexed_offset = 0
+        #: Packed bytes that are not in the files.
+        self.unflushed_bytes = 0
+
+    def load(self, log_next_offset: int, retained: Retained) -> bool:
+        """Take over what the files hold; returns whether anything could be taken.
+
+        Changes no file. `log_next_offset` is where the commit log ends; a table of what was synced
+        behind it says that accepted messages are missing: `CorruptionError`.
+        """
+        self._first_sequences = retained.first_sequences
+        table = self._read_table()
+        if table is None or not self._take_over(table, log_next_offset):
+            self._start_over(retained)
+            return False
+        return True
+
+    def _start_over(self, retained: Retained) -> None:
+        """Stand where the log begins: everything is made again from there."""
+        self._queues = {subject: self._new_queue(subject) for subject in retained.first_sequences}
+        self.indexed_offset = retained.first_offset
+
+    def _take_over(self, table: QueueTable, log_next_offset: int) -> bool:
+        if table.indexed_offset > log_next_offset:
+            raise CorruptionError(
+                segment=layout.COMMIT_LOG,
+                offset=log_next_offset,
+                reason=f"the log ends here; {layout.QUEUE_TABLE} says synced up to offset "
+                f"{table.indexed_offset}",
+            )
+        firsts = self._first_sequences
+        for state in table.queues:
+            first_sequence = firsts.get(state.subject, 0)
+            if first_sequence > state.next_sequence or not self._files.is_as_flushed(
+                state.subject, first_sequence, state.next_sequence, list(state.crcs)
+            ):
+                return False
+        if not firsts.keys() <= {state.subject for state in table.queues}:
+            return False
+        for state in table.queues:
+            self._queues[state.subject] = ConsumeQueue(
+                state.subject,
+                self._files,
+                first_sequence=firsts.get(state.subject, 0),
+                flushed_sequence=state.next_sequence,
+                crcs=state.crcs,
+            )
+        self.indexed_offset = table.indexed_offset
+        return True
+
+    def sequences_at(self, offset: int) -> dict[str, int]:
+        """Of each queue, the first sequence whose record stands at `offset` or behind it.
+
+        Only of those that have lost any below it.
+        """
+        found = {
+            subject: queue.sequence_at(offset)
+            for subject, queue in self._queues.items()
+            if queue.next_sequence
+        }
+        return {subject: sequence for subject, sequence in found.items() if sequence}
+
+    def give_up_below(self, first_sequences: dict[str, int]) -> None:
+        """Show no entry below these sequences any more."""
+        self._first_sequences = first_sequences
+        for subject, first_sequence in first_sequences.items():
+            queue = self._queues[subject]
+            queue.first_sequence = max(queue.first_sequence, first_sequence)
+
+    def remove_given_up(self) -> None:
+        """Remove the files that hold nothing but entries which were given up."""
+        for subject, first_sequence in self._first_sequences.items():
+            self._files.remove_below(subject, first_sequence)
+
+    def _new_queue(self, subject: str) -> ConsumeQueue:
+        first_sequence = self._first_sequences.get(subject, 0)
+        return ConsumeQueue(
+            subject,
+            self._files,
+            first_sequence=first_sequence,
+            flushed_sequence=first_sequence,
+        )
+
+    def subjects(self) -> list[str]:
+        """Subjects with visible messages, sorted."""
+        return sorted(
+            subject for subject, queue in list(self._queues.items()) if queue.next_sequence
+        )
+
+    def visible(self, subject: str) -> ConsumeQueue | None:
+        """A subject's queue; None while it has no visible message."""
+        queue = self._queues.get(subject)
+        return queue if queue is not None and queue.next_sequence else None
+
+    def staged_sequence(self, subject: str) -> int:
+        """The sequence that the subject's next message gets."""
+        queue = self._queues.get(subject)
+        if queue is None:
+            return self._first_sequences.get(subject, 0)
+        return queue.staged_sequence
+
+    def stage(self, subject: str, first_sequence: int, entries: bytes, *, offset: int) -> None:
+        """Add the entries of one run of the frame at `offset`.
+
+        Raises `CorruptionError` when the run does not begin where the queue ends: sequences are
+        dense by construction, so the log itself would be wrong.
+        """
+        queue = self._queues.get(subject)
+        if queue is None:
+            queue = self._queues[subject] = self._new_queue(subject)
+        if queue.staged_sequence != first_sequence:
+            raise CorruptionError(
+                segment=layout.COMMIT_LOG,
+                offset=offset,
+                reason=f"first sequence {first_sequence} of subject {subject}, "
+                f"whose next is {queue.staged_sequence}",
+            )
+        queue.stage(entries)
+        self._staged[subject] = queue
+        self.unflushed_bytes += len(entries)
+
+    def publish(self) -> None:
+        """Let everything staged be seen. Requires: the commit log was synced."""
+        for queue in self._staged.values():
+            queue.publish()
+        self._unflushed.update(self._staged)
+        self._staged.clear()
+
+    @property
+    def is_flushing(self) -> bool:
+        """Whether a flush was begun and is not finished."""
+        return self._flush is not None
+
+    def begin_flush(self, indexed_offset: int) -> None:
+        """Plan to bring all entries that are visible now into the files.
+
+        Requires: nothing is staged, and all frames below `indexed_offset` were.
+        """
+        self._flush = _Flush(
+            indexed_offset, [(queue, queue.next_sequence) for queue in self._unflushed.values()]
+        )
+        self._unflushed = {}
+
+    def flush_some(self, queues_max: int) -> bool:
+        """Go on with the flush, for at most so many queues; returns whether it is finished.
+
+        One sync for each queue and, at the end, those of the table: in portions, so that thousands
+        of subjects do not hold up a commit.
+        """
+        flush = self._flush
+        if flush is None:
+            return True
+        for _ in range(min(queues_max, len(flush.queues))):
+            self._flush_one(*flush.queues[-1])
+            flush.queues.pop()
+        if flush.queues:
+            return False
+        table = QueueTable(
+            store_id=self._store_id,
+            indexed_offset=flush.indexed_offset,
+            queues=tuple(self._states()),
+        )
+        replace_file(self._disk, layout.QUEUE_TABLE, msgspec.msgpack.encode(table))
+        self.indexed_offset = flush.indexed_offset
+        self._flush = None
+        return True
+
+    def give_up_flush(self) -> None:
+        """Leave the rest of a flush for the next one; the entries stay in memory."""
+        if self._flush is not None:
+            self._unflushed = {queue.subject: queue for queue, _ in self._flush.queues} | (
+                self._unflushed
+            )
+            self._flush = None
+
+    def flush(self, indexed_offset: int) -> None:
+        """Bring all visible entries into the files, at once; durable on return."""
+        self.give_up_flush()
+        self.begin_flush(indexed_offset)
+        while not self.flush_some(len(self._queues) + 1):
+            pass
+
+    def flush_entries(self) -> None:
+        """Bring all visible entries into the files without saying so in the table."""
+        while self._unflushed:
+            _, queue = self._unflushed.popitem()
+            self._flush_one(queue, queue.next_sequence)
+
+    def _flush_one(self, queue: ConsumeQueue, next_sequence: int) -> None:
+        first_sequence, entries = queue.unflushed(next_sequence)
+        queue.crcs = self._files.add(queue.subject, first_sequence, entries, queue.crcs)
+        queue.set_flushed(next_sequence)
+        self.unflushed_bytes -= len(entries)
+
+    def close(self) -> None:
+        """Give all files back. Safe to call twice."""
+        self._files.close()
+
+    def _states(self) -> Iterator[QueueState]:
+        for subject, queue in self._queues.items():
+            if queue.flushed_sequence:
+                yield QueueState(subject, queue.flushed_sequence, tuple(queue.crcs))
+
+    def _read_table(self) -> QueueTable | None:
+        data = read_file(self._disk, layout.QUEUE_TABLE)
+        content = None if data is None else unseal(data)
+        if content is None:
+            return None
+        try:
+            table = msgspec.msgpack.decode(content, type=QueueTable)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+        return table if table.store_id == self._store_id else None

@@ -1,0 +1,159 @@
+"""The files of all consume queues: reading runs of entries, adding to them, checking them.
+
+A bounded number of files stays open for reading; thousands of subjects do not need thousands of
+descriptors. Adding opens, writes, syncs and closes: it happens once in many megabytes of log.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from threading import Lock
+from typing import Final
+
+from qmq_broker.errors import CorruptionError, DiskError
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import Disk, DiskFile
+from qmq_client.wire.checksum import crc32c
+
+ENTRY_BYTES: Final = 20
+
+
+class QueueFiles:
+    """Entries on disk by subject and sequence. `read` may run in any thread."""
+
+    def __init__(self, disk: Disk, *, entries_per_file: int, open_files: int) -> None:
+        self._disk = disk
+        self._file_bytes = entries_per_file * ENTRY_BYTES
+        self._open_files = open_files
+        self._lock = Lock()
+        self._open: OrderedDict[str, DiskFile] = OrderedDict()
+        self._directories: set[str] = set()
+
+    def read(self, subject: str, first_sequence: int, next_sequence: int) -> bytes:
+        """The packed entries of a run; raises `CorruptionError` when they are not all there."""
+        parts = []
+        offset, next_offset = first_sequence * ENTRY_BYTES, next_sequence * ENTRY_BYTES
+        while offset < next_offset:
+            base = offset - offset % self._file_bytes
+            count = min(next_offset, base + self._file_bytes) - offset
+            parts.append(self._read(layout.queue_path(subject, base), base, offset, count))
+            offset += count
+        return b"".join(parts)
+
+    def add(self, subject: str, first_sequence: int, entries: bytes, crcs: list[int]) -> list[int]:
+        """Put entries behind those that are there; durable on return.
+
+        `crcs` are the checksums of what each file held before; returns those of what it holds now.
+        """
+        directory = layout.queue_directory(subject)
+        self._make_directory(directory)
+        crcs = list(crcs)
+        offset, position = first_sequence * ENTRY_BYTES, 0
+        has_new = False
+        while position < len(entries):
+            base = offset - offset % self._file_bytes
+            part = entries[position : position + base + self._file_bytes - offset]
+            number = base // self._file_bytes
+            if number >= len(crcs):
+                # Entries that were given up stand as zeros before the first one of a queue.
+                crcs += [0] * (number - len(crcs)) + [crc32c(bytes(offset - base))]
+                has_new = True
+            crcs[number] = crc32c(part, crcs[number])
+            self._write(layout.queue_path(subject, base), offset - base, part)
+            offset += len(part)
+            position += len(part)
+        if has_new:
+            self._disk.sync_directory(directory)
+        return crcs
+
+    def is_as_flushed(
+        self, subject: str, first_sequence: int, next_sequence: int, crcs: list[int]
+    ) -> bool:
+        """Whether the files hold all entries from the first to below the next, unchanged."""
+        next_offset = next_sequence * ENTRY_BYTES
+        if len(crcs) != -(-next_offset // self._file_bytes):
+            return False
+        there = set(self._disk.names(layout.queue_directory(subject)))
+        first_file = first_sequence * ENTRY_BYTES // self._file_bytes
+        for number, crc in list(enumerate(crcs))[first_file:]:
+            base = number * self._file_bytes
+            path = layout.queue_path(subject, base)
+            if path.rpartition("/")[2] not in there:
+                return False
+            count = min(self._file_bytes, next_offset - base)
+            data = self._read_whole(path, count)
+            if len(data) != count or crc32c(data) != crc:
+                return False
+        return True
+
+    def remove_below(self, subject: str, first_sequence: int) -> int:
+        """Remove the files that end at or below `first_sequence`; returns how many.
+
+        Not durable on return: who opens next removes what came back.
+        """
+        directory = layout.queue_directory(subject)
+        removed = 0
+        for name in self._disk.names(directory):
+            base = layout.parse_number(name)
+            if base is None or base + self._file_bytes > first_sequence * ENTRY_BYTES:
+                continue
+            path = layout.queue_path(subject, base)
+            with self._lock:
+                if (file := self._open.pop(path, None)) is not None:
+                    file.close()
+                self._disk.unlink(path)
+            removed += 1
+        return removed
+
+    def close(self) -> None:
+        """Give all files back. Safe to call twice."""
+        with self._lock:
+            for file in self._open.values():
+                file.close()
+            self._open.clear()
+
+    def _read(self, path: str, base: int, offset: int, count: int) -> bytes:
+        try:
+            # The lock is held over the read: a file must not be closed under it.
+            with self._lock:
+                data = self._opened(path).read(offset - base, count)
+        except DiskError as error:
+            raise CorruptionError(segment=path, offset=offset, reason=str(error)) from error
+        if len(data) != count:
+            reason = "entries are missing; a restart makes them again"
+            raise CorruptionError(segment=path, offset=offset + len(data), reason=reason)
+        return data
+
+    def _opened(self, path: str) -> DiskFile:
+        file = self._open.get(path)
+        if file is not None:
+            self._open.move_to_end(path)
+            return file
+        file = self._disk.open(path)
+        self._open[path] = file
+        if len(self._open) > self._open_files:
+            _, oldest = self._open.popitem(last=False)
+            oldest.close()
+        return file
+
+    def _write(self, path: str, position: int, part: bytes) -> None:
+        file = self._disk.open(path, is_new=True)
+        try:
+            file.write(position, [part])
+            file.sync()
+        finally:
+            file.close()
+
+    def _read_whole(self, path: str, count: int) -> bytes:
+        file = self._disk.open(path)
+        try:
+            return file.read(0, count)
+        finally:
+            file.close()
+
+    def _make_directory(self, directory: str) -> None:
+        if directory in self._directories:
+            return
+        self._disk.make_directory(directory)
+        self._disk.sync_directory(layout.CONSUME_QUEUES)
+        self._directories.add(directory)

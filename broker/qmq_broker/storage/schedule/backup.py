@@ -1,0 +1,106 @@
+"""Delayed messages in a backup: the table, and every file as far as the table says.
+
+What the table says is never written over, so it can be copied while a broker goes on. The commit log
+of the copy must reach back to where the table ends; it is copied afterwards.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from qmq_broker.errors import CorruptionError, DiskError, StoreError
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
+from qmq_broker.storage.logs.frame_scan import SCAN_BLOCK_BYTES
+from qmq_broker.storage.schedule.bucket import LOGS, ScheduleTable
+
+#: A bucket may be done with while its files are copied; that happens once in a bucket's length.
+_TRIES_MAX = 3
+
+
+class ScheduleCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """What was copied."""
+
+    copied_bytes: int
+    #: The commit log of the copy must begin here or before; None when it must be whole.
+    copied_offset: int | None
+
+
+def take_schedule(source: Disk, target: Disk, store_id: bytes) -> ScheduleCopy:
+    """Copy what the schedule's table says; durable on return, but for the root's names.
+
+    Raises `CorruptionError` when it is not as the table says, `StoreError` when there are files of
+    delayed messages and no table.
+    """
+    for directory in LOGS:
+        target.make_directory(directory)
+    for number in range(_TRIES_MAX):
+        table = _table(source, store_id)
+        if table is None:
+            if any(source.names(f"{log}/{month}") for log in LOGS for month in source.names(log)):
+                raise StoreError(
+                    "delayed messages have no whole table: start a broker on the directory, which "
+                    "makes it again, and try again."
+                )
+            return ScheduleCopy(copied_bytes=0, copied_offset=None)
+        try:
+            copied_bytes = sum(
+                _copy(source, target, layout.bucket_path(log, state.bucket), length)
+                for state in table.buckets
+                for log, length in zip(
+                    LOGS, (state.schedule_bytes, state.dispatch_bytes), strict=True
+                )
+                if length
+            )
+        except DiskError:
+            if number + 1 == _TRIES_MAX or _table(source, store_id) == table:
+                raise
+            continue
+        _sync(target)
+        replace_file(target, layout.SCHEDULE_TABLE, msgspec.msgpack.encode(table))
+        return ScheduleCopy(copied_bytes=copied_bytes, copied_offset=table.copied_offset)
+    raise AssertionError("the loop ends with its last try")
+
+
+def _table(source: Disk, store_id: bytes) -> ScheduleTable | None:
+    data = read_file(source, layout.SCHEDULE_TABLE)
+    content = None if data is None else unseal(data)
+    if content is None:
+        return None
+    try:
+        table = msgspec.msgpack.decode(content, type=ScheduleTable)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return table if table.store_id == store_id else None
+
+
+def _copy(source: Disk, target: Disk, path: str, length: int) -> int:
+    log, month, _ = path.split("/")
+    target.make_directory(f"{log}/{month}")
+    file = source.open(path)
+    try:
+        copy = target.open(path, is_new=True)
+        try:
+            copy.truncate(0)
+            position = 0
+            while position < length:
+                block = file.read(position, min(SCAN_BLOCK_BYTES, length - position))
+                if not block:
+                    reason = f"{length} bytes were synced, {position} are there"
+                    raise CorruptionError(segment=path, offset=position, reason=reason)
+                copy.write(position, [block])
+                position += len(block)
+            copy.sync()
+        finally:
+            copy.close()
+    finally:
+        file.close()
+    return length
+
+
+def _sync(target: Disk) -> None:
+    for log in LOGS:
+        for month in target.names(log):
+            target.sync_directory(f"{log}/{month}")
+        target.sync_directory(log)

@@ -1,0 +1,134 @@
+"""One bucket of delayed messages in memory: what is not in its files yet, and what became of them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from threading import Lock
+from typing import Final
+
+import msgspec
+
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.schedule.columns import Columns
+from qmq_broker.storage.schedule.fates import Fate, Fates, pack_fate
+from qmq_broker.storage.schedule.files import ScheduleFiles
+
+#: Due times are gathered by the hour unless the options say otherwise.
+HOUR_MS: Final = 3_600_000
+
+
+class BucketState(msgspec.Struct, frozen=True, array_like=True):
+    """How one bucket is in its files."""
+
+    #: First millisecond of its due times.
+    bucket: int
+    #: Messages in its schedule log.
+    next_sequence: int
+    #: Length of the schedule log.
+    schedule_bytes: int
+    #: Commit log offset of the last record that was copied.
+    last_source: int
+    #: Messages in its dispatch log.
+    dispatched: int
+    #: Length of the dispatch log.
+    dispatch_bytes: int
+
+
+class ScheduleTable(msgspec.Struct, frozen=True, array_like=True):
+    """How all buckets are in their files."""
+
+    store_id: bytes
+    #: Commit log offset below which all that concerns delayed messages is in the files.
+    copied_offset: int
+    #: Length of the buckets that messages behind it go to.
+    bucket_ms: int
+    buckets: tuple[BucketState, ...]
+    #: Messages that are pending, of each subject that has some.
+    pending: dict[str, int]
+
+
+class Bucket:
+    """Delayed messages of one span of due times.
+
+    Changed by the writer, and by the thread that copies, under the lock of the schedule.
+    Invariant: sequences below `copied.next_sequence` are in the schedule log, those from there to
+    `next_sequence` in `waiting`.
+    """
+
+    def __init__(self, copied: BucketState) -> None:
+        #: What the files hold.
+        self.copied = copied
+        self.bucket = copied.bucket
+        #: What is only in the commit log.
+        self.waiting = Columns(bucket=self.bucket)
+        #: Fates that are durable and not in the dispatch log: its next entries.
+        self.undispatched = array("Q")
+        self.next_sequence = copied.next_sequence
+        #: Messages whose fate is durable.
+        self.settled = copied.dispatched
+        self._fates: Fates | None = None if copied.dispatched else Fates()
+        #: Two threads must not read the fates from the file at once: one would miss new ones.
+        self._reading = Lock()
+
+    @property
+    def pending(self) -> int:
+        """Messages that wait for their time."""
+        return self.next_sequence - self.settled
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether the files hold all of it."""
+        return not self.waiting and not self.undispatched
+
+    def fates(self, files: ScheduleFiles) -> Fates:
+        """What became of its messages; read at the first use. Raises `CorruptionError`."""
+        with self._reading:
+            if self._fates is None:
+                fates = Fates()
+                end = self.copied.dispatch_bytes
+                for fate, sequence in files.fates(self.bucket, next_position=end):
+                    fates.set(sequence, fate)
+                self._fates = fates
+            return self._fates
+
+    def find(self, sequence: int, source: int) -> int | None:
+        """Where a message stands: by its source, should frames before it have been lost."""
+        index = sequence - self.copied.next_sequence
+        if index < 0:
+            return sequence
+        sources = self.waiting.sources
+        if index < len(sources) and sources[index] == source:
+            return sequence
+        found = self.waiting.find_source(source)
+        return None if found is None else self.waiting.sequences[found]
+
+    def settle(self, fate: Fate, sequences: Sequence[int]) -> None:
+        """Fates became durable."""
+        self.undispatched.extend([pack_fate(fate, sequence) for sequence in sequences])
+        self.settled += len(sequences)
+
+    def forget_waiting(self, copied: BucketState, dispatched: int) -> None:
+        """So much is in the files now."""
+        count = copied.next_sequence - self.copied.next_sequence
+        self.waiting = self.waiting.part(count, len(self.waiting))
+        self.undispatched = self.undispatched[dispatched:]
+        self.copied = copied
+
+
+def empty_bucket(bucket: int) -> Bucket:
+    """One that has no files."""
+    return Bucket(BucketState(bucket, 0, 0, 0, 0, 0))
+
+
+def is_over(bucket: Bucket, bucket_ms: int, now_ms: int, grace_ms: int) -> bool:
+    """Whether the files of a bucket are of no use any more.
+
+    Requires: `now_ms` is the log's own time, which never goes back: no message that is stored later
+    goes to a bucket before it.
+    """
+    is_done = not bucket.pending and bucket.is_copied
+    return is_done and bucket.bucket + bucket_ms + grace_ms <= now_ms
+
+
+LOGS: Final = (layout.SCHEDULE, layout.DISPATCH)

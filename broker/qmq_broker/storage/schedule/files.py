@@ -1,0 +1,327 @@
+"""The files of delayed messages: the schedule log and the dispatch log of each bucket of due times.
+
+::
+
+    schedule/<yyyyMM>/<yyyyMMddHHmm>    SEGMENT_HEAD frame, SCHEDULED frames
+    dispatch/<yyyyMM>/<yyyyMMddHHmm>    SEGMENT_HEAD frame, DISPATCHED frames
+
+Each is a log of one segment that begins at the offset of its bucket, so that a file under another
+bucket's name is recognised. It is written at a known length only, by one thread, some dozen messages
+or more at a time; what stands behind that length is of a copy that was interrupted and is cut.
+Body of a DISPATCHED frame: entries of 8 bytes, what became of it 1 and the schedule sequence 7.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from threading import Lock
+from typing import Final
+
+from qmq_broker.errors import CorruptionError, DiskError
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import Disk, DiskFile
+from qmq_broker.storage.logs.frame_scan import FrameScan, claims_in_segment, durable_claim
+from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES, build_segment_head
+from qmq_broker.storage.schedule.columns import IN_SCHEDULE, Columns, Subjects
+from qmq_broker.storage.schedule.fates import Fate, unpack_fate
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.frame import (
+    FRAME_HEADER_BYTES,
+    SEQUENCE_BYTES,
+    FrameHeader,
+    FrameKind,
+    build_frame,
+    parse_subjects,
+    read_header,
+    stamp_frame,
+    verify_stamp,
+)
+from qmq_client.wire.frame_kind import mark_bytes
+from qmq_client.wire.limits import NAME_BYTES_MAX
+from qmq_client.wire.marks import Marks, numbers, read_marks
+
+#: Longer than any of these files becomes; times are below 2⁴⁸, so no offset is over 64 bits.
+BUCKET_BYTES_MAX: Final = 1 << 44
+#: Files kept open for reading.
+OPEN_FILES: Final = 32
+#: Entries of one DISPATCHED frame.
+DISPATCHED_MAX: Final = 16 * 1024
+KINDS: Final = {
+    layout.SCHEDULE: frozenset({FrameKind.SCHEDULED}),
+    layout.DISPATCH: frozenset({FrameKind.DISPATCHED}),
+}
+_SUBJECT_BYTES_MAX: Final = 5 + NAME_BYTES_MAX
+
+
+class BucketFile:
+    """One file as a scanner sees it: a log of one segment that begins at its bucket's offset."""
+
+    segment_bytes = BUCKET_BYTES_MAX
+
+    def __init__(self, files: ScheduleFiles, log: str, bucket: int) -> None:
+        self._files = files
+        self._log = log
+        self._bucket = bucket
+
+    def base_of(self, _: int) -> int:
+        """It has one segment."""
+        return self._bucket
+
+    def path(self, _: int) -> str:
+        """For reports."""
+        return layout.bucket_path(self._log, self._bucket)
+
+    def read(self, offset: int, count: int) -> bytes:
+        """`count` bytes from `offset`; fewer at the end."""
+        return self._files.read(self._log, self._bucket, offset - self._bucket, count)
+
+
+class ScheduleFiles:
+    """Schedule and dispatch logs. `append` belongs to one thread, reads to any."""
+
+    def __init__(self, disk: Disk, store_id: bytes) -> None:
+        self._disk = disk
+        self._store_id = store_id
+        self._lock = Lock()
+        self._open: OrderedDict[str, DiskFile] = OrderedDict()
+        self._directories: set[str] = set()
+        #: Stamped on every frame; that of this opening once it is known.
+        self.epoch = 0
+
+    def append(
+        self, log: str, bucket: int, position: int, frames: Sequence[bytes], *, stored_at_ms: int
+    ) -> int:
+        """Put frames at `position`, the end of the file as it is known; durable on return.
+
+        Returns the new end. Whatever stood behind the old one is gone.
+        """
+        path = layout.bucket_path(log, bucket)
+        is_new = position == 0
+        if is_new:
+            self._make_directory(log, layout.bucket_directory(log, bucket))
+            frames = [build_segment_head(self._store_id, bucket, stored_at_ms), *frames]
+        durable_offset = bucket + position
+        file = self._disk.open(path, is_new=is_new)
+        try:
+            if file.length() > position:
+                file.truncate(position)
+            parts: list[bytes | memoryview] = []
+            next_position = position
+            for frame in frames:
+                header = read_header(frame)
+                head = stamp_frame(
+                    frame,
+                    physical_offset=bucket + next_position,
+                    stored_at_ms=stored_at_ms,
+                    epoch=self.epoch,
+                    durable_offset=durable_offset,
+                    first_sequences=(0,) * header.subject_count,
+                )
+                parts += (head, memoryview(frame)[len(head) :])
+                next_position += len(frame)
+            file.write(position, parts)
+            file.sync()
+        finally:
+            file.close()
+        if is_new:
+            self._disk.sync_directory(layout.bucket_directory(log, bucket))
+        return next_position
+
+    def read(self, log: str, bucket: int, position: int, count: int) -> bytes:
+        """Bytes of a file; none where there is no file."""
+        path = layout.bucket_path(log, bucket)
+        with self._lock:
+            file = self._open.get(path)
+            if file is None:
+                if not self.has(log, bucket):
+                    return b""
+                file = self._open[path] = self._disk.open(path)
+                if len(self._open) > OPEN_FILES:
+                    self._open.popitem(last=False)[1].close()
+            else:
+                self._open.move_to_end(path)
+            return file.read(position, count)
+
+    def length(self, log: str, bucket: int) -> int:
+        """Bytes in a file; 0 when there is none."""
+        if not self.has(log, bucket):
+            return 0
+        file = self._disk.open(layout.bucket_path(log, bucket))
+        try:
+            return file.length()
+        finally:
+            file.close()
+
+    def has(self, log: str, bucket: int) -> bool:
+        """Whether there is such a file."""
+        directory, _, name = layout.bucket_path(log, bucket).rpartition("/")
+        return name in self._disk.names(directory)
+
+    def buckets(self, log: str) -> list[int]:
+        """All buckets that have a file, in order."""
+        found = []
+        for month in self._disk.names(log):
+            for name in self._disk.names(f"{log}/{month}"):
+                bucket = layout.parse_bucket(name)
+                if bucket is not None and name.startswith(month):
+                    found.append(bucket)
+        return sorted(found)
+
+    def remove(self, log: str, bucket: int) -> None:
+        """Remove a file if it is there; durable when its directory is synced."""
+        if not self.has(log, bucket):
+            return
+        path = layout.bucket_path(log, bucket)
+        with self._lock:
+            if (file := self._open.pop(path, None)) is not None:
+                file.close()
+            self._disk.unlink(path)
+
+    def columns(
+        self, bucket: int, subjects: Subjects, *, next_position: int, first_sequence: int = 0
+    ) -> Iterator[Columns]:
+        """The messages of a schedule log frame by frame, without reading their records.
+
+        From the frame that holds `first_sequence` on. Raises `CorruptionError`.
+        """
+        position = SEGMENT_HEAD_BYTES
+        while position < next_position:
+            try:
+                header = self._header(bucket, position)
+                marks_bytes = mark_bytes(header.kind, header.record_count)
+                marks = read_marks(
+                    header,
+                    self.read(
+                        layout.SCHEDULE,
+                        bucket,
+                        position + header.frame_bytes - marks_bytes,
+                        marks_bytes,
+                    ),
+                )
+                if max(marks.sequences) >= first_sequence:
+                    yield self._columns(bucket, position, header, subjects, marks)
+            except (ProtocolError, DiskError, ValueError) as error:
+                raise self._corruption(layout.SCHEDULE, bucket, position, str(error)) from error
+            position += header.frame_bytes
+
+    def fates(self, bucket: int, *, next_position: int) -> Iterator[tuple[Fate, int]]:
+        """The entries of a dispatch log; raises `CorruptionError`."""
+        if not next_position:
+            return
+        for data, header in self.frames(layout.DISPATCH, bucket, next_position=next_position):
+            first = header.head_bytes
+            for entry in numbers(data[first : first + 8 * header.record_count]):
+                try:
+                    yield unpack_fate(entry)
+                except ValueError as error:
+                    raise self._corruption(layout.DISPATCH, bucket, 0, str(error)) from error
+
+    def frames(
+        self, log: str, bucket: int, *, next_position: int
+    ) -> Iterator[tuple[bytes, FrameHeader]]:
+        """The frames of a file up to there, each verified; raises `CorruptionError`."""
+        scan = self.scan(log, bucket)
+        for frame in scan:
+            if frame.header.kind in KINDS[log]:
+                yield frame.data, frame.header
+            if scan.next_offset >= bucket + next_position:
+                return
+        raise self._corruption(log, bucket, scan.next_offset - bucket, scan.reason)
+
+    def scan(self, log: str, bucket: int) -> FrameScan:
+        """One pass over a file from its beginning."""
+        source = BucketFile(self, log, bucket)
+        return FrameScan(source, KINDS[log], store_id=self._store_id, first_offset=bucket)
+
+    def good_bytes(self, log: str, bucket: int) -> int:
+        """Where the good frames of a file end, by itself; raises `CorruptionError`.
+
+        Damage, and no end that was interrupted, when a frame behind it says that more was synced.
+        """
+        scan = self.scan(log, bucket)
+        for _ in scan:
+            pass
+        source = BucketFile(self, log, bucket)
+        epoch = scan.last.epoch if scan.last else 0
+        for header in claims_in_segment(source, bucket, scan.search_offset, epoch=epoch):
+            if durable_claim(header) > scan.next_offset:
+                raise self._corruption(log, bucket, scan.next_offset - bucket, scan.reason)
+        return scan.next_offset - bucket
+
+    def close(self) -> None:
+        """Give all files back. Safe to call twice."""
+        with self._lock:
+            for file in self._open.values():
+                file.close()
+            self._open.clear()
+
+    def sync_directory(self, log: str, bucket: int) -> None:
+        """Make what was removed from a bucket's folder stay removed."""
+        self._disk.sync_directory(layout.bucket_directory(log, bucket))
+
+    def _header(self, bucket: int, position: int) -> FrameHeader:
+        data = self.read(layout.SCHEDULE, bucket, position, FRAME_HEADER_BYTES)
+        header = read_header(data)
+        if header.kind is not FrameKind.SCHEDULED or not header.record_count:
+            raise ProtocolError(f"frame of kind {header.kind.name}")
+        head = self.read(layout.SCHEDULE, bucket, position, header.head_bytes)
+        verify_stamp(header, head)
+        if header.physical_offset != bucket + position:
+            raise ProtocolError(f"frame of offset {header.physical_offset}")
+        return header
+
+    def _columns(
+        self, bucket: int, position: int, header: FrameHeader, subjects: Subjects, marks: Marks
+    ) -> Columns:
+        count, subject_count = header.record_count, header.subject_count
+        table_bytes = (SEQUENCE_BYTES + _SUBJECT_BYTES_MAX) * subject_count + 12 * count
+        first_bytes = min(header.frame_bytes, FRAME_HEADER_BYTES + table_bytes)
+        data = self.read(layout.SCHEDULE, bucket, position, first_bytes)
+        runs, table_position = parse_subjects(data, header)
+        lengths = array("I", data[table_position : table_position + 4 * count])
+        if sys.byteorder == "little":
+            lengths.byteswap()
+        places = array("Q")
+        place = IN_SCHEDULE | position + table_position + 12 * count
+        for record_bytes in lengths:
+            places.append(place)
+            place += record_bytes
+        columns = Columns(
+            bucket=bucket,
+            sequences=array("Q", marks.sequences),
+            sources=array("Q", marks.sources),
+            due_at_ms=array("Q", marks.due_at_ms),
+            places=places,
+            record_bytes=lengths,
+            message_ids=bytearray(marks.message_ids),
+        )
+        for run in runs:
+            columns.subjects.extend([subjects.number(run.subject)] * run.count)
+        return columns
+
+    def _make_directory(self, log: str, directory: str) -> None:
+        if directory in self._directories:
+            return
+        self._disk.make_directory(directory)
+        self._disk.sync_directory(log)
+        self._directories.add(directory)
+
+    def _corruption(self, log: str, bucket: int, position: int, reason: str) -> CorruptionError:
+        return CorruptionError(
+            segment=layout.bucket_path(log, bucket), offset=position, reason=reason
+        )
+
+
+def dispatched_frames(entries: Sequence[int]) -> list[bytes]:
+    """Entries of a dispatch log as frames."""
+    frames = []
+    for first in range(0, len(entries), DISPATCHED_MAX):
+        column = array("Q", entries[first : first + DISPATCHED_MAX])
+        count = len(column)
+        if sys.byteorder == "little":
+            column.byteswap()
+        frames.append(build_frame(FrameKind.DISPATCHED, column.tobytes(), record_count=count))
+    return frames

@@ -1,0 +1,378 @@
+"""Delayed messages: which wait for what time, where they stand, and what became of them.
+
+A delayed message is appended to the commit log like any other and gets no place in its consume
+queue. From there it is known here, under the bucket of its due time and a sequence in it, both given
+by its place in the log alone, so that a replay gives the same. Its *fate* is settled by a frame of the
+commit log: RELEASED brings the same record into its queue, CANCELLED ends it, RESCHEDULED puts it
+elsewhere. The writer looks at the fates in the very append that settles one: that is what makes a
+release happen once, whoever asks for it and however often.
+
+Records go to schedule logs, fates to dispatch logs, in portions (`copy.py`): until then both
+are derived from the commit log at each start, afterwards its segments may go. Not for: when a
+message is due (`service/delay/releasing.py`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from threading import Lock
+from typing import Final, NamedTuple
+
+from qmq_broker.errors import CorruptionError
+from qmq_broker.options import StoreOptions
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.logs.repeats import LOG_LIMITS
+from qmq_broker.storage.logs.segments import Segments
+from qmq_broker.storage.schedule.bucket import Bucket, empty_bucket
+from qmq_broker.storage.schedule.cancelled import Cancelled
+from qmq_broker.storage.schedule.columns import IN_SCHEDULE, Columns, DelayedMessage, Subjects
+from qmq_broker.storage.schedule.fates import Fate, Fates
+from qmq_broker.storage.schedule.files import ScheduleFiles
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
+from qmq_client.wire.marks import Marks, frame_marks, pack_marks
+from qmq_client.wire.message_id import MESSAGE_ID_BYTES
+from qmq_client.wire.record import MESSAGE_ID_POSITION, RECORD_FIXED_BYTES, verify_record
+
+_DUE: Final = struct.Struct(">Q")
+
+
+class Arrival(NamedTuple):
+    """Messages of one bucket that became durable: half open sequences."""
+
+    bucket: int
+    first_sequence: int
+    next_sequence: int
+
+
+class Mark(NamedTuple):
+    """One message that gets its fate."""
+
+    bucket: int
+    sequence: int
+    source: int
+
+
+class _Settled(NamedTuple):
+    bucket: Bucket
+    sequences: list[int]
+    fate: Fate
+    subject: str
+
+
+class Schedule:
+    """All delayed messages of a store.
+
+    `stage_…`, `publish` and `fate` belong to the writer; the rest may be called in any thread.
+    """
+
+    def __init__(
+        self, disk: Disk, options: StoreOptions, store_id: bytes, commit_segments: Segments
+    ) -> None:
+        self.disk = disk
+        self.options = options
+        self.store_id = store_id
+        self.files = ScheduleFiles(disk, store_id)
+        self.subjects = Subjects()
+        self.lock = Lock()
+        self._commit = commit_segments
+        #: By their first millisecond; guarded by the lock.
+        self.buckets: dict[int, Bucket] = {}
+        #: Length of the buckets that new messages go to.
+        self.bucket_ms = options.bucket_ms
+        #: Below it, of the commit log, all that concerns delayed messages is in the files.
+        self.copied_offset = 0
+        #: Below it, of the commit log, everything is known here.
+        self.visible_offset = 0
+        #: Time of the last append that is known here.
+        self.stored_at_ms = 0
+        #: Messages that are pending, by subject; guarded by the lock.
+        self.pending: dict[str, int] = {}
+        #: Messages and fates that are not in the files.
+        self.uncopied = 0
+        #: Told, in the writer's thread, which messages became durable.
+        self.on_arrivals: Callable[[list[Arrival]], object] = lambda _: None
+        self._arrived: dict[int, Columns] = {}
+        self._settled: list[_Settled] = []
+        self._staged_at_ms = 0
+
+    # ---- the writer --------------------------------------------------------------------------
+
+    def stage(self, frame: MessageFrame, offset: int, stored_at_ms: int) -> None:
+        """A frame of the commit log that concerns delayed messages; not yet visible."""
+        if frame.header.kind is FrameKind.DELAYED:
+            data = frame.data
+            due = [_DUE.unpack_from(data, at + RECORD_FIXED_BYTES)[0] for at in frame.positions]
+            self._stage_messages(frame, offset, stored_at_ms, due)
+            return
+        marks = frame_marks(frame)
+        if frame.header.kind is FrameKind.RELEASED:
+            self._release(frame, marks)
+        elif frame.header.kind is FrameKind.RESCHEDULED:
+            self._settle(_of_frame(frame, marks), frame, Fate.RESCHEDULED)
+            self._stage_messages(frame, offset, stored_at_ms, marks.due_at_ms)
+
+    def stage_cancelled(self, cancelled: Iterable[Cancelled]) -> None:
+        """A CANCELLED frame of the commit log; not yet visible."""
+        for one in cancelled:
+            self._settle_one(
+                Mark(one.bucket, one.sequence, one.source), one.subject, Fate.CANCELLED
+            )
+
+    def fate(self, mark: Mark) -> Fate | None:
+        """What became of a message, and of one that is about to; None for one that nobody knows."""
+        sequence = self._sequence_of(mark)
+        if sequence is None:
+            return None
+        return self.buckets[mark.bucket].fates(self.files).get(sequence)
+
+    def unsettled(self, frame: MessageFrame, taken: set[tuple[int, int]]) -> MessageFrame | None:
+        """What of a RELEASED or RESCHEDULED frame has no fate yet; None for nothing.
+
+        `taken` are the marks of frames before it in the same append, and gets those of this one.
+        """
+        marks = frame_marks(frame)
+        if frame.header.kind is FrameKind.RELEASED:
+            found = self._releasable(marks, taken)
+        else:
+            named = _of_frame(frame, marks)
+            found = [
+                index
+                for index, mark in enumerate(named)
+                if mark[:2] not in taken and self.fate(mark) is Fate.PENDING
+            ]
+        named_now = _of_frame(frame, marks) if found else []
+        taken.update(named_now[index][:2] for index in found)
+        if len(found) == len(marks.sequences):
+            return frame
+        return _part(frame, marks, found) if found else None
+
+    def _releasable(self, marks: Marks, taken: set[tuple[int, int]]) -> list[int]:
+        """Indexes of the marks of one bucket that have no fate: the same as `fate`, for many."""
+        number = marks.buckets[0]
+        bucket = self.buckets.get(number)
+        if bucket is None:
+            return []
+        get = bucket.fates(self.files).get
+        return [
+            index
+            for index, (sequence, source) in enumerate(
+                zip(marks.sequences, marks.sources, strict=True)
+            )
+            if (place := bucket.find(sequence, source)) is not None
+            and not get(place)
+            and (not taken or (number, sequence) not in taken)
+        ]
+
+    def publish(self, durable_offset: int, stored_at_ms: int) -> None:
+        """Let everything staged be known. Requires: the commit log was synced up to there."""
+        arrivals = []
+        with self.lock:
+            for bucket, columns in self._arrived.items():
+                state = self.buckets[bucket]
+                first = state.next_sequence
+                state.next_sequence += len(columns)
+                state.waiting.add(columns)
+                self.uncopied += len(columns)
+                arrivals.append(Arrival(bucket, first, state.next_sequence))
+                for number in columns.subjects:
+                    subject = self.subjects.names[number]
+                    self.pending[subject] = self.pending.get(subject, 0) + 1
+            for settled in self._settled:
+                settled.bucket.settle(settled.fate, settled.sequences)
+                self.uncopied += len(settled.sequences)
+                count = self.pending.get(settled.subject, 0) - len(settled.sequences)
+                self.pending[settled.subject] = count
+                if count <= 0:
+                    del self.pending[settled.subject]
+            self.visible_offset = durable_offset
+            self.stored_at_ms = max(self.stored_at_ms, stored_at_ms)
+        self._arrived.clear()
+        self._settled.clear()
+        if arrivals:
+            self.on_arrivals(arrivals)
+
+    def _stage_messages(
+        self, frame: MessageFrame, offset: int, stored_at_ms: int, due_at_ms: Sequence[int]
+    ) -> None:
+        data, index = frame.data, 0
+        for run in frame.runs:
+            subject = self.subjects.number(run.subject)
+            for place in range(index, index + run.count):
+                due_ms = due_at_ms[place]
+                position = frame.positions[place]
+                columns = self._columns_of(max(due_ms, stored_at_ms), offset + position)
+                if columns is None:
+                    continue
+                columns.sources.append(offset + position)
+                columns.places.append(offset + position)
+                columns.due_at_ms.append(due_ms)
+                columns.record_bytes.append(frame.lengths[place])
+                columns.subjects.append(subject)
+                first = position + MESSAGE_ID_POSITION
+                columns.message_ids += data[first : first + MESSAGE_ID_BYTES]
+            index += run.count
+
+    def _columns_of(self, time_ms: int, source: int) -> Columns | None:
+        """Where the next message of this time goes, its sequence there; None for a copied one."""
+        bucket = time_ms - time_ms % self.bucket_ms
+        known = self.buckets.get(bucket)
+        if known is not None and source <= known.copied.last_source and known.copied.next_sequence:
+            return None  # a replay without the table: its file has it
+        columns = self._arrived.get(bucket)
+        if columns is None:
+            columns = self._arrived[bucket] = Columns(bucket=bucket)
+            if known is None:
+                with self.lock:
+                    self.buckets[bucket] = empty_bucket(bucket)
+        columns.sequences.append(self.buckets[bucket].next_sequence + len(columns))
+        return columns
+
+    def _settle(self, marks: Iterable[Mark], frame: MessageFrame, fate: Fate) -> None:
+        subjects = [run.subject for run in frame.runs for _ in range(run.count)]
+        for mark, subject in zip(marks, subjects, strict=True):
+            self._settle_one(mark, subject, fate)
+
+    def _settle_one(self, mark: Mark, subject: str, fate: Fate) -> None:
+        sequence = self._sequence_of(mark)
+        if sequence is None:
+            return  # a replay: its bucket was done with and removed
+        bucket = self.buckets[mark.bucket]
+        if bucket.fates(self.files).set(sequence, fate):
+            self._settled.append(_Settled(bucket, [sequence], fate, subject))
+
+    def _release(self, frame: MessageFrame, marks: Marks) -> None:
+        """All messages of one RELEASED frame, which are of one bucket."""
+        bucket = self.buckets.get(marks.buckets[0])
+        if bucket is None:
+            return  # a replay: its bucket was done with and removed
+        note, index = bucket.fates(self.files).set, 0
+        for run in frame.runs:
+            after = index + run.count
+            pairs = zip(marks.sequences[index:after], marks.sources[index:after], strict=True)
+            found = [bucket.find(sequence, source) for sequence, source in pairs]
+            new = [
+                sequence
+                for sequence in found
+                if sequence is not None and note(sequence, Fate.RELEASED)
+            ]
+            if new:
+                self._settled.append(_Settled(bucket, new, Fate.RELEASED, run.subject))
+            index = after
+
+    def _sequence_of(self, mark: Mark) -> int | None:
+        """Where the message stands; None for one that nobody knows."""
+        bucket = self.buckets.get(mark.bucket)
+        return None if bucket is None else bucket.find(mark.sequence, mark.source)
+
+    # ---- any thread ----------------------------------------------------------------------------
+
+    def states(self) -> list[tuple[int, int, int]]:
+        """Bucket, next sequence and pending messages of each bucket, in order."""
+        with self.lock:
+            found = [(one.bucket, one.next_sequence, one.pending) for one in self.buckets.values()]
+        return sorted(found)
+
+    def pending_by_subject(self) -> dict[str, int]:
+        """Messages that wait for their time."""
+        with self.lock:
+            return dict(self.pending)
+
+    def columns(self, bucket: int, first_sequence: int, next_sequence: int) -> Iterator[Columns]:
+        """Messages of a bucket, pending or not, in portions; raises `CorruptionError`.
+
+        Those from `first_sequence` on are among them, those from `next_sequence` on are not.
+        """
+        with self.lock:
+            state = self.buckets.get(bucket)
+            if state is None:
+                return
+            copied = state.copied
+            first = max(0, first_sequence - copied.next_sequence)
+            waiting = state.waiting.part(first, max(0, next_sequence - copied.next_sequence))
+        if first_sequence < copied.next_sequence:
+            yield from self.files.columns(
+                bucket,
+                self.subjects,
+                next_position=copied.schedule_bytes,
+                first_sequence=first_sequence,
+            )
+        if waiting:
+            yield waiting
+
+    def fates_of(self, bucket: int) -> Fates | None:
+        """What became of the messages of a bucket, as far as is known in this thread."""
+        state = self.buckets.get(bucket)
+        return None if state is None else state.fates(self.files)
+
+    def read(self, message: DelayedMessage) -> bytes:
+        """The record of a message, verified; raises `CorruptionError`."""
+        bucket, place = message.bucket, message.place
+        name = bucket, message.sequence
+        return self.read_record(name, place, message.record_bytes, message.subject)
+
+    def read_record(
+        self, name: tuple[int, int], place: int, record_bytes: int, subject: str
+    ) -> bytes:
+        """The same for a message by bucket and sequence."""
+        data = self._read(name[0], place, record_bytes)
+        if not data and not place & IN_SCHEDULE:
+            # Its commit log segment went while it was known by its place there.
+            place = self._copied_place(*name)
+            data = self._read(name[0], place, record_bytes)
+        try:
+            verify_record(subject, data)
+        except ProtocolError as error:
+            raise CorruptionError(
+                segment=layout.bucket_path(layout.SCHEDULE, name[0]),
+                offset=place & ~IN_SCHEDULE,
+                reason=f"no whole record of subject {subject}: {error}",
+            ) from error
+        return data
+
+    def close(self) -> None:
+        """Give all files back. Safe to call twice."""
+        self.files.close()
+
+    def _read(self, bucket: int, place: int, count: int) -> bytes:
+        if place & IN_SCHEDULE:
+            return self.files.read(layout.SCHEDULE, bucket, place & ~IN_SCHEDULE, count)
+        return self._commit.read(place, count)
+
+    def _copied_place(self, bucket: int, wanted: int) -> int:
+        for columns in self.columns(bucket, wanted, wanted + 1):
+            for index, sequence in enumerate(columns.sequences):
+                if sequence == wanted:
+                    return columns.places[index]
+        return IN_SCHEDULE
+
+
+def _of_frame(frame: MessageFrame, marks: Marks) -> list[Mark]:
+    buckets = marks.buckets
+    if frame.header.kind is FrameKind.RELEASED:
+        buckets = (buckets[0],) * len(marks.sequences)
+    return [Mark(*mark) for mark in zip(buckets, marks.sequences, marks.sources, strict=True)]
+
+
+def _part(frame: MessageFrame, marks: Marks, indexes: Sequence[int]) -> MessageFrame:
+    """A frame of some of the records of another."""
+    subjects = [run.subject for run in frame.runs for _ in range(run.count)]
+    records: dict[str, list[bytes]] = {}
+    for index in indexes:
+        records.setdefault(subjects[index], []).append(frame.record(index))
+    is_released = frame.header.kind is FrameKind.RELEASED
+    kept = Marks(
+        buckets=marks.buckets if is_released else [marks.buckets[index] for index in indexes],
+        sequences=[marks.sequences[index] for index in indexes],
+        sources=[marks.sources[index] for index in indexes],
+        due_at_ms=[marks.due_at_ms[index] for index in indexes] if marks.due_at_ms else (),
+    )
+    return marked_frame(frame.header.kind, records, kept)
+
+
+def marked_frame(kind: FrameKind, records: dict[str, list[bytes]], marks: Marks) -> MessageFrame:
+    """A frame of the broker's own. Requires: the marks are in the order of the records."""
+    data = build_message_frame(records, kind=kind, limits=LOG_LIMITS, marks=pack_marks(kind, marks))
+    return parse_message_frame(data, LOG_LIMITS, is_verified=True)

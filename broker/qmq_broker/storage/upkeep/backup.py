@@ -1,0 +1,297 @@
+"""A backup of a data directory, also while a broker writes it: a copy that opens.
+
+It reads what the broker has written and asks the broker for nothing; the order of the steps makes the
+copy consistent:
+
+1. the newest checkpoint: what it says was synced will be in the copy, or the backup fails;
+2. delayed messages as far as their table says, which the commit log goes on from;
+3. sealed segments of the commit log, linked where the file system can, so that they stay;
+4. snapshots and action log; consumers may be further by now, so their messages are in
+5. the rest of the commit log, frame by frame up to the first that is not whole;
+6. where the log begins, a checkpoint that names the copy's ends, and last `FORMAT`.
+
+Everything acknowledged before the call is in the copy, and perhaps some that was not yet. A directory
+with segments and without FORMAT is refused by every opening: a half-made copy is never taken for a
+whole one. Of derived files only the summaries of sealed segments are taken; the copy makes the others at
+its first start. The copy's epoch is far ahead: what consumers were given after the backup is never taken
+for what the copy gives them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from qmq_broker.clock import Clock
+from qmq_broker.errors import CorruptionError, DiskError, StoreError
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.checkpoint import START, Checkpoint, CheckpointFiles, LogPoint
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.format_file import Format, read_format
+from qmq_broker.storage.files.retained import Retained, read_retained, write_retained
+from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
+from qmq_broker.storage.files.snapshots import Snapshot
+from qmq_broker.storage.logs.action_log import ACTION_KINDS
+from qmq_broker.storage.logs.commit_log import COMMIT_KINDS
+from qmq_broker.storage.logs.frame_scan import FrameScan
+from qmq_broker.storage.logs.segments import Segments
+from qmq_broker.storage.logs.summary import read_summary, write_summary
+from qmq_broker.storage.schedule.backup import take_schedule
+from qmq_broker.storage.upkeep.backup_copy import LogEnd, copy_file, copy_frames, is_there
+from qmq_broker.storage.upkeep.inspect_files import sealed_array
+
+#: Openings that the original may see between a backup and the copy's first one.
+EPOCH_STEP: Final = 1 << 16
+#: Logs may lose their oldest segments while they are copied; that takes megabytes of new ones.
+_TRIES_MAX: Final = 5
+#: Gives a file of the source the same path in the copy; false where that cannot be.
+Link = Callable[[str], bool]
+
+
+class Backup(msgspec.Struct, frozen=True, kw_only=True):
+    """What was copied."""
+
+    store_id: str
+    #: The commit log in the copy.
+    first_offset: int
+    next_offset: int
+    #: Segments that share their blocks with the source, and bytes that were copied.
+    linked_segments: int
+    copied_bytes: int
+    epoch: int
+    duration_ms: int
+
+
+def back_up(source: Disk, target: Disk, clock: Clock, *, link: Link) -> Backup:
+    """Copy what `source` holds into the empty directory `target`; durable on return.
+
+    Raises `CorruptionError` when the source is damaged where the copy is read, and `StoreError` when
+    it is no data directory or the target is not empty.
+    """
+    began_s = clock.monotonic_s()
+    format_ = read_format(source)
+    if format_ is None:
+        raise StoreError("the source is no whole data directory: FORMAT is missing")
+    strangers = [name for name in target.names(layout.ROOT) if name != layout.LOCK]
+    if strangers:
+        raise StoreError(
+            f"the target is not empty: there is {strangers[0]}. Give an empty directory."
+        )
+    lock = target.lock(layout.LOCK, f"pid {os.getpid()} (store backup)")
+    try:
+        made = _Backup(source, target, format_, link).run()
+    finally:
+        lock.release()
+    return msgspec.structs.replace(made, duration_ms=round((clock.monotonic_s() - began_s) * 1000))
+
+
+class _Backup:
+    """One backup under way."""
+
+    def __init__(self, source: Disk, target: Disk, format_: Format, link: Link) -> None:
+        self._source = source
+        self._target = target
+        self._format = format_
+        self._link = link
+        self._linked = 0
+        self._copied_bytes = 0
+        self._sealed: set[int] = set()
+
+    def run(self) -> Backup:
+        # Names that make a half-made copy known as such are durable before anything else.
+        for directory in (layout.COMMIT_LOG, layout.ACTION_LOG, layout.SUMMARIES, layout.STATE):
+            self._target.make_directory(directory)
+        self._target.sync_directory(layout.ROOT)
+        schedule = take_schedule(self._source, self._target, self._format.store_id)
+        self._copied_bytes += schedule.copied_bytes
+        checkpoint = CheckpointFiles(self._source).read()
+        point = checkpoint.commit_log if checkpoint else START
+        before = read_retained(self._source, self._format.store_id)
+        tail_base = point.last_frame_offset - point.last_frame_offset % self._format.segment_bytes
+        self._take_sealed(before.first_offset, tail_base)
+        action_end = self._take_actions(checkpoint.action_log if checkpoint else START)
+        retained, end = self._take_tail(before, point, tail_base)
+        copied_offset = schedule.copied_offset
+        if copied_offset is not None and not retained.first_offset <= copied_offset:
+            raise StoreError("old segments were given up faster than they were copied. Try again.")
+        if retained.first_offset:
+            write_retained(self._target, retained)
+        self._take_summaries()
+        epoch = self._write_checkpoint(checkpoint, end, action_end)
+        self._finish()
+        return Backup(
+            store_id=self._format.store_id.hex(),
+            first_offset=retained.first_offset,
+            next_offset=end.next_offset,
+            linked_segments=self._linked,
+            copied_bytes=self._copied_bytes,
+            epoch=epoch,
+            duration_ms=0,
+        )
+
+    def _take_sealed(self, first_offset: int, next_base: int) -> None:
+        """Segments that are never written again, those that are still there."""
+        for base in range(first_offset, next_base, self._format.segment_bytes):
+            path = layout.segment_path(layout.COMMIT_LOG, base)
+            if base in self._sealed:
+                continue
+            try:
+                if self._link(path):
+                    self._linked += 1
+                    self._sealed.add(base)
+                    continue
+                self._copied_bytes += copy_file(self._source, path, self._target)
+            except DiskError:
+                if is_there(self._source, path):
+                    raise
+                continue  # given up meanwhile
+            if read_retained(self._source, self._format.store_id).first_offset > base:
+                # It may have been written over while it was copied.
+                self._target.unlink(path)
+            else:
+                self._sealed.add(base)
+
+    def _take_actions(self, point: LogPoint) -> LogEnd:
+        """The newest snapshot and the log behind it; begun again when that was given up meanwhile."""
+        for _ in range(_TRIES_MAX):
+            snapshot = self._newest_snapshot()
+            offset = 0
+            if snapshot is not None:
+                offset = snapshot.offset
+                number = snapshot.generation % len(layout.SNAPSHOTS)
+                content = msgspec.msgpack.encode(snapshot)
+                replace_file(self._target, layout.SNAPSHOTS[number], content)
+            segment_bytes = self._format.action_segment_bytes
+            end = self._take_frames(layout.ACTION_LOG, segment_bytes, offset)
+            if end.next_offset >= max(point.durable_offset, offset):
+                return end
+            if snapshot == self._newest_snapshot():
+                break
+            for path in (*layout.SNAPSHOTS, *_paths(self._target, layout.ACTION_LOG)):
+                if is_there(self._target, path):
+                    self._target.unlink(path)
+        raise CorruptionError(
+            segment=layout.ACTION_LOG,
+            offset=end.next_offset,
+            reason=f"{end.reason}; synced was up to offset {max(point.durable_offset, offset)}",
+        )
+
+    def _newest_snapshot(self) -> Snapshot | None:
+        found = [sealed_array(self._source, path, Snapshot)[0] for path in layout.SNAPSHOTS]
+        whole = [one for one in found if one and one.store_id == self._format.store_id]
+        return max(whole, key=lambda one: one.generation, default=None)
+
+    def _take_tail(
+        self, before: Retained, point: LogPoint, tail_base: int
+    ) -> tuple[Retained, LogEnd]:
+        """What was not sealed, and where the log begins in the copy."""
+        store_id = self._format.store_id
+        self._take_sealed(read_retained(self._source, store_id).first_offset, tail_base)
+        end = self._take_frames(layout.COMMIT_LOG, self._format.segment_bytes, tail_base)
+        if end.next_offset < point.durable_offset:
+            raise CorruptionError(
+                segment=layout.segment_path(layout.COMMIT_LOG, tail_base),
+                offset=end.next_offset,
+                reason=f"{end.reason}; the checkpoint says synced up to {point.durable_offset}",
+            )
+        after = read_retained(self._source, store_id)
+        for retained in (before, after):
+            needed = range(retained.first_offset, tail_base, self._format.segment_bytes)
+            if retained.first_offset <= tail_base and self._sealed.issuperset(needed):
+                for base in [base for base in self._sealed if base < retained.first_offset]:
+                    self._target.unlink(layout.segment_path(layout.COMMIT_LOG, base))
+                return retained, end
+        if after.first_offset > before.first_offset:
+            raise StoreError("old segments were given up faster than they were copied. Try again.")
+        missing = next(base for base in needed if base not in self._sealed)
+        raise CorruptionError(
+            segment=layout.segment_path(layout.COMMIT_LOG, missing),
+            offset=missing,
+            reason="segment is missing",
+        )
+
+    def _take_frames(self, log: str, segment_bytes: int, first_offset: int) -> LogEnd:
+        segments = self._open(log, segment_bytes)
+        try:
+            scan = FrameScan(
+                segments,
+                COMMIT_KINDS if log == layout.COMMIT_LOG else ACTION_KINDS,
+                store_id=self._format.store_id,
+                first_offset=segments.base_of(first_offset),
+            )
+            end = copy_frames(segments, self._target, scan)
+        finally:
+            segments.close()
+        self._copied_bytes += end.next_offset - segments.base_of(first_offset)
+        return end
+
+    def _open(self, log: str, segment_bytes: int) -> Segments:
+        """The segments of the source as they are; one may go between its listing and its opening."""
+        for _ in range(_TRIES_MAX - 1):
+            try:
+                return Segments(self._source, log, segment_bytes)
+            except DiskError:
+                continue
+        return Segments(self._source, log, segment_bytes)
+
+    def _write_checkpoint(
+        self, checkpoint: Checkpoint | None, end: LogEnd, action_end: LogEnd
+    ) -> int:
+        """Say what the copy holds: less than that will be damage. Returns the copy's epoch."""
+        last = checkpoint or Checkpoint(
+            generation=0, epoch=0, commit_log=START, action_log=START, window_offset=0
+        )
+        epoch = max(last.epoch, end.epoch, action_end.epoch) + EPOCH_STEP
+        files = CheckpointFiles(self._target)
+        first = replace(
+            last,
+            generation=last.generation + 1,
+            epoch=epoch,
+            commit_log=_point(end, last.commit_log),
+            action_log=_point(action_end, last.action_log),
+        )
+        try:
+            files.prepare()
+            files.write(first)
+            files.write(replace(first, generation=first.generation + 1))
+        finally:
+            files.close()
+        return epoch
+
+    def _take_summaries(self) -> None:
+        """Those of sealed segments, which are the same in the copy; what is not there is made again."""
+        segments = self._open(layout.COMMIT_LOG, self._format.segment_bytes)
+        try:
+            for base in sorted(self._sealed):
+                summary = read_summary(self._source, segments, base, self._format.store_id)
+                if summary is not None:
+                    write_summary(self._target, summary)
+        finally:
+            segments.close()
+
+    def _finish(self) -> None:
+        for directory in (layout.COMMIT_LOG, layout.ACTION_LOG, layout.STATE, layout.ROOT):
+            self._target.sync_directory(directory)
+        data = read_file(self._source, layout.FORMAT)
+        content = None if data is None else unseal(data)
+        if content is None:
+            raise CorruptionError(
+                segment=layout.FORMAT, offset=0, reason="its checksum does not fit"
+            )
+        replace_file(self._target, layout.FORMAT, content)
+
+
+def _point(end: LogEnd, last: LogPoint) -> LogPoint:
+    return LogPoint(
+        durable_offset=end.next_offset,
+        last_frame_offset=end.last_frame_offset,
+        last_stored_at_ms=max(end.last_stored_at_ms, last.last_stored_at_ms),
+    )
+
+
+def _paths(disk: Disk, directory: str) -> list[str]:
+    return [f"{directory}/{name}" for name in disk.names(directory)]

@@ -1,0 +1,212 @@
+"""Looking at the small files of a data directory: what they hold, and what is wrong with them.
+
+Each is read as a start reads it. What a start would refuse is `damaged`, what it would pass over is
+`ignored`, what it would make again is `rebuilt`. Changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import msgspec
+
+from qmq_broker.errors import CorruptionError
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.checkpoint import SLOT_BYTES, Checkpoint, decode_slot
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.faults import Fault, damaged, ignored, rebuilt
+from qmq_broker.storage.files.format_file import Format
+from qmq_broker.storage.files.retained import Retained, read_retained
+from qmq_broker.storage.files.small_file import read_file, unseal
+from qmq_broker.storage.files.snapshots import Snapshot
+from qmq_broker.storage.queues.consume_queues import QueueTable
+from qmq_broker.storage.recovery import CleanStop
+
+T = TypeVar("T")
+#: Raises `CorruptionError` for a snapshot's content that the service would not take.
+CheckGroups = Callable[[bytes], object]
+
+KNOWN_NAMES: Final = frozenset(
+    {
+        layout.LOCK,
+        layout.FORMAT,
+        layout.CLEAN,
+        *layout.CHECKPOINTS,
+        layout.COMMIT_LOG,
+        layout.ACTION_LOG,
+        layout.CONSUME_QUEUES,
+        layout.STATE,
+        layout.INDEX,
+        layout.SUMMARIES,
+        layout.SCHEDULE,
+        layout.DISPATCH,
+        layout.QUARANTINE,
+    }
+)
+_STATE_FILES: Final = frozenset(
+    {
+        layout.QUEUE_TABLE,
+        layout.INDEX_TABLE,
+        layout.SCHEDULE_TABLE,
+        layout.RETAINED,
+        *layout.SNAPSHOTS,
+    }
+)
+_SEAL: Final = "its checksum does not fit"
+
+
+@dataclass(slots=True, kw_only=True)
+class SmallFiles:
+    """The small files as a start would take them."""
+
+    retained: Retained
+    checkpoint: Checkpoint | None = None
+    is_clean: bool = False
+    table: QueueTable | None = None
+    snapshots: list[Snapshot] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def action_first_offset(self) -> int:
+        """From here on the action log is needed by the newest snapshot that is whole."""
+        return max((snapshot.offset for snapshot in self.snapshots), default=0)
+
+
+def inspect_files(disk: Disk, format_: Format, check_groups: CheckGroups) -> SmallFiles:
+    """Read everything but the logs and the consume queues."""
+    files = SmallFiles(retained=Retained(format_.store_id, 0, {}))
+    _names(disk, files)
+    _checkpoints(disk, files)
+    _clean(disk, files)
+    _retained(disk, format_, files)
+    _table(disk, format_, files)
+    for path in layout.SNAPSHOTS:
+        _snapshot(disk, path, format_, files, check_groups)
+    return files
+
+
+def slots(disk: Disk) -> list[tuple[str, Checkpoint | None]]:
+    """Both checkpoint slots that are there; None for one that is not whole."""
+    there = set(disk.names(layout.ROOT))
+    found: list[tuple[str, Checkpoint | None]] = []
+    for path in layout.CHECKPOINTS:
+        if path in there:
+            file = disk.open(path)
+            try:
+                found.append((path, decode_slot(file.read(0, SLOT_BYTES))))
+            finally:
+                file.close()
+    return found
+
+
+def sealed_array(disk: Disk, path: str, kind: type[T]) -> tuple[T | None, str]:
+    """A small file of MessagePack and why it is not whole; (None, "") when there is none."""
+    data = read_file(disk, path)
+    if data is None:
+        return None, ""
+    content = unseal(data)
+    if content is None:
+        return None, _SEAL
+    try:
+        return msgspec.msgpack.decode(content, type=kind), ""
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return None, str(error)
+
+
+def _names(disk: Disk, files: SmallFiles) -> None:
+    for name in disk.names(layout.ROOT):
+        if name.removesuffix(layout.DRAFT_SUFFIX) not in KNOWN_NAMES:
+            files.faults.append(ignored(name, "not a file of ours", "Nobody reads it."))
+    for name in disk.names(layout.STATE):
+        path = f"{layout.STATE}/{name}"
+        if path.removesuffix(layout.DRAFT_SUFFIX) not in _STATE_FILES:
+            files.faults.append(ignored(path, "not a file of ours", "Nobody reads it."))
+
+
+def _checkpoints(disk: Disk, files: SmallFiles) -> None:
+    found = slots(disk)
+    whole = [slot for _, slot in found if slot is not None]
+    files.checkpoint = max(whole, key=lambda slot: slot.generation, default=None)
+    meaning = (
+        "The other slot serves."
+        if whole
+        else "The next start reads the logs from their beginning, and damage behind what the frames "
+        "say was synced looks like a torn tail."
+    )
+    for path, slot in found:
+        # A young directory has both files and has written one.
+        if slot is None and not (whole and max(s.generation for s in whole) == 1):
+            files.faults.append(ignored(path, "not a whole slot", meaning))
+    if not found and disk.names(layout.COMMIT_LOG):
+        files.faults.append(ignored(layout.CHECKPOINTS[0], "missing, as is the other", meaning))
+
+
+def _clean(disk: Disk, files: SmallFiles) -> None:
+    data = read_file(disk, layout.CLEAN)
+    if data is None:
+        return
+    content = unseal(data)
+    try:
+        if content is None:
+            raise msgspec.DecodeError(_SEAL)
+        stop = msgspec.json.decode(content, type=CleanStop)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        files.faults.append(ignored(layout.CLEAN, str(error), "The last stop counts as a crash."))
+        return
+    last = files.checkpoint
+    files.is_clean = last is not None and (stop.generation, stop.epoch) == (
+        last.generation,
+        last.epoch,
+    )
+    if not files.is_clean:
+        what = f"names checkpoint {stop.generation}, which is not the newest"
+        files.faults.append(ignored(layout.CLEAN, what, "The last stop counts as a crash."))
+
+
+def _retained(disk: Disk, format_: Format, files: SmallFiles) -> None:
+    try:
+        files.retained = read_retained(disk, format_.store_id)
+    except CorruptionError as error:
+        files.faults.append(damaged(layout.RETAINED, error.reason))
+        return
+    if files.retained.first_offset % format_.segment_bytes:
+        what = f"first offset {files.retained.first_offset} is no beginning of a segment"
+        files.faults.append(damaged(layout.RETAINED, what))
+
+
+def _table(disk: Disk, format_: Format, files: SmallFiles) -> None:
+    table, reason = sealed_array(disk, layout.QUEUE_TABLE, QueueTable)
+    if table is not None and table.store_id != format_.store_id:
+        reason = f"of store {table.store_id.hex()}"
+        table = None
+    if reason:
+        files.faults.append(rebuilt(layout.QUEUE_TABLE, reason))
+    elif table is None and files.is_clean and _has_messages(files):
+        files.faults.append(rebuilt(layout.QUEUE_TABLE, "missing after a clean stop"))
+    files.table = table
+
+
+def _has_messages(files: SmallFiles) -> bool:
+    last = files.checkpoint
+    return last is not None and last.commit_log.durable_offset > files.retained.first_offset
+
+
+def _snapshot(
+    disk: Disk, path: str, format_: Format, files: SmallFiles, check_groups: CheckGroups
+) -> None:
+    snapshot, reason = sealed_array(disk, path, Snapshot)
+    if snapshot is not None and snapshot.store_id != format_.store_id:
+        reason = f"of store {snapshot.store_id.hex()}"
+        snapshot = None
+    if snapshot is not None:
+        try:
+            if snapshot.content:  # empty when all groups were given up
+                check_groups(snapshot.content)
+        except CorruptionError as error:
+            files.faults.append(damaged(path, f"its checksum fits, but: {error.reason}"))
+        files.snapshots.append(snapshot)
+    elif reason:
+        meaning = "The other snapshot and more of the action log give the same groups."
+        files.faults.append(ignored(path, reason, meaning))

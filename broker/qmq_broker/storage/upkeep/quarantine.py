@@ -1,0 +1,211 @@
+"""Giving up damaged ranges of both logs, by explicit option: reported, kept, and passed over.
+
+Damage before the durable end stops a start, because nobody but a person may say that accepted messages
+are lost. `quarantine_damage` is that person's word. Every frame is read; each damaged range of the commit
+log
+
+1. is copied to `quarantine/`, with a report of the sequences that are lost in it, both durable;
+2. is covered where it stands by frames of kind LOST (`lost.py`), so that the log is whole again.
+
+Nothing valid is cut and no sequence is given anew: the lost ones keep places that are passed over.
+Between 1 and 2 the checkpoint is taken back to where a scan may begin, and the files that know the old
+places, consume queues, key index and summaries, are given up to be made again. Interrupted anywhere it is
+begun again by the next start with the option; one without it halts as before, or finds the logs whole.
+
+What damage of the action log comes to is told in `quarantine_actions.py`. Not for: `FORMAT`, which never
+changes and stands in every backup, and `state/retained`; their damage still stops a start.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+from qmq_broker.clock import Clock
+from qmq_broker.errors import CorruptionError
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.checkpoint import Checkpoint, CheckpointFiles
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.faults import Fault, Level
+from qmq_broker.storage.files.format_file import Format, read_format
+from qmq_broker.storage.logs.lost import LostRun
+from qmq_broker.storage.logs.segments import Segments
+from qmq_broker.storage.logs.summary import remove_summaries
+from qmq_broker.storage.upkeep.backup_copy import is_there
+from qmq_broker.storage.upkeep.inspect_files import SmallFiles, inspect_files
+from qmq_broker.storage.upkeep.inspect_log import DamagedRange
+from qmq_broker.storage.upkeep.quarantine_actions import ActionQuarantine
+from qmq_broker.storage.upkeep.quarantine_cover import RangeCover
+from qmq_broker.storage.upkeep.quarantine_report import QuarantineReport, read_reports, write_report
+from qmq_broker.storage.upkeep.rebuild import remove_index
+from qmq_broker.storage.upkeep.verify import judge_action_log, judge_commit_log
+from qmq_broker.storage.upkeep.verify_log import LogVerdict
+from qmq_client.wire.frame import FRAME_HEADER_BYTES, read_header
+
+
+def quarantine_damage(disk: Disk, clock: Clock) -> list[QuarantineReport]:
+    """Give up what is damaged in both logs; durable on return. Empty when nothing is.
+
+    Reads all of them. Raises `LockedError`, and `CorruptionError` with nothing changed when what is
+    damaged cannot be given up.
+    """
+    lock = disk.lock(layout.LOCK, f"pid {os.getpid()} (quarantine)")
+    try:
+        format_ = read_format(disk)
+        if format_ is None:
+            return []  # a new directory, or one that the opening refuses
+        files = inspect_files(disk, format_, len)
+        _refuse([fault for fault in files.faults if fault.level is Level.DAMAGED])
+        verdict = judge_commit_log(disk, format_, files)
+        actions = judge_action_log(disk, format_, files)
+        _refuse([*verdict.unexplained, *actions.unexplained])
+        with ExitStack() as stack:
+            messages = _Quarantine(disk, clock, format_, files, verdict)
+            stack.callback(messages.close)
+            messages.prepare()
+            of_actions = ActionQuarantine(disk, clock, format_, files, actions)
+            stack.callback(of_actions.close)
+            reports = messages.run() if verdict.damaged else []
+            return reports + (of_actions.run() if actions.damaged else [])
+    finally:
+        lock.release()
+
+
+class _Quarantine:
+    """One run over a log that has holes."""
+
+    def __init__(
+        self, disk: Disk, clock: Clock, format_: Format, files: SmallFiles, verdict: LogVerdict
+    ) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._format = format_
+        self._files = files
+        self._verdict = verdict
+        self._segments = Segments(disk, layout.COMMIT_LOG, format_.segment_bytes)
+        self._cover = RangeCover(disk, self._segments, format_.store_id)
+        self._lost_runs: dict[DamagedRange, list[LostRun]] = {}
+        self._frames: list[list[bytes]] = []
+
+    def prepare(self) -> None:
+        """Decide what will stand in the holes, so that what cannot be done changes nothing."""
+        holes = self._verdict.damaged
+        self._lost_runs = self._lost(holes)
+        self._frames = [self._cover.frames(hole, self._lost_runs[hole]) for hole in holes]
+
+    def run(self) -> list[QuarantineReport]:
+        """Report, keep, cover; durable on return. Requires: `prepare`."""
+        holes = self._verdict.damaged
+        stamps = self._stamps(holes)
+        reports = [self._report(hole) for hole in holes]
+        self._take_back_checkpoint(holes)
+        self._give_up_derived()
+        for hole, frames, (epoch, stored_at_ms) in zip(holes, self._frames, stamps, strict=True):
+            self._cover.cover(hole, frames, epoch=epoch, stored_at_ms=stored_at_ms)
+        return reports
+
+    def close(self) -> None:
+        """Give the files back."""
+        self._segments.close()
+
+    def _lost(self, holes: Sequence[DamagedRange]) -> dict[DamagedRange, list[LostRun]]:
+        """What is lost in each hole; what may be in several stands with the longest."""
+        lost: dict[DamagedRange, list[LostRun]] = {hole: [] for hole in holes}
+        for one in self._verdict.lost:
+            within = [h for h in holes if one.after_offset < h.first_offset < one.before_offset]
+            _add(lost, within, LostRun(one.subject, one.first, one.next - one.first))
+        for subject, next_sequence in self._known_next().items():
+            found = self._verdict.next_sequences.get(subject, 0)
+            after_offset = self._verdict.last_offsets.get(subject, -1)
+            behind = [hole for hole in holes if hole.first_offset > after_offset]
+            if next_sequence > found and behind:
+                _add(lost, behind, LostRun(subject, found, next_sequence - found))
+        return lost
+
+    def _known_next(self) -> dict[str, int]:
+        """Behind the last sequence of each subject, by the queues and by runs that were interrupted."""
+        table = self._files.table
+        known = {state.subject: state.next_sequence for state in (table.queues if table else ())}
+        for report in read_reports(self._disk):
+            for run in report.lost if report.store_id == self._format.store_id.hex() else ():
+                next_sequence = run.first_sequence + run.count
+                known[run.subject] = max(known.get(run.subject, 0), next_sequence)
+        return known
+
+    def _stamps(self, holes: Sequence[DamagedRange]) -> list[tuple[int, int]]:
+        """Epoch and time for each hole: those of the frame behind it, so that neither goes back."""
+        last = self._files.checkpoint
+        epoch = max(self._verdict.epoch, last.epoch if last else 0)
+        stored_at_ms = last.commit_log.last_stored_at_ms if last else self._clock.now_ms()
+        stamps: list[tuple[int, int]] = []
+        first_offsets = {hole.first_offset for hole in holes}
+        for hole in reversed(holes):
+            is_good = hole.next_offset not in first_offsets
+            if is_good and hole.next_offset < self._verdict.next_offset:
+                header = read_header(self._segments.read(hole.next_offset, FRAME_HEADER_BYTES))
+                epoch, stored_at_ms = header.epoch, header.stored_at_ms
+            stamps.append((epoch, stored_at_ms))
+        return stamps[::-1]
+
+    def _report(self, hole: DamagedRange) -> QuarantineReport:
+        report = QuarantineReport(
+            store_id=self._format.store_id.hex(),
+            at_ms=self._clock.now_ms(),
+            first_offset=hole.first_offset,
+            next_offset=hole.next_offset,
+            reason=hole.reason,
+            lost=tuple(self._lost_runs[hole]),
+        )
+        write_report(self._disk, self._cover, report, [hole])
+        return report
+
+    def _take_back_checkpoint(self, holes: Sequence[DamagedRange]) -> None:
+        """Let the next scan begin at a frame that will be good."""
+        last = self._files.checkpoint
+        if last is None:
+            return
+        point = last.commit_log
+        hole = next(
+            (h for h in holes if h.first_offset <= point.last_frame_offset < h.next_offset), None
+        )
+        if hole is None:
+            return
+        # The window of ids cannot begin in the hole either; its ids are made again from behind it.
+        base = self._segments.base_of(hole.first_offset)
+        files = CheckpointFiles(self._disk)
+        try:
+            files.prepare()
+            files.write(last)  # a killed process may have left it unsynced
+            for generation in (last.generation + 1, last.generation + 2):
+                files.write(self._taken_back(last, base, generation))
+        finally:
+            files.close()
+
+    def _taken_back(self, last: Checkpoint, base: int, generation: int) -> Checkpoint:
+        point = replace(last.commit_log, last_frame_offset=base)
+        return replace(last, generation=generation, commit_log=point)
+
+    def _give_up_derived(self) -> None:
+        # Both say up to where the log was; without its table the schedule's files speak for themselves.
+        for path in (layout.QUEUE_TABLE, layout.SCHEDULE_TABLE):
+            if is_there(self._disk, path):
+                self._disk.unlink(path)
+        self._disk.sync_directory(layout.STATE)
+        remove_index(self._disk)
+        remove_summaries(self._disk)
+
+
+def _add(
+    lost: dict[DamagedRange, list[LostRun]], holes: Sequence[DamagedRange], run: LostRun
+) -> None:
+    lost[max(holes, key=lambda hole: hole.next_offset - hole.first_offset)].append(run)
+
+
+def _refuse(faults: Sequence[Fault]) -> None:
+    if faults:
+        fault = faults[0]
+        raise CorruptionError(
+            segment=fault.file, offset=fault.offset or 0, reason=f"{fault.what}; not a hole"
+        )

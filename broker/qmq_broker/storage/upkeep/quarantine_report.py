@@ -1,0 +1,75 @@
+"""What is told and kept of a damaged range that was given up.
+
+::
+
+    quarantine/<20 digits>-<20 digits>.raw, .json              of the commit log
+    quarantine/actionlog.<20 digits>-<20 digits>.raw, .json    of the action log
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
+from qmq_broker.storage.logs.lost import LostRun
+from qmq_broker.storage.upkeep.backup_copy import is_there
+from qmq_broker.storage.upkeep.inspect_log import DamagedRange
+from qmq_broker.storage.upkeep.quarantine_cover import RangeCover
+
+_SUFFIX: Final = ".json"
+
+
+class QuarantineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of a report: one range that was given up."""
+
+    store_id: str
+    at_ms: int
+    first_offset: int
+    next_offset: int
+    reason: str
+    lost: tuple[LostRun, ...]
+    #: `commitlog` or `actionlog`.
+    log: str = layout.COMMIT_LOG
+
+
+def write_report(
+    disk: Disk, cover: RangeCover, report: QuarantineReport, parts: Sequence[DamagedRange]
+) -> None:
+    """Copy the bytes of a range, given in parts, then say what it is; durable on return.
+
+    Written once: a run that was interrupted may have covered a part of the range already.
+    """
+    disk.make_directory(layout.QUARANTINE)
+    disk.sync_directory(layout.ROOT)
+    path = _path(report.log, report.first_offset, report.next_offset, "json")
+    if is_there(disk, path):
+        return
+    for part in parts:
+        cover.keep(part, _path(report.log, part.first_offset, part.next_offset, "raw"))
+    replace_file(disk, path, msgspec.json.encode(report))
+
+
+def read_reports(disk: Disk) -> list[QuarantineReport]:
+    """All ranges that were given up, in order; a report that is not whole is passed over."""
+    reports = []
+    for name in disk.names(layout.QUARANTINE):
+        data = read_file(disk, f"{layout.QUARANTINE}/{name}") if name.endswith(_SUFFIX) else None
+        content = None if data is None else unseal(data)
+        if content is not None:
+            with suppress(msgspec.MsgspecError):
+                reports.append(msgspec.json.decode(content, type=QuarantineReport))
+    return reports
+
+
+def _path(log: str, first_offset: int, next_offset: int, suffix: str) -> str:
+    path = layout.quarantine_path(first_offset, next_offset, suffix)
+    if log == layout.COMMIT_LOG:
+        return path
+    directory, _, name = path.rpartition("/")
+    return f"{directory}/{log}.{name}"

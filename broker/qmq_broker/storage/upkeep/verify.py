@@ -1,0 +1,303 @@
+"""Verifying a data directory while no broker has it: every file, every frame, both checksums.
+
+Takes the lock, so that nothing changes underneath, and changes nothing itself (but the name of the
+holder in the lock file). What is wrong becomes a list of `Fault`; what is right becomes counts. The
+segments are independent of each other and may be read by several processes, see `verify_segment.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgspec
+
+from qmq_broker.clock import Clock
+from qmq_broker.errors import CorruptionError, StoreError
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.faults import Fault, Level, damaged, ignored, rebuilt
+from qmq_broker.storage.files.format_file import Format, read_format
+from qmq_broker.storage.logs.log_recovery import torn_bytes_behind
+from qmq_broker.storage.logs.segments import Segments
+from qmq_broker.storage.queues.queue_files import QueueFiles
+from qmq_broker.storage.upkeep.inspect_files import CheckGroups, SmallFiles, inspect_files
+from qmq_broker.storage.upkeep.verify_index import index_faults
+from qmq_broker.storage.upkeep.verify_log import LogClaims, LogVerdict, judge_log, lost_fault
+from qmq_broker.storage.upkeep.verify_schedule import schedule_faults
+from qmq_broker.storage.upkeep.verify_segment import (
+    Run,
+    SegmentOutcome,
+    SegmentTask,
+    verify_segment,
+)
+
+
+class LogSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One log in numbers."""
+
+    log: str
+    first_offset: int
+    #: Behind the last good frame.
+    next_offset: int
+    segments: int
+    spares: int
+    frames: int
+    #: Messages, or actions.
+    records: int
+    #: Messages that were lost in ranges which stand in quarantine.
+    lost: int
+    #: Bytes behind the log's end that the next start cuts: never acknowledged.
+    torn_bytes: int
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """What a data directory is like."""
+
+    store_id: str
+    #: The last stop was a clean one.
+    is_clean: bool
+    epoch: int
+    logs: list[LogSummary]
+    #: Subject → first and next sequence.
+    subjects: dict[str, tuple[int, int]]
+    faults: list[Fault]
+    duration_ms: int
+
+    @property
+    def worst(self) -> Level | None:
+        """The gravest level that was found; None when nothing is wrong."""
+        levels = {fault.level for fault in self.faults}
+        return next((level for level in Level if level in levels), None)
+
+
+def verify_store(
+    disk: Disk,
+    clock: Clock,
+    *,
+    check_groups: CheckGroups,
+    is_deep: bool = False,
+    run: Run | None = None,
+) -> Verification:
+    """Look at everything. `run` does the segments, by default one after the other, here.
+
+    Raises `LockedError` when a broker has the directory, `UnknownFormatError`, and `StoreError` when
+    there is no data directory; whatever else is wrong becomes a fault.
+    """
+    began_s = clock.monotonic_s()
+    if layout.FORMAT not in disk.names(layout.ROOT) and not disk.names(layout.COMMIT_LOG):
+        raise StoreError("this is no data directory: there is neither FORMAT nor a commit log")
+    lock = disk.lock(layout.LOCK, f"pid {os.getpid()} (store verify)")
+    try:
+        found = _look(disk, check_groups, is_deep, run or _one_by_one(disk))
+    finally:
+        lock.release()
+    return msgspec.structs.replace(found, duration_ms=round((clock.monotonic_s() - began_s) * 1000))
+
+
+def _one_by_one(disk: Disk) -> Run:
+    return lambda tasks: [verify_segment(disk, task) for task in tasks]
+
+
+def _look(disk: Disk, check_groups: CheckGroups, is_deep: bool, run: Run) -> Verification:
+    try:
+        format_ = read_format(disk)
+    except CorruptionError as error:
+        return _unknown(damaged(layout.FORMAT, error.reason))
+    if format_ is None:
+        return _unknown(damaged(layout.FORMAT, "missing"))
+    files = inspect_files(disk, format_, check_groups)
+    look = _Look(disk, format_, files, run, is_deep=is_deep)
+    commit, commit_verdict = look.log(_commit_claims(files, format_))
+    actions, action_verdict = look.log(_action_claims(files, format_))
+    faults = [*files.faults, *look.faults]
+    faults += _queues(disk, files, commit_verdict, format_)
+    faults += index_faults(disk, format_, commit_verdict.next_offset)
+    faults += _ends(files, commit_verdict, action_verdict)
+    faults += schedule_faults(disk, format_.store_id, commit_verdict.next_offset)
+    firsts = files.retained.first_sequences
+    checkpoint = files.checkpoint
+    return Verification(
+        store_id=format_.store_id.hex(),
+        is_clean=files.is_clean,
+        epoch=checkpoint.epoch if checkpoint else 0,
+        logs=[commit, actions],
+        subjects={
+            subject: (firsts.get(subject, 0), next_)
+            for subject, next_ in sorted(commit_verdict.next_sequences.items())
+        },
+        faults=sorted(faults, key=lambda one: list(Level).index(one.level)),
+        duration_ms=0,
+    )
+
+
+def judge_commit_log(disk: Disk, format_: Format, files: SmallFiles) -> LogVerdict:
+    """The commit log as a whole, every frame of it read, here and one segment after the other."""
+    look = _Look(disk, format_, files, _one_by_one(disk), is_deep=False)
+    return look.log(_commit_claims(files, format_))[1]
+
+
+def judge_action_log(disk: Disk, format_: Format, files: SmallFiles) -> LogVerdict:
+    """The action log from where the newest snapshot needs it, in the same way."""
+    look = _Look(disk, format_, files, _one_by_one(disk), is_deep=False)
+    return look.log(_action_claims(files, format_))[1]
+
+
+def _unknown(fault: Fault) -> Verification:
+    return Verification(
+        store_id="", is_clean=False, epoch=0, logs=[], subjects={}, faults=[fault], duration_ms=0
+    )
+
+
+def _commit_claims(files: SmallFiles, format_: Format) -> LogClaims:
+    last, table, first_offset = files.checkpoint, files.table, files.retained.first_offset
+    durable_offset = last.commit_log.durable_offset if last else first_offset
+    claimed_by = "the checkpoint"
+    if table is not None and table.indexed_offset > durable_offset:
+        durable_offset, claimed_by = table.indexed_offset, layout.QUEUE_TABLE
+    point_offset = last.commit_log.last_frame_offset if last else first_offset
+    starts = [point_offset, last.window_offset if last else first_offset]
+    starts.append(table.indexed_offset if table else first_offset)
+    return LogClaims(
+        log=layout.COMMIT_LOG,
+        segment_bytes=format_.segment_bytes,
+        first_offset=first_offset - first_offset % format_.segment_bytes,
+        durable_offset=durable_offset,
+        claimed_by=claimed_by,
+        start_offset=min(starts),
+        unbroken_offset=point_offset,
+        first_sequences=files.retained.first_sequences,
+    )
+
+
+def _action_claims(files: SmallFiles, format_: Format) -> LogClaims:
+    last, first_offset = files.checkpoint, files.action_first_offset
+    durable_offset = last.action_log.durable_offset if last else 0
+    claimed_by = "the checkpoint"
+    if first_offset > durable_offset:
+        durable_offset, claimed_by = first_offset, "the snapshot of the groups"
+    return LogClaims(
+        log=layout.ACTION_LOG,
+        segment_bytes=format_.action_segment_bytes,
+        first_offset=first_offset - first_offset % format_.action_segment_bytes,
+        durable_offset=durable_offset,
+        claimed_by=claimed_by,
+        start_offset=0,
+        unbroken_offset=first_offset,
+    )
+
+
+class _Look:
+    """Both logs, one after the other."""
+
+    def __init__(
+        self, disk: Disk, format_: Format, files: SmallFiles, run: Run, *, is_deep: bool
+    ) -> None:
+        self._disk = disk
+        self._format = format_
+        self._files = files
+        self._run = run
+        self._is_deep = is_deep
+        self.faults: list[Fault] = []
+
+    def log(self, claims: LogClaims) -> tuple[LogSummary, LogVerdict]:
+        """Look at every segment of a log."""
+        segments = Segments(self._disk, claims.log, claims.segment_bytes)
+        try:
+            self.faults += _strays(self._disk, segments, claims)
+            task = SegmentTask(
+                format=self._format,
+                log=claims.log,
+                base=0,
+                queues=self._queues() if claims.log == layout.COMMIT_LOG else {},
+                is_deep=self._is_deep,
+            )
+            bases = [base for base in segments.bases if base >= claims.first_offset]
+            outcomes = self._run([replace(task, base=base) for base in bases])
+            verdict = judge_log([outcome.survey for outcome in outcomes], claims)
+            self.faults += [*verdict.faults, *verdict.unexplained]
+            for outcome in outcomes:
+                self.faults += outcome.faults
+            return _summary(segments, claims, outcomes, verdict), verdict
+        finally:
+            segments.close()
+
+    def _queues(self) -> dict[str, tuple[int, int]]:
+        table, firsts = self._files.table, self._files.retained.first_sequences
+        return {
+            state.subject: (firsts.get(state.subject, 0), state.next_sequence)
+            for state in (table.queues if table else ())
+        }
+
+
+def _summary(
+    segments: Segments, claims: LogClaims, outcomes: list[SegmentOutcome], verdict: LogVerdict
+) -> LogSummary:
+    surveys = [outcome.survey for outcome in outcomes]
+    return LogSummary(
+        log=claims.log,
+        first_offset=claims.first_offset,
+        next_offset=verdict.next_offset,
+        segments=len(surveys),
+        spares=len(segments.spares),
+        frames=sum(survey.frames for survey in surveys),
+        records=sum(survey.records for survey in surveys),
+        lost=sum(survey.lost for survey in surveys),
+        torn_bytes=torn_bytes_behind(segments, verdict.next_offset),
+    )
+
+
+def _strays(disk: Disk, segments: Segments, claims: LogClaims) -> Iterator[Fault]:
+    for name in disk.names(claims.log):
+        base = layout.parse_number(name)
+        path = f"{claims.log}/{name}"
+        if path == layout.SPARE_DRAFT:
+            continue
+        if base is None and layout.parse_spare(name) is None:
+            yield ignored(path, "not a segment", "Nobody reads it.")
+        elif base is not None and not segments.has(base):
+            what = f"not named by a multiple of {claims.segment_bytes}"
+            yield ignored(path, what, "Nobody reads it.")
+        elif base is not None and base < claims.first_offset and claims.log == layout.COMMIT_LOG:
+            yield ignored(path, "given up", "The next start removes it.")
+        elif base is not None:
+            surplus_bytes = segments.file(base).length() - claims.segment_bytes
+            if surplus_bytes > 0:
+                what = f"{surplus_bytes} bytes longer than a segment"
+                yield ignored(path, what, "Nobody reads them.", offset=base + claims.segment_bytes)
+
+
+def _queues(disk: Disk, files: SmallFiles, verdict: LogVerdict, format_: Format) -> Iterator[Fault]:
+    """The table of the queues against the files, and against where the log ends."""
+    table, firsts = files.table, files.retained.first_sequences
+    for name in disk.names(layout.CONSUME_QUEUES):
+        if layout.parse_subject(name) is None:
+            path = f"{layout.CONSUME_QUEUES}/{name}"
+            yield ignored(path, "not the folder of a subject", "Nobody reads it.")
+    if table is None:
+        return
+    known = {state.subject for state in table.queues}
+    for subject in sorted(firsts.keys() - known):
+        yield rebuilt(layout.QUEUE_TABLE, f"does not know {subject}, which state/retained does")
+    queue_files = QueueFiles(disk, entries_per_file=format_.queue_entries_per_file, open_files=4)
+    for state in table.queues:
+        first = firsts.get(state.subject, 0)
+        if first > state.next_sequence or not queue_files.is_as_flushed(
+            state.subject, first, state.next_sequence, list(state.crcs)
+        ):
+            path = layout.queue_directory(state.subject)
+            yield rebuilt(path, "its files are missing or not as the table says")
+        next_sequence = verdict.next_sequences.get(state.subject, first)
+        if state.next_sequence > next_sequence:
+            yield lost_fault(layout.COMMIT_LOG, state.subject, next_sequence, state.next_sequence)
+
+
+def _ends(files: SmallFiles, commit: LogVerdict, actions: LogVerdict) -> Iterator[Fault]:
+    """What was written after a sync of a log that is shorter now."""
+    if files.table is not None and files.table.indexed_offset > commit.next_offset:
+        what = f"ends at {commit.next_offset}; {layout.QUEUE_TABLE} says synced up to offset "
+        yield damaged(layout.COMMIT_LOG, f"{what}{files.table.indexed_offset}")
+    if files.action_first_offset > actions.next_offset:
+        what = f"ends at {actions.next_offset}; the snapshot of the groups ends at "
+        yield damaged(layout.ACTION_LOG, f"{what}{files.action_first_offset}")

@@ -1,0 +1,80 @@
+"""The part of a verification that looks at the files of the key index: each against its checksums.
+
+What an entry says is not compared with the log: a search does that with every entry that it follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from qmq_broker.errors import CorruptionError
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.faults import Fault, ignored, rebuilt
+from qmq_broker.storage.files.format_file import Format
+from qmq_broker.storage.index.key_index import IndexTable
+from qmq_broker.storage.index.key_index_file import (
+    INDEX_ENTRY_BYTES,
+    INDEX_HEADER_BYTES,
+    IndexFile,
+    IndexFileState,
+)
+from qmq_broker.storage.upkeep.inspect_files import sealed_array
+from qmq_client.wire.checksum import crc32c
+
+_READ_BYTES: Final = 1024 * 1024
+
+
+def index_faults(disk: Disk, format_: Format, next_offset: int) -> Iterator[Fault]:
+    """What is wrong with table and files; `next_offset` is where the commit log ends."""
+    table, reason = sealed_array(disk, layout.INDEX_TABLE, IndexTable)
+    if table is not None and table.store_id != format_.store_id:
+        reason = f"of store {table.store_id.hex()}"
+        table = None
+    if reason:
+        yield rebuilt(layout.INDEX_TABLE, reason)
+    states = table.files if table is not None else ()
+    known = {state.name for state in states}
+    there = set(disk.names(layout.INDEX))
+    for name in sorted(there - known):
+        yield ignored(layout.index_path(name), "not in the table", "The next start removes it.")
+    for state in states:
+        path = layout.index_path(state.name)
+        if state.next_offset > next_offset:
+            yield rebuilt(path, f"up to offset {state.next_offset}; the log ends at {next_offset}")
+        elif state.name not in there:
+            yield rebuilt(path, "missing")
+        elif fault := _fault(disk, format_, state):
+            yield rebuilt(path, fault)
+
+
+def _fault(disk: Disk, format_: Format, state: IndexFileState) -> str:
+    """What is wrong with one file; empty for nothing."""
+    file = IndexFile.of_state(disk, format_.store_id, state)
+    try:
+        if file.is_sealed:
+            while not file.check_some():
+                pass
+            return ""
+    except CorruptionError as error:
+        return error.reason
+    return "" if _entries_crc(disk, state) == state.entries_crc else "entries are not as written"
+
+
+def _entries_crc(disk: Disk, state: IndexFileState) -> int:
+    """The checksum of what a growing file holds up to where the table says."""
+    position = INDEX_HEADER_BYTES + 4 * state.slot_count
+    after = position + INDEX_ENTRY_BYTES * state.count
+    file = disk.open(layout.index_path(state.name))
+    try:
+        crc = 0
+        while position < after:
+            data = file.read(position, min(_READ_BYTES, after - position))
+            if not data:
+                return -1
+            crc = crc32c(data, crc)
+            position += len(data)
+        return crc
+    finally:
+        file.close()

@@ -1,0 +1,198 @@
+"""The part of a verification that looks at a log as a whole: its end, its holes, its sequences.
+
+Takes what was found in each segment (`verify_segment.py`) and judges it as an opening does
+(`log_recovery.py`): what the checkpoint, a frame behind, or a file that was written after a sync says
+to have been durable, and is no good frame, is damage; what lies behind all that is a torn tail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from qmq_broker.errors import CorruptionError
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.faults import NOT_STARTED, Fault, damaged
+from qmq_broker.storage.upkeep.inspect_log import DamagedRange, SegmentSurvey, SequenceRun
+
+_STARTS: Final = (
+    "The broker starts, but refuses every pull that meets these messages, and cannot make the "
+    "consume queues again."
+)
+#: Each is told by itself; more than the largest disks hold come from an offset that is nonsense.
+MISSING_SEGMENTS_MAX: Final = 100_000
+_LOST: Final = "These messages cannot be read."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogClaims:
+    """What other files say of one log."""
+
+    log: str
+    segment_bytes: int
+    #: Where the log begins; a segment begins there.
+    first_offset: int
+    #: Synced up to here, and who says so.
+    durable_offset: int
+    claimed_by: str
+    #: An opening reads from here on, and wants every segment up to here.
+    start_offset: int
+    unbroken_offset: int
+    #: First sequence that is there, of each subject that has lost some.
+    first_sequences: Mapping[str, int] = field(default_factory=dict)
+
+
+class LostSequences(NamedTuple):
+    """Sequences of one subject that no good frame holds."""
+
+    subject: str
+    first: int
+    next: int
+    #: They stood between the frames at these offsets; at the end of the log in the second.
+    after_offset: int
+    before_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogVerdict:
+    """A log as a whole."""
+
+    #: First byte behind the good frames.
+    next_offset: int
+    damaged: list[DamagedRange]
+    #: Behind the last sequence of each subject.
+    next_sequences: dict[str, int]
+    lost: list[LostSequences]
+    #: Holes and what they took.
+    faults: list[Fault]
+    #: What no hole explains.
+    unexplained: list[Fault]
+    #: Where the last frame of each subject begins.
+    last_offsets: dict[str, int]
+    #: Of the last good frame.
+    epoch: int
+
+
+def judge_log(surveys: Sequence[SegmentSurvey], claims: LogClaims) -> LogVerdict:
+    """Requires: the surveys of all segments from the log's beginning on, in order."""
+    durable_offset, claimed_by = claims.durable_offset, claims.claimed_by
+    for survey in surveys:
+        if survey.durable_claim > durable_offset:
+            durable_offset, claimed_by = survey.durable_claim, "a frame behind"
+    bad = list(_bad_ranges(surveys, claims, durable_offset))
+    torn = next((one for one in bad if one.first_offset >= durable_offset), None)
+    holes = [one for one in bad if one.first_offset < durable_offset]
+    if torn is not None:
+        next_offset = torn.first_offset
+    elif holes and holes[-1].next_offset > durable_offset:
+        # Nothing good stands behind what was synced: the log ends in the hole.
+        holes[-1] = holes[-1]._replace(next_offset=durable_offset)
+        next_offset = durable_offset
+    else:
+        next_offset = surveys[-1].base + claims.segment_bytes if surveys else claims.first_offset
+    faults = [_hole(hole, claims, claimed_by, durable_offset) for hole in holes]
+    good = [survey for survey in surveys if survey.base < next_offset]
+    found = _Sequences(claims, next_offset, holes)
+    for survey in good:
+        found.add(survey)
+    faults += [lost_fault(claims.log, one.subject, one.first, one.next) for one in found.lost]
+    return LogVerdict(
+        next_offset=next_offset,
+        damaged=holes,
+        next_sequences=found.next_sequences,
+        lost=found.lost,
+        faults=faults,
+        unexplained=[*_epochs(good, claims), *found.unexplained],
+        last_offsets=found.last_offsets,
+        epoch=max((survey.last_epoch for survey in good), default=0),
+    )
+
+
+def lost_fault(log: str, subject: str, first: int, next_: int) -> Fault:
+    """Messages that were accepted and are nowhere."""
+    return damaged(
+        log,
+        f"messages of {subject} with sequences {first} to {next_ - 1} are lost ({next_ - first})",
+        meaning=_LOST,
+    )
+
+
+def _bad_ranges(
+    surveys: Sequence[SegmentSurvey], claims: LogClaims, durable_offset: int
+) -> Iterator[DamagedRange]:
+    """Everything that is no good frame, with missing segments, in order, up to the first gap."""
+    by_base = {survey.base: survey for survey in surveys}
+    base = claims.first_offset
+    missing = 0
+    while base in by_base or base < durable_offset:
+        survey = by_base.get(base)
+        if survey is None:
+            missing += 1
+            if missing > MISSING_SEGMENTS_MAX:
+                reason = f"segment is missing, like {missing - 1} before it: no log of this program"
+                path = layout.segment_path(claims.log, base)
+                raise CorruptionError(segment=path, offset=base, reason=reason)
+            yield DamagedRange(base, base + claims.segment_bytes, "segment is missing")
+        else:
+            yield from survey.damaged
+        base += claims.segment_bytes
+
+
+def _hole(hole: DamagedRange, claims: LogClaims, claimed_by: str, durable_offset: int) -> Fault:
+    is_missed = hole.reason == "segment is missing" and hole.first_offset < claims.unbroken_offset
+    is_read = hole.next_offset > claims.start_offset or is_missed
+    what = (
+        f"{hole.next_offset - hole.first_offset} bytes up to offset {hole.next_offset} are damaged: "
+        f"{hole.reason}; {claimed_by} says synced up to offset {durable_offset}"
+    )
+    base = hole.first_offset - hole.first_offset % claims.segment_bytes
+    path = layout.segment_path(claims.log, base)
+    meaning = NOT_STARTED if is_read else _STARTS
+    return damaged(path, what, meaning=meaning, offset=hole.first_offset)
+
+
+def _epochs(surveys: Iterable[SegmentSurvey], claims: LogClaims) -> Iterator[Fault]:
+    epoch = 0
+    for survey in surveys:
+        if survey.last_frame_offset < 0:
+            continue
+        if survey.first_epoch < epoch:
+            what = f"frames of epoch {survey.first_epoch} behind those of epoch {epoch}"
+            yield damaged(layout.segment_path(claims.log, survey.base), what, offset=survey.base)
+        epoch = survey.last_epoch
+
+
+class _Sequences:
+    """Where each subject goes on, what of it is lost in holes, and what nothing explains."""
+
+    def __init__(self, claims: LogClaims, next_offset: int, holes: Sequence[DamagedRange]) -> None:
+        self._claims = claims
+        self._next_offset = next_offset
+        self._holes = holes
+        self.next_sequences = dict(claims.first_sequences)
+        self.last_offsets: dict[str, int] = {}
+        self.lost: list[LostSequences] = []
+        self.unexplained: list[Fault] = []
+
+    def add(self, survey: SegmentSurvey) -> None:
+        """The next segment."""
+        for subject, runs in survey.runs.items():
+            for run in runs:
+                if run.offset < self._next_offset:
+                    self._add_run(survey.base, subject, run)
+
+    def _add_run(self, base: int, subject: str, run: SequenceRun) -> None:
+        expected = self.next_sequences.get(subject, 0)
+        after_offset = self.last_offsets.get(subject, -1)
+        if run.first != expected:
+            holes = [one for one in self._holes if after_offset < one.first_offset < run.offset]
+            if run.first > expected and holes:
+                lost = LostSequences(subject, expected, run.first, after_offset, run.offset)
+                self.lost.append(lost)
+            else:
+                what = f"sequence {run.first} of {subject}, whose next is {expected}"
+                path = layout.segment_path(self._claims.log, base)
+                self.unexplained.append(damaged(path, what, offset=run.offset))
+        self.next_sequences[subject] = run.next
+        self.last_offsets[subject] = run.last_offset
