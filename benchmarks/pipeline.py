@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.measure import elapsed_s, interleave, paired_ratios
+from benchmarks.measure import Effort, elapsed_s, interleave, paired_ratios
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
 from qmq_broker.clock import SYSTEM_CLOCK
@@ -40,6 +40,14 @@ SUBJECTS: Final = 20
 BODY_BYTES: Final = 100
 _FIVE: Final = ("subject", "sequence", "message_id", "stored_at", "body_bytes")
 _FRAMES_PER_COMMIT: Final = 16
+#: Where figures mean nothing, Spark need not think about how to be quick.
+_TINY: Final = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
 #: Starts a session, makes one row of ten, and says when which was done.
 _START: Final = """
 import time
@@ -61,7 +69,8 @@ def run(bench: Bench) -> list[Row]:
     small = bench.effort.pick(tiny=1_000, quick=100_000, full=1_000_000)
     large = bench.effort.pick(tiny=2_000, quick=400_000, full=20_000_000)
     starts = start_rows(bench)
-    spark = get_session(SessionOptions(log_file=bench.directory / "jvm.log"))
+    settings = _TINY if bench.effort is Effort.TINY else {}
+    spark = get_session(SessionOptions(log_file=bench.directory / "jvm.log", settings=settings))
     try:
         return [
             *scan_rows(bench, spark, messages),
@@ -125,7 +134,8 @@ def scan_rows(bench: Bench, spark: SparkSession, messages: int) -> list[Row]:
         "workers": lambda: elapsed_s(lambda: _ingest(spark, log, ingested.fresh())),
         "JVM": lambda: elapsed_s(lambda: _write(_source(spark, log), written.fresh())),
     }
-    interleave(variants, rounds=1)  # warm
+    if bench.effort is not Effort.TINY:
+        interleave(variants, rounds=1)  # warm
     taken = interleave(variants, rounds=bench.rounds)
     goals = (
         ("P-a: Parquet / source, all columns", "all of Parquet", "all", 0.5, True),
@@ -183,12 +193,15 @@ def growth_rows(bench: Bench, spark: SparkSession, small: int, large: int) -> li
 
 
 def fill(directory: Path, messages: int) -> None:
-    """A broker's data directory with so many messages, closed as a broker closes it."""
+    """A broker's data directory with so many messages, closed as a broker closes it.
+
+    Requires: a multiple of `FRAME_MESSAGES`.
+    """
     options = StoreOptions(dedupe_ids=0, index_entries=0, segment_bytes=256 * 1024 * 1024)
     store = Store.open(OsDisk(str(directory)), SYSTEM_CLOCK, options)
     endless = _frames()
-    for _ in range(0, messages, FRAME_MESSAGES * _FRAMES_PER_COMMIT):
-        frames = itertools.islice(endless, _FRAMES_PER_COMMIT)
+    for left in range(messages // FRAME_MESSAGES, 0, -_FRAMES_PER_COMMIT):
+        frames = itertools.islice(endless, min(left, _FRAMES_PER_COMMIT))
         store.append([parse_message_frame(frame) for frame in frames])
         store.sync()
     store.close()

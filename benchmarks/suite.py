@@ -188,6 +188,13 @@ BENCHMARKS: Final = (
         goal="import ≤ 120 ms, send ≤ 30 µs beside the SQL",
     ),
     Benchmark(
+        number="P",
+        name="pipeline",
+        module="pipeline",
+        summary="the pipeline's scans, ingest and whole runs beside Parquet and plain Python",
+        goal="a scan ≥ 0.5 of Parquet's and ≥ 4 times plain Python's, ingest ≤ 1.3 of a scan",
+    ),
+    Benchmark(
         number="wire",
         name="wire",
         module="wire_cost",
