@@ -8,22 +8,34 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_client.commands.exit_codes import ATTENTION, DONE
+from qmq_client.commands.exit_codes import ATTENTION, DONE, WRONG_CALL
 from qmq_pipeline.command import audit_options, job_options, running_job
 
 if TYPE_CHECKING:
     from qmq_pipeline.config import AuditOptions
     from qmq_pipeline.jobs.audit import AuditResult
 
+_NEEDED: Final = ("pyspark", "pyarrow", "numpy")
+
 
 @click.group()
-def pipeline() -> None:
+@click.pass_context
+def pipeline(context: click.Context) -> None:
     """Bring messages into tables, audit them, report on them, replay them (needs Spark)."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing and not set(context.help_option_names) & set(sys.argv):
+        click.echo(
+            f"Error: {', '.join(missing)} is not installed. The pipeline is an extra: "
+            'pip install "qmq[pipeline]", or ".[pipeline]" in the folder of the project',
+            err=True,
+        )
+        context.exit(WRONG_CALL)
 
 
 @pipeline.command()

@@ -104,7 +104,7 @@ def show(message_id: str, broker: str | None, config_file: Path | None, as_json:
     _warn(answer)
     if not answer["messages"]:
         if not as_json:
-            click.echo(f"{message_id} is not at this broker", err=True)
+            click.echo(_not_here(message_id), err=True)
         raise SystemExit(ATTENTION)
 
 
@@ -126,8 +126,15 @@ def trace(message_id: str, broker: str | None, config_file: Path | None, as_json
             click.echo(line)
     _warn(answer)
     if not stories:
-        click.echo(f"{message_id} is not at this broker", err=True)
+        click.echo(_not_here(message_id), err=True)
         raise SystemExit(ATTENTION)
+
+
+def _not_here(message_id: str) -> str:
+    return (
+        f"{message_id} is in no subject of this broker. One that waits for its due time, or was "
+        f"cancelled, is shown by `qmq delayed show {message_id}`"
+    )
 
 
 def _ask(

@@ -136,7 +136,7 @@ def test_json_has_what_the_broker_said(broker: BrokerProcess) -> None:
 def test_what_is_not_there_is_exit_code_1(broker: BrokerProcess) -> None:
     result = qmq(broker, "show", "0" * 32)
     assert (result.returncode, result.stdout) == (1, "")
-    assert "is not at this broker" in result.stderr
+    assert "qmq delayed show" in result.stderr
     result = qmq(broker, "find", "--subject", "flights", "--key", "other")
     assert (result.returncode, result.stdout) == (1, "")
 

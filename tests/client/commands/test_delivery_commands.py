@@ -249,7 +249,7 @@ def test_groups_are_paused_moved_configured_resumed_and_removed(
         (["groups", "configure", "shop", "nobody", "--no-tags", "--tag", "a"], 2, "--no-tags"),
         (["dead", "list", "shop", "nobody"], 1, "no group nobody"),
         (["dead", "replay", "shop", "nobody", "--first", "3", "--next", "3"], 2, "--next"),
-        (["message", "trace", "ab" * 15 + "00"], 1, "is not at this broker"),
+        (["message", "trace", "ab" * 15 + "00"], 1, "qmq delayed show"),
         (["message", "trace", "7"], 2, "message id"),
     ],
     ids=lambda value: "-".join(value[:2]) if isinstance(value, list) else None,
