@@ -75,9 +75,10 @@ class Proxy:
     def cut(self) -> None:
         """Reset every connection, now and from now on."""
         self._is_cut = True
-        for each in self._sockets:
+        # Taken first: whoever hears of the first reset may heal the line and connect anew meanwhile.
+        doomed, self._sockets = self._sockets, []
+        for each in doomed:
             _reset(each)
-        self._sockets.clear()
 
     def cut_at(self, way: Way, count: int) -> None:
         """Cut the line instead of forwarding the piece of this number, from 0, that goes this way."""
@@ -111,7 +112,7 @@ class Proxy:
             except OSError:
                 _reset(client)
                 continue
-            self._sockets += [client, server]
+            self._sockets.extend((client, server))
             fate: list[str] = []
             for pump in (self._to_server, self._to_client):
                 threading.Thread(target=pump, args=(client, server, fate), daemon=True).start()
