@@ -7,6 +7,7 @@ mount, or beside a running broker, must do neither. A directory at a broker is i
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from qmq_broker.storage.files.disk_errors import translate
@@ -14,17 +15,18 @@ from qmq_broker.storage.files.disk_port import Disk, DiskFile, DiskLock
 from qmq_pipeline.errors import SourceError
 
 
-class ReadFile:
+class ReadFile(ABC):
     """One open file, from any thread; whatever would change it is refused."""
 
+    @abstractmethod
     def read(self, position: int, count: int) -> bytes:
         """`count` bytes from `position`; fewer only at the end of the file."""
-        raise NotImplementedError
 
+    @abstractmethod
     def length(self) -> int:
         """Bytes in the file."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Give the file back. Safe to call twice."""
 
@@ -44,17 +46,18 @@ class ReadFile:
         raise _refusal()
 
 
-class ReadDisk:
+class ReadDisk(ABC):
     """Files below one directory; whatever would change them is refused."""
 
+    @abstractmethod
     def open(self, path: str, *, is_new: bool = False) -> DiskFile:
         """Open for reading; `DiskError` when there is no such file."""
-        raise NotImplementedError
 
+    @abstractmethod
     def names(self, directory: str) -> list[str]:
         """Sorted names in a directory; none when there is no such directory."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Give up whatever leads to the files. Safe to call twice."""
 
@@ -105,6 +108,9 @@ class LocalDisk(ReadDisk):
             return []
         except OSError as error:
             raise translate(error, "list", directory) from error
+
+    def close(self) -> None:
+        """Nothing: each file is closed by itself."""
 
 
 class _LocalFile(ReadFile):

@@ -136,6 +136,10 @@ class _RemoteFile(ReadFile):
                 break
         return self._block[:count]
 
+    def close(self) -> None:
+        """Forget what was read ahead; the connection is the disk's."""
+        self._block = b""
+
     def length(self) -> int:
         """Of a small file only: it is read for that."""
         self._first = 0
