@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, Unpack, cast
 
-from qmq_client.consumer.calling import Middleware, as_middleware, check_middleware
 from qmq_client.consumer.inbox_source import check_source
+from qmq_client.consumer.middleware import Middleware, as_middleware, check_plain
 from qmq_client.consumer.options import ConsumerOptions, check_settings
 from qmq_client.consumer.parameters import Parameters, resolve_parameters
 from qmq_client.consumer.start import Start
@@ -61,8 +61,10 @@ class Handler:
     middleware: tuple[Middleware, ...] = ()
 
     def inside(self, middleware: tuple[Middleware, ...]) -> Handler:
-        """This handler with more around it."""
-        return check_middleware(replace(self, middleware=(*middleware, *self.middleware)))
+        """This handler with more around it; raises `ConfigurationError` for what cannot be."""
+        if not self.is_async:
+            check_plain(middleware, self.options.name)
+        return replace(self, middleware=(*middleware, *self.middleware))
 
 
 #: What `Consumers` takes: handlers, or one handler or module by itself.
@@ -106,7 +108,7 @@ def consumer(
     more. With `inbox` (a sessionmaker or an engine; for an async handler also their asynchronous
     kinds) the effect in that database happens once.
     `on_stale` hears of outcomes that came too late; `middleware` goes around each call, the first
-    outermost (see `calling.py`). The other settings, with their defaults:
+    outermost (see `middleware.py`). The other settings, with their defaults:
 
     - `concurrency=1`: handler calls at the same time in this process
     - `max_attempts=16`: deliveries of one message before it becomes a dead letter

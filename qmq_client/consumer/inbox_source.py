@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
     from sqlalchemy.orm import Session
 
-    from qmq_client.consumer.handler import Handler
+    from qmq_client.consumer.options import ConsumerOptions
     from qmq_client.inbox import Inbox
     from qmq_client.inbox.async_inbox import AsyncInbox
 
@@ -47,19 +47,20 @@ def check_source(source: object) -> None:
         raise ConfigurationError(setting="inbox", value=shorten(source), remedy=_REMEDY)
 
 
-def make_inbox(handler: Handler) -> Inbox | AsyncInbox | None:
-    """The inbox of this handler; raises `ConfigurationError` when it does not fit the handler."""
-    if handler.inbox is None:
+def make_inbox(
+    source: InboxSource | None, options: ConsumerOptions, *, is_async: bool
+) -> Inbox | AsyncInbox | None:
+    """The inbox of a handler, sync or async; raises `ConfigurationError` when it does not fit it."""
+    if source is None:
         return None
-    inbox = _made(handler)
-    options = handler.options
+    inbox = _made(source, options)
     if inbox.group != options.group:
         raise ConfigurationError(
             setting="inbox",
             value=f"made for group {inbox.group}, the consumer is in {options.group}",
             remedy="Make the Inbox with the consumer's group.",
         )
-    if inbox.is_async and not handler.is_async:
+    if inbox.is_async and not is_async:
         raise ConfigurationError(
             setting="inbox",
             value=f"asynchronous, the handler of {options.name} is not",
@@ -68,24 +69,23 @@ def make_inbox(handler: Handler) -> Inbox | AsyncInbox | None:
     return inbox
 
 
-def _made(handler: Handler) -> Inbox | AsyncInbox:
+def _made(source: Any, options: ConsumerOptions) -> Inbox | AsyncInbox:
     import sqlalchemy as sa
 
     from qmq_client.inbox import Inbox
 
-    source: Any = handler.inbox
     if isinstance(source, Inbox) or getattr(source, "is_async", None) is True:
         return source  # type: ignore[no-any-return]  # an AsyncInbox, not imported without need
     try:
         if _is_engine_or_inbox_of_a_loop(source) or _makes_async_sessions(source):
             from qmq_client.inbox.async_inbox import AsyncInbox
 
-            return AsyncInbox(source, group=handler.options.group)
-        return Inbox(source, group=handler.options.group)
+            return AsyncInbox(source, group=options.group)
+        return Inbox(source, group=options.group)
     except (sa.exc.UnboundExecutionError, TypeError, AttributeError) as error:
         raise ConfigurationError(
             setting="inbox",
-            value=f"{shorten(source)} of {handler.options.name} gives no session with an "
+            value=f"{shorten(source)} of {options.name} gives no session with an "
             f"engine ({type(error).__name__}: {shorten(str(error))})",
             remedy=_REMEDY,
         ) from error

@@ -82,7 +82,7 @@ class Member:
         self.prefetch = Prefetch(handler.options, clock)
         self.ledger = Ledger(is_kept=not handler.options.at_most_once)
         self._lines = lines
-        self._inbox = make_inbox(handler)
+        self._inbox = make_inbox(handler.inbox, handler.options, is_async=handler.is_async)
         self._async_calls = async_calls
         self._consumer_id = consumer_id
         self._clock = clock

@@ -20,11 +20,11 @@ from typing import Final
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.consumer.async_calls import AsyncCalls
-from qmq_client.consumer.calling import Middleware, as_middleware
 from qmq_client.consumer.delivery import error_text
 from qmq_client.consumer.handler import Handler, HandlerSource, collect_handlers
 from qmq_client.consumer.identity import make_consumer_id
 from qmq_client.consumer.member import Lines, Member, Pass
+from qmq_client.consumer.middleware import Middleware, as_middleware
 from qmq_client.consumer.outage import Outage
 from qmq_client.errors import ConfigurationError
 from qmq_client.transport.address import BrokerAddress

@@ -1,11 +1,11 @@
-"""What operators ask of groups and dead letters: bodies of requests in JSON, and their answers.
+"""What operators ask of groups, dead letters and the broker: bodies of requests in JSON, and answers.
 
 A group is named as listings name it: `group`, or `group@consumer` for one consumer of a broadcast.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -13,6 +13,8 @@ from msgspec import UNSET, UnsetType
 from qmq_client.wire.requests import Backoff, Natural, Tags
 
 _BEHIND_ALL = 2**63 - 1
+#: Of the words that a change of state is given.
+REASON_CHARACTERS_MAX: Final = 500
 
 
 class GroupRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,3 +68,12 @@ class DeadAnswer(msgspec.Struct, frozen=True, kw_only=True):
     gone: Natural = 0
     #: Whether the range holds more than one request takes: ask again.
     has_more: bool = False
+
+
+class StateChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/state`."""
+
+    #: What the broker is to do from now on.
+    state: Literal["serving", "read-only", "draining"]
+    #: Shown to whoever is refused.
+    reason: Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)] = ""

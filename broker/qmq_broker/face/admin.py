@@ -6,7 +6,7 @@ changes what is served.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Final
 
 import msgspec
 from starlette.applications import Starlette
@@ -29,6 +29,7 @@ from qmq_broker.face.door import caller_of
 from qmq_broker.face.find import Finder
 from qmq_broker.face.group_routes import group_routes
 from qmq_broker.face.json_messages import dead_to_json, record_to_json
+from qmq_broker.face.openapi import document
 from qmq_broker.face.ranges import range_routes
 from qmq_broker.face.rules import HOT_ROUTES, guard, route_name, sight
 from qmq_broker.service.broker import Broker
@@ -39,11 +40,11 @@ from qmq_client.wire.errors import InvalidMessageError, QmqError
 from qmq_client.wire.groups import check_group
 from qmq_client.wire.limits import KEY_BYTES_MAX
 from qmq_client.wire.names import check_name, shorten
+from qmq_client.wire.operations import StateChange
 from qmq_client.wire.requests import JSON_CONTENT_TYPE
 
 _PEEKED: Final = 20
 _FOUND: Final = 100
-REASON_CHARACTERS_MAX: Final = 500
 _SEQUENCE_MAX: Final = 2**63 - 1
 
 
@@ -73,15 +74,6 @@ def admin_app(broker: Broker) -> Starlette:
     application.add_exception_handler(Exception, _on_unforeseen)
     guard(application)
     return application
-
-
-class StateChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/state`."""
-
-    #: What the broker is to do from now on.
-    state: Literal["serving", "read-only", "draining"]
-    #: Shown to whoever is refused.
-    reason: Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)] = ""
 
 
 class _Admin:
@@ -123,8 +115,6 @@ class _Admin:
 
     async def openapi(self, request: Request) -> Response:
         """All routes, for programs."""
-        from qmq_broker.face.openapi import document  # it knows this module's structs
-
         if self._document is None:
             routes = [route for route in request.app.routes if isinstance(route, Route)]
             self._document = document([*HOT_ROUTES, *map(route_name, routes)])

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from qmq_broker.face.admin import StateChange
 from qmq_broker.face.delayed_routes import JsonDelayed
 from qmq_broker.face.find import JsonSearch, JsonTrace
 from qmq_broker.face.json_messages import JsonDeliveries, JsonSend
@@ -21,6 +20,7 @@ from qmq_client.wire.operations import (
     DeadRequest,
     GroupRequest,
     SeekRequest,
+    StateChange,
 )
 from qmq_client.wire.requests import PullRequest, SendAnswer, SettleAnswer, SettleRequest
 
