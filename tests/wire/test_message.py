@@ -345,7 +345,7 @@ def test_any_bytes_make_a_body_or_a_protocol_error(
 def test_a_message_is_a_value() -> None:
     message = Message("flight", {"a": 1}, key="k")
     assert message == Message("flight", {"a": 1}, key="k")
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         message.key = "other"  # type: ignore[misc]
 
 
