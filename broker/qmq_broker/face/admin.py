@@ -19,6 +19,7 @@ from qmq_broker.face.access import Role
 from qmq_broker.face.answers import (
     INTERNAL,
     error_answer,
+    error_code,
     error_headers,
     error_status,
     refuse,
@@ -32,6 +33,7 @@ from qmq_broker.face.json_messages import dead_to_json, record_to_json
 from qmq_broker.face.openapi import document
 from qmq_broker.face.ranges import range_routes
 from qmq_broker.face.rules import HOT_ROUTES, guard, route_name, sight
+from qmq_broker.face.scrape import metric_routes
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.query import LISTED_MAX
 from qmq_broker.service.serving import Serving
@@ -67,8 +69,9 @@ def admin_app(broker: Broker) -> Starlette:
             *group_routes(broker),
             *delayed_routes(broker),
             *range_routes(broker),
+            *metric_routes(broker),
         ],
-        exception_handlers={QmqError: _on_refused, HTTPException: _on_http},
+        exception_handlers={QmqError: admin.refused, HTTPException: _on_http},
     )
     # In our words instead of the framework's; it is raised on, and `app.py` logs it.
     application.add_exception_handler(Exception, _on_unforeseen)
@@ -82,6 +85,13 @@ class _Admin:
         self._finder = Finder(broker)
         #: The OpenAPI document, when somebody has asked for it.
         self._document: bytes | None = None
+
+    async def refused(self, _: Request, error: Exception) -> Response:
+        """The answer to what was refused."""
+        assert isinstance(error, QmqError)
+        self._broker.measures.refused[error_code(error)] += 1
+        headers = {name.decode(): value.decode() for name, value in error_headers(error)}
+        return _json(error_answer(error), status=error_status(error), headers=headers)
 
     async def health(self, _: Request) -> Response:
         """The process is alive; says nothing else."""
@@ -219,12 +229,6 @@ def _number(request: Request, field: str, default: int, highest: int) -> int:
         value=shorten(text),
         remedy=f"Give {field} as a number.",
     )
-
-
-async def _on_refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, QmqError)
-    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
-    return _json(error_answer(error), status=error_status(error), headers=headers)
 
 
 async def _on_http(request: Request, error: Exception) -> Response:

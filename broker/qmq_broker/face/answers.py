@@ -106,6 +106,11 @@ def error_answer(error: QmqError) -> ErrorAnswer:
     )
 
 
+def error_code(error: QmqError) -> str:
+    """The code that whoever asked is told: one of a fixed list."""
+    return error_answer(error).code
+
+
 def error_headers(error: QmqError) -> tuple[tuple[bytes, bytes], ...]:
     """The headers that belong to a refusal."""
     headers: list[tuple[bytes, bytes]] = []

@@ -12,7 +12,7 @@ from typing import Final
 from starlette.requests import ClientDisconnect
 
 from qmq_broker.face.admin import admin_app
-from qmq_broker.face.answers import INTERNAL, RequestRefusedError
+from qmq_broker.face.answers import INTERNAL, RequestRefusedError, error_code
 from qmq_broker.face.door import Door
 from qmq_broker.face.hot import HotRoutes, answer_error
 from qmq_broker.face.limits import FaceLimits
@@ -43,6 +43,7 @@ class App:
         self._door = door or Door(None, broker.time.now_ms)
         self._hot = HotRoutes(broker, limits, instance=instance)
         self._admin = admin_app(broker)
+        self._refused = broker.measures.refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -57,6 +58,7 @@ class App:
             else:
                 await self._admin(scope, receive, started.send)
         except RequestRefusedError as refusal:
+            self._refused[error_code(refusal)] += 1
             await answer_error(started.send, read_head(scope).answer_encoding(), refusal)
         except (ClientGone, ClientDisconnect):
             return

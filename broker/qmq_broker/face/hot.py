@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from qmq_broker.face.access import Role
-from qmq_broker.face.answers import error_answer, error_headers, error_status, refuse
+from qmq_broker.face.answers import error_answer, error_code, error_headers, error_status, refuse
 from qmq_broker.face.json_messages import JsonSend, deliveries_to_json, json_to_frame
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.requests import (
@@ -80,6 +80,7 @@ class HotRoutes:
             with self._room.request():
                 await route(head, receive, send)
         except QmqError as error:
+            self._broker.measures.refused[error_code(error)] += 1
             await answer_error(send, head.answer_encoding(), error)
 
     async def _send(self, head: Head, receive: Receive, send: Send) -> None:

@@ -96,6 +96,8 @@ def _parameters(name: str, operation: Operation) -> list[dict[str, Any]]:
 
 
 def _answer(operation: Operation, known: dict[Any, Any]) -> dict[str, Any]:
+    if operation.has_text:
+        return {"text/plain": {"schema": {"type": "string"}}}
     if operation.has_bytes:
         return {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     if isinstance(operation.answer, type):

@@ -56,6 +56,8 @@ class Operation:
     has_frames: bool = False
     #: Gives bytes, and no JSON.
     has_bytes: bool = False
+    #: Gives plain text, and no JSON.
+    has_text: bool = False
 
 
 def _text(name: str, about: str, *, is_required: bool = False) -> Parameter:
@@ -114,6 +116,12 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         is_open=True,
     ),
     "GET /openapi.json": Operation(about="This document.", answer=("openapi", "paths")),
+    "GET /metrics": Operation(
+        about="Numbers for Prometheus, in its text format.",
+        answer=(),
+        statuses=(429, 501),
+        has_text=True,
+    ),
     "GET /v1/caller": Operation(about="Who is asking.", answer=("name", "roles")),
     "GET /v1/subjects": Operation(about="Subjects and their sequences.", answer=("subjects",)),
     "GET /v1/groups": Operation(

@@ -52,6 +52,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "GET /healthz": Rule(about=About.NOTHING),
     "GET /readyz": Rule(about=About.NOTHING),
     "GET /openapi.json": Rule(about=About.NOTHING),
+    "GET /metrics": Rule(roles=READERS, about=About.ALL),
     "GET /v1/caller": Rule(about=About.NOTHING),
     "GET /v1/subjects": Rule(roles=READERS, about=About.LISTED),
     "GET /v1/groups": Rule(roles=READERS, about=About.LISTED),

@@ -11,8 +11,10 @@ import logging
 import threading
 from collections.abc import Callable
 
+from qmq_broker.clock import Clock
 from qmq_broker.errors import NoRoomError
 from qmq_broker.service.delivery.delivery import Delivery
+from qmq_broker.service.measures import Histogram
 from qmq_broker.storage.store import Store
 
 _log = logging.getLogger(__name__)
@@ -25,13 +27,18 @@ class ActionSync:
         self,
         store: Store,
         delivery: Delivery,
+        clock: Clock,
         *,
         interval_ms: int,
+        sync_s: Histogram,
         post: Callable[[Callable[[], None]], object],
         on_poisoned: Callable[[str], None],
     ) -> None:
+        """`sync_s` counts how long syncs took."""
         self._store = store
         self._delivery = delivery
+        self._clock = clock
+        self._sync_s = sync_s
         self._interval_s = interval_ms / 1000
         self._post = post
         self._on_poisoned = on_poisoned
@@ -57,7 +64,9 @@ class ActionSync:
             return 0
         # Cleared first: what is written while the sync runs is left for the next one.
         journal.is_unsynced = False
+        began_s = self._clock.monotonic_s()
         self._store.actions.sync()
+        self._sync_s.note(self._clock.monotonic_s() - began_s)
         return 1
 
     def _keep_snapshot(self, offset: int, content: bytes) -> None:

@@ -26,6 +26,7 @@ from qmq_broker.service.housekeeping import Housekeeping
 from qmq_broker.service.indexer import Indexer
 from qmq_broker.service.intake import Intake
 from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.service.measures import Measures
 from qmq_broker.service.query import Query
 from qmq_broker.service.serving import Serving, ServingState
 from qmq_broker.service.steady import SteadyTime
@@ -67,6 +68,7 @@ class Broker:
         self.serving = _serving(settings)
         self.time = SteadyTime(clock)
         self.delivery = Delivery(
+        self.measures = Measures()
             store,
             settings.limits,
             draw=draw,
@@ -75,14 +77,7 @@ class Broker:
         )
         self.changes = Changes(store, self.delivery, settings.limits)
         self.query = Query(store, self.delivery)
-        self.intake = Intake(
-            store,
-            self.serving,
-            wire=settings.wire,
-            limits=settings.limits,
-            reserve_bytes=settings.store.reserve_bytes,
-            now_ms=self.time.now_ms,
-        )
+        self.intake = _intake(store, self.serving, settings, self.time)
         self.writer = CommitWriter(
             store,
             clock,
@@ -91,12 +86,15 @@ class Broker:
             on_visible=self.delivery.on_visible,
             on_poisoned=self._on_poisoned,
         )
+            measures=self.measures,
         self._store, self._post = store, post
         self._action_sync = ActionSync(
             store,
             self.delivery,
             interval_ms=settings.limits.action_sync_ms,
+            clock,
             post=post,
+            sync_s=self.measures.action_sync_s,
             on_poisoned=self._on_poisoned,
         )
         self._indexer = Indexer(store, clock)
@@ -225,6 +223,19 @@ def _threads(
         threading.Thread(target=indexer.run, name="qmq-indexer", daemon=True),
         threading.Thread(target=delayed.delay.run, name="qmq-delay", daemon=True),
     ]
+def _intake(
+    store: Store, serving: ServingState, settings: BrokerSettings, time: SteadyTime
+) -> Intake:
+    return Intake(
+        store,
+        serving,
+        wire=settings.wire,
+        limits=settings.limits,
+        reserve_bytes=settings.store.reserve_bytes,
+        now_ms=time.now_ms,
+    )
+
+
 
 
 def send_answer(

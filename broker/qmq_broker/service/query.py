@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -70,6 +70,19 @@ class DeadLetterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A message that its group does not get again."""
 
     subject: str
+class Held(NamedTuple):
+    """What the store has, in numbers."""
+
+    first_offset: int
+    durable_offset: int
+    segments: int
+    durable_actions_offset: int
+    action_segments: int
+    #: Message ids that a repeat is recognized by.
+    remembered_ids: int
+    free_bytes: int
+
+
     group: str
     sequence: int
     attempts: int
@@ -103,9 +116,34 @@ class Query:
         ]
 
     def groups(
-        self, *, subject: str | None = None, group: str | None = None, now_ms: int = 0
+        self,
+        *,
+        subject: str | None = None,
+        group: str | None = None,
+        now_ms: int = 0,
+        count: int | None = None,
     ) -> list[GroupStatus]:
-        """Every group, or those of one subject or name; ages are counted up to `now_ms`."""
+        """Every group, or those of one subject or name, or the first `count` of them.
+
+        Ages are counted up to `now_ms`.
+        """
+    def subjects_count(self) -> int:
+        """How many subjects there are."""
+        return len(self._store.subjects())
+
+    def held(self) -> Held:
+        """What there is on the disk; asks the file system for its room."""
+        store, actions = self._store, self._store.actions.log
+        return Held(
+            first_offset=store.first_offset,
+            durable_offset=store.durable_offset,
+            segments=store.segments,
+            durable_actions_offset=actions.durable_offset,
+            action_segments=len(actions.bases()),
+            remembered_ids=store.remembered_ids,
+            free_bytes=store.free_bytes(),
+        )
+
         states = [
             state
             for state in sorted(self._delivery.groups(), key=lambda one: (one.subject, one.group))
@@ -113,7 +151,7 @@ class Query:
         ]
         room_bytes = LISTED_BYTES_MAX
         listed: list[GroupStatus] = []
-        for number, state in enumerate(states):
+        for number, state in enumerate(states[:count]):
             if number >= LISTED_MAX:
                 room_bytes = 0
             made_at_ms, read_bytes = self._oldest(state, room_bytes)

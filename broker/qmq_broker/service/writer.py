@@ -20,6 +20,8 @@ from typing import Final
 from qmq_broker.clock import Clock
 from qmq_broker.errors import BusyError, ConflictError, NoRoomError, PoisonedError
 from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.service.measures import Measures
+from qmq_broker.storage.logs.commit_log import SENT_KINDS
 from qmq_broker.storage.store import Placed, Store
 from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.message_id import format_message_id
@@ -66,6 +68,7 @@ class CommitWriter:
         post: Callable[[Callable[[], None]], object],
         on_visible: Callable[[set[str]], object],
         on_poisoned: Callable[[str], None],
+        measures: Measures | None = None,
     ) -> None:
         """`post` runs a function in the loop thread; the other two are called there."""
         self._store = store
@@ -74,6 +77,7 @@ class CommitWriter:
         self._post = post
         self._on_visible = on_visible
         self._on_poisoned = on_poisoned
+        self._measures = measures or Measures()
         self._submissions: SimpleQueue[_Submission | object | None] = SimpleQueue()
         self._chores: SimpleQueue[Callable[[], object]] = SimpleQueue()
         #: Submission time and length of each request that was not answered yet, in order.
@@ -165,8 +169,14 @@ class CommitWriter:
         placed: list[Placed] = []
 
         def append_and_sync() -> None:
+            measures, clock = self._measures, self._clock
+            measures.commit_requests.note(len(frames))
+            began_s = clock.monotonic_s()
             placed.extend(self._store.append(frames))
+            appended_s = clock.monotonic_s()
             self._store.sync()
+            measures.append_s.note(appended_s - began_s)
+            measures.sync_s.note(clock.monotonic_s() - appended_s)
 
         error = self._guarded(append_and_sync)
         if error is not None:
@@ -197,6 +207,8 @@ class CommitWriter:
             self.waiting_bytes -= frame_bytes
             if not isinstance(outcome, Exception):
                 subjects.update(place.subject for place in outcome.places)
+                if submission.frame.header.kind in SENT_KINDS:
+                    self._measures.intakes.note(submission.frame, outcome.duplicates)
             submission.on_done(outcome)
         self._on_visible(subjects)
 

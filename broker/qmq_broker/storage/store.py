@@ -290,6 +290,16 @@ class Store:
         """Space on the disk that may still be taken."""
         return self._disk.free_bytes()
 
+    @property
+    def segments(self) -> int:
+        """How many files the commit log has, in any thread."""
+        return len(self._commit_log.log.bases())
+
+    @property
+    def remembered_ids(self) -> int:
+        """How many message ids a repeat is recognized by, in any thread."""
+        return self._window.ids
+
     def close(self) -> None:
         """Stop cleanly: sync, flush, mark, unlock. Safe to call twice.
 

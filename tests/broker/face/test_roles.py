@@ -39,6 +39,7 @@ ASKED: dict[str, tuple[str, str, dict[str, Any] | None, set[str]]] = {
     "GET /openapi.json": ("GET", "/openapi.json", None, EVERYBODY),
     "GET /v1/caller": ("GET", "/v1/caller", None, EVERYBODY),
     "GET /v1/subjects": ("GET", "/v1/subjects", None, EVERYBODY),
+    "GET /metrics": ("GET", "/metrics", None, {"operator", "reader of all"}),
     "GET /v1/groups": ("GET", f"/v1/groups?subject={MINE}", None, EVERYBODY),
     "GET /v1/dead": ("GET", f"/v1/dead?subject={MINE}&group=g", None, EVERYBODY - {"producer"}),
     "GET /v1/messages": ("GET", f"/v1/messages?subject={MINE}", None, EVERYBODY - {"producer"}),

@@ -152,6 +152,7 @@ class Delivery:
         return HandOut(
             head=DeliveriesHead(
                 subject=state.subject,
+        group.note_given(picked.runs)
                 token=self._store.epoch,
                 lease_ms=request.lease_ms,
                 first_pull_sequence=first_pull_sequence,
@@ -259,6 +260,7 @@ class Delivery:
         if state.is_paused:
             return False
         due_ms = state.redeliveries.next_due_ms()
+            group.leases_ended += sum(lease.next - lease.first for _, lease in ended)
         if due_ms is not None and due_ms <= now_ms:
             return True
         if state.lanes is not None and state.lanes.ready_count:

@@ -7,7 +7,7 @@ number of attempts and the backoff are the group's too, but there the last one s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 
 import msgspec
@@ -30,6 +30,7 @@ from qmq_broker.storage.logs.actions import (
     GroupSettings,
 )
 from qmq_broker.storage.store import Store
+from qmq_client.wire.deliveries import DeliveryRun
 from qmq_client.wire.groups import group_of
 from qmq_client.wire.requests import PullRequest, Tags
 from qmq_client.wire.start import parse_start
@@ -38,7 +39,7 @@ from qmq_client.wire.start import parse_start
 class Group:
     """A group's state and what is remembered about it in memory only."""
 
-    __slots__ = ("next_due_ms", "seen_ms", "state", "turns")
+    __slots__ = ("given", "given_again", "leases_ended", "next_due_ms", "seen_ms", "state", "turns")
 
     def __init__(self, state: GroupState, seen_ms: int) -> None:
         self.state = state
@@ -47,6 +48,16 @@ class Group:
         self.next_due_ms: int | None = None
         #: When somebody last asked for the group.
         self.seen_ms = seen_ms
+        #: Deliveries since the start, how many of them were not the first of their message, and
+        #: messages whose lease ended by itself.
+        self.given = self.given_again = self.leases_ended = 0
+
+    def note_given(self, runs: Iterable[DeliveryRun]) -> None:
+        """Count what one pull was given."""
+        for run in runs:
+            self.given += run.count
+            if run.attempt > 1:
+                self.given_again += run.count
 
     @property
     def key(self) -> GroupKey:
@@ -70,6 +81,9 @@ class Groups:
 
     def __iter__(self) -> Iterator[Group]:
         return iter(self._groups.values())
+
+    def __len__(self) -> int:
+        return len(self._groups)
 
     def find(self, subject: str, name: str) -> Group | None:
         """The group of this name, as listings name it."""

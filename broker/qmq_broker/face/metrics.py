@@ -1,0 +1,298 @@
+"""All that `GET /metrics` shows, as one table; docs/metrics.md has the same.
+
+The labels `subject` and `group` have at most `LISTED_MAX` values each; `reason`, `state` and `log` are
+from short, fixed lists. No message id, no consumer and no error text becomes a label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from qmq_broker.face.reading import GroupReading, Reading, Value
+from qmq_broker.service.serving import Serving
+
+Rows = Iterable[tuple[tuple[str, ...], Value]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One name of what is scraped. A counter's has `_total` behind it."""
+
+    name: str
+    kind: str
+    about: str
+    labels: tuple[str, ...] = ()
+    read: Callable[[Reading], Rows]
+
+
+def _one(name: str, kind: str, about: str, read: Callable[[Reading], Value]) -> Metric:
+    """Without labels."""
+    return Metric(name=name, kind=kind, about=about, read=lambda reading: [((), read(reading))])
+
+
+def _accepted(name: str, about: str, place: int) -> Metric:
+    """By subject."""
+
+    def read(reading: Reading) -> Rows:
+        return [((str(row[0]),), float(row[place])) for row in reading.accepted]
+
+    return Metric(name=name, kind="counter", about=about, labels=("subject",), read=read)
+
+
+def _of_group(
+    name: str, kind: str, about: str, read: Callable[[GroupReading], float | None]
+) -> Metric:
+    """By subject and group; a group for which there is nothing to say has no row."""
+
+    def rows(reading: Reading) -> Rows:
+        for group in reading.groups:
+            if (value := read(group)) is not None:
+                yield group.labels, value
+
+    return Metric(
+        name=f"group_{name}", kind=kind, about=about, labels=("subject", "group"), read=rows
+    )
+
+
+#: In the order of docs/metrics.md.
+METRICS: Final = (
+    Metric(
+        name="state",
+        kind="gauge",
+        about="1 for the state that the broker is in, 0 for the others.",
+        labels=("state",),
+        read=lambda reading: [((str(one),), float(one is reading.state)) for one in Serving],
+    ),
+    _one(
+        "takes_messages",
+        "gauge",
+        "1 when messages are taken: it serves, and the disk has room above the reserve.",
+        lambda reading: reading.takes_messages,
+    ),
+    _accepted("accepted_messages", "Messages answered for, repeats and delayed ones too.", 1),
+    _accepted("accepted_bytes", "Length of their records.", 2),
+    _accepted("accepted_requests", "Requests with messages of the subject.", 3),
+    _one(
+        "duplicates",
+        "counter",
+        "Messages that were stored before and were answered with their first place.",
+        lambda reading: reading.duplicates,
+    ),
+    _one(
+        "remembered_ids",
+        "gauge",
+        "Message ids that a repeat is recognized by.",
+        lambda reading: reading.held.remembered_ids,
+    ),
+    Metric(
+        name="refused_requests",
+        kind="counter",
+        about="Requests that were refused, by the code of the answer.",
+        labels=("reason",),
+        read=lambda reading: [((code,), count) for code, count in sorted(reading.refused.items())],
+    ),
+    _one(
+        "append_seconds",
+        "histogram",
+        "One commit: until it is with the operating system.",
+        lambda reading: reading.append_s,
+    ),
+    _one(
+        "sync_seconds",
+        "histogram",
+        "One commit: from there until it is on the disk.",
+        lambda reading: reading.sync_s,
+    ),
+    _one(
+        "commit_requests",
+        "histogram",
+        "Requests of one commit.",
+        lambda reading: reading.commit_requests,
+    ),
+    _one(
+        "action_sync_seconds",
+        "histogram",
+        "One sync of the action log.",
+        lambda reading: reading.action_sync_s,
+    ),
+    _one(
+        "waiting_bytes",
+        "gauge",
+        "Requests that wait for their commit.",
+        lambda reading: reading.waiting_bytes,
+    ),
+    _one(
+        "waiting_pulls",
+        "gauge",
+        "Pulls that wait for messages.",
+        lambda reading: reading.waiting_pulls,
+    ),
+    Metric(
+        name="durable_offset_bytes",
+        kind="gauge",
+        about="Up to where the log survives a power cut.",
+        labels=("log",),
+        read=lambda reading: [
+            (("commit",), reading.held.durable_offset),
+            (("action",), reading.held.durable_actions_offset),
+        ],
+    ),
+    _one(
+        "first_offset_bytes",
+        "gauge",
+        "Where the commit log begins; everything below was given up.",
+        lambda reading: reading.held.first_offset,
+    ),
+    Metric(
+        name="segments",
+        kind="gauge",
+        about="Files of the log.",
+        labels=("log",),
+        read=lambda reading: [
+            (("commit",), reading.held.segments),
+            (("action",), reading.held.action_segments),
+        ],
+    ),
+    _one(
+        "disk_free_bytes",
+        "gauge",
+        "Space that may still be taken, the reserve included.",
+        lambda reading: reading.held.free_bytes,
+    ),
+    _one(
+        "disk_reserve_bytes",
+        "gauge",
+        "With less free space sends are refused.",
+        lambda reading: reading.reserve_bytes,
+    ),
+    _one("subjects", "gauge", "Subjects.", lambda reading: reading.subjects),
+    _one(
+        "groups",
+        "gauge",
+        "Groups; the first 1,000 by name have rows of their own.",
+        lambda reading: reading.groups_count,
+    ),
+    _of_group(
+        "lag_messages",
+        "gauge",
+        "Messages that were never given to the group.",
+        lambda one: one.status.lag,
+    ),
+    _of_group(
+        "lag_seconds",
+        "gauge",
+        "How long ago the oldest of them was made; no row when there is none.",
+        lambda one: one.status.lag_s,
+    ),
+    _of_group(
+        "in_flight_messages",
+        "gauge",
+        "Messages that a consumer holds.",
+        lambda one: one.status.in_flight,
+    ),
+    _of_group(
+        "redelivery_messages",
+        "gauge",
+        "Messages that wait for their next delivery.",
+        lambda one: one.status.redelivery,
+    ),
+    _of_group(
+        "held_messages",
+        "gauge",
+        "Messages that wait for one before them with the same key.",
+        lambda one: one.status.held,
+    ),
+    _of_group("dead_messages", "gauge", "Dead letters of the group.", lambda one: one.status.dead),
+    _of_group(
+        "consumers", "gauge", "Consumers that were seen lately.", lambda one: one.status.consumers
+    ),
+    _of_group("paused", "gauge", "1 while the group is paused.", lambda one: one.status.is_paused),
+    _of_group("given_messages", "counter", "Deliveries, repeated ones too.", lambda one: one.given),
+    _of_group(
+        "redelivered_messages",
+        "counter",
+        "Deliveries that were not the first of their message.",
+        lambda one: one.given_again,
+    ),
+    _of_group(
+        "ended_leases",
+        "counter",
+        "Messages whose consumer was silent until the lease ended.",
+        lambda one: one.leases_ended,
+    ),
+    _of_group(
+        "acked_messages",
+        "counter",
+        "Messages acked since the group began.",
+        lambda one: one.status.acked,
+    ),
+    _of_group(
+        "expired_messages",
+        "counter",
+        "Messages that expired before they were given.",
+        lambda one: one.status.expired,
+    ),
+    _of_group(
+        "lost_messages",
+        "counter",
+        "Messages that were given up by force before the group was done with them.",
+        lambda one: one.status.lost,
+    ),
+    Metric(
+        name="delayed_pending_messages",
+        kind="gauge",
+        about="Messages that wait for their time.",
+        labels=("subject",),
+        read=lambda reading: [((name,), count) for name, count in reading.delayed_pending],
+    ),
+    _one(
+        "delayed_buckets",
+        "gauge",
+        "Hours with such messages.",
+        lambda reading: reading.delayed.buckets,
+    ),
+    _one(
+        "delayed_loaded_messages",
+        "gauge",
+        "Those of them in memory.",
+        lambda reading: reading.delayed.loaded,
+    ),
+    _one(
+        "delayed_loaded_ahead_seconds",
+        "gauge",
+        "All that are due before this time from now are in memory.",
+        lambda reading: max(0, reading.delayed.loaded_until_ms - reading.now_ms) / 1000,
+    ),
+    _one(
+        "delayed_overdue_messages",
+        "gauge",
+        "Those in memory that were overdue at the start.",
+        lambda reading: reading.delayed.overdue,
+    ),
+    _one(
+        "delayed_released_messages",
+        "counter",
+        "Messages that went into their subjects.",
+        lambda reading: reading.delayed.released,
+    ),
+    _one(
+        "delayed_late_seconds",
+        "histogram",
+        "From their time until that was durable, of those not overdue at the start.",
+        lambda reading: reading.late_s,
+    ),
+    _one(
+        "delayed_damaged_messages",
+        "counter",
+        "Messages that could not be read and are held.",
+        lambda reading: reading.delayed.damaged,
+    ),
+    _one(
+        "delayed_clock_trouble",
+        "gauge",
+        "1 while the clock was moved so that releases are held or slowed.",
+        lambda reading: bool(reading.delayed.clock),
+    ),
+)

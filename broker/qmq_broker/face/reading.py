@@ -1,0 +1,117 @@
+"""The numbers of a broker at one moment, read in the loop thread for a scrape.
+
+A reading is plain values: what is made of it is made beside the loop. Subjects and groups have at
+most `LISTED_MAX` rows each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from qmq_broker.service.broker import Broker
+from qmq_broker.service.delay.counts import LATE_BOUNDS_MS
+from qmq_broker.service.delay.query import DelayStatus
+from qmq_broker.service.measures import OTHER_SUBJECTS, Histogram, steps_of
+from qmq_broker.service.query import LISTED_MAX, GroupStatus, Held
+from qmq_broker.service.serving import Serving
+
+#: A value of a counter or gauge; or a histogram: how many were at most each bound, and their sum.
+Value = float | tuple[list[tuple[float, int]], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupReading:
+    """One group and what it was given since the start."""
+
+    status: GroupStatus
+    given: int
+    given_again: int
+    leases_ended: int
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        return self.status.subject, self.status.group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The numbers of one moment."""
+
+    now_ms: int
+    state: Serving
+    takes_messages: bool
+    reserve_bytes: int
+    held: Held
+    #: Subject, messages, bytes and requests.
+    accepted: list[tuple[str, int, int, int]]
+    duplicates: int
+    refused: dict[str, int]
+    append_s: Value
+    sync_s: Value
+    commit_requests: Value
+    action_sync_s: Value
+    waiting_bytes: int
+    waiting_pulls: int
+    subjects: int
+    groups_count: int
+    groups: list[GroupReading]
+    delayed: DelayStatus
+    delayed_pending: list[tuple[str, int]]
+    late_s: Value
+
+    @classmethod
+    def of(cls, broker: Broker) -> Reading:
+        """Read a broker; for the loop thread."""
+        measures, delayed = broker.measures, broker.delayed.query.status()
+        held, serving = broker.query.held(), broker.serving
+        reserve_bytes = broker.settings.store.reserve_bytes
+        accepted = measures.intakes.subjects.items()
+        now_ms = broker.time.now_ms()
+        counts = broker.delayed.delay.counts
+        late = steps_of([bound_ms / 1000 for bound_ms in LATE_BOUNDS_MS], counts.late)
+        return cls(
+            now_ms=now_ms,
+            state=serving.state,
+            takes_messages=serving.state is Serving.SERVING and held.free_bytes >= reserve_bytes,
+            reserve_bytes=reserve_bytes,
+            held=held,
+            accepted=[(name, one.messages, one.bytes, one.requests) for name, one in accepted],
+            duplicates=measures.intakes.duplicates,
+            refused=dict(measures.refused),
+            append_s=_value(measures.append_s),
+            sync_s=_value(measures.sync_s),
+            commit_requests=_value(measures.commit_requests),
+            action_sync_s=_value(measures.action_sync_s),
+            waiting_bytes=broker.writer.waiting_bytes,
+            waiting_pulls=broker.delivery.waiting.count,
+            subjects=broker.query.subjects_count(),
+            groups_count=len(broker.delivery.registry),
+            groups=list(_groups(broker, now_ms)),
+            delayed=delayed,
+            delayed_pending=_bounded(delayed.subjects),
+            late_s=(late, counts.late_sum_ms / 1000),
+        )
+
+
+def _value(histogram: Histogram) -> Value:
+    return histogram.steps(), histogram.sum
+
+
+def _bounded(counts: dict[str, int]) -> list[tuple[str, int]]:
+    """The first subjects, and the rest together."""
+    rows = sorted(counts.items())
+    rest = sum(count for _, count in rows[LISTED_MAX:])
+    return rows[:LISTED_MAX] + ([(OTHER_SUBJECTS, rest)] if rest else [])
+
+
+def _groups(broker: Broker, now_ms: int) -> Iterator[GroupReading]:
+    for status in broker.query.groups(now_ms=now_ms, count=LISTED_MAX):
+        group = broker.delivery.registry.find(status.subject, status.group)
+        if group is not None:
+            yield GroupReading(
+                status=status,
+                given=group.given,
+                given_again=group.given_again,
+                leases_ended=group.leases_ended,
+            )
