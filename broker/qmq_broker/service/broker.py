@@ -67,8 +67,8 @@ class Broker:
         self.settings = settings
         self.serving = _serving(settings)
         self.time = SteadyTime(clock)
-        self.delivery = Delivery(
         self.measures = Measures()
+        self.delivery = Delivery(
             store,
             settings.limits,
             draw=draw,
@@ -85,16 +85,16 @@ class Broker:
             post=post,
             on_visible=self.delivery.on_visible,
             on_poisoned=self._on_poisoned,
-        )
             measures=self.measures,
+        )
         self._store, self._post = store, post
         self._action_sync = ActionSync(
             store,
             self.delivery,
-            interval_ms=settings.limits.action_sync_ms,
             clock,
-            post=post,
+            interval_ms=settings.limits.action_sync_ms,
             sync_s=self.measures.action_sync_s,
+            post=post,
             on_poisoned=self._on_poisoned,
         )
         self._indexer = Indexer(store, clock)
@@ -214,15 +214,6 @@ def _serving(settings: BrokerSettings) -> ServingState:
     return ServingState()
 
 
-def _threads(
-    writer: CommitWriter, sync: ActionSync, indexer: Indexer, delayed: Delayed
-) -> list[threading.Thread]:
-    return [
-        threading.Thread(target=writer.run, name="qmq-writer", daemon=True),
-        threading.Thread(target=sync.run, name="qmq-action-sync", daemon=True),
-        threading.Thread(target=indexer.run, name="qmq-indexer", daemon=True),
-        threading.Thread(target=delayed.delay.run, name="qmq-delay", daemon=True),
-    ]
 def _intake(
     store: Store, serving: ServingState, settings: BrokerSettings, time: SteadyTime
 ) -> Intake:
@@ -236,6 +227,15 @@ def _intake(
     )
 
 
+def _threads(
+    writer: CommitWriter, sync: ActionSync, indexer: Indexer, delayed: Delayed
+) -> list[threading.Thread]:
+    return [
+        threading.Thread(target=writer.run, name="qmq-writer", daemon=True),
+        threading.Thread(target=sync.run, name="qmq-action-sync", daemon=True),
+        threading.Thread(target=indexer.run, name="qmq-indexer", daemon=True),
+        threading.Thread(target=delayed.delay.run, name="qmq-delay", daemon=True),
+    ]
 
 
 def send_answer(

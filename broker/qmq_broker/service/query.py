@@ -66,10 +66,6 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     idle_ms: int
 
 
-class DeadLetterStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that its group does not get again."""
-
-    subject: str
 class Held(NamedTuple):
     """What the store has, in numbers."""
 
@@ -83,6 +79,10 @@ class Held(NamedTuple):
     free_bytes: int
 
 
+class DeadLetterStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that its group does not get again."""
+
+    subject: str
     group: str
     sequence: int
     attempts: int
@@ -115,18 +115,6 @@ class Query:
             if queue is not None
         ]
 
-    def groups(
-        self,
-        *,
-        subject: str | None = None,
-        group: str | None = None,
-        now_ms: int = 0,
-        count: int | None = None,
-    ) -> list[GroupStatus]:
-        """Every group, or those of one subject or name, or the first `count` of them.
-
-        Ages are counted up to `now_ms`.
-        """
     def subjects_count(self) -> int:
         """How many subjects there are."""
         return len(self._store.subjects())
@@ -144,6 +132,18 @@ class Query:
             free_bytes=store.free_bytes(),
         )
 
+    def groups(
+        self,
+        *,
+        subject: str | None = None,
+        group: str | None = None,
+        now_ms: int = 0,
+        count: int | None = None,
+    ) -> list[GroupStatus]:
+        """Every group, or those of one subject or name, or the first `count` of them.
+
+        Ages are counted up to `now_ms`.
+        """
         states = [
             state
             for state in sorted(self._delivery.groups(), key=lambda one: (one.subject, one.group))

@@ -146,13 +146,13 @@ class Delivery:
         state = group.state
         first_pull_sequence = state.next_pull_sequence(request.consumer)
         self.journal.write(_hand_out(state, request, picked, self._store.epoch, now_ms), state)
+        group.note_given(picked.runs)
         self._reschedule(group, now_ms)
         if self._has_more(state, now_ms):
             self.waiting.wake_group(group.key)
         return HandOut(
             head=DeliveriesHead(
                 subject=state.subject,
-        group.note_given(picked.runs)
                 token=self._store.epoch,
                 lease_ms=request.lease_ms,
                 first_pull_sequence=first_pull_sequence,
@@ -254,13 +254,13 @@ class Delivery:
         if ended:
             terms = self._terms(state, now_ms)
             self.journal.write(plan_ended_leases(state, ended, terms), state)
+            group.leases_ended += sum(lease.next - lease.first for _, lease in ended)
         return len(ended)
 
     def _has_more(self, state: GroupState, now_ms: int) -> bool:
         if state.is_paused:
             return False
         due_ms = state.redeliveries.next_due_ms()
-            group.leases_ended += sum(lease.next - lease.first for _, lease in ended)
         if due_ms is not None and due_ms <= now_ms:
             return True
         if state.lanes is not None and state.lanes.ready_count:
