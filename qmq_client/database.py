@@ -18,7 +18,7 @@ from sqlalchemy.engine import URL, make_url
 
 from qmq_client.config import DatabaseSection, mask_secrets
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, OutboxMissingError
-from qmq_client.outbox.table import Tables, make_tables
+from qmq_client.outbox.table import Tables, choose_journal, make_tables
 
 #: Those with a module in `outbox/` and `inbox/`.
 KNOWN_DATABASES: Final = ("mariadb", "mysql", "postgresql", "sqlite")
@@ -73,7 +73,7 @@ def open_engine(
     refuse = _refuse_missing_directory if may_create else _refuse_missing_file
     event.listen(engine, "do_connect", refuse)
     if may_create:
-        event.listen(engine, "connect", _choose_journal)
+        event.listen(engine, "connect", choose_journal)
     return engine
 
 
@@ -195,16 +195,6 @@ def _refuse_missing_directory(
         raise sqlite3.OperationalError(
             f"{path} cannot be made: there is no directory {path.parent}; make it first"
         )
-
-
-def _choose_journal(driver: Any, _: Any) -> None:
-    """A file that is made here gets a write-ahead log, which is kept in it for good.
-
-    With a rollback journal readers and the publisher keep each other from committing.
-    """
-    (pages,) = driver.execute("PRAGMA page_count").fetchone()
-    if not pages:
-        driver.execute("PRAGMA journal_mode = WAL")
 
 
 def _file(arguments: Sequence[Any]) -> Path | None:

@@ -111,10 +111,28 @@ def make_tables(
 def create_tables(engine: sa.Engine, tables: Tables | None = None) -> None:
     """Create what is missing; leaves a table that exists as it is.
 
-    For a first try and for tests. Elsewhere migrations do this.
+    For a first try and for tests. Elsewhere migrations do this. A new file of SQLite gets a
+    write-ahead log.
     """
     chosen = DEFAULT_TABLES if tables is None else tables
+    if engine.dialect.name == "sqlite":
+        driver = engine.raw_connection()
+        choose_journal(driver)
+        driver.close()
     chosen.outbox.metadata.create_all(engine, tables=list(chosen.all))
+
+
+def choose_journal(driver: Any, _: object = None) -> None:
+    """Give a file of SQLite that is empty yet a write-ahead log, which is kept in it for good.
+
+    With a rollback journal readers and the publisher keep each other from committing. May be a
+    listener of an engine's `connect`.
+    """
+    cursor = driver.cursor()
+    cursor.execute("PRAGMA page_count")
+    if cursor.fetchone() == (0,):
+        cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.close()
 
 
 def _counter() -> sa.types.TypeEngine[int]:
