@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -42,6 +43,8 @@ _TRACEPARENT_FORM: Final = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-[!-~]{1,200})?\Z"
 )
 _TRACESTATE_CHARACTERS_MAX: Final = 512
+#: Names of headers that are known to be good; only those are kept.
+_NAMES_KEPT_MAX: Final = 4096
 
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 _headers: Final[ContextVar[Mapping[str, str]]] = ContextVar(
@@ -147,6 +150,7 @@ def _checked(headers: Any) -> dict[str, str]:
     return checked
 
 
+@lru_cache(maxsize=_NAMES_KEPT_MAX)
 def check_header_name(name: object) -> None:
     """Raise `InvalidMessageError` for what is no name, and for one that is kept for us."""
     if check_name(name, field="header name").startswith(RESERVED_PREFIX):

@@ -51,7 +51,9 @@ def _choose() -> Callable[[int, bytes], int]:
     return extend if extend(0, _CHECK_INPUT) == _CHECK_VALUE else crc32c_in_python
 
 
-_extend: Final = _choose()
+#: CRC-32C that continues from a seed, which stands first: the same as `crc32c` without a call more,
+#: for those who make one for every message.
+extend_crc32c: Final = _choose()
 if crc32c_in_python(0, _CHECK_INPUT) != _CHECK_VALUE:
     raise AssertionError("CRC-32C fallback is wrong")
 
@@ -63,9 +65,9 @@ def crc32c_without(data: bytes, first: int, after: int) -> int:
     is linear, so the one of the whole, less what the left-out part did to it, is the same.
     """
     if len(data) < _LONG_BYTES:
-        return _extend(_extend(0, data[:first]), data[after:])
-    done = _extend(0, data[:after]) ^ _extend(0, data[:first])
-    return _extend(0, data) ^ _shifted(done, len(data) - after)
+        return extend_crc32c(extend_crc32c(0, data[:first]), data[after:])
+    done = extend_crc32c(0, data[:after]) ^ extend_crc32c(0, data[:first])
+    return extend_crc32c(0, data) ^ _shifted(done, len(data) - after)
 
 
 def _shifted(value: int, count: int) -> int:
@@ -106,4 +108,4 @@ def _shift_tables(power: int) -> tuple[tuple[int, ...], ...]:
 
 def crc32c(data: bytes, seed: int = 0) -> int:
     """CRC-32C of `data`, continuing from `seed` (the CRC of what came before; 0 at the start)."""
-    return _extend(seed, data)
+    return extend_crc32c(seed, data)

@@ -13,6 +13,10 @@ from typing import Final
 from qmq_client.wire.errors import InvalidNameError
 from qmq_client.wire.limits import NAME_BYTES_MAX
 
+#: Subjects that begin so are the broker's own: nobody sends to them or pulls from them.
+OWN_PREFIX: Final = "_qmq."
+#: The broker's subject for copies of messages that were set aside.
+COPIES: Final = "_qmq.copies"
 _NAME: Final = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.\-]{{0,{NAME_BYTES_MAX - 1}}}\Z")
 _SHOWN_CHARACTERS_MAX: Final = 60
 #: Names met again and again: subjects, tags and header names of every message.
@@ -40,6 +44,17 @@ def check_name(text: object, *, field: str) -> str:
         value=shorten(text),
         remedy=f"Choose another {field}.",
     )
+
+
+def check_not_own(subject: str) -> None:
+    """Raise `InvalidNameError` for a subject that is the broker's own."""
+    if subject.startswith(OWN_PREFIX):
+        raise InvalidNameError(
+            field="subject",
+            limit=f"not beginning with {OWN_PREFIX}",
+            value=shorten(subject),
+            remedy="Choose another subject: these are the broker's own.",
+        )
 
 
 def shorten(value: object) -> str:

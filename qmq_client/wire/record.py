@@ -30,17 +30,25 @@ from typing import Final
 
 import msgspec
 
-from qmq_client.wire.checksum import crc32c
+from qmq_client.wire.checksum import crc32c, extend_crc32c
 from qmq_client.wire.errors import (
     ChecksumError,
-    EncodingError,
     InvalidMessageError,
+    InvalidNameError,
     ProtocolError,
     TooLargeError,
 )
-from qmq_client.wire.limits import DEFAULT_LIMITS, KEY_BYTES_MAX, Limits
+from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
-from qmq_client.wire.names import check_name, is_name, shorten
+from qmq_client.wire.names import check_name, shorten
+from qmq_client.wire.record_texts import (
+    decode_headers,
+    decode_key,
+    decode_tags,
+    encode_headers,
+    encode_key,
+    encode_tags,
+)
 from qmq_client.wire.tags import joined_tags_hash
 
 _FIXED: Final = struct.Struct(">I16sBBHHHQ")
@@ -48,7 +56,6 @@ _AFTER_CRC: Final = struct.Struct(">16sBBHHHQ")
 _CRC: Final = struct.Struct(">I")
 _DUE: Final = struct.Struct(">Q")
 _EXPIRES: Final = struct.Struct(">Q")
-_PAIR: Final = struct.Struct(">BH")
 #: Flags, key length and tags length: what finding the tags needs.
 _TO_TAGS: Final = struct.Struct(">BBH")
 
@@ -60,10 +67,8 @@ FLAGS_POSITION: Final = 20
 #: One byte: how long the key is, 0 for none.
 KEY_BYTES_POSITION: Final = 21
 BORN_POSITION: Final = 28
-_BODY_KIND_MASK: Final = 0b011
 DELAYED_FLAG: Final = 0b100
 EXPIRES_FLAG: Final = 0b1000
-_KNOWN_FLAGS: Final = _BODY_KIND_MASK | DELAYED_FLAG | EXPIRES_FLAG
 #: The last millisecond of the year 9999: the latest that `datetime` can say.
 TIME_MAX_MS: Final = 253_402_300_799_999
 #: Checksums of subjects kept at hand: each begins the checksum of every record under it.
@@ -78,7 +83,13 @@ class BodyKind(IntEnum):
     JSON = 2
 
 
-_BODY_KINDS: Final = tuple(BodyKind)
+#: The body kind of each value that the flags may have.
+_BODY_KINDS: Final = {
+    kind | delayed | expires: kind
+    for kind in BodyKind
+    for delayed in (0, DELAYED_FLAG)
+    for expires in (0, EXPIRES_FLAG)
+}
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +117,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
     """The record's bytes. Raises `InvalidMessageError` naming what breaks which limit."""
-    subject_crc = _subject_crc(check_name(record.subject, field="subject"))
+    subject_crc = _subject_crc(record.subject)
     if len(record.message_id) != MESSAGE_ID_BYTES:
         raise InvalidMessageError(
             field="message_id",
@@ -114,9 +125,9 @@ def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
             value=f"{len(record.message_id)} bytes",
             remedy="Leave it out to have one made.",
         )
-    key = _encode_key(record.key)
-    tags = _encode_tags(record.tags, limits)
-    headers = _encode_headers(record.headers, limits)
+    key = encode_key(record.key)
+    tags = encode_tags(record.tags, limits)
+    headers = encode_headers(record.headers, limits)
     flags = int(record.body_kind)
     due = expires = b""
     if record.due_at_ms is not None:
@@ -134,11 +145,18 @@ def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
         len(record.headers),
         _check_time(record.born_at_ms, field="born_at_ms"),
     )
-    content = b"".join((fixed, due, key, tags, headers, expires, record.body))
-    record_bytes = len(content) + _CRC.size
+    head = b"".join((fixed, due, key, tags, headers, expires))
+    body = bytes(record.body)
+    record_bytes = _CRC.size + len(head) + len(body)
     if record_bytes > limits.record_bytes:
-        raise _too_large("message", f"{limits.record_bytes} bytes", f"{record_bytes} bytes")
-    return _CRC.pack(crc32c(content, subject_crc)) + content
+        raise TooLargeError(
+            field="message",
+            limit=f"{limits.record_bytes} bytes",
+            value=f"{record_bytes} bytes",
+            remedy="Make it smaller.",
+        )
+    crc = extend_crc32c(extend_crc32c(subject_crc, head), body)
+    return b"".join((_CRC.pack(crc), head, body))
 
 
 def decode_record(subject: str, data: bytes) -> Record:
@@ -151,7 +169,8 @@ def decode_record(subject: str, data: bytes) -> Record:
     _, message_id, flags, key_bytes, tags_bytes, headers_bytes, header_count, born_at_ms = (
         _FIXED.unpack_from(data)
     )
-    if flags & ~_KNOWN_FLAGS or flags & _BODY_KIND_MASK > BodyKind.JSON:
+    body_kind = _BODY_KINDS.get(flags)
+    if body_kind is None:
         raise ProtocolError(f"record flags {flags:#04x} are not known", offset=FLAGS_POSITION)
     position = RECORD_FIXED_BYTES
     due_at_ms = expires_at_ms = None
@@ -172,10 +191,14 @@ def decode_record(subject: str, data: bytes) -> Record:
         message_id=message_id,
         subject=subject,
         body=data[body_position:],
-        body_kind=_BODY_KINDS[flags & _BODY_KIND_MASK],
-        key=_decode_key(data, position, tags_position) if key_bytes else None,
-        tags=_decode_tags(data, tags_position, headers_position) if tags_bytes else (),
-        headers=_decode_headers(data, headers_position, after_headers, header_count),
+        body_kind=body_kind,
+        key=decode_key(data, position, tags_position) if key_bytes else None,
+        tags=decode_tags(data, tags_position, headers_position) if tags_bytes else (),
+        headers=(
+            decode_headers(data, headers_position, after_headers, header_count)
+            if header_count or headers_bytes
+            else ()
+        ),
         born_at_ms=born_at_ms,
         due_at_ms=due_at_ms,
         expires_at_ms=expires_at_ms,
@@ -186,9 +209,11 @@ def verify_record(subject: str, data: bytes) -> None:
     """Check the checksum alone; raises `ProtocolError` when it does not fit."""
     if len(data) < RECORD_FIXED_BYTES:
         raise ProtocolError(f"record of {len(data)} bytes is shorter than {RECORD_FIXED_BYTES}")
-    if not is_name(subject):
-        raise ProtocolError(f"subject {shorten(subject)} is not a name")
-    if crc32c(data[_CRC.size :], _subject_crc(subject)) != _CRC.unpack_from(data)[0]:
+    try:
+        subject_crc = _subject_crc(subject)
+    except InvalidNameError as error:
+        raise ProtocolError(f"subject {shorten(subject)} is not a name") from error
+    if extend_crc32c(subject_crc, data[_CRC.size :]) != _CRC.unpack_from(data)[0]:
         raise ChecksumError(f"record checksum under subject {subject}")
 
 
@@ -225,112 +250,17 @@ def is_delayed_record(data: bytes) -> bool:
     return bool(data[FLAGS_POSITION] & DELAYED_FLAG)
 
 
-@lru_cache(maxsize=_SUBJECTS_KEPT_MAX)
 def _subject_crc(subject: str) -> int:
-    return crc32c(subject.encode())
-
-
-def _encode_key(key: str | None) -> bytes:
-    if key is None:
-        return b""
+    """The checksum of a subject's bytes; raises `InvalidNameError`."""
     try:
-        data = key.encode()
-    except (UnicodeEncodeError, AttributeError) as error:
-        raise _not_text("key", key) from error
-    if not data:
-        raise InvalidMessageError(
-            field="key",
-            limit=f"1 to {KEY_BYTES_MAX} bytes of UTF-8",
-            value="an empty text",
-            remedy="Give None for a message without a key.",
-        )
-    if len(data) > KEY_BYTES_MAX:
-        raise _too_large("key", f"{KEY_BYTES_MAX} bytes of UTF-8", f"{len(data)} bytes")
-    if 0 in data:  # PostgreSQL has no text with it, and finds out in the middle of a transaction
-        raise InvalidMessageError(
-            field="key",
-            limit="text without the character NUL",
-            value=shorten(key),
-            remedy="Take it out, or convert the key to hexadecimal digits.",
-        )
-    return data
+        return _name_crc(subject)
+    except TypeError:  # it has no hash, so it is no text
+        return crc32c(check_name(subject, field="subject").encode())
 
 
-def _encode_tags(tags: tuple[str, ...], limits: Limits) -> bytes:
-    if not tags:
-        return b""
-    if len(tags) > limits.tags:
-        raise _too_large("tags", f"{limits.tags} tags", f"{len(tags)} tags")
-    return ",".join([check_name(tag, field="tag") for tag in tags]).encode()
-
-
-def _encode_headers(headers: tuple[tuple[str, str], ...], limits: Limits) -> bytes:
-    if not headers:
-        return b""
-    if len(headers) > limits.headers:
-        raise _too_large("headers", f"{limits.headers} headers", f"{len(headers)} headers")
-    parts: list[bytes] = []
-    for name, value in headers:
-        name_data = check_name(name, field="header name").encode()
-        try:
-            value_data = value.encode()
-        except (UnicodeEncodeError, AttributeError) as error:
-            raise _not_text(f"header {name}", value) from error
-        if len(value_data) > limits.headers_bytes:
-            raise _too_large(
-                f"header {name}", f"{limits.headers_bytes} bytes", f"{len(value_data)} bytes"
-            )
-        parts += (_PAIR.pack(len(name_data), len(value_data)), name_data, value_data)
-    if len(headers) > 1 and len(dict(headers)) != len(headers):
-        raise InvalidMessageError(
-            field="headers",
-            limit="each name once",
-            value=f"{len(headers)} headers with {len(dict(headers))} names",
-            remedy="Join the values under one name.",
-        )
-    data = b"".join(parts)
-    if len(data) > limits.headers_bytes:
-        raise _too_large("headers", f"{limits.headers_bytes} bytes in all", f"{len(data)} bytes")
-    return data
-
-
-def _decode_tags(data: bytes, first: int, after: int) -> tuple[str, ...]:
-    tags = tuple(_decode_text(data, first, after).split(","))
-    if not all(map(is_name, tags)):
-        raise ProtocolError("record has a tag that is not a name", offset=first)
-    return tags
-
-
-def _decode_headers(
-    data: bytes, first: int, after: int, header_count: int
-) -> tuple[tuple[str, str], ...]:
-    headers: dict[str, str] = {}
-    position = first
-    for _ in range(header_count):
-        name_position = position + _PAIR.size
-        if name_position > after:
-            raise ProtocolError("record ends inside a header", offset=position)
-        name_bytes, value_bytes = _PAIR.unpack_from(data, position)
-        value_position = name_position + name_bytes
-        next_position = value_position + value_bytes
-        if next_position > after:
-            raise ProtocolError("record ends inside a header", offset=position)
-        name = _decode_text(data, name_position, value_position)
-        if not is_name(name) or name in headers:
-            raise ProtocolError(
-                "record has a header name twice or that is no name", offset=position
-            )
-        headers[name] = _decode_text(data, value_position, next_position)
-        position = next_position
-    if position != after:
-        raise ProtocolError("record has bytes behind its headers", offset=position)
-    return tuple(headers.items())
-
-
-def _decode_key(data: bytes, first: int, after: int) -> str:
-    if 0 in data[first:after]:
-        raise ProtocolError("key of a record has the character NUL", offset=first)
-    return _decode_text(data, first, after)
+@lru_cache(maxsize=_SUBJECTS_KEPT_MAX)
+def _name_crc(subject: str) -> int:
+    return crc32c(check_name(subject, field="subject").encode())
 
 
 def _decode_time(data: bytes, position: int, what: str) -> int:
@@ -342,22 +272,6 @@ def _decode_time(data: bytes, position: int, what: str) -> int:
     return time_ms
 
 
-def _decode_text(data: bytes, first: int, after: int) -> str:
-    try:
-        return data[first:after].decode()
-    except UnicodeDecodeError as error:
-        raise ProtocolError("text of a record is not UTF-8", offset=first) from error
-
-
-def _not_text(field: str, value: object) -> EncodingError:
-    return EncodingError(
-        field=field,
-        limit="text that can be encoded as UTF-8",
-        value=shorten(value),
-        remedy="Remove lone surrogates, or convert the value to text.",
-    )
-
-
 def _check_time(time_ms: int, *, field: str) -> int:
     if not 0 <= time_ms <= TIME_MAX_MS:
         raise InvalidMessageError(
@@ -367,7 +281,3 @@ def _check_time(time_ms: int, *, field: str) -> int:
             remedy="Give a time from 1970 to 9999 in milliseconds.",
         )
     return time_ms
-
-
-def _too_large(field: str, limit: str, value: str) -> TooLargeError:
-    return TooLargeError(field=field, limit=limit, value=value, remedy="Make it smaller.")

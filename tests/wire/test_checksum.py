@@ -73,7 +73,7 @@ def test_a_part_of_a_long_body_may_be_left_out() -> None:
 
 
 def test_the_extension_is_what_runs_here() -> None:
-    assert checksum._extend is not crc32c_in_python
+    assert checksum.extend_crc32c is not crc32c_in_python
 
 
 def loaded_with(extension: ModuleType | None, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -89,7 +89,7 @@ def loaded_with(extension: ModuleType | None, monkeypatch: pytest.MonkeyPatch) -
 
 def test_without_the_extension_the_fallback_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     module = loaded_with(None, monkeypatch)
-    assert module._extend is module.crc32c_in_python
+    assert module.extend_crc32c is module.crc32c_in_python
     assert module.crc32c(b"123456789") == 0xE3069283
 
 
@@ -100,7 +100,7 @@ def test_an_extension_that_counts_wrong_or_is_slow_is_not_used(
     wrong = ModuleType("google_crc32c")
     wrong.__dict__.update(implementation=implementation, extend=lambda seed, data: 1)
     module = loaded_with(wrong, monkeypatch)
-    assert module._extend is module.crc32c_in_python
+    assert module.extend_crc32c is module.crc32c_in_python
 
 
 def test_only_bytes_are_taken_so_that_a_buffer_cannot_change_under_the_checksum() -> None:
