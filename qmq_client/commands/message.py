@@ -15,9 +15,9 @@ import click
 from qmq_client.commands.broker_json import broker_address, broker_options, get_json, print_json
 from qmq_client.commands.exit_codes import ATTENTION
 from qmq_client.commands.message_view import message_lines, message_table
-from qmq_client.commands.story import story_lines, story_of
+from qmq_client.commands.story import story_lines, story_of, what_is_missing
 from qmq_client.commands.times import TIME
-from qmq_client.errors import ConfigurationError, InvalidMessageError
+from qmq_client.errors import BrokerRefusedError, ConfigurationError, InvalidMessageError
 from qmq_client.wire.message_id import parse_message_id
 
 #: As many as the broker gives at once.
@@ -114,20 +114,29 @@ def show(message_id: str, broker: str | None, config_file: Path | None, as_json:
 def trace(message_id: str, broker: str | None, config_file: Path | None, as_json: bool) -> None:
     """Tell the story of one message: stored, given to whom, what came of it, where it is now.
 
-    Attempts are told as long as the broker remembers them: of messages that are acked it does not.
-    Exit code 1 when the message is not there.
+    What is older than the broker's memory of it is said to be missing. Exit code 1 when the message
+    is not there.
     """
-    answer = _ask(broker, config_file, {"id": _checked(message_id), "count": _FOUND_MAX})
-    stories = [list(story_of(found)) for found in answer["messages"]]
-    if as_json:
-        print_json({"stories": [[dict(step) for step in steps] for steps in stories]})
-    else:
-        for line in (line for steps in stories for line in story_lines(steps)):
-            click.echo(line)
-    _warn(answer)
-    if not stories:
+    wanted = _checked(message_id)
+    address = broker_address(broker, config_file)
+    try:
+        answer = get_json(address, f"/v1/messages/{wanted}/trace", {}, known=("places",))
+    except BrokerRefusedError as error:
+        if error.status != 404:
+            raise
         click.echo(_not_here(message_id), err=True)
-        raise SystemExit(ATTENTION)
+        raise SystemExit(ATTENTION) from error
+    stories = [story_of(answer["message_id"], place) for place in answer["places"]]
+    missing = [text for place in answer["places"] for text in what_is_missing(place)]
+    if not answer["is_complete"] and not missing:
+        missing = ["not everything was looked at; ask again later"]
+    if as_json:
+        print_json({"stories": stories, "missing": missing})
+        return
+    for line in (line for steps in stories for line in story_lines(steps)):
+        click.echo(line)
+    for text in missing:
+        click.echo(text, err=True)
 
 
 def _not_here(message_id: str) -> str:

@@ -10,41 +10,64 @@ from qmq_client.commands.table import table_lines, time_text
 Step = Mapping[str, Any]
 
 
-def story_of(found: Mapping[str, Any]) -> Iterator[Step]:
-    """What happened to one message, in the order of time; what it waits for comes last.
+def story_of(message_id: str, place: Mapping[str, Any]) -> list[Step]:
+    """What happened to a message at one place, in the order of time; where it is now comes last.
 
     A step has `at_ms`, None for what has no time, `group` (empty for the message itself), `what`, and
     what else is known of it.
     """
-    yield {
-        "at_ms": found["stored_at_ms"],
+    stored = {
+        "at_ms": place["stored_at_ms"],
         "group": "",
         "what": "stored",
-        "message_id": found.get("message_id"),
-        "subject": found["subject"],
-        "sequence": found["sequence"],
+        "message_id": message_id,
+        "subject": place["subject"],
+        "sequence": place["sequence"],
     }
-    steps = [step for fate in found.get("groups", ()) for step in _of_group(fate)]
-    past = [step for step in steps if not step["is_now"]]
-    yield from sorted(past, key=lambda step: step["at_ms"])
-    yield from (step for step in steps if step["is_now"])
+    past = [step for told in place["groups"] for step in _past(told, place)]
+    now = [_now(told) for told in place["groups"] if told.get("now")]
+    return [stored, *sorted(past, key=lambda step: step["at_ms"]), *now]
 
 
-def _of_group(fate: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    group = fate["group"]
-    for past in fate.get("history", ()):
+def what_is_missing(place: Mapping[str, Any]) -> Iterator[str]:
+    """What the story of this place does not tell, as sentences."""
+    if (first_ms := place.get("told_from_ms")) is not None:
+        yield (
+            f"what was done before {time_text(first_ms)} is no longer kept, but for attempts that "
+            "ended badly of a message that is not acked"
+        )
+    if (next_ms := place.get("told_until_ms")) is not None:
+        yield f"what was done after {time_text(next_ms)} was too much to be read"
+
+
+def _past(told: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The events of one group, and attempts that only its state remembers."""
+    group, first_ms = told["group"], place.get("told_from_ms")
+    events = [{**event, "group": group, "what": event["event"]} for event in told["events"]]
+    history = (told.get("now") or {}).get("history", ())
+    known = {(event["what"], event.get("attempt"), event["at_ms"]) for event in events}
+    for past in history if first_ms is not None else ():
         named = {"group": group, "attempt": past["attempt"], "consumer": past["consumer"]}
-        yield {**named, "at_ms": past["given_at_ms"], "what": "given out", "is_now": False}
-        ended = {"what": past["outcome"], "error": past.get("error", "")}
-        yield {**named, **ended, "at_ms": past["ended_at_ms"], "is_now": False}
-    known = {
-        name: fate[name] for name in ("attempts", "consumer", "reason", "error") if name in fate
-    }
-    yield {
-        "group": group,
+        given = {**named, "at_ms": past["given_at_ms"], "what": "given"}
+        ended = {**named, "at_ms": past["ended_at_ms"], "what": past["outcome"]}
+        if error := past.get("error"):
+            ended["error"] = error
+        for step in (given, ended):
+            if (step["what"], step["attempt"], step["at_ms"]) not in known:
+                yield step
+    for event in events:
+        del event["event"]
+        yield event
+
+
+def _now(told: Mapping[str, Any]) -> dict[str, Any]:
+    now = told["now"]
+    known = {name: now[name] for name in ("attempts", "consumer", "reason", "error") if name in now}
+    return {
+        "group": told["group"],
         **known,
-        "at_ms": fate.get("at_ms") or None,
-        "what": fate["state"],
+        "at_ms": now.get("at_ms") or None,
+        "what": now["state"],
         "is_now": True,
     }
 

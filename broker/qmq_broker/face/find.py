@@ -67,7 +67,7 @@ class JsonGroupTrace(msgspec.Struct, frozen=True, kw_only=True):
     now: GroupFate | None
 
 
-class JsonPlaceTrace(msgspec.Struct, frozen=True, kw_only=True):
+class JsonPlaceTrace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One place where the message was stored, and its life from there on."""
 
     subject: str
@@ -77,6 +77,10 @@ class JsonPlaceTrace(msgspec.Struct, frozen=True, kw_only=True):
     stored_at_ms: int
     born_at_ms: int
     groups: Sequence[JsonGroupTrace]
+    #: What was done before is no longer in the action log.
+    told_from_ms: int | None = None
+    #: What was done after was too much to be read.
+    told_until_ms: int | None = None
 
 
 class JsonTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,6 +183,8 @@ def _place(one: FoundRecord, told: Trace, fates: Sequence[GroupFate]) -> JsonPla
             JsonGroupTrace(group=name, events=told.events.get(name, []), now=now.get(name))
             for name in sorted(now.keys() | told.events.keys())
         ],
+        told_from_ms=told.told_from_ms,
+        told_until_ms=told.told_until_ms,
     )
 
 

@@ -206,7 +206,10 @@ METRICS: Final = (
     ),
     _of_group("dead_messages", "gauge", "Dead letters of the group.", lambda one: one.status.dead),
     _of_group(
-        "consumers", "gauge", "Consumers that were seen lately.", lambda one: one.status.consumers
+        "consumers",
+        "gauge",
+        "Consumers that hold messages or asked for some lately.",
+        lambda one: one.status.consumers,
     ),
     _of_group("paused", "gauge", "1 while the group is paused.", lambda one: one.status.is_paused),
     _of_group("given_messages", "counter", "Deliveries, repeated ones too.", lambda one: one.given),

@@ -22,6 +22,9 @@ from qmq_client.wire.requests import Backoff, Tags
 LISTED_MAX: Final = 1_000
 #: Bytes of records in one listing of messages.
 LISTED_BYTES_MAX: Final = 4 * 1024 * 1024
+#: A consumer that holds nothing and asked for nothing for so long is not counted: more than two
+#: waits of the longest pull.
+SEEN_MS: Final = 120_000
 
 
 class SubjectStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +47,7 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: Messages that wait for their next delivery.
     redelivery: int
     dead: int
+    #: Consumers that hold messages, or were given some and asked for more lately.
     consumers: int
     max_attempts: int
     #: Messages acked since the group began.
@@ -273,7 +277,7 @@ class Query:
             in_flight=state.in_flight,
             redelivery=state.waiting,
             dead=len(state.dead),
-            consumers=state.consumer_count,
+            consumers=sum(log.is_there(now_ms - SEEN_MS) for _, log in state.consumers()),
             max_attempts=state.max_attempts,
             acked=state.acked_count,
             lost=state.lost_count,

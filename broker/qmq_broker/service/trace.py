@@ -61,6 +61,10 @@ class Trace(NamedTuple):
     events: dict[str, list[TraceEvent]]
     #: Whether all actions since the message was stored were read.
     is_complete: bool
+    #: From when on actions are still there, where those from before are gone.
+    told_from_ms: int | None = None
+    #: Up to when they were read, where there were too many.
+    told_until_ms: int | None = None
 
 
 def trace(actions: ActionLog, subject: str, sequence: int, stored_at_ms: int) -> Trace:
@@ -70,23 +74,30 @@ def trace(actions: ActionLog, subject: str, sequence: int, stored_at_ms: int) ->
         within = actions.offsets_since(stored_at_ms - _MARGIN_MS)
         first_base = next(iter(actions.log.bases()), 0)
         reaches_back = not first_base or within.first_offset > first_base + SEGMENT_HEAD_BYTES
-        is_read = _read(actions, within, follower)
+        told_from_ms = None if reaches_back else actions.log.made_at_ms(first_base)
+        told_until_ms = _read(actions, within, follower)
     except (CorruptionError, DiskError):  # given up while it was read, or damaged: told so
         return Trace(follower.events, is_complete=False)
-    return Trace(follower.events, is_complete=reaches_back and is_read)
+    return Trace(
+        follower.events,
+        is_complete=reaches_back and told_until_ms is None,
+        told_from_ms=told_from_ms,
+        told_until_ms=told_until_ms,
+    )
 
 
-def _read(actions: ActionLog, within: LogRange, follower: _Follower) -> bool:
-    """Show the actions to the follower; whether all of them were."""
-    read_to = within.first_offset
+def _read(actions: ActionLog, within: LogRange, follower: _Follower) -> int | None:
+    """Show the actions to the follower; the time of the last one when there are more of them."""
+    read_to, last_ms = within.first_offset, 0
     for next_offset, found in actions.between(within):
         for action in found:
+            last_ms = action.at_ms
             if action.subject == follower.subject:
                 follower.see(action)
         read_to = next_offset
         if follower.count >= EVENTS_MAX or read_to - within.first_offset >= READ_BYTES_MAX:
             break
-    return read_to >= within.next_offset
+    return last_ms if read_to < within.next_offset else None
 
 
 class _Follower:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qmq_broker.service import trace
+from qmq_client.commands.story import story_lines, story_of, what_is_missing
+from qmq_client.commands.table import time_text
 from tests.broker.face.asgi import Client
-from tests.broker.service.rig import GROUP, SUBJECT, Rig
+from tests.broker.service.rig import GROUP, STORE, SUBJECT, Rig
 
 
 def send(client: Client, *bodies: str, **fields: Any) -> list[str]:
@@ -99,9 +103,62 @@ def test_a_trace_that_does_not_reach_back_says_so_and_the_state_knows_the_attemp
     answer = client.get(f"/v1/messages/{wanted}/trace").json
     assert answer["is_complete"] is False
     (place,) = answer["places"]
+    assert place["told_until_ms"] == place["stored_at_ms"]
     (group,) = place["groups"]
     assert group["events"] == []
     assert [one["error"] for one in group["now"]["history"]] == ["early", "late"]
+
+
+def test_a_trace_says_from_when_on_actions_are_still_there(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "data", store_options=replace(STORE, action_segment_bytes=1024))
+    client = Client(rig)
+    (wanted,) = send(client, "wanted")
+    rig.settle(rig.pull().nack(delay_ms=0, error="early"))
+    for _ in range(40):
+        rig.pass_ms(60_000)
+        other = rig.pull(group="other", max_attempts=100)
+        rig.settle(other.nack(delay_ms=0), group="other")
+        rig.store.actions.write_snapshot(*rig.broker.delivery.snapshot(rig.now_ms))
+    rig.settle(rig.pull().ack())
+    answer = client.get(f"/v1/messages/{wanted}/trace").json
+    (place,) = answer["places"]
+    steps = story_of(answer["message_id"], place)
+    (missing,) = what_is_missing(place)
+    rig.close()
+    assert answer["is_complete"] is False
+    assert rig.now_ms - 2_400_000 < place["told_from_ms"] < rig.now_ms
+    told = [(step["what"], step.get("error")) for step in steps if step["group"] == GROUP]
+    assert told == [("given", None), ("acked", None), ("passed", None)]
+    assert time_text(place["told_from_ms"]) in missing
+
+
+def test_attempts_that_only_the_group_remembers_are_part_of_the_story() -> None:
+    def past(attempt: int, at_ms: int) -> dict[str, Any]:
+        known = {"attempt": attempt, "consumer": "one", "outcome": "given back", "error": "no"}
+        return {**known, "given_at_ms": at_ms, "ended_at_ms": at_ms + 1}
+
+    given = {"at_ms": 20, "event": "given", "attempt": 2, "consumer": "one", "until_ms": 99}
+    back = {"at_ms": 21, "event": "given back", "attempt": 2, "consumer": "one", "error": "no"}
+    now = {"state": "waiting", "attempts": 2, "at_ms": 50, "history": [past(1, 10), past(2, 20)]}
+    place = {
+        "subject": SUBJECT,
+        "sequence": 3,
+        "stored_at_ms": 5,
+        "groups": [{"group": GROUP, "events": [given, back], "now": now}],
+        "told_from_ms": 15,
+    }
+    steps = story_of("ab" * 16, place)
+    assert [(step["at_ms"], step["what"]) for step in steps] == [
+        (5, "stored"),
+        (10, "given"),
+        (11, "given back"),
+        (20, "given"),
+        (21, "given back"),
+        (50, "waiting"),
+    ]
+    head, *lines = story_lines(steps)
+    assert head.split() == ["at", "group", "what", "attempt", "consumer", "why"]
+    assert "now waiting" in lines[-1]
 
 
 def test_a_trace_of_nobody_is_not_found_and_of_nonsense_refused(client: Client) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.service.query import SEEN_MS
 from qmq_client.wire.requests import Extend, Settlement
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
 
@@ -185,6 +186,21 @@ def test_ranges_named_twice_in_one_request_are_settled_once(rig: Rig) -> None:
     rig.settle(twice)
     (status,) = rig.broker.query.groups()
     assert (status.acked, status.in_flight) == (3, 0)
+
+
+def test_a_consumer_that_is_gone_and_holds_nothing_is_not_counted(rig: Rig) -> None:
+    def counted() -> int:
+        (status,) = rig.broker.query.groups(now_ms=rig.now_ms)
+        return status.consumers
+
+    rig.send(b"a", b"b")
+    rig.settle(rig.pull("gone", max_messages=1).ack(), "gone")
+    rig.pull("holding", lease_ms=600_000)
+    assert counted() == 2
+    rig.pass_ms(SEEN_MS)
+    assert counted() == 2
+    rig.pass_ms(1)
+    assert counted() == 1
 
 
 def test_C4_attempts_are_counted_at_hand_out_whatever_became_of_them(rig: Rig) -> None:

@@ -307,8 +307,11 @@ def test_the_story_of_a_message_names_who_had_it_and_where_it_is_now(
     assert (steps[0]["what"], steps[0]["sequence"]) == ("stored", 0)
     told = [(step["group"], step["what"]) for step in steps[1:]]
     assert told == [
-        ("audit", "given out"),
+        ("audit", "given"),
+        ("audit", "dead"),
         ("audit", "rejected"),
+        ("billing", "given"),
+        ("billing", "acked"),
         ("audit", "dead"),
         ("billing", "passed"),
     ]

@@ -74,6 +74,10 @@ class PullLog:
         """Messages given and not settled."""
         return self._leases.count
 
+    def is_there(self, since_ms: int) -> bool:
+        """Whether this consumer holds something or was seen since."""
+        return bool(self._leases.count) or self.last_seen_ms >= since_ms
+
     def leases(self) -> Iterator[Lease]:
         """All leases by pull sequence."""
         return iter(self._leases)
