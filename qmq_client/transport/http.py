@@ -105,6 +105,8 @@ class HttpTransport:
         self._clock = clock
         self._ssl_context = self._address.ssl_context()
         self._headers = self._make_headers()
+        #: Of each route that was called, so that no call parses text again.
+        self._urls: dict[str, httpx.URL] = {}
         self._lock = threading.Lock()
         self._connections: Connections | None = None
         self._deadline: CallDeadline | None = None
@@ -185,8 +187,10 @@ class HttpTransport:
                 raise
         return self._call_as(self._headers, route, body, answer_bytes_max, timeout_s)
 
-    def _make_headers(self) -> dict[str, str]:
-        return {**_HEADERS, **self._address.headers()}
+    def _make_headers(self) -> httpx.Headers:
+        import httpx
+
+        return httpx.Headers({**_HEADERS, **self._address.headers()})
 
     def _renew_token(self) -> None:
         """Read the token's file again: it may have been replaced while this process ran."""
@@ -197,7 +201,7 @@ class HttpTransport:
 
     def _call_as(
         self,
-        headers: dict[str, str],
+        headers: httpx.Headers,
         route: str,
         body: bytes,
         answer_bytes_max: int,
@@ -205,24 +209,30 @@ class HttpTransport:
     ) -> bytes:
         import httpx
 
-        client, deadline = self._open()
+        connections, deadline = self._open()
         deadline.ends_at_s = self._clock.monotonic_s() + timeout_s
         deadline.was_closed_by_peer = False
-        timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, self._connect_timeout_s))
-        url = f"{self.broker_url}/v1/{route}"
+        # Single steps are bounded by the call's deadline; only the connection has a bound of its own.
+        timeouts = {"connect": min(timeout_s, self._connect_timeout_s)}
+        url = self._urls.get(route)
         try:
-            with client.stream(
-                "POST", url, content=body, headers=headers, timeout=timeout
-            ) as response:
+            if url is None:
+                url = self._urls[route] = httpx.URL(f"{self.broker_url}/v1/{route}")
+            request = httpx.Request(
+                "POST", url, content=body, headers=headers, extensions={"timeout": timeouts}
+            )
+            with connections.exchange(request) as response:
                 data = _read_capped(response, answer_bytes_max)
                 _check_status(response, data, _ANSWER_TYPES.get(route, FRAME_CONTENT_TYPE))
                 return data
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError, OSError, UnicodeError) as error:
             raise as_transport_error(
-                error, url=url, was_closed_by_peer=deadline.was_closed_by_peer
+                error,
+                url=f"{self.broker_url}/v1/{route}",
+                was_closed_by_peer=deadline.was_closed_by_peer,
             ) from error
 
-    def _open(self) -> tuple[httpx.Client, CallDeadline]:
+    def _open(self) -> tuple[Connections, CallDeadline]:
         from qmq_client.transport.http_connections import CallDeadline, Connections
 
         with self._lock:
@@ -231,7 +241,7 @@ class HttpTransport:
             if self._connections is None or self._deadline is None:
                 self._deadline = CallDeadline()
                 self._connections = Connections(self._clock, self._deadline, self._ssl_context)
-            return self._connections.client, self._deadline
+            return self._connections, self._deadline
 
 
 def as_transport_error(
@@ -271,12 +281,15 @@ def _refused_certificate(error: BaseException | None) -> str | None:
 
 
 def _read_capped(response: httpx.Response, bytes_max: int) -> bytes:
+    import httpx
+
     encoding = response.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise BrokerAnswerError(f"answer with content encoding {shorten(encoding)}; asked for none")
     parts: list[bytes] = []
     length = 0
-    for part in response.iter_raw():
+    assert isinstance(response.stream, httpx.SyncByteStream)
+    for part in response.stream:
         length += len(part)
         if length > bytes_max:
             raise BrokerAnswerError(f"answer is longer than {bytes_max} bytes")

@@ -12,7 +12,8 @@ import socket
 import ssl
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import httpcore
@@ -20,6 +21,8 @@ import httpx
 
 from qmq_client.clock import Clock
 
+#: Read at once: a large answer comes through three layers piece by piece, each with its price.
+_READ_BYTES: Final = 256 * 1024
 #: Below the 5 s after which common servers drop an idle connection, so that a reused one is alive.
 _KEEPALIVE_S: Final = 4.0
 _KEPT_CONNECTIONS_MAX: Final = 16
@@ -34,41 +37,55 @@ class CallDeadline(threading.local):
 
 
 class Connections:
-    """All sockets of one transport. `client` may be used from any thread at once."""
+    """All sockets of one transport. `exchange` may be called from any thread at once.
+
+    Requests go straight to httpx's transport: what `httpx.Client` would add to it, cookies,
+    redirects, authentication and events, is not wanted here and costs a third of a call.
+    """
 
     def __init__(self, clock: Clock, deadline: CallDeadline, context: ssl.SSLContext) -> None:
-        self._streams: weakref.WeakSet[_DeadlineStream] = weakref.WeakSet()
-        transport = httpx.HTTPTransport(verify=context, trust_env=False)
+        self._backend = _DeadlineBackend(clock, deadline)
+        self._transport = httpx.HTTPTransport(verify=context, trust_env=False)
         # httpx has no argument for httpcore's network backend, so its pool is put in by hand.
-        transport._pool = httpcore.ConnectionPool(
+        self._transport._pool = httpcore.ConnectionPool(
             ssl_context=context,
             max_connections=None,
             max_keepalive_connections=_KEPT_CONNECTIONS_MAX,
             keepalive_expiry=_KEEPALIVE_S,
-            network_backend=_DeadlineBackend(clock, deadline, self._streams),
+            network_backend=self._backend,
         )
-        self.client = httpx.Client(transport=transport, trust_env=False, follow_redirects=False)
+
+    @contextmanager
+    def exchange(self, request: httpx.Request) -> Iterator[httpx.Response]:
+        """Send a request; its answer, whose body is read from `stream` inside the block."""
+        response = self._transport.handle_request(request)
+        try:
+            yield response
+        finally:
+            response.close()
 
     def close(self) -> None:
         """Wake every call that waits for its peer and close all sockets."""
-        for stream in list(self._streams):
+        self._backend.is_closed = True
+        for stream in list(self._backend.streams):
             stream.shut_down()
-        self.client.close()
+        self._transport.close()
 
     def abandon(self) -> None:
         """Close the copies of the sockets that a fork left in this process, not the connections."""
-        for stream in list(self._streams):
+        for stream in list(self._backend.streams):
             stream.close()
 
 
 class _DeadlineBackend(httpcore.NetworkBackend):
-    def __init__(
-        self, clock: Clock, deadline: CallDeadline, streams: weakref.WeakSet[_DeadlineStream]
-    ) -> None:
+    def __init__(self, clock: Clock, deadline: CallDeadline) -> None:
         self._inner = httpcore.SyncBackend()
         self._clock = clock
         self._deadline = deadline
-        self._streams = streams
+        #: Every socket that is open, or was and is not collected yet.
+        self.streams: weakref.WeakSet[_DeadlineStream] = weakref.WeakSet()
+        #: A call that connects while `Connections.close` runs must not be left over.
+        self.is_closed = False
 
     def connect_tcp(
         self,
@@ -84,7 +101,11 @@ class _DeadlineBackend(httpcore.NetworkBackend):
         if timeout is not None:
             left_s = min(left_s, timeout)
         inner = self._inner.connect_tcp(host, port, left_s, local_address, socket_options)
-        return _DeadlineStream(inner, self._clock, self._deadline, self._streams)
+        stream = _DeadlineStream(inner, self._clock, self._deadline, self.streams)
+        if self.is_closed:
+            stream.close()
+            raise httpcore.ConnectError("this transport was closed")
+        return stream
 
 
 class _DeadlineStream(httpcore.NetworkStream):
@@ -103,7 +124,8 @@ class _DeadlineStream(httpcore.NetworkStream):
         streams.add(self)
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        data = self._inner.read(max_bytes, self._left_s(httpcore.ReadTimeout))
+        count = max(max_bytes, _READ_BYTES)
+        data = self._inner.read(count, self._left_s(httpcore.ReadTimeout))
         if not data:
             self._deadline.was_closed_by_peer = True
         return data
