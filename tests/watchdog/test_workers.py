@@ -128,6 +128,26 @@ def test_no_job_runs_twice_at_once() -> None:
         assert (task.runs, round_.most_at_once["one"]) == (2, 1)
 
 
+def test_a_job_that_waits_already_is_not_put_into_the_line_again() -> None:
+    """Given up while it waits for a thread, a database is offered once more, to be closed."""
+    with a_round(threads=2) as round_:
+        blockers, task = hanging(2), Task("one", hangs=True)
+        round_.offer(*blockers)
+        started(*blockers)
+        round_.offer(task, task)
+        assert round_.workers.under_way() == (2, 0, 1)
+        for each in (*blockers, task):
+            each.let_go.set()
+        assert round_.workers.wait_idle(DEADLINE_S)
+        assert (task.runs, round_.most_at_once["one"]) == (1, 1)
+        others = hanging(2, server="others")
+        round_.offer(*others)
+        started(*others)  # both threads are still there
+        for each in others:
+            each.let_go.set()
+        assert round_.workers.wait_idle(DEADLINE_S)
+
+
 def test_never_more_run_at_once_than_there_are_threads() -> None:
     with a_round(threads=2) as round_:
         tasks = hanging(6)

@@ -59,7 +59,8 @@ class Workers(Generic[_Work]):
     """Runs jobs on a bounded number of threads. Safe for any number of callers.
 
     `run` does one share of a job and returns whether its database was well. It must not raise. A job
-    never runs twice at once: one that is offered during its run waits for its end.
+    never runs twice at once: one that is offered during its run waits for its end, and one that waits
+    already is not put into the line again.
     """
 
     def __init__(
@@ -83,6 +84,8 @@ class Workers(Generic[_Work]):
         self._ended = threading.Condition(self._lock)
         self._brisk: deque[_Work] = deque()
         self._aside: deque[_Work] = deque()
+        #: Identities of the jobs in either of the two.
+        self._waiting: set[int] = set()
         self._running: dict[int, _Run] = {}
         self._suspects: set[str] = set()
         self._server_failures: Counter[str] = Counter()
@@ -99,8 +102,7 @@ class Workers(Generic[_Work]):
             if (run := self._running.get(id(job))) is not None:
                 run.is_wanted_again = True
                 return
-            self._lane(job).append(job)
-            self._start_or_wake()
+            self._line_up(job)
 
     def forget(self, job: _Work) -> None:
         """It will not be offered again."""
@@ -130,6 +132,7 @@ class Workers(Generic[_Work]):
             self._is_stopped = True
             self._brisk.clear()
             self._aside.clear()
+            self._waiting.clear()
             self._wake_all()
             self._ended.notify_all()
 
@@ -148,6 +151,12 @@ class Workers(Generic[_Work]):
 
     # -- everything below: with the lock
 
+    def _line_up(self, job: _Work) -> None:
+        if id(job) not in self._waiting:
+            self._waiting.add(id(job))
+            self._lane(job).append(job)
+            self._start_or_wake()
+
     def _lane(self, job: _Work) -> deque[_Work]:
         is_aside = job.name in self._suspects or self._is_server_aside(job.server)
         return self._aside if is_aside else self._brisk
@@ -155,11 +164,8 @@ class Workers(Generic[_Work]):
     def _is_server_aside(self, server: str) -> bool:
         return self._server_failures[server] >= SERVER_FAILURES_MAX
 
-    def _count(self, *, is_aside: bool, server: str | None = None) -> int:
-        return sum(
-            run.is_aside is is_aside and server in (None, run.server)
-            for run in self._running.values()
-        )
+    def _count(self, *, is_aside: bool) -> int:
+        return sum(run.is_aside is is_aside for run in self._running.values())
 
     def _start_or_wake(self) -> None:
         if self._idle_count:
@@ -197,11 +203,12 @@ class Workers(Generic[_Work]):
         if self._brisk and self._count(is_aside=False) < self._threads_max:
             return self._brisk.popleft(), False
         if self._count(is_aside=True) < self._aside_max:
+            # Counted once: a thousand databases of one dead server may stand in this line.
+            runs = Counter(run.server for run in self._running.values() if run.is_aside)
             for index, job in enumerate(self._aside):
-                server = job.server
                 if (
-                    not self._is_server_aside(server)
-                    or self._count(is_aside=True, server=server) < RUNS_PER_SERVER_ASIDE
+                    not self._is_server_aside(job.server)
+                    or runs[job.server] < RUNS_PER_SERVER_ASIDE
                 ):
                     del self._aside[index]
                     return job, True
@@ -223,6 +230,7 @@ class Workers(Generic[_Work]):
                 found = self._next()
                 if found is not None:
                     job, is_aside = found
+                    self._waiting.discard(id(job))
                     self._running[id(job)] = _Run(
                         name=job.name,
                         server=job.server,
@@ -243,6 +251,5 @@ class Workers(Generic[_Work]):
             if run.is_slow:
                 self._suspects.add(run.name)  # it proves among those aside that it is quick
             if run.is_wanted_again and not self._is_stopped:
-                self._lane(job).append(job)
-                self._start_or_wake()
+                self._line_up(job)
             self._ended.notify_all()
