@@ -21,7 +21,8 @@ Lock = Callable[[sa.Connection, float, str], AbstractContextManager[None]]
 _NAME: Final = "qmq_migrations"
 #: PostgreSQL's locks have numbers for names; ours is made from the name.
 _NUMBER: Final = int.from_bytes(hashlib.sha256(_NAME.encode()).digest()[:8], "big", signed=True)
-_LOCK_NOT_AVAILABLE: Final = "55P03"
+_LOCK_NOT_AVAILABLE: Final = "55P03"  # PostgreSQL
+_LOCK_WAIT_TIMEOUT: Final = 1205  # MySQL, also of DDL that waits for a transaction
 
 
 def lock_for(
@@ -65,7 +66,9 @@ def _mysql(connection: sa.Connection, wait_s: float, schema: str) -> Iterator[No
     """A named lock of the server, held by the connection and gone with it.
 
     MySQL's DDL commits what came before it, so a lock in a table would be lost by the first step.
-    Names are the server's, not the database's, and have at most 64 characters.
+    Names are the server's, not the database's, and have at most 64 characters. The wait bounds the
+    steps too: by default one that meets an open transaction waits for a day or a year, and every
+    later statement on its table behind it.
     """
     target = schema or connection.exec_driver_sql("SELECT DATABASE()").scalar() or ""
     digest = hashlib.sha256(str(target).encode()).hexdigest()[:32]
@@ -73,15 +76,26 @@ def _mysql(connection: sa.Connection, wait_s: float, schema: str) -> Iterator[No
     got = connection.execute(sa.text("SELECT GET_LOCK(:name, :wait_s)"), values).scalar()
     if got != 1:
         raise _busy(wait_s)
+    usual_s = connection.exec_driver_sql("SELECT @@session.lock_wait_timeout").scalar_one()
     try:
+        _set_lock_wait(connection, max(1, round(wait_s)))
         yield
         connection.commit()
+    except sa.exc.OperationalError as error:
+        if error.orig is None or error.orig.args[:1] != (_LOCK_WAIT_TIMEOUT,):
+            raise
+        raise _busy(wait_s) from error
     finally:
         # A connection that is lost has lost the lock too.
         with suppress(sa.exc.SQLAlchemyError):
             connection.rollback()
+            _set_lock_wait(connection, usual_s)
             connection.execute(sa.text("SELECT RELEASE_LOCK(:name)"), values)
             connection.rollback()
+
+
+def _set_lock_wait(connection: sa.Connection, wait_s: int) -> None:
+    connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {wait_s:d}")
 
 
 @contextmanager

@@ -271,6 +271,28 @@ def test_a_lock_that_another_holds_is_busy_and_named_so(a_database: Database) ->
     assert migrate(engine).after == newest_revision()
 
 
+@pytest.mark.parametrize("kind", ["mysql", "postgresql"])
+def test_a_step_does_not_wait_for_ever_for_an_open_transaction(
+    make_database: MakeDatabase, kind: str
+) -> None:
+    """Everybody else's statements on the table would wait behind it."""
+    database = make_database(kind)
+    engine, other = database.engine(pool_size=1), database.engine()
+    migrate(engine)
+    downgrade(engine, "qmq0001")
+    with other.begin() as business:
+        business.exec_driver_sql("DELETE FROM qmq_outbox")
+        with pytest.raises(MigrationBusyError, match="a long transaction"):
+            migrate(engine, wait_s=1)
+    assert migrate(engine).after == newest_revision()
+    with engine.connect() as connection:  # the one that migrated
+        as_before = {
+            "mysql": "@@session.lock_wait_timeout = @@global.lock_wait_timeout",
+            "postgresql": "current_setting('lock_timeout') = '0'",
+        }
+        assert connection.exec_driver_sql(f"SELECT {as_before[kind]}").scalar()
+
+
 def test_the_lock_is_given_back_after_an_error(a_database: Database) -> None:
     engine = a_database.engine()
     with pytest.raises(RuntimeError), engine.connect() as one, lock_for(one, 5.0):
