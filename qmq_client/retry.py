@@ -7,9 +7,10 @@ from datetime import timedelta
 from typing import Final
 
 from qmq_client.errors import ConfigurationError
+from qmq_client.wire.limits import DEFAULT_LIMITS
 
-#: The longest wait before a next delivery: the broker's bound.
-AFTER_MAX: Final = timedelta(days=30)
+#: The longest wait before a next delivery: as long as a message may be delayed.
+AFTER_MAX: Final = timedelta(milliseconds=DEFAULT_LIMITS.delay_ms)
 #: Doublings beyond this only overflow; every sensible `max_ms` is reached long before.
 _EXPONENT_MAX: Final = 64
 
@@ -89,7 +90,7 @@ class Breaker:
 class Retry(Exception):  # noqa: N818  # a handler's wish, not an error
     """Raised by a handler: give the message back, to be delivered again.
 
-    `after` is seconds or a `timedelta`, up to 30 days; None leaves the wait to the group's backoff.
+    `after` is seconds or a `timedelta`, up to two years; None leaves the wait to the group's backoff.
     Raises `ConfigurationError` for anything else.
     """
 

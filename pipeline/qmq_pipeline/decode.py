@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameKind, SubjectRun, parse_subjects
+from qmq_client.wire.names import OWN_PREFIX
 from qmq_client.wire.record import DUE_BYTES, RECORD_FIXED_BYTES, TIME_MAX_MS
 from qmq_pipeline.columns import Numbers, Pieces, hex_text, longs, repeated_text, times
 from qmq_pipeline.schemas import MESSAGES, Table
@@ -117,8 +118,9 @@ def batches(frames: Iterable[ScannedFrame], selection: Selection) -> Iterator[pa
 
 
 def frame_runs(frame: ScannedFrame) -> tuple[SubjectRun, ...]:
-    """Which sequences of which subjects are in a message frame."""
-    return parse_subjects(frame.data, frame.header)[0]
+    """Which sequences of which subjects are in a message frame; not those of the broker's own."""
+    runs = parse_subjects(frame.data, frame.header)[0]
+    return tuple(run for run in runs if not run.subject.startswith(OWN_PREFIX))
 
 
 def _gather(gathered: _Gathered, frame: ScannedFrame, subjects: frozenset[str] | None) -> None:
@@ -130,8 +132,8 @@ def _gather(gathered: _Gathered, frame: ScannedFrame, subjects: frozenset[str] |
         raise ProtocolError("record lengths do not add up to the frame", offset=position)
     counts = [run.count for run in runs]
     first_numbers = list(accumulate(counts, initial=0))[:-1]
-    if subjects is not None:
-        kept = [run.subject in subjects for run in runs]
+    kept = [_is_wanted(run.subject, subjects) for run in runs]
+    if not all(kept):
         mask = np.repeat(np.array(kept), counts)
         lengths, ends = lengths[mask], ends[mask]
         runs = tuple(compress(runs, kept))
@@ -149,6 +151,11 @@ def _gather(gathered: _Gathered, frame: ScannedFrame, subjects: frozenset[str] |
     gathered.data.append(frame.data)
     gathered.data_bytes += len(frame.data)
     gathered.rows += len(lengths)
+
+
+def _is_wanted(subject: str, subjects: frozenset[str] | None) -> bool:
+    is_own = subject.startswith(OWN_PREFIX)
+    return not is_own if subjects is None else subject in subjects
 
 
 def _batch(gathered: _Gathered, selection: Selection) -> pa.RecordBatch:

@@ -11,6 +11,7 @@ from qmq_broker.service.delivery.snapshot import decode_groups, encode_groups
 from qmq_broker.storage.logs.actions import (
     Action,
     BackoffTerms,
+    BroughtBack,
     Configured,
     Ended,
     GroupSettings,
@@ -19,6 +20,7 @@ from qmq_broker.storage.logs.actions import (
     Paused,
     Purged,
     Replayed,
+    SetAside,
     Skipped,
     Sought,
 )
@@ -49,6 +51,11 @@ ACTIONS: Final[tuple[Action, ...]] = (
     Purged(*_WHERE, 4, 5),
     Ended(*_WHERE),
 )
+#: What came with messages that are set aside.
+ASIDE: Final[tuple[Action, ...]] = (
+    SetAside(*_WHERE, 4, 6, 3 << 32),
+    BroughtBack(*_WHERE, 4, 17),
+)
 EXPIRING: Final = Record(
     message_id=bytes.fromhex("0123456789abcdef0000000000000009"),
     subject="flight.departed",
@@ -65,6 +72,12 @@ def test_actions_of_groups_are_written_and_read_byte_for_byte() -> None:
     data = golden("actions_groups")
     assert msgspec.msgpack.decode(data, type=tuple[Action, ...]) == ACTIONS
     assert msgspec.msgpack.encode(ACTIONS) == data
+
+
+def test_actions_of_what_is_set_aside_are_written_and_read_byte_for_byte() -> None:
+    data = golden("actions_aside")
+    assert msgspec.msgpack.decode(data, type=tuple[Action, ...]) == ASIDE
+    assert msgspec.msgpack.encode(ASIDE) == data
 
 
 def test_a_record_that_expires_is_written_and_read_byte_for_byte() -> None:

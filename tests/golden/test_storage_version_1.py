@@ -51,6 +51,7 @@ FILES = {
     "summary_sealed",
     "format_file",
     "clean_stop",
+    "actions_aside",
     "actions_groups",
     "record_expiring",
     "snapshot_first",

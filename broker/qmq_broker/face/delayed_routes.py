@@ -35,7 +35,7 @@ from qmq_client.wire.delayed import (
 from qmq_client.wire.due import check_due
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.message_id import parse_message_id
-from qmq_client.wire.names import check_name, shorten
+from qmq_client.wire.names import OWN_PREFIX, check_name, shorten
 from qmq_client.wire.requests import JSON_CONTENT_TYPE
 
 #: Looks through the schedule at a time: each takes a thread, and the disk.
@@ -128,7 +128,7 @@ class _Delayed:
             )
         ids = [parse_message_id(text) for text in wanted.message_ids]
         self._broker.serving.check_delivers()
-        sees = sight(request, Role.PRODUCER)
+        sees = _theirs(request)
         found = await self._look(
             lambda: [self._find(one, wanted.deliver_at_ms, sees) for one in ids]
         )
@@ -147,7 +147,7 @@ class _Delayed:
         now_ms = self._broker.time.now_ms()
         check_due(wanted.deliver_at_ms, now_ms, self._broker.settings.wire, field="deliver_at_ms")
         self._broker.serving.check_takes_messages()
-        sees = sight(request, Role.PRODUCER)
+        sees = _theirs(request)
         found = await self._look(lambda: self._query.find(message_id))
         found = [one for one in found if sees(one.message.subject)]
         pending = [one for one in found if one.fate is Fate.PENDING]
@@ -224,6 +224,12 @@ def _resolve(done: asyncio.Future[T], outcome: T | Exception) -> None:
         done.set_exception(outcome)
     else:
         done.set_result(outcome)
+
+
+def _theirs(request: Request) -> Callable[[str], bool]:
+    """Which subjects' messages this caller may take back; copies of the broker's own are a group's."""
+    sees = sight(request, Role.PRODUCER)
+    return lambda subject: sees(subject) and not subject.startswith(OWN_PREFIX)
 
 
 def _question(request: Request) -> tuple[str | None, int, int]:

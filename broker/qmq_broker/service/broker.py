@@ -29,6 +29,7 @@ from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.measures import Measures
 from qmq_broker.service.query import Query
 from qmq_broker.service.serving import Serving, ServingState
+from qmq_broker.service.setting_aside import SettingAside
 from qmq_broker.service.steady import SteadyTime
 from qmq_broker.service.writer import CommitWriter, OnDone
 from qmq_broker.storage.files.disk_port import Disk
@@ -99,6 +100,9 @@ class Broker:
         )
         self._indexer = Indexer(store, clock)
         self.delayed = Delayed(store, self.writer, clock, settings.limits, post=post)
+        self.setting_aside = SettingAside(
+            store, self.delivery, self.writer, self.time, settings.limits
+        )
         self._housekeeping = Housekeeping(
             store,
             self.delivery,
@@ -124,6 +128,7 @@ class Broker:
     def step(self) -> None:
         """What is to be done by time, in the loop thread: bounded, called again and again."""
         now_ms = self.time.now_ms()
+        self.setting_aside.step(now_ms)
         self.delivery.step(now_ms)
         self._housekeeping.step(now_ms)
 

@@ -78,6 +78,8 @@ class Housekeeping:
 
     def _give_up(self, offset: int) -> None:
         """In the writer's thread."""
+        # A power cut must not take back what lets the segment go, such as a message set aside.
+        self._store.actions.sync()
         given_up_bytes = self._store.give_up_below(offset)
         self._asked_offset = 0
         if given_up_bytes:

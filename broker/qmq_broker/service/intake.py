@@ -23,6 +23,7 @@ from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.frame import FrameKind, MessageFrame, parse_message_frame
 from qmq_client.wire.limits import Limits
 from qmq_client.wire.message_id import format_message_id
+from qmq_client.wire.names import check_not_own
 from qmq_client.wire.record import record_message_id
 
 _CRC: Final = struct.Struct(">I")
@@ -64,8 +65,9 @@ class Intake:
                 value=frame.header.kind.name,
                 remedy="Frames of other kinds are the broker's own.",
             )
-        if may_send is not None:
-            for run in frame.runs:
+        for run in frame.runs:
+            check_not_own(run.subject)
+            if may_send is not None:
                 may_send(run.subject)
         check_records(frame)
         check_due_times(frame, self._now_ms(), self._wire)

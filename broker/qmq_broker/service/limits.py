@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qmq_client.wire.limits import DEFAULT_LIMITS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLimits:
@@ -33,8 +35,8 @@ class ServiceLimits:
     named_idle_ms: int = 7 * 24 * 3_600_000
     #: Messages that one consumer may hold unsettled.
     in_flight_per_consumer: int = 20_000
-    #: Messages of one group that are in flight, wait for redelivery or for those before them of
-    #: their key, before new ones are held back.
+    #: Messages of one group that are in flight, wait for redelivery within the horizon or for those
+    #: before them of their key, before new ones are held back.
     unsettled_per_group: int = 200_000
     #: Dead letters of one group kept in memory, about 300 bytes each.
     dead_letters_per_group: int = 1_000_000
@@ -55,8 +57,12 @@ class ServiceLimits:
     backoff_ms: int = 24 * 3_600_000
     #: Dead letters that one request replays or purges.
     dead_letters_per_request: int = 10_000
-    #: Longest wait that a nack may ask for.
-    nack_delay_ms: int = 30 * 24 * 3_600_000
+    #: Longest wait that a nack may ask for: as long as a message may be delayed.
+    nack_delay_ms: int = DEFAULT_LIMITS.delay_ms
+    #: What comes back to its group later than this is set aside.
+    redelivery_horizon_ms: int = 3_600_000
+    #: Messages of one group that are set aside; what is over it waits as if it came sooner.
+    aside_per_group: int = 1_000_000
     #: Highest `max_attempts` of a group.
     attempts: int = 1_000
     #: Messages and bytes of one pull's answer.

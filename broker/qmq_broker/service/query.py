@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from qmq_broker.errors import CorruptionError, NotFoundError
+from qmq_broker.service.delivery.bodies import group_queue, read_messages
 from qmq_broker.service.delivery.delivery import Delivery
 from qmq_broker.service.delivery.fates import GroupFate, PastAttempt, fate_of, past
 from qmq_broker.service.delivery.groups import GroupState
@@ -15,6 +16,7 @@ from qmq_broker.service.trace import Trace, trace
 from qmq_broker.storage.index.key_search import KeySearch
 from qmq_broker.storage.queues.consume_queue import Entry
 from qmq_broker.storage.store import Store
+from qmq_client.wire.names import OWN_PREFIX
 from qmq_client.wire.record_parts import record_made_at_ms
 from qmq_client.wire.requests import Backoff, Tags
 
@@ -44,8 +46,10 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: Messages that were never given to the group.
     lag: int
     in_flight: int
-    #: Messages that wait for their next delivery.
+    #: Messages that wait for their next delivery …
     redelivery: int
+    #: … and those among them that are set aside because it is far.
+    set_aside: int
     dead: int
     #: Consumers that hold messages, or were given some and asked for more lately.
     consumers: int
@@ -116,7 +120,7 @@ class Query:
                 next_sequence=queue.next_sequence,
             )
             for name, queue in found
-            if queue is not None
+            if queue is not None and not name.startswith(OWN_PREFIX)
         ]
 
     def subjects_count(self) -> int:
@@ -151,7 +155,9 @@ class Query:
         states = [
             state
             for state in sorted(self._delivery.groups(), key=lambda one: (one.subject, one.group))
-            if subject in (None, state.subject) and group in (None, state.group)
+            if subject in (None, state.subject)
+            and group in (None, state.group)
+            and not state.subject.startswith(OWN_PREFIX)
         ]
         room_bytes = LISTED_BYTES_MAX
         listed: list[GroupStatus] = []
@@ -180,7 +186,7 @@ class Query:
         if state is None:
             raise NotFoundError(f"there is no group {group} on subject {subject}")
         sequences = state.dead_between(first_sequence, 2**63, min(count, LISTED_MAX))
-        records = self._some_records(subject, sequences) if with_records else {}
+        records = self._some_records(state, sequences) if with_records else {}
         return [
             DeadLetterStatus(
                 subject=subject,
@@ -229,22 +235,20 @@ class Query:
         states.sort(key=lambda state: state.group)
         return [fate_of(state, sequence) for state in states[:LISTED_MAX]]
 
-    def _some_records(self, subject: str, sequences: Sequence[int]) -> dict[int, bytes]:
+    def _some_records(self, state: GroupState, sequences: Sequence[int]) -> dict[int, bytes]:
         """Records that are still there, by sequence, as many as fit."""
-        queue = self._store.queue(subject)
+        queue = group_queue(self._store, state)
         entries: dict[int, Entry] = {}
         room_bytes = LISTED_BYTES_MAX
         for sequence in sequences if queue is not None else ():
-            if queue is None or sequence < queue.first_sequence:
-                continue
-            entry = next(iter(queue.entries(sequence, 1)), None)
+            entry = None if queue is None else next(iter(queue.entries(sequence, 1)), None)
             if entry is None or not entry.record_bytes:
                 continue
             room_bytes -= entry.record_bytes
             if room_bytes < 0 and entries:
                 break
             entries[sequence] = entry
-        records = self._store.read_records(list(entries.values()), subject=subject)
+        records = read_messages(self._store, state, list(entries.values()))
         return dict(zip(entries, records, strict=True))
 
     def _oldest(self, state: GroupState, room_bytes: int) -> tuple[int | None, int]:
@@ -276,6 +280,7 @@ class Query:
             lag=behind + state.held,
             in_flight=state.in_flight,
             redelivery=state.waiting,
+            set_aside=state.aside.count,
             dead=len(state.dead),
             consumers=sum(log.is_there(now_ms - SEEN_MS) for _, log in state.consumers()),
             max_attempts=state.max_attempts,

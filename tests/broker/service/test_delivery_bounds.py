@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import BusyError
+from qmq_broker.service.delivery.holding import clamp
 from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.requests import Settlement
@@ -19,9 +20,9 @@ def test_C12_a_group_never_stands_behind_the_durable_end(rig: Rig) -> None:
     rig.settle(rig.pull(max_messages=1).nack(delay_ms=0))
     state = rig.broker.delivery.group(SUBJECT, GROUP)
     assert state is not None
-    assert state.clamp(1) == 1
+    assert clamp(state, 1) == 1
     assert (state.cursor, state.in_flight, state.waiting) == (1, 1, 0)
-    assert state.clamp(0) == 1
+    assert clamp(state, 0) == 1
     assert (state.cursor, state.in_flight, state.waiting) == (0, 0, 0)
     assert rig.pull().bodies == [b"a", b"b"]
 

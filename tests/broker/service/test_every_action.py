@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,10 @@ import msgspec
 import pytest
 
 from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.service.delivery.holding import clamp
 from qmq_broker.service.delivery.restart import groups_at_end
 from qmq_broker.service.delivery.snapshot import GroupImage, SnapshotImage, encode_groups
+from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.logs.actions import (
     Acked,
     Action,
@@ -29,10 +30,14 @@ from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.wire.operations import DeadRequest
 from qmq_client.wire.requests import Tags
 from qmq_client.wire.start import parse_start
-from tests.broker.service.rig import GROUP, STORE, SUBJECT, Given, Rig
+from tests.broker.delay.delay_rig import DelayRig
+from tests.broker.service.rig import GROUP, SUBJECT, Given
 
 STEPS = 60
-SMALL = replace(STORE, segment_bytes=1024 * 1024, action_segment_bytes=256 * 1024)
+#: What comes back later than the horizon is set aside.
+LIMITS = ServiceLimits(redelivery_horizon_ms=2_000)
+FAR_MS = 2_500
+SMALL = {"segment_bytes": 1024 * 1024, "action_segment_bytes": 256 * 1024}
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tags": {"tags": Tags(any=("red",))},
@@ -45,7 +50,7 @@ KINDS: dict[str, dict[str, Any]] = {
 class Life:
     """A life of one group: everything that writes actions, in any order."""
 
-    def __init__(self, rig: Rig, source: random.Random, settings: dict[str, Any]) -> None:
+    def __init__(self, rig: DelayRig, source: random.Random, settings: dict[str, Any]) -> None:
         self.rig = rig
         self.source = source
         self.settings = settings
@@ -83,6 +88,7 @@ class Life:
             one = self.source.choice(self.given)
             part = one.part(self.source.randrange(len(one.records)))
             outcomes = [one.ack(part), one.ack(), one.nack(0), one.nack(), one.reject()]
+            outcomes += [one.nack(FAR_MS), one.nack(FAR_MS)]
             self.rig.settle(self.source.choice(outcomes))
 
     def take_up_or_forget(self) -> None:
@@ -98,15 +104,17 @@ class Life:
 
     def pass_time(self) -> None:
         self.rig.pass_ms(self.source.choice([1, 500, 1_500]))
+        self.rig.broker.setting_aside.step(self.rig.now_ms)
+        self.rig.release()
 
     def is_there(self) -> bool:
         return self.rig.broker.delivery.group(SUBJECT, GROUP) is not None
 
 
-def written(rig: Rig) -> list[Action]:
+def written(rig: DelayRig) -> list[Action]:
     log = rig.store.actions
     frames = log.between(LogRange(0, log.log.written_offset))
-    return [action for _, found in frames for action in found]
+    return [action for _, found in frames for action in found if action.subject == SUBJECT]
 
 
 def why_done(actions: Sequence[Action]) -> set[int]:
@@ -152,9 +160,10 @@ def places(state: GroupState) -> dict[str, set[int]]:
         "out": {n for one in leases for n in range(one.first_sequence, one.next_sequence)},
         "waiting": {n for one in state.redeliveries.runs() for n in range(one.first, one.next)},
         "dead": set(state.dead),
+        "away": {n for one in state.aside.runs for n in range(one.first, one.next)},
     }
     lanes = set() if state.lanes is None else {one for one, _ in state.lanes.sequences()}
-    found["held"] = lanes - found["out"] - found["waiting"]
+    found["held"] = lanes - found["out"] - found["waiting"] - found["away"]
     assert len(found["held"]) == state.held
     return found
 
@@ -196,16 +205,17 @@ def test_C1_nor_has_it_in_many_more_lives(
 
 def live_and_break_off(directory: Path, kind: str, seed: int) -> None:
     """One life, and its log broken off behind each of its actions."""
-    rig = Rig(directory, store_options=SMALL)
+    rig = DelayRig(directory, limits=LIMITS, **SMALL)
     Life(rig, random.Random(f"{kind} {seed}"), KINDS[kind]).run()
     actions, now_ms = written(rig), rig.now_ms
     whole = comparable(groups_at_end(b"", actions, now_ms)[0])
-    assert whole == comparable(rig.broker.delivery.groups())
+    groups = [one for one in rig.broker.delivery.groups() if one.subject == SUBJECT]
+    assert whole == comparable(groups)
     rig.close()
     for count in range(1, len(actions) + 1):
         (state,), _ = groups_at_end(b"", actions[:count], now_ms)
         snapshot = encode_groups([state], now_ms)
-        state.clamp(2**62)
+        clamp(state, 2**62)
         found = places(state)
         where = f"behind action {count}: {actions[count - 1]}"
         everywhere = set().union(*found.values())

@@ -12,8 +12,10 @@ import msgspec
 from msgspec import UNSET
 
 from qmq_broker.errors import BusyError, NotFoundError
+from qmq_broker.service.delivery.bodies import group_queue, read_messages
 from qmq_broker.service.delivery.checks import check_attempts, check_backoff, check_tags
 from qmq_broker.service.delivery.delivery import Delivery
+from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.lanes import key_number
 from qmq_broker.service.delivery.positions import position_of
 from qmq_broker.service.delivery.registry import Group, tags_kept
@@ -92,7 +94,7 @@ class Changes:
         """Deliver dead letters again, to their group only, as if for the first time."""
         group, sequences, has_more = self._dead(request)
         state = group.state
-        present, gone = self._present(state.subject, sequences)
+        present, gone = self._present(state, sequences)
         room = self._limits.unsettled_per_group - state.unsettled
         if present and room <= 0:
             raise BusyError(
@@ -101,7 +103,7 @@ class Changes:
         has_more = has_more or len(present) > room
         actions: list[Action] = []
         for first, next_ in _runs(present[: max(0, room)]):
-            keys = () if state.lanes is None else self._keys(state.subject, first, next_)
+            keys = () if state.lanes is None else self._keys(state, first, next_)
             actions.append(Replayed(now_ms, state.subject, state.group, first, next_, keys))
         self._write(group, actions, now_ms)
         return DeadAnswer(count=min(len(present), room), gone=gone, has_more=has_more)
@@ -127,19 +129,18 @@ class Changes:
         sequences = group.state.dead_between(request.first, request.next, limit + 1)
         return group, sequences[:limit], len(sequences) > limit
 
-    def _present(self, subject: str, sequences: Sequence[int]) -> tuple[list[int], int]:
+    def _present(self, state: GroupState, sequences: Sequence[int]) -> tuple[list[int], int]:
         """Those whose messages are still there, and how many are not."""
-        queue = self._store.queue(subject)
-        entries = {} if queue is None else {n: queue.entries(n, 1) for n in sequences}
-        present = [n for n, found in entries.items() if _is_whole(found)]
-        present = [] if queue is None else [n for n in present if n >= queue.first_sequence]
+        queue = group_queue(self._store, state)
+        present = [] if queue is None else [n for n in sequences if _is_whole(queue.entries(n, 1))]
         return present, len(sequences) - len(present)
 
-    def _keys(self, subject: str, first: int, next_: int) -> tuple[int, ...]:
+    def _keys(self, state: GroupState, first: int, next_: int) -> tuple[int, ...]:
         """The numbers of these messages' keys. Requires: they are there."""
-        queue = self._store.queue(subject)
+        queue = group_queue(self._store, state)
         assert queue is not None
-        records = self._store.read_records(queue.entries(first, next_ - first), subject=subject)
+        entries = [entry for n in range(first, next_) for entry in queue.entries(n, 1)]
+        records = read_messages(self._store, state, entries)
         return tuple(key_number(record_key(record)) for record in records)
 
     def _write(self, group: Group, actions: Sequence[Action], now_ms: int) -> None:

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.errors import InvalidMessageError, TooLargeError
-from qmq_client.wire.names import check_name
+from qmq_client.wire.names import check_name, check_not_own
 from qmq_client.wire.requests import Backoff, PullRequest, Settlement, SettleRequest, Tags
 from qmq_client.wire.start import StartKind, parse_start
 
@@ -69,7 +69,7 @@ def check_backoff(backoff: Backoff | UnsetType, limits: ServiceLimits) -> None:
 
 
 def _check_names(request: PullRequest | SettleRequest) -> None:
-    check_name(request.subject, field="subject")
+    check_not_own(check_name(request.subject, field="subject"))
     check_name(request.group, field="group")
     check_name(request.consumer, field="consumer")
 

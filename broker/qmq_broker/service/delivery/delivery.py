@@ -17,6 +17,7 @@ from qmq_broker.errors import BusyError
 from qmq_broker.service.delivery.checks import check_pull, check_settle
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.handing_out import Room
+from qmq_broker.service.delivery.holding import clamp, first_copy, first_needed
 from qmq_broker.service.delivery.journal import Journal
 from qmq_broker.service.delivery.picking import Picked, Picker
 from qmq_broker.service.delivery.redelivery import Backoff
@@ -36,6 +37,7 @@ from qmq_broker.storage.logs.actions import Acked, Action, Pulled
 from qmq_broker.storage.store import Store
 from qmq_client.wire.deliveries import DeliveriesHead
 from qmq_client.wire.groups import group_of
+from qmq_client.wire.names import COPIES
 from qmq_client.wire.requests import PullRequest, SettleAnswer, SettleRequest
 
 
@@ -93,7 +95,7 @@ class Delivery:
         states, count = groups_at_end(actions.snapshot, actions.replay(), now_ms)
         for state in states:
             queue = self._store.queue(state.subject)
-            state.clamp(0 if queue is None else queue.next_sequence)
+            clamp(state, 0 if queue is None else queue.next_sequence)
             self._reschedule(self.registry.restore(state, now_ms), now_ms)
         return count
 
@@ -101,10 +103,14 @@ class Delivery:
         """Where the first message stands that some group may still be given."""
         offset = self._store.durable_offset
         for group in self.registry:
-            queue = self._store.queue(group.state.subject)
-            first = group.state.first_needed(dead_since_ms)
-            if queue is not None and (entries := queue.entries(first, 1)):
-                offset = min(offset, entries[0].physical_offset)
+            state = group.state
+            needed = {state.subject: first_needed(state, dead_since_ms)}
+            if (copy := first_copy(state, dead_since_ms)) is not None:
+                needed[COPIES] = copy
+            for subject, first in needed.items():
+                queue = self._store.queue(subject)
+                if queue is not None and (entries := queue.entries(first, 1)):
+                    offset = min(offset, entries[0].physical_offset)
         return offset
 
     def groups(self) -> list[GroupState]:

@@ -77,7 +77,7 @@ def fate_of(state: GroupState, sequence: int) -> GroupFate:
             error=dead.error,
             history=past(dead.history),
         )
-    for run in state.redeliveries.runs():
+    for run in (*state.redeliveries.runs(), *state.aside.runs):
         if run.first <= sequence < run.next:
             return GroupFate(
                 group=state.group,

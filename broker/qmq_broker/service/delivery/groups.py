@@ -27,6 +27,7 @@ from dataclasses import replace
 from heapq import nsmallest
 from typing import Final
 
+from qmq_broker.service.delivery.aside import Aside
 from qmq_broker.service.delivery.dead_letters import EXPIRED, REJECTED, DeadLetter
 from qmq_broker.service.delivery.deadlines import Deadlines
 from qmq_broker.service.delivery.filters import TagFilter, filter_of
@@ -80,6 +81,8 @@ class GroupState:
         #: Of an ordered group: what it came to and is not done with, by key.
         self.lanes: KeyLanes | None = None
         self.redeliveries = RedeliveryHeap()
+        #: What comes back later than that looks ahead.
+        self.aside = Aside()
         self.dead: dict[int, DeadLetter] = {}
         self.acked_count = 0
         #: Messages that were given up by force before this group was done with them.
@@ -100,7 +103,7 @@ class GroupState:
     @property
     def waiting(self) -> int:
         """Messages that wait for their next delivery."""
-        return self.redeliveries.count
+        return self.redeliveries.count + self.aside.count
 
     @property
     def held(self) -> int:
@@ -149,24 +152,10 @@ class GroupState:
 
     def restore_lanes(self, keyed: Iterable[tuple[int, int]]) -> None:
         """Put the lanes back as a snapshot has them. Requires: leases and redeliveries are back."""
-        given = self._given()
+        given = self.given()
         assert self.lanes is not None
         for sequence, key in keyed:
             self.lanes.add(sequence, key, is_given=sequence in given)
-
-    def first_needed(self, dead_since_ms: int) -> int:
-        """The lowest sequence that this group may still be given.
-
-        Dead letters count when they died at or after `dead_since_ms`: they can be replayed.
-        """
-        needed = [self.cursor]
-        needed += [run.first for run in self.redeliveries.runs()]
-        needed += [
-            lease.first_sequence for log in self._consumers.values() for lease in log.leases()
-        ]
-        needed += [sequence for sequence, _ in self.lanes.sequences()] if self.lanes else []
-        needed += [one.sequence for one in self.dead.values() if one.at_ms >= dead_since_ms]
-        return min(needed)
 
     def apply(self, action: Action) -> None:
         """Change the state as this action says. Requires: it is of this subject and group."""
@@ -175,6 +164,8 @@ class GroupState:
                 self._on_pulled(action)
             case Acked():
                 ended = self._log(action.consumer).ack(action.first, action.next)
+                for lease in ended:
+                    self.aside.forget_copies(lease.first_sequence, lease.next_sequence)
                 self.acked_count += self._after_end(action, ended, is_done=True)
             case Nacked(error=error):
                 self._on_given_back(action, GIVEN_BACK, error)
@@ -201,6 +192,7 @@ class GroupState:
     def give_up_all(self) -> None:
         """Hold nothing and wait for nothing, as if it had never been given."""
         self.redeliveries.take(0, 2**63)
+        self.aside.runs.take(0, 2**63)
         for log in self._consumers.values():
             log.drop_all()
         self._in_flight = 0
@@ -215,31 +207,14 @@ class GroupState:
         found = (sequence for sequence in self.dead if first <= sequence < next_)
         return sorted(found) if count_max is None else nsmallest(count_max, found)
 
-    def clamp(self, next_sequence: int) -> int:
-        """Forget what lies beyond the subject's durable end; returns how many messages that was.
-
-        Called once after replay: messages that a power cut took away cannot be settled any more.
-        """
-        forgotten = max(0, self.cursor - next_sequence)
-        self.cursor = min(self.cursor, next_sequence)
-        beyond = 2**63
-        self.redeliveries.take(next_sequence, beyond)
+    def drop_leases_beyond(self, next_sequence: int) -> None:
+        """Give up what is in flight from there on."""
         for log in self._consumers.values():
             for lease in list(log.leases()):
                 if lease.next_sequence > next_sequence:
                     kept = max(0, next_sequence - lease.first_sequence)
                     ended = log.end(lease.first + kept, lease.next)
                     self._in_flight -= sum(piece.next - piece.first for piece in ended)
-        for sequence in [sequence for sequence in self.dead if sequence >= next_sequence]:
-            del self.dead[sequence]
-        if self.lanes is not None:
-            for sequence, _ in list(self.lanes.sequences()):
-                if sequence >= next_sequence:
-                    self.lanes.done(sequence, sequence + 1)
-        if self.dead:  # a log broken off between a death and the end of its lease: given once more
-            for sequence in self._given() & self.dead.keys():
-                del self.dead[sequence]
-        return forgotten
 
     def forget_idle_consumers(self, seen_before_ms: int) -> int:
         """Forget consumers that hold nothing and were not seen since; returns how many.
@@ -293,7 +268,7 @@ class GroupState:
         ended = self._log(action.consumer).end(action.first, action.next)
         is_done = action.retry_at_ms == NO_RETRY
         self._after_end(action, ended, is_done=is_done)
-        kept_max = kept_of_each(self._in_flight + self.redeliveries.count + len(self.dead))
+        kept_max = kept_of_each(self._in_flight + self.waiting + len(self.dead))
         for lease in ended:
             letter = self.dead.get(lease.first_sequence) if is_done else None
             is_rejected = letter is not None and letter.reason == REJECTED
@@ -351,9 +326,10 @@ class GroupState:
             for sequence, key in zip(action.sequences, action.keys, strict=True):
                 self.lanes.add(sequence, key)
 
-    def _given(self) -> set[int]:
+    def given(self) -> set[int]:
         """What is in flight or waits."""
         runs = [(run.first, run.next) for run in self.redeliveries.runs()]
+        runs += [(run.first, run.next) for run in self.aside.runs]
         for log in self._consumers.values():
             runs += [(lease.first_sequence, lease.next_sequence) for lease in log.leases()]
         return {sequence for run in runs for sequence in range(*run)}

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from qmq_broker.service.delivery.bodies import GroupQueue
 from qmq_broker.service.delivery.filters import TagFilter
 from qmq_broker.service.delivery.groups import GroupState
-from qmq_broker.storage.queues.consume_queue import ConsumeQueue, Entry
+from qmq_broker.storage.queues.consume_queue import Entry
 from qmq_client.wire.deliveries import DeliveryRun
 
 #: Of this many places one is kept for new messages.
@@ -61,7 +62,7 @@ class Turns:
         return share
 
 
-def select(state: GroupState, turns: Turns, queue: ConsumeQueue, room: Room) -> Selection:
+def select(state: GroupState, turns: Turns, queue: GroupQueue, room: Room) -> Selection:
     """The messages for one pull, perhaps none."""
     fresh, passed = _fresh(state, queue, room)
     new_count = sum(run.count for run in fresh)
@@ -82,7 +83,7 @@ def select(state: GroupState, turns: Turns, queue: ConsumeQueue, room: Room) -> 
 
 
 def _fresh(
-    state: GroupState, queue: ConsumeQueue, room: Room
+    state: GroupState, queue: GroupQueue, room: Room
 ) -> tuple[list[DeliveryRun], int | None]:
     """Messages that were never given, and how far the group has come when it is given them all.
 
@@ -99,7 +100,7 @@ def _fresh(
 
 
 def _matching(
-    first: int, wanted: TagFilter, queue: ConsumeQueue, messages_max: int
+    first: int, wanted: TagFilter, queue: GroupQueue, messages_max: int
 ) -> tuple[list[DeliveryRun], int | None]:
     """The next messages whose tag hash fits, and how far that was looked."""
     found: list[int] = []
@@ -149,7 +150,7 @@ def join_runs(runs: Sequence[DeliveryRun]) -> list[DeliveryRun]:
     return joined
 
 
-def _fit(runs: Sequence[DeliveryRun], queue: ConsumeQueue, bytes_max: int) -> Selection:
+def _fit(runs: Sequence[DeliveryRun], queue: GroupQueue, bytes_max: int) -> Selection:
     """Cut to `bytes_max` of records, but at least one message."""
     fitting: list[DeliveryRun] = []
     entries: list[Entry] = []
@@ -168,7 +169,7 @@ def _fit(runs: Sequence[DeliveryRun], queue: ConsumeQueue, bytes_max: int) -> Se
 
 
 def _fitting(
-    run: DeliveryRun, queue: ConsumeQueue, room_bytes: int, *, is_first: bool
+    run: DeliveryRun, queue: GroupQueue, room_bytes: int, *, is_first: bool
 ) -> tuple[list[Entry], int]:
     """The first entries of `run` that fit, and the room they leave."""
     fits: list[Entry] = []
@@ -189,7 +190,7 @@ def _fitting(
     return fits, room_bytes
 
 
-def _lost(queue: ConsumeQueue, first: int, next_sequence: int) -> tuple[int, int] | None:
+def _lost(queue: GroupQueue, first: int, next_sequence: int) -> tuple[int, int] | None:
     """The lost sequences that begin at `first`, within one reading of entries."""
     after = first
     for entry in queue.entries(first, min(ENTRIES_PER_READ, next_sequence - first)):

@@ -1,5 +1,5 @@
 """Actions that move or change a group as a whole: seek, pause, settings, dead letters taken up again,
-messages lost by force. What happens to messages one by one is in `groups.py`.
+messages set aside, messages lost by force. What happens to messages one by one is in `groups.py`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from qmq_broker.service.delivery.redelivery import Redelivery
 from qmq_broker.storage.logs.actions import (
     Action,
+    BroughtBack,
     Configured,
     Paused,
     Purged,
     Replayed,
+    SetAside,
     Skipped,
     Sought,
 )
@@ -31,24 +33,46 @@ def apply_move(state: GroupState, action: Action) -> None:
         case Paused():
             state.is_paused = action.is_paused
         case Sought():
-            state.give_up_all()
-            state.cursor = action.sequence
-            for sequence in state.dead_between(action.sequence, 2**63):
-                del state.dead[sequence]
+            _on_sought(state, action)
         case Replayed():
             _on_replayed(state, action)
         case Purged():
-            for sequence in state.dead_between(action.first, action.next):
-                del state.dead[sequence]
+            _on_purged(state, action)
+        case SetAside():
+            waited = state.redeliveries.take(action.first, action.next)
+            state.aside.put(waited, action.ticket)
+        case BroughtBack():
+            back = state.aside.bring_back(action.sequence, action.copy, action.at_ms)
+            if back is not None:
+                state.redeliveries.add(back)
+
+
+def _on_sought(state: GroupState, action: Sought) -> None:
+    state.give_up_all()
+    state.cursor = action.sequence
+    for sequence in state.dead_between(action.sequence, 2**63):
+        del state.dead[sequence]
+    copies = state.aside.copies
+    for sequence in [one for one in copies if one not in state.dead]:
+        del copies[sequence]
+
+
+def _on_purged(state: GroupState, action: Purged) -> None:
+    for sequence in state.dead_between(action.first, action.next):
+        del state.dead[sequence]
+        state.aside.forget_copies(sequence, sequence + 1)
 
 
 def _on_skipped(state: GroupState, action: Skipped) -> None:
     waiting = state.redeliveries.take(action.first, action.next)
+    for run in waiting:
+        state.aside.forget_copies(run.first, run.next)
     held_before = state.held
     if state.lanes is not None:
         in_range = [one for one, _ in state.lanes.sequences() if action.first <= one < action.next]
         for sequence in in_range:
-            state.lanes.done(sequence, sequence + 1)
+            if not state.aside.holds(sequence):
+                state.lanes.done(sequence, sequence + 1)
     state.lost_count += sum(run.next - run.first for run in waiting)
     state.lost_count += held_before - state.held + max(0, action.next - state.cursor)
     state.cursor = max(state.cursor, action.next)

@@ -13,14 +13,16 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final
 
+from qmq_broker.service.delivery.bodies import GroupQueue, group_queue, read_messages
 from qmq_broker.service.delivery.dead_letters import EXPIRED
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.handing_out import Room, Selection, join_runs, select
+from qmq_broker.service.delivery.holding import first_original
 from qmq_broker.service.delivery.journal import Journal
 from qmq_broker.service.delivery.lanes import key_number
 from qmq_broker.service.delivery.registry import Group
 from qmq_broker.storage.logs.actions import Action, Dead, Keyed, Passed, Skipped
-from qmq_broker.storage.queues.consume_queue import ConsumeQueue, Entry
+from qmq_broker.storage.queues.consume_queue import Entry
 from qmq_broker.storage.store import Store
 from qmq_client.wire.deliveries import DeliveryRun
 from qmq_client.wire.record import EXPIRES_FLAG, FLAGS_POSITION, record_key
@@ -58,7 +60,7 @@ class Picker:
     def pick(self, group: Group, room: Room) -> Picked:
         """What this pull is given; what is passed over meanwhile is written."""
         state = group.state
-        queue = self._store.queue(state.subject)
+        queue = group_queue(self._store, state)
         if queue is None or state.is_paused:
             return Picked()
         for _ in range(PASSES_MAX):
@@ -80,7 +82,7 @@ class Picker:
 
     def _look(self, state: GroupState, selection: Selection, now_ms: int) -> Picked:
         """Read the records, and take out what is not for the group or has expired."""
-        records = self._store.read_records(selection.entries, subject=state.subject)
+        records = read_messages(self._store, state, selection.entries)
         wanted = state.filter if state.lanes is None else None
         if wanted is None and selection.runs and max(map(_flags, records)) < EXPIRES_FLAG:
             return Picked(runs=selection.runs, records=records)
@@ -110,7 +112,7 @@ class Picker:
             picked.passed = Passed(now_ms, state.subject, state.group, come_to)
         return picked
 
-    def _feed(self, state: GroupState, queue: ConsumeQueue, room: Room) -> None:
+    def _feed(self, state: GroupState, queue: GroupQueue, room: Room) -> None:
         """Let an ordered group come to messages until enough are ready, a bounded number."""
         assert state.lanes is not None
         for _ in range(PASSES_MAX):
@@ -150,7 +152,7 @@ class Picker:
         )
         self._journal.write([keyed], state)
 
-    def _may_be_fed(self, state: GroupState, queue: ConsumeQueue) -> bool:
+    def _may_be_fed(self, state: GroupState, queue: GroupQueue) -> bool:
         has_room = state.unsettled < self._unsettled_max
         return state.lanes is not None and has_room and state.cursor < queue.next_sequence
 
@@ -160,8 +162,12 @@ class Picker:
         first = state.cursor if waiting is None else min(state.cursor, waiting.first)
         if state.lanes is not None and state.lanes.ready_count:
             first = min(first, state.lanes.ready(1)[0])
-        if first < first_sequence:
-            self._skip(state, first, first_sequence, now_ms)
+        if first >= first_sequence:
+            return
+        if state.aside.copies:
+            first = first_original(state)
+        for gone in state.aside.without_copies(first, first_sequence):
+            self._skip(state, *gone, now_ms)
 
     def _skip(self, state: GroupState, first: int, next_sequence: int, now_ms: int) -> None:
         skipped = Skipped(now_ms, state.subject, state.group, first, next_sequence)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from typing import Final
+from typing import Final, Self
 
 from qmq_broker.service.delivery.history import History
 from qmq_broker.service.delivery.spans import Spans
@@ -36,7 +36,7 @@ class Redelivery:
     #: What was tried so far.
     history: History = ()
 
-    def cut(self, first: int, next_: int) -> Redelivery:
+    def cut(self, first: int, next_: int) -> Self:
         """The part of this run with these sequences."""
         return replace(self, first=first, next=next_)
 
@@ -44,10 +44,12 @@ class Redelivery:
 class RedeliveryHeap:
     """Runs by sequence (to find them) and by time (to know what is due)."""
 
-    __slots__ = ("_by_time", "_runs")
+    __slots__ = ("_by_time", "_runs", "latest_ms")
 
     def __init__(self) -> None:
         self._runs: Spans[Redelivery] = Spans()
+        #: No run comes later than that; may be more than the last one's time.
+        self.latest_ms = 0
         #: (retry_at_ms, first sequence); an entry whose run is gone or moved is skipped.
         self._by_time: list[tuple[int, int]] = []
 
@@ -63,6 +65,7 @@ class RedeliveryHeap:
     def add(self, run: Redelivery) -> None:
         """Let a run wait. Requires: none of its messages waits already."""
         self._runs.add(run)
+        self.latest_ms = max(self.latest_ms, run.retry_at_ms)
         heappush(self._by_time, (run.retry_at_ms, run.first))
         if len(self._by_time) > _STALE_ENTRIES_MIN + _STALE_ENTRIES_FACTOR * len(self._runs):
             self._by_time = [(run.retry_at_ms, run.first) for run in self._runs]
@@ -105,6 +108,26 @@ class RedeliveryHeap:
         for entry in popped:
             heappush(self._by_time, entry)
         return due
+
+    def far(self, after_ms: int, messages_max: int) -> list[Redelivery]:
+        """Runs that come later than `after_ms`, at most `messages_max` messages; they stay."""
+        if self.latest_ms <= after_ms:
+            return []
+        found: list[Redelivery] = []
+        self.latest_ms, room = 0, messages_max
+        for run in self._runs:
+            self.latest_ms = max(self.latest_ms, run.retry_at_ms)
+            if run.retry_at_ms > after_ms and room:
+                found.append(run.cut(run.first, min(run.next, run.first + room)))
+                room -= found[-1].next - found[-1].first
+        return found
+
+    def is_waiting(self, run: Redelivery) -> bool:
+        """Whether this run, or the one that it was cut from, still waits for its time."""
+        now = self._runs.at(run.first)
+        if now is None or now.next < run.next:
+            return False
+        return (now.attempts, now.retry_at_ms) == (run.attempts, run.retry_at_ms)
 
     def _current(self, retry_at_ms: int, first: int) -> Redelivery | None:
         run = self._runs.at(first)

@@ -114,6 +114,15 @@ class Groups:
         self._check_room_for_consumer(group.state, request.consumer, now_ms)
         return group
 
+    def own(self, defined: GroupDefined) -> Group:
+        """A group of the broker's own, made when it is not there."""
+        group = self._groups.get((defined.subject, defined.group))
+        if group is None:
+            state = new_state(defined)
+            self._journal.write([defined], state)
+            group = self.restore(state, defined.at_ms)
+        return group
+
     def end(self, group: Group, now_ms: int) -> None:
         """Forget a group for good; whoever pulls for it later makes it anew."""
         state = group.state

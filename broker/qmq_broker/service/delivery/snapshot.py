@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from qmq_broker.errors import CorruptionError
+from qmq_broker.service.delivery.aside import AsideRun
 from qmq_broker.service.delivery.dead_letters import DeadLetter
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.history import Attempt
@@ -58,6 +59,18 @@ class WaitingImage(msgspec.Struct, frozen=True, array_like=True):
     history: tuple[Attempt, ...] = ()
 
 
+class AsideImage(msgspec.Struct, frozen=True, array_like=True):
+    """See `AsideRun`."""
+
+    first: int
+    next: int
+    attempts: int
+    retry_at_ms: int
+    error: str
+    history: tuple[Attempt, ...]
+    ticket: int
+
+
 class DeadImage(msgspec.Struct, frozen=True, array_like=True):
     """See `DeadLetter`."""
 
@@ -87,6 +100,10 @@ class GroupImage(msgspec.Struct, frozen=True, array_like=True):
     expired_count: int = 0
     #: Sequence and key of what an ordered group came to and is not done with.
     keyed: tuple[tuple[int, int], ...] = ()
+    #: What is away.
+    aside: tuple[AsideImage, ...] = ()
+    #: Sequence and copy of what came back.
+    copies: tuple[tuple[int, int], ...] = ()
 
 
 class SnapshotImage(msgspec.Struct, frozen=True, array_like=True):
@@ -162,6 +179,19 @@ def _image(state: GroupState) -> GroupImage:
         is_paused=state.is_paused,
         expired_count=state.expired_count,
         keyed=() if state.lanes is None else tuple(state.lanes.sequences()),
+        aside=tuple(
+            AsideImage(
+                run.first,
+                run.next,
+                run.attempts,
+                run.retry_at_ms,
+                run.error,
+                run.history,
+                run.ticket,
+            )
+            for run in state.aside.runs
+        ),
+        copies=tuple(state.aside.copies.items()),
     )
 
 
@@ -190,6 +220,9 @@ def _state(image: GroupImage, shift_ms: int) -> GroupState:
         state.redeliveries.add(Redelivery(**_moved(waiting, "retry_at_ms", shift_ms)))
     for dead in image.dead:
         state.dead[dead.sequence] = DeadLetter(**_moved(dead, "at_ms", shift_ms))
+    for away in image.aside:
+        state.aside.runs.add(AsideRun(**_moved(away, "retry_at_ms", shift_ms)))
+    state.aside.copies.update(image.copies)
     if image.keyed:
         state.restore_lanes(image.keyed)
     return state

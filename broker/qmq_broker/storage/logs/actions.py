@@ -216,6 +216,31 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag=16):
     group: str
 
 
+class SetAside(msgspec.Struct, frozen=True, array_like=True, tag=17):
+    """Messages that waited for their next delivery are away until they are brought back."""
+
+    at_ms: int
+    subject: str
+    group: str
+    #: Consume queue sequences.
+    first: int
+    next: int
+    #: Names this going away for ever.
+    ticket: int
+
+
+class BroughtBack(msgspec.Struct, frozen=True, array_like=True, tag=18):
+    """A message that was away waits again, and is read from its copy."""
+
+    at_ms: int
+    subject: str
+    group: str
+    #: Consume queue sequence of the message.
+    sequence: int
+    #: Consume queue sequence of its copy, in the subject of copies.
+    copy: int
+
+
 Action = (
     GroupDefined
     | Pulled
@@ -233,4 +258,6 @@ Action = (
     | Replayed
     | Purged
     | Ended
+    | SetAside
+    | BroughtBack
 )

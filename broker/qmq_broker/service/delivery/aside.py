@@ -1,0 +1,107 @@
+"""What a group set aside: messages that come back to it later than the redelivery heap looks ahead.
+
+The broker keeps such a message as a delayed message of its own (`setting_aside.py`), so that neither
+the group's room nor the retention of the log waits for it. Here is what the group knows: which of its
+messages are away and under which ticket, and, of those that came back, where the copy stands that is
+read instead of the original, which the retention may have taken meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from qmq_broker.service.delivery.redelivery import Redelivery
+from qmq_broker.service.delivery.spans import Spans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsideRun(Redelivery):
+    """A run of messages that are away; only what names its ticket brings them back."""
+
+    ticket: int
+
+
+class Aside:
+    """Messages of one group that are away, and copies of those that came back.
+
+    A message is away and waits for nothing, or it has a copy and is waiting, in flight or dead.
+    """
+
+    __slots__ = ("copies", "runs")
+
+    def __init__(self) -> None:
+        self.runs: Spans[AsideRun] = Spans()
+        #: Sequence of the message → sequence in the queue of copies.
+        self.copies: dict[int, int] = {}
+
+    @property
+    def count(self) -> int:
+        """Messages that are away."""
+        return self.runs.count
+
+    def put(self, waited: Iterable[Redelivery], ticket: int) -> None:
+        """What waited is away from now on; its copies were copied anew."""
+        for run in waited:
+            self.forget_copies(run.first, run.next)
+            self.runs.add(
+                AsideRun(
+                    first=run.first,
+                    next=run.next,
+                    attempts=run.attempts,
+                    retry_at_ms=run.retry_at_ms,
+                    error=run.error,
+                    history=run.history,
+                    ticket=ticket,
+                )
+            )
+
+    def holds(self, sequence: int) -> bool:
+        """Whether this message is away, or has a copy."""
+        return sequence in self.copies or self.runs.at(sequence) is not None
+
+    def is_away(self, sequence: int, ticket: int) -> bool:
+        """Whether this message is away under this ticket."""
+        run = self.runs.at(sequence)
+        return run is not None and run.ticket == ticket
+
+    def bring_back(self, sequence: int, copy: int, now_ms: int) -> Redelivery | None:
+        """A message is back, its copy stands there; what waits now, None if it was not away."""
+        taken = self.runs.take(sequence, sequence + 1)
+        if not taken:
+            return None
+        (run,) = taken
+        self.copies[sequence] = copy
+        return Redelivery(
+            first=run.first,
+            next=run.next,
+            attempts=run.attempts,
+            retry_at_ms=min(run.retry_at_ms, now_ms),
+            error=run.error,
+            history=run.history,
+        )
+
+    def forget(self, first: int, next_: int) -> None:
+        """The group is done with these, or will come to them anew."""
+        self.runs.take(first, next_)
+        self.forget_copies(first, next_)
+
+    def forget_copies(self, first: int, next_: int) -> None:
+        """The copies of these are needed no more."""
+        if not self.copies:
+            return
+        if next_ - first < len(self.copies):
+            for sequence in range(first, next_):
+                self.copies.pop(sequence, None)
+            return
+        for sequence in [one for one in self.copies if first <= one < next_]:
+            del self.copies[sequence]
+
+    def without_copies(self, first: int, next_: int) -> Iterator[tuple[int, int]]:
+        """The parts of this range that have no copies."""
+        for sequence in sorted(one for one in self.copies if first <= one < next_):
+            if first < sequence:
+                yield first, sequence
+            first = sequence + 1
+        if first < next_:
+            yield first, next_

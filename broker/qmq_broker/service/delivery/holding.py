@@ -1,0 +1,83 @@
+"""A group and what the logs hold: what it still needs of them, and what it must forget of itself."""
+
+from __future__ import annotations
+
+from qmq_broker.service.delivery.groups import GroupState
+
+_BEYOND = 2**63
+
+
+def first_needed(state: GroupState, dead_since_ms: int) -> int:
+    """The lowest sequence of its subject that this group may still be given.
+
+    Dead letters count when they died at or after `dead_since_ms`: they can be replayed. What is
+    away, or came back as a copy, does not count.
+    """
+    copies = state.aside.copies
+    ranges = [(run.first, run.next) for run in state.redeliveries.runs()]
+    ranges += [
+        (lease.first_sequence, lease.next_sequence)
+        for _, log in state.consumers()
+        for lease in log.leases()
+    ]
+    needed = [state.cursor]
+    if copies:
+        needed += [one for run in ranges for one, _ in state.aside.without_copies(*run)]
+    else:
+        needed += [first for first, _ in ranges]
+    if state.lanes is not None:
+        needed += [one for one, _ in state.lanes.sequences() if not state.aside.holds(one)]
+    needed += [
+        one.sequence
+        for one in state.dead.values()
+        if one.at_ms >= dead_since_ms and one.sequence not in copies
+    ]
+    return min(needed)
+
+
+def first_original(state: GroupState) -> int:
+    """The lowest sequence that would be given next from the subject's own queue."""
+    aside = state.aside
+    needed = [state.cursor]
+    for run in state.redeliveries.runs():
+        first = next(aside.without_copies(run.first, run.next), None)
+        if first is not None:
+            needed.append(first[0])
+            break
+    if state.lanes is not None:
+        ready = state.lanes.ready(len(aside.copies) + 1)
+        needed += [one for one in ready if one not in aside.copies]
+    return min(needed)
+
+
+def first_copy(state: GroupState, dead_since_ms: int) -> int | None:
+    """The lowest sequence in the queue of copies that this group may still be given."""
+    dead = state.dead
+    needed = [
+        copy
+        for sequence, copy in state.aside.copies.items()
+        if sequence not in dead or dead[sequence].at_ms >= dead_since_ms
+    ]
+    return min(needed, default=None)
+
+
+def clamp(state: GroupState, next_sequence: int) -> int:
+    """Forget what lies beyond the subject's durable end; returns how many messages that was.
+
+    Called once after replay: messages that a power cut took away cannot be settled any more.
+    """
+    forgotten = max(0, state.cursor - next_sequence)
+    state.cursor = min(state.cursor, next_sequence)
+    state.redeliveries.take(next_sequence, _BEYOND)
+    state.aside.forget(next_sequence, _BEYOND)
+    state.drop_leases_beyond(next_sequence)
+    for sequence in [sequence for sequence in state.dead if sequence >= next_sequence]:
+        del state.dead[sequence]
+    if state.lanes is not None:
+        for sequence, _ in list(state.lanes.sequences()):
+            if sequence >= next_sequence:
+                state.lanes.done(sequence, sequence + 1)
+    if state.dead:  # a log broken off between a death and the end of its lease: given once more
+        for sequence in state.given() & state.dead.keys():
+            del state.dead[sequence]
+    return forgotten

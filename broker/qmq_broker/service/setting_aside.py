@@ -1,0 +1,242 @@
+"""Messages that a group gets again much later: put away with the delayed messages, and brought back.
+
+A message given back for months would hold a place of its group, and its segment of the commit log,
+for so long. So what comes back later than the horizon is copied: the copy is a delayed message of the
+broker's own, and everything that is promised of those holds for it. There and back there are two
+steps each, the truth first::
+
+    there   DELAYED frame with copies, durable   then   SetAside in the action log
+    back    RELEASED frame into `COPIES`         then   BroughtBack in the action log, then Passed
+
+A crash between leaves a copy that no group names (a *ticket* is given once): it is passed over when
+it comes. Seeking or removing the group does the same. So a message comes back once, to its group alone, and
+only if the group still waits for it. Belongs to the loop thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from qmq_broker.errors import BusyError, CorruptionError, PoisonedError
+from qmq_broker.service.delivery.bodies import (
+    Copy,
+    group_queue,
+    pack_copy,
+    read_messages,
+    unpack_copy,
+)
+from qmq_broker.service.delivery.delivery import Delivery
+from qmq_broker.service.delivery.redelivery import Redelivery
+from qmq_broker.service.delivery.registry import Group
+from qmq_broker.service.delivery.waiting import GroupKey
+from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.service.steady import SteadyTime
+from qmq_broker.service.writer import CommitWriter
+from qmq_broker.storage.logs.actions import Action, BroughtBack, GroupDefined, Passed, SetAside
+from qmq_broker.storage.logs.repeats import LOG_LIMITS
+from qmq_broker.storage.queues.consume_queue import Entry
+from qmq_broker.storage.store import Placed, Store
+from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame
+from qmq_client.wire.message_id import MessageIds
+from qmq_client.wire.names import COPIES
+
+_log = logging.getLogger(__name__)
+#: The broker's own group, whose cursor says which copies came back so far.
+BACK_GROUP: Final = "_qmq.back"
+#: Messages and bytes of one frame of copies, and of one pass that brings them back.
+PASS_MESSAGES: Final = 500
+PASS_BYTES: Final = 2 * 1024 * 1024
+PASSES_MAX: Final = 4
+#: Groups are looked through so often, and again so long after the broker had no room.
+INTERVAL_MS: Final = 1_000
+PAUSE_MS: Final = 10_000
+_TICKETS_BITS: Final = 32
+#: Where ids of the broker's own begin: producers draw theirs from 64 bits.
+_OWN_IDS: Final = 0xFFFF_FFFF << 32
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Going:
+    """Messages of one group whose copies wait for their commit."""
+
+    group: Group
+    runs: list[Redelivery]
+    ticket: int
+
+
+class SettingAside:
+    """What is set aside in one broker. `step` is called again and again."""
+
+    def __init__(
+        self,
+        store: Store,
+        delivery: Delivery,
+        writer: CommitWriter,
+        time: SteadyTime,
+        limits: ServiceLimits,
+    ) -> None:
+        """`time` is that of the delivery."""
+        self._store = store
+        self._delivery = delivery
+        self._writer = writer
+        self._time = time
+        self._limits = limits
+        self._next_ms = 0
+        self._going: _Going | None = None
+        #: When a group is tried again that could not be helped.
+        self._not_before: dict[GroupKey, int] = {}
+        #: Tickets and ids of this opening: its epoch is never given to another.
+        self._next_ticket = store.epoch << _TICKETS_BITS
+        self._ids = MessageIds(_OWN_IDS | store.epoch)
+
+    def step(self, now_ms: int) -> bool:
+        """A bounded part in both directions; whether there is more to bring back at once."""
+        is_unfinished = all(self.bring_back(now_ms) for _ in range(PASSES_MAX))
+        if now_ms >= self._next_ms and self._going is None:
+            self._next_ms = now_ms + INTERVAL_MS
+            self._put_away(now_ms)
+        return is_unfinished
+
+    def bring_back(self, now_ms: int) -> bool:
+        """Give copies that came back to their groups, a bounded number; whether there are more."""
+        queue = self._store.queue(COPIES)
+        if queue is None:
+            return False
+        back = self._back_group(now_ms).state
+        first = max(back.cursor, queue.first_sequence)
+        entries = _bounded(queue.entries(first, PASS_MESSAGES))
+        if not entries:
+            return False
+        for sequence, copy in self._read(first, entries):
+            group = self._delivery.registry.find(copy.subject, copy.group)
+            if group is None or not group.state.aside.is_away(copy.sequence, copy.ticket):
+                continue
+            action = BroughtBack(now_ms, copy.subject, copy.group, copy.sequence, sequence)
+            self._delivery.journal.write([action], group.state)
+            self._delivery.after_change(group, now_ms)
+        next_ = first + len(entries)
+        self._delivery.journal.write([Passed(now_ms, COPIES, BACK_GROUP, next_)], back)
+        return next_ < queue.next_sequence
+
+    def _put_away(self, now_ms: int) -> None:
+        """Begin with the next group that has something far off."""
+        after_ms = now_ms + self._limits.redelivery_horizon_ms
+        for group in self._delivery.registry:
+            heap, aside = group.state.redeliveries, group.state.aside
+            if heap.latest_ms <= after_ms or self._not_before.get(group.key, 0) > now_ms:
+                continue
+            room = min(PASS_MESSAGES, self._limits.aside_per_group - aside.count)
+            runs = heap.far(after_ms, max(0, room))
+            if runs and self._begin(group, runs, now_ms):
+                return
+            if heap.latest_ms > after_ms:  # it waits in the heap, and is tried again
+                self._not_before[group.key] = now_ms + PAUSE_MS
+
+    def _begin(self, group: Group, runs: Sequence[Redelivery], now_ms: int) -> bool:
+        """Hand copies of these messages to the writer, as many as fit one frame."""
+        self._back_group(now_ms)
+        going = _Going(group=group, runs=[], ticket=self._next_ticket)
+        self._next_ticket += 1
+        records = self._copies(going, runs, now_ms)
+        if not records:
+            return False
+        frame = build_message_frame({COPIES: records}, kind=FrameKind.DELAYED, limits=LOG_LIMITS)
+        try:
+            self._writer.submit(
+                parse_message_frame(frame, LOG_LIMITS, is_verified=True),
+                lambda outcome: self._on_done(going, outcome),
+            )
+        except (BusyError, PoisonedError) as error:
+            _log.warning("messages not set aside: reason=%s", error)
+            return False
+        self._going = going
+        return True
+
+    def _copies(self, going: _Going, runs: Sequence[Redelivery], now_ms: int) -> list[bytes]:
+        state = going.group.state
+        queue = group_queue(self._store, state)
+        records: list[bytes] = []
+        room_bytes = PASS_BYTES
+        for run in runs:
+            for sequence in range(run.first, run.next):
+                entries = [] if queue is None else queue.entries(sequence, 1)
+                if not entries or not entries[0].record_bytes:
+                    continue  # gone: whoever pulls is told
+                room_bytes -= entries[0].record_bytes
+                if room_bytes < 0 and records:
+                    return records
+                try:
+                    (record,) = read_messages(self._store, state, entries)
+                except CorruptionError as error:  # whoever pulls it is told
+                    _log.error("message not set aside: sequence=%d reason=%s", sequence, error)
+                    continue
+                copy = Copy(state.subject, state.group, sequence, going.ticket, record)
+                records.append(
+                    pack_copy(
+                        copy,
+                        message_id=self._ids.next_id(),
+                        made_at_ms=now_ms,
+                        due_at_ms=run.retry_at_ms,
+                    )
+                )
+                going.runs.append(run.cut(sequence, sequence + 1))
+        return records
+
+    def _on_done(self, going: _Going, outcome: Placed | Exception) -> None:
+        """The copies are durable, or they are not: then everything is as it was."""
+        self._going = None
+        now_ms = self._time.now_ms()
+        if isinstance(outcome, Exception):
+            self._not_before[going.group.key] = now_ms + PAUSE_MS
+            _log.warning("messages not set aside: reason=%s", outcome)
+            return
+        state = going.group.state
+        if self._delivery.registry.find(state.subject, state.group) is not going.group:
+            return
+        actions: list[Action] = []
+        for first, next_ in _joined(
+            [run for run in going.runs if state.redeliveries.is_waiting(run)]
+        ):
+            actions.append(SetAside(now_ms, state.subject, state.group, first, next_, going.ticket))
+        self._delivery.journal.write(actions, state)
+        self._delivery.after_change(going.group, now_ms)
+        self._next_ms = now_ms  # there may be more
+
+    def _back_group(self, now_ms: int) -> Group:
+        return self._delivery.registry.own(
+            GroupDefined(now_ms, COPIES, BACK_GROUP, first_sequence=0, max_attempts=1)
+        )
+
+    def _read(self, first: int, entries: Sequence[Entry]) -> list[tuple[int, Copy]]:
+        found = []
+        for sequence, entry in enumerate(entries, start=first):
+            if not entry.record_bytes:
+                continue
+            try:
+                (record,) = self._store.read_records([entry], subject=COPIES)
+                found.append((sequence, unpack_copy(record)))
+            except CorruptionError as error:  # one message; the others come back
+                _log.error("message not brought back: copy=%d reason=%s", sequence, error)
+        return found
+
+
+def _bounded(entries: Sequence[Entry]) -> Sequence[Entry]:
+    room_bytes = PASS_BYTES
+    for index, entry in enumerate(entries):
+        room_bytes -= entry.record_bytes
+        if room_bytes < 0 and index:
+            return entries[:index]
+    return entries
+
+
+def _joined(runs: Sequence[Redelivery]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for run in runs:
+        if joined and joined[-1][1] == run.first:
+            joined[-1] = (joined[-1][0], run.next)
+        else:
+            joined.append((run.first, run.next))
+    return joined

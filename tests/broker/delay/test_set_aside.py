@@ -1,0 +1,250 @@
+"""Messages given back for longer than the redelivery horizon: away with the delayed messages, and back once,
+to their group alone, whatever happens in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qmq_broker.service.delivery.fates import Fate, fate_of
+from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.service.limits import ServiceLimits
+from qmq_client.wire.errors import InvalidMessageError, InvalidNameError
+from qmq_client.wire.names import COPIES
+from qmq_client.wire.operations import DeadRequest
+from qmq_client.wire.requests import Nack, Settlement
+from qmq_client.wire.start import parse_start
+from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
+from tests.broker.service.rig import GROUP, SUBJECT
+
+DAY_MS = 24 * HOUR_MS
+MONTH_MS = 30 * DAY_MS
+#: A segment holds some few of these.
+LARGE = b"x" * 1_000
+
+
+class AsideRig(DelayRig):
+    """Time, and what is set aside, pass when the test says so."""
+
+    def turn(self) -> None:
+        """What the broker does by time, until nothing changes."""
+        for _ in range(4):
+            self.broker.setting_aside.step(self.now_ms)
+            self.clock.pass_ms(1_000)
+            self.commit()
+        self.broker.delivery.step(self.now_ms)
+
+    def pass_and_turn(self, ms: int) -> None:
+        self.clock.pass_ms(ms)
+        self.release()
+        self.turn()
+
+    def put_away(self, *bodies: bytes) -> None:
+        """Send, hand out, and give back for long."""
+        for body in bodies:
+            self.send(body)
+        self.settle(self.pull().nack(MONTH_MS, "not before spring"))
+        self.turn()
+
+    @property
+    def state(self) -> GroupState:
+        found = self.broker.delivery.group(SUBJECT, GROUP)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[AsideRig]:
+    made = AsideRig(
+        tmp_path,
+        segment_bytes=4096,
+        growth_bytes=1024,
+        retain_ms=HOUR_MS,
+        dedupe_ids=1,
+        checkpoint_ms=1,
+        queue_flush_bytes=1,
+    )
+    yield made
+    made.close()
+
+
+def test_D3_what_is_given_back_for_a_month_comes_back_once_to_its_group_alone(
+    rig: AsideRig,
+) -> None:
+    rig.put_away(b"a", b"b")
+    assert rig.pull(group="other").bodies == [b"a", b"b"]
+    assert (rig.state.aside.count, rig.state.redeliveries.count, rig.state.unsettled) == (2, 0, 0)
+    rig.pass_and_turn(MONTH_MS - DAY_MS)
+    assert rig.pull().bodies == []
+    rig.pass_and_turn(DAY_MS)
+    back = rig.pull()
+    assert (back.bodies, back.attempts, back.sequences) == ([b"a", b"b"], [2, 2], [0, 1])
+    rig.settle(back.ack())
+    rig.pass_and_turn(MONTH_MS)
+    assert rig.pull().bodies == []
+    assert rig.state.aside.copies == {}
+
+
+def test_D3_it_comes_back_when_the_retention_has_taken_the_original(rig: AsideRig) -> None:
+    rig.put_away(LARGE)
+    for _ in range(8):
+        rig.send(LARGE)
+        rig.settle(rig.pull().ack())
+        rig.pass_and_turn(2 * HOUR_MS)
+        rig.broker.step()
+        rig.commit()
+        rig.commit()
+    assert rig.store.first_offset > 0
+    queue = rig.store.queue(SUBJECT)
+    assert queue is not None
+    assert queue.first_sequence > 0
+    rig.restart()
+    rig.pass_and_turn(MONTH_MS)
+    back = rig.pull()
+    assert (back.bodies, back.attempts) == ([LARGE], [2])
+    assert rig.state.lost_count == 0
+
+
+def test_D3_a_kill_between_the_copy_and_its_note_sets_it_aside_once_more(rig: AsideRig) -> None:
+    rig.send(b"a")
+    rig.settle(rig.pull().nack(MONTH_MS))
+    rig.broker.setting_aside.step(rig.now_ms)
+    rig.broker.writer.step()  # the copy is durable, and nobody was told
+    rig.kill()
+    assert rig.state.aside.count == 0
+    rig.turn()
+    assert rig.state.aside.count == 1
+    assert rig.broker.delayed.query.status().subjects == {COPIES: 2}
+    rig.pass_and_turn(MONTH_MS)
+    assert rig.pull().attempts == [2]
+    assert rig.state.waiting == 0
+
+
+def test_D3_a_kill_between_the_release_and_its_note_brings_it_back_once(rig: AsideRig) -> None:
+    rig.put_away(b"a")
+    rig.clock.pass_ms(MONTH_MS)
+    rig.release()
+    rig.kill()
+    rig.turn()
+    rig.kill()
+    rig.turn()
+    assert rig.pull().attempts == [2]
+    assert rig.pull("two").bodies == []
+
+
+def test_D1_a_copy_from_before_a_seek_brings_nothing_back_early(rig: AsideRig) -> None:
+    rig.put_away(b"a")
+    rig.broker.changes.seek(SUBJECT, GROUP, parse_start("earliest"), rig.now_ms)
+    rig.settle(rig.pull().nack(3 * MONTH_MS))
+    rig.turn()
+    rig.pass_and_turn(2 * MONTH_MS)
+    assert rig.state.aside.count == 1
+    assert rig.pull().bodies == []
+    rig.pass_and_turn(MONTH_MS)
+    assert rig.pull().bodies == [b"a"]
+
+
+@pytest.mark.parametrize("change", ["seek", "remove"])
+def test_D4_a_group_that_was_moved_or_removed_gets_nothing_back(rig: AsideRig, change: str) -> None:
+    rig.put_away(b"a", b"b")
+    changes = rig.broker.changes
+    if change == "seek":
+        changes.seek(SUBJECT, GROUP, parse_start("sequence:1"), rig.now_ms)
+    else:
+        changes.remove(SUBJECT, GROUP, rig.now_ms)
+    rig.kill()
+    first = rig.pull()
+    assert first.attempts == [1] * len(first.bodies)
+    rig.settle(first.ack())
+    rig.pass_and_turn(2 * MONTH_MS)
+    assert rig.pull().bodies == []
+
+
+def test_C4_after_the_last_attempt_it_is_a_dead_letter_with_its_body(rig: AsideRig) -> None:
+    rig.put_away(b"a")
+    rig.pass_and_turn(MONTH_MS)
+    rig.settle(rig.pull(max_attempts=2).nack(MONTH_MS, "never"))
+    rig.restart()
+    (letter,) = rig.broker.query.dead_letters(SUBJECT, GROUP, with_records=True)
+    assert (letter.attempts, letter.error, len(letter.history)) == (2, "never", 2)
+    assert letter.record is not None
+    wanted = DeadRequest(subject=SUBJECT, group=GROUP)
+    assert rig.broker.changes.replay(wanted, rig.now_ms).count == 1
+    again = rig.pull()
+    assert (again.bodies, again.attempts) == ([b"a"], [1])
+    rig.settle(again.reject())
+    assert rig.broker.changes.purge(wanted, rig.now_ms).count == 1
+    assert rig.state.aside.copies == {}
+
+
+def test_D3_it_may_go_away_again_and_again(rig: AsideRig) -> None:
+    rig.put_away(b"a")
+    for attempt in range(2, 5):
+        rig.pass_and_turn(MONTH_MS)
+        back = rig.pull()
+        assert (back.bodies, back.attempts) == ([b"a"], [attempt])
+        rig.settle(back.nack(MONTH_MS))
+        rig.turn()
+        rig.restart()
+        assert (rig.state.aside.count, rig.state.aside.copies) == (1, {})
+
+
+def test_C7_in_an_ordered_group_those_behind_it_wait_for_it(rig: AsideRig) -> None:
+    for body in (b"1", b"2"):
+        rig.send(body, key="k")
+    rig.send(b"other", key="o")
+    given = rig.pull(ordered=True)
+    assert given.bodies == [b"1", b"other"]
+    nack = Nack(range=given.part(0), delay_ms=MONTH_MS)
+    rig.settle(Settlement(token=given.token, nacks=(nack,), acks=(given.part(1),)))
+    rig.turn()
+    rig.restart()
+    assert rig.state.aside.count == 1
+    assert rig.pull(ordered=True).bodies == []
+    rig.pass_and_turn(MONTH_MS)
+    back = rig.pull(ordered=True)
+    assert back.bodies == [b"1"]
+    rig.settle(back.ack())
+    assert rig.pull(ordered=True).bodies == [b"2"]
+
+
+def test_what_is_set_aside_is_seen(rig: AsideRig) -> None:
+    rig.put_away(b"a")
+    (status,) = rig.broker.query.groups()
+    assert (status.redelivery, status.set_aside, status.lag) == (1, 1, 0)
+    fate = fate_of(rig.state, 0)
+    assert (fate.state, fate.attempts, fate.error) == (Fate.WAITING, 1, "not before spring")
+    assert fate.at_ms > rig.now_ms + MONTH_MS - DAY_MS
+    (row,) = rig.broker.delayed.query.listed(None, 0, 2**63, 10)
+    assert (row.subject, row.due_at_ms) == (COPIES, fate.at_ms)
+
+
+def test_the_subject_of_copies_is_nobody_elses(rig: AsideRig) -> None:
+    rig.put_away(b"a")
+    rig.pass_and_turn(MONTH_MS)
+    assert [one.subject for one in rig.broker.query.subjects()] == [SUBJECT]
+    assert [one.subject for one in rig.broker.query.groups()] == [SUBJECT]
+    with pytest.raises(InvalidNameError, match="the broker's own"):
+        rig.send(b"a", subject=COPIES)
+    with pytest.raises(InvalidNameError, match="the broker's own"):
+        rig.pull(subject=COPIES)
+
+
+def test_a_wait_beyond_two_years_is_refused(rig: AsideRig) -> None:
+    rig.send(b"a")
+    given = rig.pull()
+    with pytest.raises(InvalidMessageError, match="delay_ms"):
+        rig.settle(given.nack(3 * 366 * DAY_MS))
+    rig.settle(given.nack(2 * 366 * DAY_MS))
+
+
+def test_what_is_over_the_limit_waits_in_the_heap(tmp_path: Path) -> None:
+    rig = AsideRig(tmp_path, limits=ServiceLimits(aside_per_group=2))
+    rig.put_away(b"a", b"b", b"c")
+    assert (rig.state.aside.count, rig.state.redeliveries.count) == (2, 1)
+    rig.pass_and_turn(MONTH_MS)
+    back = rig.pull()
+    assert (sorted(back.bodies), back.attempts) == ([b"a", b"b", b"c"], [2, 2, 2])
+    rig.close()
