@@ -63,7 +63,8 @@ def open_engine(
             remedy=f"The outbox knows {', '.join(KNOWN_DATABASES)}.",
         )
     try:
-        engine = sa.create_engine(url, connect_args=_time_bounds(url, may_create))
+        # One connection is kept; a second, as of a claim ahead, goes when it is not needed any more.
+        engine = sa.create_engine(url, pool_size=1, connect_args=_time_bounds(url, may_create))
     except ImportError as error:
         raise _no_driver(section, url, error) from error
     except sa.exc.ArgumentError as error:

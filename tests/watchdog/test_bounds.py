@@ -12,14 +12,14 @@ from qmq_client.retry import Backoff
 from qmq_client.sections import DatabaseSection, WatchdogSection
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_watchdog.broker_gate import BrokerGate
-from qmq_watchdog.connections import ConnectionBudget
+from qmq_watchdog.connections import CONNECTIONS_PER_RUN, ConnectionBudget
 from qmq_watchdog.daemon import DaemonOptions, SweepJob
 from qmq_watchdog.databases import Database, open_database
 from qmq_watchdog.rate import RowRate
 from qmq_watchdog.sweep import PROBE_ROWS, Sweep
 from tests.services.databases import Database as ServedDatabase
 from tests.watchdog.rows import left, make_database, make_due, put_rows
-from tests.watchdog.transports import HandClock
+from tests.watchdog.transports import HandClock, WatchedTransport
 
 
 def never() -> bool:
@@ -71,6 +71,44 @@ def test_one_row_a_second_is_sent_one_at_a_time() -> None:
     rate.take(1)
     assert rate.allowed(0.99) == 0
     assert rate.allowed(1.0) == 1
+
+
+def test_a_database_at_rest_keeps_one_connection_also_after_claims_ahead(
+    a_server_database: ServedDatabase, broker: MemoryBroker
+) -> None:
+    engine = a_server_database.engine()
+    create_tables(engine)
+    count = {
+        "mysql": "SELECT count(*) FROM information_schema.processlist WHERE db = DATABASE()",
+        "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()",
+    }[a_server_database.kind]
+    database = open_database(DatabaseSection(name="shop", url=a_server_database.url), {})
+    most = [0]
+
+    def look() -> None:
+        with engine.connect() as connection:
+            most.append(connection.exec_driver_sql(count).scalar_one() - 1)
+
+    put_rows(database, 6 * PROBE_ROWS)
+    database.engine.dispose()
+    assert Sweep(database, WatchedTransport(broker, look)).step().sent == 6 * PROBE_ROWS
+    assert max(most) <= CONNECTIONS_PER_RUN
+    look()
+    assert most[-1] == 1
+    database.close()
+
+
+def test_servers_that_are_named_in_the_query_are_told_apart() -> None:
+    """One that is away must not set those of another aside."""
+    urls = (
+        "postgresql://app@/shop?host=/run/one",
+        "postgresql://app@/shop?host=/run/two",
+        "mysql://app@/shop?unix_socket=/run/my",
+        "postgresql://app@db/shop",
+        "postgresql://app@db:5433/shop",
+    )
+    servers = {open_database(DatabaseSection(name="shop", url=url), {}).server for url in urls}
+    assert len(servers) == len(urls)
 
 
 def used(budget: ConnectionBudget, database: Database, *, was_busy: bool) -> None:

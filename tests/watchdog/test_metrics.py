@@ -236,6 +236,19 @@ def test_slow_clients_hold_up_neither_others_nor_the_stop() -> None:
         each.close()
 
 
+def test_it_listens_on_an_address_of_the_sixth_version_too() -> None:
+    daemon = Daemon()
+    try:
+        endpoint = Endpoint("[::1]:0", daemon, Health(daemon))
+    except ConfigurationError:
+        pytest.skip("this machine has no such addresses")
+    endpoint.start()
+    assert endpoint.address.startswith("[::1]:")
+    with urllib.request.urlopen(f"http://{endpoint.address}/healthz", timeout=DEADLINE_S) as answer:
+        assert answer.status == 200
+    endpoint.close()
+
+
 def test_an_address_that_is_taken_is_a_wrong_setting(database: Database) -> None:
     with serving(database, "http://127.0.0.1:1") as url:
         section = WatchdogSection(metrics_listen=url.removeprefix("http://"))
@@ -243,9 +256,11 @@ def test_an_address_that_is_taken_is_a_wrong_setting(database: Database) -> None
             Service(Config(watchdog=section), {})
 
 
-def test_fewer_connections_than_workers_is_a_wrong_setting() -> None:
-    with pytest.raises(ConfigurationError, match="connections_max"):
-        Service(Config(watchdog=WatchdogSection(connections_max=10)), {})
+def test_fewer_connections_than_two_for_each_worker_is_a_wrong_setting() -> None:
+    for connections_max in (10, 63):
+        with pytest.raises(ConfigurationError, match="Give at least 64"):
+            Service(Config(watchdog=WatchdogSection(connections_max=connections_max)), {})
+    Service(Config(watchdog=WatchdogSection(connections_max=64)), {})
 
 
 def test_W1_the_waits_of_an_idle_database_leave_room_in_ten_seconds() -> None:

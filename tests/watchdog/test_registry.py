@@ -14,9 +14,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from qmq_client.commands.root import root
-from qmq_client.config import Config
+from qmq_client.config import DATABASES_MAX, Config
 from qmq_client.errors import ConfigurationError
 from qmq_client.sections import BrokerSection, DatabaseSection, RegistrySection, WatchdogSection
+from qmq_watchdog.metrics import WatchdogCollector
 from qmq_watchdog.registry import Registry
 from qmq_watchdog.service import Service
 from tests.contract.broker_process import BrokerProcess
@@ -115,6 +116,22 @@ def test_a_registry_without_its_table_says_how_to_make_it(tmp_path: Path) -> Non
     )
 
 
+def test_rows_that_are_too_many_are_told_and_not_merely_left_out(tmp_path: Path) -> None:
+    registry = a_registry(tmp_path)
+    names = [f"shop-{number:04}" for number in range(DATABASES_MAX + 1)]
+    with closing(sqlite3.connect(tmp_path / "control.db")) as connection, connection:
+        connection.executemany(
+            "INSERT INTO qmq_database (name, url) VALUES (?, 'postgresql://app@db/shop')",
+            [(name,) for name in names],
+        )
+    content = registry.read()
+    assert [each.name for each in content.enabled()] == names[:-1]
+    (told,) = content.refused.values()
+    assert f"more than 2,000 rows; those after {names[-2]} are left out" in str(told)
+    registry.remove(names[0])
+    assert registry.read().refused == {}
+
+
 class Told(logging.Handler):
     """Waits for an event of the log."""
 
@@ -206,6 +223,14 @@ def test_a_registry_that_is_away_takes_no_database_away(
     job.step(lambda: False)
     assert (job.is_well, job.delay_s > 0) == (False, True)
     assert service.fleet.names == ["a"]
+    assert service.health.look()[1]["troubles"] == {"[registry]": "database_unavailable"}
+    (is_open,) = [
+        sample.value
+        for metric in WatchdogCollector(service.daemon).collect()
+        for sample in metric.samples
+        if sample.name.endswith("breaker_open") and sample.labels["database"] == "[registry]"
+    ]
+    assert is_open == 1
     assert service.daemon.stop(DEADLINE_S)
 
 

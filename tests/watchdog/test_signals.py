@@ -1,4 +1,4 @@
-"""The daemon as a process: SIGHUP, a second SIGTERM, `--once`."""
+"""The daemon as a process: SIGHUP, a second signal to stop, `--once`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_SIGHUP_takes_the_databases_of_the_configuration_as_it_is_now(
     assert left(two[1]) == set()
 
 
-def test_a_second_SIGTERM_ends_a_daemon_that_waits_for_a_sweep(
+def test_a_second_signal_ends_a_daemon_that_waits_for_a_sweep(
     two: list[Database], tmp_path: Path
 ) -> None:
     put_rows(two[0], 1)
@@ -88,12 +88,12 @@ def test_a_second_SIGTERM_ends_a_daemon_that_waits_for_a_sweep(
         reader = threading.Thread(target=daemon.stderr.read)
         reader.start()
         while daemon.poll() is None:
-            daemon.send_signal(signal.SIGTERM)
+            daemon.send_signal(signal.SIGINT)  # whichever of the two it is
             reader.join(0.1)
         reader.join(DEADLINE_S)
         connection.close()
         daemon.stderr.close()
-    assert daemon.returncode in (-signal.SIGTERM, 1)
+    assert daemon.returncode in (-signal.SIGINT, 1)
     assert len(left(two[0])) == 1, "the row is only claimed, and falls due again"
 
 

@@ -43,6 +43,7 @@ from qmq_watchdog.service import Service
 from qmq_watchdog.sources import open_all
 from qmq_watchdog.sweep import Sweep, SweepCounts, SweepOptions
 
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _GRAVEST_FIRST: Final = (WRONG_CALL, UNREACHABLE, ATTENTION)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -229,11 +230,12 @@ def _on_signals() -> tuple[threading.Event, threading.Event]:
     """Events that the first SIGTERM or SIGINT sets, the second one kills; and that SIGHUP sets."""
     stopping, reloading = threading.Event(), threading.Event()
 
-    def on_signal(number: int, _frame: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
+    def on_signal(_number: int, _frame: object) -> None:
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
         stopping.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _STOP_SIGNALS:
         signal.signal(number, on_signal)
     signal.signal(signal.SIGHUP, lambda _number, _frame: reloading.set())
     return stopping, reloading

@@ -48,6 +48,16 @@ class Job(Protocol):
     #: Whether the last step found its database well.
     is_well: bool
 
+    @property
+    def is_in_trouble(self) -> bool:
+        """Whether the last step failed, so that the next one waits for longer."""
+        ...
+
+    @property
+    def trouble(self) -> str:
+        """What it is, one of few words; empty while all is well."""
+        ...
+
     def step(self, is_stopped: Callable[[], bool]) -> object:
         """Do one bounded share of the work."""
         ...

@@ -1,9 +1,9 @@
 """The databases that one watchdog looks after.
 
-Each has a store with a pool of its own that never holds more than one connection at a time here, and
-every connect and every statement ends by itself: a database that is slow or away holds a thread for
-some seconds and nothing that another needs. Opening connects to nothing: a database that is away now
-may be there for the next sweep.
+Each has a store with a pool of its own (`connections.py` bounds all of them together), and every connect
+and every statement ends by itself: a database that is slow or away holds a thread for some seconds
+and nothing that another needs. Opening connects to nothing: a database that is away now may be there
+for the next sweep.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from qmq_client.sections import DatabaseSection, WatchdogSection
 #: Statements that the longest of our transactions may wait for, each as long as it may.
 _STATEMENTS_MAX: Final = 2
 _BUILT_IN: Final = WatchdogSection()
+_PLACES: Final = ("host", "port", "unix_socket")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,7 +52,9 @@ class Database:
         url = self.engine.url
         if url.get_backend_name() == "sqlite":
             return f"sqlite {url.database}"
-        return f"{url.host}:{url.port}"
+        # A socket, or several hosts, are named in the query.
+        places = [url.query[name] for name in _PLACES if name in url.query]
+        return f"{url.host}:{url.port}" if not places else f"{url.host}:{url.port} {places}"
 
     def close(self) -> None:
         """Give up its connections; it may be used again."""
@@ -86,9 +89,13 @@ def limit_in_time(engine: sa.Engine, limits: WatchdogSection) -> None:
     dialect = dialect_of(engine)
     dialect.statement_s_max = limits.statement_s_max
     if engine.dialect.driver == "psycopg":
-        event.listen(engine, "begin", _LimitOnBegin(round(limits.statement_s_max * 1000)))
+        event.listen(engine, "begin", _LimitOnBegin(_statement_ms(limits)))
     # What neither driver nor server ends: a connection that is established and silent.
     dialect.transaction_s_max = _STATEMENTS_MAX * limits.statement_s_max
+
+
+def _statement_ms(limits: WatchdogSection) -> int:
+    return max(1, round(limits.statement_s_max * 1000))  # 0 would be no limit at all
 
 
 def _kept_ms(kept_s: float) -> int | None:
@@ -124,10 +131,9 @@ def _limit_pymysql(options: dict[str, Any], limits: WatchdogSection) -> None:
 
 
 def _limit_psycopg(options: dict[str, Any], limits: WatchdogSection) -> None:
-    statement_ms = round(limits.statement_s_max * 1000)
     options["connect_timeout"] = max(2, round(limits.connect_s_max))  # it takes 1 for 2
     # The server's own bound, which each transaction sets, does not help where nothing arrives any more.
-    options.setdefault("tcp_user_timeout", statement_ms)
+    options.setdefault("tcp_user_timeout", _statement_ms(limits))
     options.setdefault("keepalives_idle", max(1, round(limits.statement_s_max)))
 
 

@@ -19,7 +19,7 @@ from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.errors import ConfigurationError
 from qmq_watchdog.connections import ConnectionBudget
 from qmq_watchdog.daemon import Daemon
-from qmq_watchdog.job import SweepJob
+from qmq_watchdog.job import sweep_jobs
 
 #: From the connection to the end of the answer, however slowly somebody writes or reads.
 _REQUEST_S_MAX: Final = 5.0
@@ -47,13 +47,14 @@ class Health:
         """Whether the daemon is well, and what there is to say."""
         now_s = self._clock.monotonic_s()
         is_well = now_s - self._beat_s <= BEAT_S_MAX
-        jobs = [job for job in self._daemon.jobs().values() if isinstance(job, SweepJob)]
-        ages = {job.name: job.totals.oldest_unsent_s(now_s) for job in jobs}
+        jobs = self._daemon.jobs()
+        sweeps = sweep_jobs(jobs)
+        ages = {job.name: job.totals.oldest_unsent_s(now_s) for job in sweeps}
         oldest = max(ages, key=lambda name: ages[name], default="")
-        in_trouble = [job for job in jobs if job.is_in_trouble]
+        in_trouble = [job for job in jobs.values() if job.is_in_trouble]
         return is_well, {
             "status": "ok" if is_well else "stalled",
-            "databases": len(jobs),
+            "databases": len(sweeps),
             "oldest_unsent_age_s": round(ages.get(oldest, 0.0), 3),
             "oldest_unsent_in": oldest if ages.get(oldest) else None,
             "in_trouble": len(in_trouble),
@@ -72,7 +73,7 @@ class Endpoint:
         handler.health = health  # type: ignore[attr-defined]
         host, _, port = listen.rpartition(":")
         try:
-            self._server = _Server((host.strip("[]"), int(port)), handler)
+            self._server = _Server(host.strip("[]"), int(port), handler)
         except (OSError, OverflowError) as error:
             raise ConfigurationError(
                 setting="watchdog.metrics_listen",
@@ -86,8 +87,8 @@ class Endpoint:
     @property
     def address(self) -> str:
         """Where it listens, with the port that was found when 0 was asked for."""
-        host, port = self._server.server_address[:2]
-        return f"{host if isinstance(host, str) else host.decode()}:{port}"
+        host, port = self._server.socket.getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def start(self) -> None:
         """Answer from now on."""
@@ -106,15 +107,20 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, host: str, port: int, handler: Any) -> None:
         self._room = threading.BoundedSemaphore(_CONNECTIONS_MAX)
-        super().__init__(*arguments)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be made, so none gives the place back
+            self._room.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         ending = threading.Timer(_REQUEST_S_MAX, _end, (request,))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -172,6 +172,7 @@ class SweepJob:
 
     def on_fault(self) -> None:
         """A sweep ended with an error that nobody foresaw; try again, but slowly."""
+        self.is_well = False
         failure = self._outage.on_failure(FAULT)
         self.totals.errors[FAULT] += 1
         self.delay_s = failure.delay_s
@@ -186,19 +187,24 @@ class SweepJob:
         self, counts: SweepCounts, is_stopped: Callable[[], bool], *, is_to_sweep: bool
     ) -> None:
         """Whatever needs the database's connections."""
-        with self.database.lock:
+        try:
+            with self.database.lock:
+                if self._budget is not None:
+                    self._budget.take(self.database)
+                if is_to_sweep:
+                    self._do_sweep(counts, is_stopped)
+                if counts.error is None:
+                    self._look_after(counts, is_stopped)
+        finally:
             if self._budget is not None:
-                self._budget.take(self.database)
-            if is_to_sweep:
-                started_s = self._clock.monotonic_s()
-                self._sweep.step(is_stopped, counts)
-                self._tell_gate(counts)
-                self.totals.add(counts)
-                self.totals.seconds += self._clock.monotonic_s() - started_s
-            if counts.error is None:
-                self._look_after(counts, is_stopped)
-        if self._budget is not None:
-            self._budget.give_back(self.database, was_busy=counts.claimed > 0)
+                self._budget.give_back(self.database, was_busy=counts.claimed > 0)
+
+    def _do_sweep(self, counts: SweepCounts, is_stopped: Callable[[], bool]) -> None:
+        started_s = self._clock.monotonic_s()
+        self._sweep.step(is_stopped, counts)
+        self._tell_gate(counts)
+        self.totals.add(counts)
+        self.totals.seconds += self._clock.monotonic_s() - started_s
 
     def _is_chore_due(self) -> bool:
         return self._clock.monotonic_s() - self._chores_at_s >= self._options.chore_s
@@ -292,6 +298,11 @@ class SweepJob:
         if self._clock.monotonic_s() - self._busy_at_s >= self._options.idle_after_s:
             poll_s = max(poll_s, self._options.idle_poll_s)
         return poll_s * (1.0 - _POLL_JITTER * self._random())
+
+
+def sweep_jobs(jobs: Mapping[str, object]) -> list[SweepJob]:
+    """Those of the jobs that sweep a database."""
+    return [job for job in jobs.values() if isinstance(job, SweepJob)]
 
 
 def kind_of(error: QmqError) -> str:

@@ -1,7 +1,7 @@
 """What the daemon shows to Prometheus, made from what its jobs remember when somebody asks.
 
-A scrape asks no database. The label `database` has as many values as there are databases now, at most
-`DATABASES_MAX`; one that was removed vanishes. `kind` and `state` are from short, fixed lists. No
+A scrape asks no database. The label `database` has as many values as there are databases now, and one
+for the registry; one that was removed vanishes. `kind` and `state` are from short, fixed lists. No
 subject, no message id, no error text becomes a label.
 """
 
@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_watchdog.connections import ConnectionBudget
 from qmq_watchdog.daemon import Daemon, Job
-from qmq_watchdog.job import SweepJob
+from qmq_watchdog.job import SweepJob, sweep_jobs
 
 _PREFIX: Final = "qmq_watchdog"
 _COUNTERS: Final = {
@@ -42,11 +42,13 @@ class WatchdogCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All metrics of this moment."""
-        jobs = sweep_jobs(self._daemon.jobs())
+        all_jobs = self._daemon.jobs()
+        jobs = sweep_jobs(all_jobs)
         yield from self._ages(jobs)
         yield from self._rows(jobs)
         yield from _counters(jobs)
-        yield from _troubles(jobs)
+        yield _breakers(all_jobs)
+        yield _errors(jobs)
         yield from self._threads(jobs)
 
     def _ages(self, jobs: list[SweepJob]) -> Iterator[Metric]:
@@ -85,11 +87,6 @@ class WatchdogCollector(Collector):
             yield GaugeMetricFamily(f"{_PREFIX}_kept_connections", text, self._budget.kept)
 
 
-def sweep_jobs(jobs: Mapping[str, Job]) -> list[SweepJob]:
-    """Those of the jobs that sweep a database."""
-    return [job for job in jobs.values() if isinstance(job, SweepJob)]
-
-
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"{_PREFIX}_{name}", text, labels=["database", *labels])
 
@@ -108,14 +105,18 @@ def _counters(jobs: list[SweepJob]) -> Iterator[Metric]:
     yield seconds
 
 
-def _troubles(jobs: list[SweepJob]) -> Iterator[Metric]:
-    is_open = _gauge("breaker_open", "1 while the database or the broker is away for it.")
+def _breakers(jobs: Mapping[str, Job]) -> Metric:
+    is_open = _gauge("breaker_open", "1 while the database, or the broker for it, is away.")
+    for name, job in jobs.items():
+        is_open.add_metric([name], int(job.is_in_trouble))
+    return is_open
+
+
+def _errors(jobs: list[SweepJob]) -> Metric:
     errors = CounterMetricFamily(
         f"{_PREFIX}_errors", "Sweeps that failed, by kind.", labels=["database", "kind"]
     )
     for job in jobs:
-        is_open.add_metric([job.name], int(job.is_in_trouble))
         for kind, count in sorted(job.totals.errors.copy().items()):
             errors.add_metric([job.name, kind], count)
-    yield is_open
-    yield errors
+    return errors

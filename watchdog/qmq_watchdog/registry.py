@@ -27,6 +27,8 @@ from qmq_watchdog.databases import limit_in_time
 
 _PASSWORD_VARIABLE: Final = re.compile(r"\A[A-Z0-9_]*PASSWORD[A-Z0-9_]*\Z")
 _NAME: Final = "registry"
+#: What a list calls the rows that are too many; no database can have this name.
+_REST: Final = "[others]"
 _URL_CHARACTERS_MAX: Final = 1_024
 
 
@@ -79,10 +81,14 @@ class Registry:
     def read(self) -> RegistryContent:
         """All rows, by name; those that cannot be meant with the reason."""
         content = RegistryContent()
-        query = sa.select(self._table).order_by(self._table.c.name).limit(DATABASES_MAX)
+        query = sa.select(self._table).order_by(self._table.c.name).limit(DATABASES_MAX + 1)
         with self._connect() as connection:
             rows = connection.execute(query).mappings().all()
-        for row in rows:
+        if len(rows) > DATABASES_MAX:
+            value = f"more than {DATABASES_MAX:,} rows; those after {rows[-2]['name']} are left out"
+            remedy = "Run another watchdog, with a table of its own, for the others."
+            content.refused[_REST] = _refused(_REST, value, remedy)
+        for row in rows[:DATABASES_MAX]:
             name = str(row["name"])
             try:
                 content.databases.append(self._read_row(row))

@@ -12,7 +12,7 @@ from typing import Final
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError
 from qmq_watchdog.events import log_event
 from qmq_watchdog.fleet import Fleet
-from qmq_watchdog.job import DaemonOptions, kind_of
+from qmq_watchdog.job import FAULT, DaemonOptions, kind_of
 from qmq_watchdog.outage import Outage
 from qmq_watchdog.registry import Registry
 
@@ -42,8 +42,13 @@ class RegistryJob:
 
     @property
     def is_in_trouble(self) -> bool:
-        """Whether the last look failed."""
+        """See `Job`."""
         return self._outage.failures > 0
+
+    @property
+    def trouble(self) -> str:
+        """See `Job`."""
+        return self._outage.kind
 
     def step(self, is_stopped: Callable[[], bool]) -> None:
         """One look; see `Job`."""
@@ -70,7 +75,7 @@ class RegistryJob:
 
     def on_fault(self) -> None:
         """See `Job`."""
-        self.is_well, self.delay_s = False, self._outage.on_failure("fault").delay_s
+        self.is_well, self.delay_s = False, self._outage.on_failure(FAULT).delay_s
 
     def close(self) -> None:
         """See `Job`."""

@@ -21,7 +21,7 @@ from qmq_client.sections import DatabaseSection
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
 from qmq_watchdog.broker_gate import BrokerGate
-from qmq_watchdog.connections import ConnectionBudget
+from qmq_watchdog.connections import CONNECTIONS_PER_RUN, ConnectionBudget
 from qmq_watchdog.daemon import Daemon
 from qmq_watchdog.databases import open_database
 from qmq_watchdog.endpoint import Endpoint, Health
@@ -56,12 +56,14 @@ class Service:
         self._clock = clock
         self._random = random
         limits = config.watchdog
-        kept_max = limits.connections_max - limits.workers - limits.aside_workers
+        in_use_max = CONNECTIONS_PER_RUN * (limits.workers + limits.aside_workers)
+        kept_max = limits.connections_max - in_use_max
         if kept_max < 0:
             raise ConfigurationError(
                 setting="watchdog.connections_max",
-                value=f"{limits.connections_max}, fewer than workers and aside_workers together",
-                remedy=f"Give at least {limits.workers + limits.aside_workers}, or fewer workers.",
+                value=f"{limits.connections_max}, fewer than {CONNECTIONS_PER_RUN} for each of "
+                "workers and aside_workers",
+                remedy=f"Give at least {in_use_max}, or fewer workers.",
             )
         self._options = DaemonOptions.from_config(limits)
         self._transport = HttpTransport(BrokerAddress.of_section(config.broker))
