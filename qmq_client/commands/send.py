@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ import msgspec
 
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.commands.broker_json import broker_address, broker_options, print_json
+from qmq_client.commands.times import TIME
 from qmq_client.errors import ConfigurationError
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import Message, message_to_record
@@ -41,6 +43,7 @@ _BATCH: Final = 500
 )
 @click.option("--id", "message_id", help="Id of the message, 32 hex digits.")
 @click.option("--delay", type=float, metavar="SECONDS", help="Deliver it after so long.")
+@click.option("--deliver-at", type=TIME, help="Deliver it then; ISO 8601, UTC without a zone.")
 @click.option("--ttl", type=float, metavar="SECONDS", help="Of no use after so long.")
 @broker_options
 def send(
@@ -77,6 +80,7 @@ def send(
                     headers=headers,
                     message_id=parts["message_id"],
                     delay=parts["delay"],
+                    deliver_at=_moment(parts["deliver_at"]),
                     ttl=parts["ttl"],
                 )
                 for text in batch
@@ -119,6 +123,10 @@ def _body(text: bytes, kind: str) -> Any:
         raise ConfigurationError(
             setting="body", value=f"is not JSON ({error})", remedy="Mend it, or give --as text."
         ) from error
+
+
+def _moment(time_ms: int | None) -> datetime | None:
+    return None if time_ms is None else datetime.fromtimestamp(time_ms / 1000, UTC)
 
 
 def _header(text: str) -> tuple[str, str]:

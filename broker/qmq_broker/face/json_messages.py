@@ -1,7 +1,8 @@
 """Messages as JSON, for people and other languages: send requests in, deliveries out.
 
 In a send, `body` is a text (kept as text) or any other JSON value (kept as the JSON that was given,
-byte for byte), `body_base64` is bytes; a message without an id gets one. Out, a body comes back the
+byte for byte), `body_base64` is bytes; a message without an id gets one; one with a delay is given
+later. Out, a body comes back the
 way it went in; bytes that are not what their kind says come as `body_base64`, and a record that
 cannot be decoded at all comes whole as `record_base64` with the reason: it is never hidden.
 """
@@ -18,10 +19,11 @@ import msgspec
 from qmq_broker.service.delivery.delivery import HandOut
 from qmq_broker.service.delivery.fates import PastAttempt
 from qmq_broker.service.query import DeadLetterStatus
+from qmq_client.wire.due import check_due
 from qmq_client.wire.errors import EncodingError, InvalidMessageError, ProtocolError
-from qmq_client.wire.frame import build_message_frame
+from qmq_client.wire.frame import FrameKind, build_message_frame
 from qmq_client.wire.limits import Limits
-from qmq_client.wire.message_id import format_message_id, parse_message_id
+from qmq_client.wire.message_id import LEAVE_OUT, format_message_id, parse_message_id
 from qmq_client.wire.names import shorten
 from qmq_client.wire.record import BodyKind, Record, decode_record, encode_record
 from qmq_client.wire.requests import Natural
@@ -39,6 +41,10 @@ class JsonMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     message_id: str | None = None
     #: Ms since 1970 UTC; not given any more from then on.
     expires_at_ms: Natural | None = None
+    #: Given so many ms after the request …
+    delay_ms: Natural | None = None
+    #: … or at this time, ms since 1970 UTC.
+    deliver_at_ms: Natural | None = None
 
 
 class JsonSend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,6 +62,7 @@ class JsonDelivered(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     message_id: str = ""
     born_at_ms: int = 0
     expires_at_ms: int | None = None
+    deliver_at_ms: int | None = None
     key: str | None = None
     tags: tuple[str, ...] = ()
     headers: dict[str, str] = {}
@@ -83,7 +90,9 @@ def json_to_frame(
     ids: list[str] = []
     for message in request.messages:
         message_id = (
-            new_id() if message.message_id is None else parse_message_id(message.message_id)
+            new_id()
+            if message.message_id is None
+            else parse_message_id(message.message_id, remedy=LEAVE_OUT)
         )
         ids.append(format_message_id(message_id))
         body_kind, body = _body_in(message)
@@ -96,10 +105,12 @@ def json_to_frame(
             tags=message.tags,
             headers=tuple(message.headers.items()),
             born_at_ms=now_ms,
+            due_at_ms=_due_at_ms(message, now_ms, limits),
             expires_at_ms=message.expires_at_ms,
         )
         records.setdefault(message.subject, []).append(encode_record(record, limits))
-    return build_message_frame(records, limits=limits), tuple(ids)
+    kind = _kind(request)
+    return build_message_frame(records, kind=kind, limits=limits), tuple(ids)
 
 
 def deliveries_to_json(given: HandOut) -> bytes:
@@ -173,12 +184,46 @@ def record_to_json(
         message_id=format_message_id(record.message_id),
         born_at_ms=record.born_at_ms,
         expires_at_ms=record.expires_at_ms,
+        deliver_at_ms=record.due_at_ms,
         key=record.key,
         tags=record.tags,
         headers=dict(record.headers),
         body=body,
         body_base64=_base64(record.body) if body is None else None,
     )
+
+
+def _kind(request: JsonSend) -> FrameKind:
+    """One request is one frame, and delayed messages are in frames of their own."""
+    delayed = sum(map(_is_delayed, request.messages))
+    if delayed not in (0, len(request.messages)):
+        raise InvalidMessageError(
+            field="messages",
+            limit="all of them with delay_ms or deliver_at_ms, or none",
+            value=f"{delayed} of {len(request.messages)}",
+            remedy="Send two requests.",
+        )
+    return FrameKind.DELAYED if delayed else FrameKind.MESSAGES
+
+
+def _is_delayed(message: JsonMessage) -> bool:
+    return message.delay_ms is not None or message.deliver_at_ms is not None
+
+
+def _due_at_ms(message: JsonMessage, now_ms: int, limits: Limits) -> int | None:
+    if message.delay_ms is not None and message.deliver_at_ms is not None:
+        raise InvalidMessageError(
+            field="delay_ms",
+            limit="delay_ms or deliver_at_ms",
+            value="both",
+            remedy="Give one of them.",
+        )
+    if message.delay_ms is not None:
+        check_due(now_ms + message.delay_ms, now_ms, limits, field="delay_ms")
+        return now_ms + message.delay_ms
+    if message.deliver_at_ms is not None:
+        check_due(message.deliver_at_ms, now_ms, limits, field="deliver_at_ms")
+    return message.deliver_at_ms
 
 
 def _body_in(message: JsonMessage) -> tuple[BodyKind, bytes]:

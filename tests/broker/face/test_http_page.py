@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 from pathlib import Path
 
 from qmq_broker.face.admin import admin_app
@@ -10,7 +12,9 @@ from qmq_broker.face.answers import statuses
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.hot import HotRoutes
 from qmq_broker.face.limits import FaceLimits
+from tests.broker.face.process import BrokerProcess
 from tests.broker.service.rig import Rig
+from tests.tidy.markdown import blocks
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "http.md").read_text(encoding="utf-8")
 
@@ -37,3 +41,15 @@ def test_the_page_explains_every_exit_code() -> None:
     table = PAGE.split("## How the process ends")[1]
     listed = {int(number) for number in re.findall(r"^\| (\d) \|", table, re.MULTILINE)}
     assert listed == set(ExitCode)
+
+
+def test_the_shell_lines_of_the_page_do_what_they_say(tmp_path: Path) -> None:
+    (block,) = [one.text for one in blocks(PAGE) if one.language == "sh"]
+    with BrokerProcess(tmp_path / "data") as broker:
+        script = block.replace("http://127.0.0.1:9470", broker.url)
+        ended = subprocess.run(["sh", "-ec", script], capture_output=True, timeout=60, check=False)
+        assert ended.returncode == 0, (ended.stdout, ended.stderr)
+        sent, rest = json.JSONDecoder().raw_decode(ended.stdout.decode())
+        (row,) = json.loads(ended.stdout.decode()[rest:])["delayed"]
+    assert (row["message_id"], row["state"]) == (sent["message_ids"][0], "pending")
+    assert row["due_at_ms"] - sent["stored_at_ms"] in range(890_000, 900_001)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from qmq_broker.storage.logs.repeats import is_same_message
 from qmq_client.wire.frame import build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record, encode_record
@@ -113,3 +114,28 @@ def test_B7_a_refused_frame_leaves_its_other_ids_free() -> None:
     refused = parse_message_frame(build_message_frame({"orders": [new.record(0), other]}))
     assert world.store.append([refused])[0].conflict == message_id
     assert world.send(new)[0].duplicates == 0
+
+
+def test_B7_a_message_that_is_made_anew_under_its_id_is_a_repeat() -> None:
+    content = {"message_id": MessageIds(9).next_id(), "subject": "orders", "body": b"body"}
+
+    def made(born_at_ms: int, **changes: object) -> bytes:
+        given = {**content, "born_at_ms": born_at_ms, "key": "k", "tags": ("t",), **changes}
+        return encode_record(Record(**given))  # type: ignore[arg-type]
+
+    later = {"due_at_ms": 500, "expires_at_ms": 900}
+    for first, again in (
+        (made(1), made(7)),
+        (made(1, **later), made(7, **later)),
+        (made(1, **later), made(7, due_at_ms=506, expires_at_ms=906)),
+    ):
+        assert is_same_message(first, again)
+    for first, other in (
+        (made(1), made(7, body=b"ydob")),
+        (made(1), made(7, key="l")),
+        (made(1), made(7, tags=("u",))),
+        (made(1, **later), made(7, due_at_ms=501, expires_at_ms=900)),
+        (made(1, **later), made(7, due_at_ms=500, expires_at_ms=901)),
+        (made(1, due_at_ms=5), made(1, expires_at_ms=5)),
+    ):
+        assert not is_same_message(first, other)

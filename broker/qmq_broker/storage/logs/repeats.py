@@ -1,7 +1,7 @@
 """Telling new messages from repeats: a message id is stored once within the dedupe window.
 
-A repeat with the same bytes under the same subject is answered with its first place and not stored
-again; with other bytes the whole frame is refused. A frame that mixes new messages and repeats is
+A repeat with the same content under the same subject is answered with its first place and not stored
+again; with other content the whole frame is refused. A frame that mixes new messages and repeats is
 built anew without the repeats. What earlier frames of the same append hold counts as well.
 
 The common frame, with nothing remembered of it, passes with one look-up for each run of its ids.
@@ -9,6 +9,7 @@ The common frame, with nothing remembered of it, passes with one look-up for eac
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,7 +18,13 @@ from qmq_broker.storage.logs.dedupe_window import DedupeWindow, IdRun, IdRunPlac
 from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.limits import Limits
 from qmq_client.wire.message_id import split_message_id
-from qmq_client.wire.record import record_message_id
+from qmq_client.wire.record import (
+    DELAYED_FLAG,
+    EXPIRES_FLAG,
+    FLAGS_POSITION,
+    RECORD_FIXED_BYTES,
+    record_message_id,
+)
 from qmq_client.wire.requests import SubjectPlace
 
 #: For frames that stand in the log already: they passed the limits of their day.
@@ -29,6 +36,12 @@ LOG_LIMITS: Final = Limits(
     frame_bytes=1024 * 1024 * 1024,
     records_per_frame=1_000_000,
 )
+_TIME: Final = struct.Struct(">Q")
+#: Lengths of key, tags and headers, behind the flags.
+_LENGTHS: Final = struct.Struct(">BHH")
+_BORN_POSITION: Final = RECORD_FIXED_BYTES - _TIME.size
+#: Between the checksum and the first time.
+_HEAD: Final = slice(4, _BORN_POSITION)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -149,12 +162,13 @@ class RepeatFinder:
                 verdict.origins.append((fresh, len(own) - 1))
                 continue
             if source is None:
-                index, *content = own[message_id]
+                index, stored_subject, stored_record = own[message_id]
                 source = fresh
             else:
                 index = source.index_of(message_id)
-                content = [source.subject_of(index), source.frame.record(index)]
-            if content != [subject, record]:
+                stored_subject = source.subject_of(index)
+                stored_record = source.frame.record(index)
+            if stored_subject != subject or not is_same_message(stored_record, record):
                 return Verdict(stored=None, conflict=message_id)
             verdict.origins.append((source, index))
             verdict.repeats += 1
@@ -163,6 +177,42 @@ class RepeatFinder:
             fresh.runs = id_runs(fresh.frame)
             verdict.stored = fresh
         return verdict
+
+
+def is_same_message(record: bytes, other: bytes) -> bool:
+    """Whether two records of one id and subject are one message that was sent twice.
+
+    When it was made does not matter, nor times that were counted from then: whoever sends again from
+    a shell or through another client makes the record anew.
+    """
+    if record == other:
+        return True
+    if len(record) != len(other) or record[_HEAD] != other[_HEAD]:
+        return False
+    times, rest = _times(record)
+    other_times, other_rest = _times(other)
+    moved_ms = other_times[0] - times[0]
+    is_as_late = all(
+        after_ms - before_ms in (0, moved_ms)
+        for before_ms, after_ms in zip(times, other_times, strict=True)
+    )
+    return is_as_late and rest == other_rest
+
+
+def _times(record: bytes) -> tuple[list[int], bytes]:
+    """When it was made, is due and expires, as far as it says so; and what is around these."""
+    key_bytes, tags_bytes, headers_bytes = _LENGTHS.unpack_from(record, FLAGS_POSITION + 1)
+    flags, parts, times = record[FLAGS_POSITION], [], [_TIME.unpack_from(record, _BORN_POSITION)[0]]
+    position = RECORD_FIXED_BYTES
+    if flags & DELAYED_FLAG:
+        times.append(_TIME.unpack_from(record, position)[0])
+        position += _TIME.size
+    if flags & EXPIRES_FLAG:
+        after = position + key_bytes + tags_bytes + headers_bytes
+        parts.append(record[position:after])
+        times.append(_TIME.unpack_from(record, after)[0])
+        position = after + _TIME.size
+    return times, b"".join((*parts, record[position:]))
 
 
 def _is_before(run: IdRun, other: IdRun) -> bool:
