@@ -15,11 +15,14 @@ from qmq_watchdog.broker_gate import BrokerGate
 from qmq_watchdog.connections import CONNECTIONS_PER_RUN, ConnectionBudget
 from qmq_watchdog.daemon import DaemonOptions, SweepJob
 from qmq_watchdog.databases import Database, open_database
+from qmq_watchdog.once import sweep_all
 from qmq_watchdog.rate import RowRate
 from qmq_watchdog.sweep import PROBE_ROWS, Sweep
 from tests.services.databases import Database as ServedDatabase
 from tests.watchdog.rows import left, make_database, make_due, put_rows
 from tests.watchdog.transports import HandClock, WatchedTransport
+
+DEADLINE_S = 30.0
 
 
 def never() -> bool:
@@ -50,6 +53,31 @@ def test_the_rate_of_a_database_is_bounded_and_it_comes_back_when_more_may_go(
     assert 9.0 <= clock.elapsed_s <= 10.5
     assert job.totals.sweeps < 50, "a few rows each time, not one"
     database.close()
+
+
+def test_a_single_pass_goes_on_at_the_rate_of_a_database_until_nothing_is_due(
+    tmp_path: Path, broker: MemoryBroker
+) -> None:
+    database = limited(tmp_path / "shop.db", 400)
+    put_rows(database, 600)
+    sweep = Sweep(database, MemoryTransport(broker))
+    results, are_all_ended = sweep_all([sweep], DEADLINE_S)
+    counts = results["shop"]
+    assert (counts.sent, counts.is_cut_short, counts.parked_total) == (600, False, 0)
+    assert are_all_ended
+    assert left(database) == set()
+
+
+def test_a_single_pass_whose_time_is_over_leaves_the_rest_and_says_so(
+    tmp_path: Path, broker: MemoryBroker
+) -> None:
+    database = limited(tmp_path / "shop.db", 1)
+    put_rows(database, 50)
+    sweep = Sweep(database, MemoryTransport(broker))
+    limits = WatchdogSection(sweep_s_max=0.5)
+    results, are_all_ended = sweep_all([sweep], DEADLINE_S, limits=limits)
+    assert (results["shop"].sent, results["shop"].is_cut_short) == (1, True)
+    assert are_all_ended
 
 
 def test_a_pause_earns_no_burst() -> None:

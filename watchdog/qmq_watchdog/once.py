@@ -1,11 +1,13 @@
 """One sweep of every database: for cron and for a person at a terminal.
 
 On the same few threads as the daemon's, so one that hangs costs the others nothing; when the deadline
-comes, those without a result are reported as not reached and left behind.
+comes, those without a result are reported as not reached and left behind. A database whose rate is
+limited rests between its batches without a thread, and goes on until `sweep_s_max` is over.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,7 +20,7 @@ from qmq_watchdog.sweep import Sweep, SweepCounts
 from qmq_watchdog.workers import Workers
 
 _BUILT_IN: Final = WatchdogSection()
-#: How often to look for those that hang.
+#: How often to look for those that hang, and for those that have rested.
 _LOOK_S: Final = 0.25
 _SLOW_S: Final = 2.0
 
@@ -34,48 +36,88 @@ def sweep_all(
 
     A sweep that has not ended goes on in its thread; the caller should end the process.
     """
-    results: dict[str, SweepCounts] = {}
+    one_pass = _Pass(limits, clock)
+    is_ended = one_pass.run(sweeps, deadline_s)
+    results = {
+        sweep.name: one_pass.results.get(sweep.name) or _late(sweep.name, deadline_s)
+        for sweep in sweeps
+    }
+    return results, is_ended
 
-    def sweep_one(sweep: Sweep) -> bool:
+
+class _Pass:
+    """The sweeps under way. `run` belongs to one thread, the rest to the workers."""
+
+    def __init__(self, limits: WatchdogSection, clock: Clock) -> None:
+        self._clock = clock
+        self._rest_until_s_max = clock.monotonic_s() + limits.sweep_s_max
+        self._lock = threading.Lock()
+        #: Those that rest, when they go on, and what they have done so far.
+        self._resting: dict[Sweep, float] = {}
+        self._counts: dict[Sweep, SweepCounts] = {}
+        #: Of the sweeps that have ended, by name.
+        self.results: dict[str, SweepCounts] = {}
+        self._workers: Workers[Sweep] = Workers(
+            self._sweep_one,
+            threads=limits.workers,
+            aside_max=limits.aside_workers,
+            slow_s=_SLOW_S,
+            clock=clock,
+        )
+
+    def run(self, sweeps: Sequence[Sweep], deadline_s: float) -> bool:
+        """Until all have ended, or the deadline comes; whether they have."""
+        end_s = self._clock.monotonic_s() + deadline_s
+        for sweep in sweeps:
+            self._workers.offer(sweep)
+        pause = threading.Event()  # that nobody ends
+        while not (is_ended := self._workers.wait_idle(_LOOK_S) and not self._resting):
+            if self._clock.monotonic_s() >= end_s:
+                break
+            self._workers.look()
+            if not self._offer_rested():
+                pause.wait(_LOOK_S)
+        self._workers.stop()
+        return is_ended
+
+    def _offer_rested(self) -> bool:
+        """Let those go on that have rested; False when there is nothing to do but wait."""
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            rested = [sweep for sweep, until_s in self._resting.items() if until_s <= now_s]
+            for sweep in rested:
+                del self._resting[sweep]
+            is_waiting = bool(self._resting) and not rested
+        for sweep in rested:
+            self._workers.offer(sweep)
+        return not is_waiting
+
+    def _sweep_one(self, sweep: Sweep) -> bool:
+        """One share of a sweep; whether its database was well."""
+        counts = self._counts.setdefault(sweep, SweepCounts())
         try:
-            counts = _sweep_and_count(sweep)
-        except (
-            Exception
-        ) as fault:  # the top of a thread: no fault may cost the report of the others
+            counts.is_cut_short, counts.rate_wait_s = False, 0.0
+            sweep.step(counts=counts)
+            if self._rests(sweep, counts):
+                return True
+            if counts.error is None:
+                sweep.count_parked(counts)
+        except Exception as fault:  # the top of a thread: no fault may cost the others' report
             LOGGER.exception("sweep.fault database=%s", sweep.name)
             text = mask_secrets(f"database {sweep.name}: {type(fault).__name__}: {fault}")
-            counts = SweepCounts(error=DatabaseUnavailableError(text))
-        results[sweep.name] = counts
+            counts.error = DatabaseUnavailableError(text)
+        sweep.database.close()  # done with: hundreds need not stay connected
+        self.results[sweep.name] = counts
         return counts.error is None
 
-    workers = Workers(
-        sweep_one,
-        threads=limits.workers,
-        aside_max=limits.aside_workers,
-        slow_s=_SLOW_S,
-        clock=clock,
-    )
-    for sweep in sweeps:
-        workers.offer(sweep)
-    end_s = clock.monotonic_s() + deadline_s
-    while not (is_idle := workers.wait_idle(_LOOK_S)) and clock.monotonic_s() < end_s:
-        workers.look()
-    workers.stop()
-    found = {
-        sweep.name: results.get(sweep.name) or _late(sweep.name, deadline_s) for sweep in sweeps
-    }
-    return found, is_idle
-
-
-def _sweep_and_count(sweep: Sweep) -> SweepCounts:
-    """A database is done with when it was swept: hundreds need not stay connected."""
-    try:
-        counts = sweep.step()
-        if counts.error is None:
-            sweep.count_parked(counts)
-        return counts
-    finally:
-        sweep.database.close()
+    def _rests(self, sweep: Sweep, counts: SweepCounts) -> bool:
+        """Whether only its rate keeps this sweep from going on; it does so later then."""
+        until_s = self._clock.monotonic_s() + counts.rate_wait_s
+        if not counts.rate_wait_s or counts.error or until_s >= self._rest_until_s_max:
+            return False
+        with self._lock:
+            self._resting[sweep] = until_s
+        return True
 
 
 def _late(name: str, deadline_s: float) -> SweepCounts:
