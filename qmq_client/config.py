@@ -88,6 +88,7 @@ _Section = TypeVar("_Section", bound=msgspec.Struct)
 _SECRETS: Final = frozenset({"broker.token"})
 _MASK: Final = "***"
 _BUILT_IN: Final = "built-in"
+_FAULTS_SHOWN_MAX: Final = 50
 _FLAG: Final = "command line"
 _AUTHORITY: Final = re.compile(r"(?<=://)([^:/@\s]*):(\S*)@")
 _QUERY_SECRET: Final = re.compile(
@@ -201,8 +202,10 @@ class _Built:
         if len(self._faults) == 1:
             raise self._faults[0]
         if self._faults:
-            listed = " ".join(f"({i}) {fault}" for i, fault in enumerate(self._faults, start=1))
-            raise wrong(f"{len(self._faults)} settings", listed, "Mend them all.")
+            shown = self._faults[:_FAULTS_SHOWN_MAX]
+            listed = " ".join(f"({i}) {fault}" for i, fault in enumerate(shown, start=1))
+            more = " …" if len(shown) < len(self._faults) else ""
+            raise wrong(f"{len(self._faults)} settings", listed + more, "Mend them all.")
 
 
 def _broker_fault(prefix: str, given: Layer) -> ConfigurationError | None:

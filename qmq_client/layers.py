@@ -26,6 +26,9 @@ from qmq_client.sections import (
 )
 
 CONFIG_FILE: Final = "qmq.toml"
+#: Room for the most databases there may be, each with every key.
+FILE_BYTES_MAX: Final = 4 * 1024 * 1024
+_NAME_CHARACTERS_MAX: Final = 120
 #: One layer or several merged: path → value and origin.
 Layer = dict[str, tuple[Any, str]]
 SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
@@ -58,22 +61,34 @@ def read_file(file: Path | None, faults: list[ConfigurationError]) -> Layer:
     path = Path(CONFIG_FILE) if file is None else file
     if file is None and not path.is_file():
         return {}
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise wrong(str(path), error.strerror or str(error), "Give a file that exists.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise wrong(str(path), f"not TOML: {error}", "Mend the file.") from error
-    origin = str(path)
+    origin, content = str(path), _parse(path)
     layer: Layer = {}
     for section, values in content.items():
         if section == "database":
             layer |= _read_databases(values, origin, faults)
-        elif section not in SECTIONS or not isinstance(values, dict):
+        elif section not in SECTIONS:
             faults.append(unknown(section, [*SECTIONS, "database"], origin))
+        elif not isinstance(values, dict):
+            faults.append(wrong(section, "not one table", f"Write [{section}] once in {origin}."))
         else:
             layer |= _read_keys(section, values, SECTIONS[section], origin, faults)
     return layer
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            remedy = f"Give a file of at most {FILE_BYTES_MAX:,} bytes."
+            raise wrong(str(path), "too long for a configuration", remedy)
+        return tomllib.loads(data.decode("utf-8-sig"))  # some editors put a mark at the begin
+    except OSError as error:
+        raise wrong(str(path), error.strerror or str(error), "Give a file that exists.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise wrong(str(path), f"not TOML: {error}", "Mend the file.") from error
+    except RecursionError as error:
+        raise wrong(str(path), "not TOML: nested too deeply", "Mend the file.") from error
 
 
 def _read_databases(tables: Any, origin: str, faults: list[ConfigurationError]) -> Layer:
@@ -198,4 +213,5 @@ def unknown(name: str, known: Sequence[str] | Mapping[str, str], origin: str) ->
 
 def wrong(setting: str, value: str, remedy: str) -> ConfigurationError:
     """A fault in a setting."""
-    return ConfigurationError(setting=setting, value=value, remedy=remedy)
+    shown = " ".join(setting[:_NAME_CHARACTERS_MAX].split())
+    return ConfigurationError(setting=shown, value=value, remedy=remedy)

@@ -13,7 +13,8 @@ import msgspec
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 _Rate = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 _Threads = Annotated[int, msgspec.Meta(ge=1, le=256)]
-_Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
+#: Far above a round trip: rows of a claim that has ended before it is there are never sent.
+_Lease = Annotated[int, msgspec.Meta(ge=100, le=86_400_000)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 #: 0 or more, up to ten years: how long something is kept.
 _KeptSeconds = Annotated[float, msgspec.Meta(ge=0, le=315_360_000)]
@@ -85,7 +86,7 @@ class WatchdogSection(msgspec.Struct, frozen=True, kw_only=True):
     #: Rows of one claim and one request.
     batch_rows: _Count = 1_000
     #: How long a claim lasts; after that another watchdog may take the rows.
-    lease_ms: _Milliseconds = 5_000
+    lease_ms: _Lease = 5_000
     #: A row that the broker answered badly this often is parked.
     max_attempts: _Count = 50
     #: A sweep ends after this many rows …

@@ -20,6 +20,7 @@ from qmq_client.config import (
 )
 from qmq_client.database import database_url, open_engine
 from qmq_client.errors import ConfigurationError
+from qmq_client.layers import FILE_BYTES_MAX
 from qmq_client.transport.http import DEFAULT_BROKER_URL
 
 FILE = """
@@ -27,7 +28,7 @@ FILE = """
 url = "http://file:1"
 [watchdog]
 batch_rows = 10
-lease_ms = 20
+lease_ms = 200
 [[database]]
 name = "orders"
 url = "sqlite:///orders.db"
@@ -45,7 +46,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def load(text: str | None = None, **arguments: Any) -> LoadedConfig:
     if text is not None:
-        Path("qmq.toml").write_text(text)
+        Path("qmq.toml").write_text(text, encoding="utf-8")
     return load_config(**{"environment": {}, **arguments})
 
 
@@ -70,10 +71,10 @@ def test_the_built_in_broker_is_where_the_transport_looks_by_itself() -> None:
 
 
 def test_the_file_then_the_environment_then_the_command_line() -> None:
-    environment = {"QMQ_WATCHDOG_LEASE_MS": "30", "QMQ_WATCHDOG_POLL_S": "0.5", "HOME": "/x"}
+    environment = {"QMQ_WATCHDOG_LEASE_MS": "300", "QMQ_WATCHDOG_POLL_S": "0.5", "HOME": "/x"}
     loaded = load(FILE, environment=environment, flags={"watchdog.poll_s": 7.0})
     watchdog = loaded.config.watchdog
-    assert (watchdog.batch_rows, watchdog.lease_ms, watchdog.poll_s) == (10, 30, 7.0)
+    assert (watchdog.batch_rows, watchdog.lease_ms, watchdog.poll_s) == (10, 300, 7.0)
     assert watchdog.max_attempts == WatchdogSection().max_attempts
     found = origins(loaded)
     assert found["watchdog.batch_rows"] == "qmq.toml"
@@ -141,7 +142,7 @@ def test_two_urls_that_end_alike_get_names_of_their_own() -> None:
         ("[watchdog]\nbatch_row = 1", "Did you mean 'watchdog.batch_rows'?"),
         ("[watchdgo]\nbatch_rows = 1", "Did you mean 'watchdog'?"),
         ("[colours]\nred = 1", "Known: broker, watchdog, registry, database."),
-        ("broker = 1", "broker: not known"),
+        ("broker = 1", "broker: not one table"),
         ('[[database]]\nname = "a"\nurl = "b"\nshema = "c"', "Did you mean 'database.a.schema'?"),
         ('[[database]]\nurl = "b"', "database 1: has no name"),
         ('[database]\nname = "a"', "Write [[database]] in qmq.toml."),
@@ -152,6 +153,10 @@ def test_two_urls_that_end_alike_get_names_of_their_own() -> None:
         ("[watchdog]\nbatch_rows = 'many'", "watchdog.batch_rows: 'many' from qmq.toml"),
         ("[watchdog]\npoll_s = nan", "watchdog.poll_s"),
         ("[watchdog", "qmq.toml: not TOML"),
+        ("[[watchdog]]\npoll_s = 1", "Write [watchdog] once in qmq.toml."),
+        (f"x = {'[' * 2_000}{']' * 2_000}", "qmq.toml: not TOML: nested too deeply"),
+        ("# " + "x" * FILE_BYTES_MAX, "too long for a configuration"),
+        ("[watchdog]\nlease_ms = 99", "watchdog.lease_ms: '99' from qmq.toml"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_named(text: str, expected: str) -> None:
