@@ -30,7 +30,12 @@ from qmq_client.wire.errors import (
     TooLargeError,
 )
 from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
-from qmq_client.wire.message_id import dedupe_message_id, format_message_id, parse_message_id
+from qmq_client.wire.message_id import (
+    LEAVE_OUT,
+    dedupe_message_id,
+    format_message_id,
+    parse_message_id,
+)
 from qmq_client.wire.names import check_name, shorten
 from qmq_client.wire.record import BodyKind, Record
 
@@ -211,7 +216,9 @@ def _as_headers(headers: Any) -> tuple[tuple[str, str], ...]:
 def _message_id(message: Message) -> bytes | None:
     """The id that the message asks for, one way or the other."""
     if message.dedupe_key is None:
-        return None if message.message_id is None else parse_message_id(message.message_id)
+        if message.message_id is None:
+            return None
+        return parse_message_id(message.message_id, remedy=LEAVE_OUT)
     if message.message_id is not None:
         raise InvalidMessageError(
             field="dedupe_key",

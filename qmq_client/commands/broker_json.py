@@ -18,21 +18,18 @@ from qmq_client.commands.settings import config_option, json_option, loaded
 from qmq_client.errors import (
     BrokerAccessError,
     BrokerAnswerError,
-    BrokerBusyError,
     BrokerRefusedError,
     ConfigurationError,
     ProtocolError,
 )
 from qmq_client.transport.address import BrokerAddress
-from qmq_client.wire.names import shorten
+from qmq_client.transport.http_errors import ACCESS, BUSY, as_transport_error, busy
 from qmq_client.wire.requests import ErrorAnswer, decode_json
 
 #: A search over hundreds of megabytes takes seconds.
 ANSWER_TIMEOUT_S: Final = 60.0
 #: The broker gives 8 MiB of messages at most; in JSON some of it is longer.
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
-_BUSY: Final = frozenset({429, 503})
-_ACCESS: Final = frozenset({401, 403})
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 broker_option: Final = click.option(
@@ -84,8 +81,6 @@ def _ask(
 ) -> dict[str, Any]:
     import httpx  # late: `qmq --help` lists commands without it
 
-    from qmq_client.transport.http import as_transport_error
-
     url = f"{address.url.rstrip('/')}{path}"
     headers = {"accept-encoding": "identity", **address.headers()}
     try:
@@ -105,7 +100,7 @@ def _ask(
             setting="--broker", value=address.url, remedy="Give one like http://127.0.0.1:9470."
         ) from error
     except httpx.HTTPError as error:
-        raise as_transport_error(error, url=url) from error
+        raise as_transport_error(error, url=url, certificate=address.cert_file) from error
     if response.status_code != 200:
         raise _refusal(url, response.status_code, data)
     try:
@@ -122,7 +117,7 @@ def _refusal(url: str, status: int, data: bytes) -> Exception:
         answer = decode_json(data, ErrorAnswer)
     except ProtocolError:
         return BrokerAnswerError(f"{url}: status {status}, and an answer that is no broker's")
-    if status in _BUSY:
-        return BrokerBusyError(f"{status}: {shorten(answer.message)}", retry_after_s=1.0)
-    kind = BrokerAccessError if status in _ACCESS else BrokerRefusedError
+    if status in BUSY:
+        return busy(status, answer)
+    kind = BrokerAccessError if status in ACCESS else BrokerRefusedError
     return kind(status, answer)

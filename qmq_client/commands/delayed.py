@@ -191,7 +191,7 @@ def _row(one: dict[str, Any]) -> tuple[str, str, str, str]:
 
 
 def _checked(message_id: str) -> str:
-    return format_message_id(parse_message_id(message_id))
+    return format_message_id(parse_message_id(message_id.lower()))
 
 
 def _tell(wanted: list[str], outcomes: list[str], as_json: bool, *, done: str) -> None:

@@ -4,7 +4,8 @@
 0     done, or there was nothing to do
 1     done, but something needs attention: rows failed or parked, a check found faults
 2     wrong call or configuration, a token that the broker refuses, or a database not set up
-3     the broker or a database could not be reached; the same call may work later
+3     the broker or a database could not be reached, or cannot do this now (busy, read-only, disk
+      full); the same call may work later
 ====  ==========================================================================
 """
 

@@ -51,6 +51,7 @@ def help_text(commands: Mapping[str, EntryPoint]) -> str:
             "Commands:",
             *lines,
             "",
-            "`qmq COMMAND --help` says more.",
+            "`qmq COMMAND --help` says more. Exit codes, unless that says otherwise: 0 done, 1 something",
+            "needs attention, 2 a wrong call or configuration, 3 not reachable or not now.",
         ]
     )

@@ -17,8 +17,9 @@ from qmq_client.commands.exit_codes import ATTENTION
 from qmq_client.commands.message_view import message_lines, message_table
 from qmq_client.commands.story import story_lines, story_of, what_is_missing
 from qmq_client.commands.times import TIME
-from qmq_client.errors import BrokerRefusedError, ConfigurationError, InvalidMessageError
-from qmq_client.wire.message_id import parse_message_id
+from qmq_client.commands.waiting import waiting_lines, waiting_message
+from qmq_client.errors import BrokerRefusedError, ConfigurationError
+from qmq_client.wire.message_id import format_message_id, parse_message_id
 
 #: As many as the broker gives at once.
 _FOUND_MAX: Final = 1_000
@@ -89,10 +90,12 @@ def find(
 def show(message_id: str, broker: str | None, config_file: Path | None, as_json: bool) -> None:
     """Show all that is known of one message, and what became of it in each group.
 
-    A message that was sent again after the dedupe window is shown once for each place. Exit code 1
-    when it is not there.
+    A message that was sent again after the dedupe window is shown once for each place. One that waits
+    for its due time is shown as such. Exit code 1 when it is not there.
     """
     answer = _ask(broker, config_file, {"id": _checked(message_id), "count": _FOUND_MAX})
+    if not answer["messages"] and _show_waiting(broker, config_file, message_id, as_json):
+        return
     if as_json:
         print_json(answer)
     else:
@@ -124,6 +127,8 @@ def trace(message_id: str, broker: str | None, config_file: Path | None, as_json
     except BrokerRefusedError as error:
         if error.status != 404:
             raise
+        if _show_waiting(broker, config_file, message_id, as_json):
+            return
         click.echo(_not_here(message_id), err=True)
         raise SystemExit(ATTENTION) from error
     stories = [story_of(answer["message_id"], place) for place in answer["places"]]
@@ -139,11 +144,23 @@ def trace(message_id: str, broker: str | None, config_file: Path | None, as_json
         click.echo(text, err=True)
 
 
+def _show_waiting(
+    broker: str | None, config_file: Path | None, message_id: str, as_json: bool
+) -> bool:
+    """Show a delayed message that was not released; whether there is one."""
+    delayed = waiting_message(broker_address(broker, config_file), str(_checked(message_id)))
+    if delayed is None:
+        return False
+    if as_json:
+        print_json(delayed)
+    else:
+        for line in waiting_lines(delayed):
+            click.echo(line)
+    return True
+
+
 def _not_here(message_id: str) -> str:
-    return (
-        f"{message_id} is in no subject of this broker. One that waits for its due time, or was "
-        f"cancelled, is shown by `qmq delayed show {message_id}`"
-    )
+    return f"{message_id} is in no subject of this broker, and does not wait for a due time"
 
 
 def _ask(
@@ -155,19 +172,7 @@ def _ask(
 
 def _checked(message_id: str | None) -> str | None:
     """The id, if it can be one: a slip is told here, without asking anybody."""
-    if message_id is None:
-        return None
-    text = message_id.lower()
-    try:
-        parse_message_id(text)
-    except InvalidMessageError as error:
-        raise InvalidMessageError(
-            field="message id",
-            limit=error.limit,
-            value=error.value,
-            remedy="Copy it from a receipt, a log line or `qmq outbox list`.",
-        ) from error
-    return text
+    return None if message_id is None else format_message_id(parse_message_id(message_id.lower()))
 
 
 def _warn(answer: Mapping[str, Any]) -> None:

@@ -39,8 +39,9 @@ def message_lines(found: Mapping[str, Any]) -> Iterator[str]:
     lines: list[tuple[str, str]] = [
         ("message_id", found.get("message_id") or "?"),
         ("subject", found["subject"]),
-        ("sequence", str(found["sequence"])),
     ]
+    if found["sequence"] is not None:
+        lines.append(("sequence", str(found["sequence"])))
     if "offset" in found:
         lines.append(("offset", str(found["offset"])))
     if "stored_at_ms" in found:

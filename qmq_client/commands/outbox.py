@@ -20,13 +20,13 @@ from qmq_client.commands.outbox_view import (
     STATE_NAMES,
     detail_lines,
     record_values,
+    row_lines,
     row_values,
-    table_lines,
 )
 from qmq_client.commands.settings import database_options, json_option, the_database
 from qmq_client.config import DatabaseSection
 from qmq_client.database import database_errors, open_engine, section_tables
-from qmq_client.errors import ConfigurationError, InvalidMessageError
+from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import ROW_FILTER_IDS_MAX, RowFilter
 from qmq_client.outbox.table import LIVE, PARKED, SENT
@@ -123,7 +123,7 @@ def list_(
         more = {"has_more": fitting > len(shown)}
         click.echo(json.dumps({"rows": shown, "counts": totals, **more}, indent=2))
         return
-    for line in table_lines(shown):
+    for line in row_lines(shown):
         click.echo(line)
     if fitting > len(shown):
         click.echo(f"{len(shown)} of {_counted(fitting)} rows; --limit shows more")
@@ -141,7 +141,7 @@ def show(database: str | None, config_file: Path | None, message_id: str, as_jso
     Of a long body the beginning. Exit code 1 when the row is not there.
     """
     with _store(the_database(database, config_file)) as store:
-        rows = store.list_rows(RowFilter(message_ids=[_parsed(message_id)]))
+        rows = store.list_rows(RowFilter(message_ids=[parse_message_id(message_id.lower())]))
         record = store.read_record(rows[0].message_id) if rows else None
     if record is None:
         click.echo(
@@ -235,20 +235,8 @@ def _chosen(message_ids: tuple[str, ...], is_all: bool, filters: dict[str, Any])
         raise click.UsageError("Give message ids, a filter (--subject, --error, …), or --all.")
     if len(message_ids) > ROW_FILTER_IDS_MAX:
         raise click.UsageError(f"{len(message_ids)} message ids; at most {ROW_FILTER_IDS_MAX}.")
-    ids = [_parsed(message_id) for message_id in message_ids] or None
+    ids = [parse_message_id(message_id.lower()) for message_id in message_ids] or None
     return RowFilter(message_ids=ids, **filters)
-
-
-def _parsed(message_id: str) -> bytes:
-    try:
-        return parse_message_id(message_id)
-    except InvalidMessageError as error:
-        raise InvalidMessageError(
-            field=error.field,
-            limit=error.limit,
-            value=error.value,
-            remedy="Take it from `qmq outbox list`.",
-        ) from error
 
 
 def _report(event: str, count: int, chosen: RowFilter, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from qmq_client.commands.table import printable
+from qmq_client.commands.table import printable, table_lines
 from qmq_client.outbox.row import StoredRow
 from qmq_client.outbox.table import LIVE, PARKED, SENT
 from qmq_client.wire.errors import ProtocolError
@@ -74,21 +74,15 @@ def _body(record: Record) -> dict[str, Any]:
     return {"body_hex": digits, "is_body_whole": len(record.body) <= _HEX_SHOWN_BYTES}
 
 
-def table_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A heading and a line for each row, columns under each other; nothing without rows."""
-    if not rows:
-        return
-    cells = [_COLUMNS, *(tuple(_cell(row, column) for column in _COLUMNS) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        padded = (f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True))
-        yield "  ".join(padded).rstrip()
+def row_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The rows as a table, of an error its beginning."""
+    return table_lines(_COLUMNS, [[_cell(row, column) for column in _COLUMNS] for row in rows])
 
 
-def _cell(row: dict[str, Any], column: str) -> str:
+def _cell(row: dict[str, Any], column: str) -> object:
     if column == "last_error":
         return printable(row[column] or "")[:_ERROR_SHOWN_CHARACTERS]
-    return printable(str(row[column]))
+    return row[column]
 
 
 def detail_lines(values: dict[str, Any]) -> Iterator[str]:

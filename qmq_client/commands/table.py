@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+#: What a listing for people says when there is nothing to list; for programs the list is empty.
+NONE: Final = "none"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
-    """A heading and a line for each row; nothing without rows. Whatever is in it stays in it."""
+    """A heading and a line for each row, `none` without rows. Whatever is in it stays in it."""
     if not rows:
+        yield NONE
         return
     cells = [tuple(columns), *(tuple(printable(str(cell)) for cell in row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -12,7 +12,7 @@ from qmq_client.config import mask_secrets
 from qmq_client.doctor.finding import Findings, found
 from qmq_client.errors import ConfigurationError
 from qmq_client.transport.address import BrokerAddress
-from qmq_client.transport.http import as_transport_error
+from qmq_client.transport.http_errors import as_transport_error
 
 _ANSWER_S_MAX: Final = 5.0
 _ANSWER_BYTES_MAX: Final = 64 * 1024
@@ -88,7 +88,7 @@ def _ask(address: BrokerAddress, path: str) -> tuple[int, dict[str, Any]] | str:
             setting="--broker", value=url, remedy="Give one like http://127.0.0.1:9470."
         ) from error
     except httpx.HTTPError as error:
-        return str(as_transport_error(error, url=url))
+        return str(as_transport_error(error, url=url, certificate=address.cert_file))
     try:
         told = json.loads(data)
     except ValueError:

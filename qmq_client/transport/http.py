@@ -2,9 +2,8 @@
 
 Trusts nothing that comes back: raw bytes up to a cap, no content encoding, no redirect, no proxy
 from the environment, one deadline for the whole call, and an answer to a send must name the very
-frame that was sent. Whatever goes wrong leaves as one of the four leaves of `TransportError`; the
-only place that knows httpx's errors and HTTP's status codes is here (`as_transport_error`,
-`_check_status`). httpx is imported when the first transport is made, so `import
+frame that was sent. Whatever goes wrong leaves as one of the four leaves of `TransportError`
+(`http_errors.py`). httpx is imported when the first transport is made, so `import
 qmq_client` stays cheap, and no later: a fork in the middle of an import, which a publisher's thread
 would begin, leaves the child with half a module for good.
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import ssl
 import threading
 import weakref
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -23,14 +21,12 @@ from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.errors import (
     BrokerAccessError,
     BrokerAnswerError,
-    BrokerBusyError,
-    BrokerRefusedError,
     BrokerUnreachableError,
     ConfigurationError,
     ProtocolError,
-    TransportError,
 )
 from qmq_client.transport.address import BrokerAddress
+from qmq_client.transport.http_errors import as_transport_error, check_status
 from qmq_client.wire.delayed import CancelAnswer, Cancellation, CancelRequest
 from qmq_client.wire.deliveries import Deliveries, parse_deliveries
 from qmq_client.wire.frame import read_header
@@ -40,7 +36,6 @@ from qmq_client.wire.requests import (
     CONTROL_BYTES_MAX,
     FRAME_CONTENT_TYPE,
     JSON_CONTENT_TYPE,
-    ErrorAnswer,
     PullRequest,
     SendAnswer,
     SettleAnswer,
@@ -62,13 +57,6 @@ DEFAULT_BROKER_URL: Final = "http://127.0.0.1:9470"
 CONNECT_TIMEOUT_S: Final = 5.0
 #: Longer than a broker under full load needs for one sync, shorter than people's patience.
 ANSWER_TIMEOUT_S: Final = 30.0
-#: What a broker asks for by `Retry-After` is believed up to here.
-RETRY_AFTER_S_MAX: Final = 300.0
-_RETRY_AFTER_S: Final = 1.0
-#: 408: the body came too slowly; 429: too many; 503: not now; 507: the disk's reserve is reached.
-_BUSY: Final = frozenset({408, 429, 503, 507})
-#: 401: the broker does not know who is asking; 403: it does, and does not let it.
-_ACCESS: Final = frozenset({401, 403})
 #: What the routes that are not hot answer with.
 _ANSWER_TYPES: Final = {"delayed/cancel": JSON_CONTENT_TYPE}
 _HEADERS: Final = {
@@ -223,13 +211,14 @@ class HttpTransport:
             )
             with connections.exchange(request) as response:
                 data = _read_capped(response, answer_bytes_max)
-                _check_status(response, data, _ANSWER_TYPES.get(route, FRAME_CONTENT_TYPE))
+                check_status(response, data, _ANSWER_TYPES.get(route, FRAME_CONTENT_TYPE))
                 return data
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError, OSError, UnicodeError) as error:
             raise as_transport_error(
                 error,
                 url=f"{self.broker_url}/v1/{route}",
                 was_closed_by_peer=deadline.was_closed_by_peer,
+                certificate=self._address.cert_file,
             ) from error
 
     def _open(self) -> tuple[Connections, CallDeadline]:
@@ -242,42 +231,6 @@ class HttpTransport:
                 self._deadline = CallDeadline()
                 self._connections = Connections(self._clock, self._deadline, self._ssl_context)
             return self._connections, self._deadline
-
-
-def as_transport_error(
-    error: Exception, *, url: str, was_closed_by_peer: bool = False
-) -> TransportError:
-    """Which of our errors an error of the HTTP library is.
-
-    A protocol error of a peer that hung up is a lost connection; of one that went on talking, an
-    answer that makes no sense. Everything else is trouble with the connection.
-    """
-    import httpx
-
-    text = f"{url}: {type(error).__name__}: {shorten(str(error))}"
-    if (refused := _refused_certificate(error)) is not None:
-        return BrokerUnreachableError(
-            f"{url}: the broker's certificate is not accepted: {refused}. "
-            "Give the authority that signed it (broker.ca_file), and the host name that it names."
-        )
-    nonsense = (
-        httpx.RemoteProtocolError,
-        httpx.DecodingError,
-        httpx.TooManyRedirects,
-        httpx.HTTPStatusError,
-    )
-    if isinstance(error, nonsense) and not was_closed_by_peer:
-        return BrokerAnswerError(text)
-    return BrokerUnreachableError(text)
-
-
-def _refused_certificate(error: BaseException | None) -> str | None:
-    """Why TLS did not take the peer's certificate, when that is what went wrong."""
-    while error is not None:
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return error.verify_message
-        error = error.__cause__ or error.__context__
-    return None
 
 
 def _read_capped(response: httpx.Response, bytes_max: int) -> bytes:
@@ -295,49 +248,6 @@ def _read_capped(response: httpx.Response, bytes_max: int) -> bytes:
             raise BrokerAnswerError(f"answer is longer than {bytes_max} bytes")
         parts.append(part)
     return b"".join(parts)
-
-
-def _check_status(response: httpx.Response, data: bytes, wanted_type: str) -> None:
-    status = response.status_code
-    content_type = response.headers.get("content-type", "").split(";")[0].strip().lower()
-    if status == 200:
-        if content_type != wanted_type:
-            raise BrokerAnswerError(f"answer of type {shorten(content_type)}, not {wanted_type}")
-        return
-    answer = _error_answer(content_type, data)
-    if status in _BUSY:
-        reason = answer.message if answer is not None else "no reason given"
-        raise BrokerBusyError(
-            f"{status}: {shorten(reason)}",
-            retry_after_s=_retry_after_s(response.headers.get("retry-after", "")),
-        )
-    # A 4xx that does not speak our language comes from something else at this address: believing
-    # it would give up good messages.
-    if status in _ACCESS and answer is not None:
-        raise BrokerAccessError(status, answer)
-    if 400 <= status < 500 and answer is not None:
-        raise BrokerRefusedError(status, answer)
-    said = "" if answer is None else f": {answer.code}: {shorten(answer.message)}"
-    raise BrokerAnswerError(f"status {status} of type {shorten(content_type)}{said}")
-
-
-def _error_answer(content_type: str, data: bytes) -> ErrorAnswer | None:
-    try:
-        if content_type == FRAME_CONTENT_TYPE:
-            return decode_control(data, ErrorAnswer)
-        if content_type == JSON_CONTENT_TYPE:
-            return decode_json(data, ErrorAnswer)
-    except ProtocolError:
-        return None
-    return None
-
-
-def _retry_after_s(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        return _RETRY_AFTER_S
-    return min(seconds, RETRY_AFTER_S_MAX) if seconds >= 0 else _RETRY_AFTER_S
 
 
 def _decode(data: bytes, kind: type[_Answer]) -> _Answer:

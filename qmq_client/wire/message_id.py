@@ -27,6 +27,9 @@ from qmq_client.wire.names import shorten
 MESSAGE_ID_BYTES: Final = 16
 _HALVES: Final = struct.Struct(">QQ")
 _TEXT: Final = re.compile(r"[0-9a-f]{32}\Z")
+_COPY: Final = "Copy it from a receipt, a log line or `qmq outbox list`."
+#: For whoever gives an id to a message of his own.
+LEAVE_OUT: Final = "Leave it out to have one made."
 INSTANCE_MAX: Final = 2**64 - 1
 #: First bytes of an id that was made of a dedupe key.
 DEDUPE_MARKER: Final = b"\xde\xd0"
@@ -92,13 +95,13 @@ def format_message_id(message_id: bytes) -> str:
     return message_id.hex()
 
 
-def parse_message_id(text: object) -> bytes:
-    """The 16 bytes of an id given as text; raises `InvalidMessageError`."""
+def parse_message_id(text: object, *, remedy: str = _COPY) -> bytes:
+    """The 16 bytes of an id given as text; raises `InvalidMessageError` with this remedy."""
     if isinstance(text, str) and _TEXT.match(text) is not None:
         return bytes.fromhex(text)
     raise InvalidMessageError(
         field="message_id",
         limit="32 lower-case hex digits",
         value=shorten(text),
-        remedy="Leave it out to have one made.",
+        remedy=remedy,
     )

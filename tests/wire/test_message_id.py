@@ -64,7 +64,7 @@ def test_what_is_no_id_is_refused_with_field_limit_value_and_remedy(text: object
     error = caught.value
     assert error.field == "message_id"
     assert error.limit == "32 lower-case hex digits"
-    assert error.remedy == "Leave it out to have one made."
+    assert error.remedy == "Copy it from a receipt, a log line or `qmq outbox list`."
     assert len(error.value) < 360
 
 

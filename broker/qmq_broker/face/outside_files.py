@@ -2,7 +2,7 @@
 
 Tokens and certificates belong to the operator: they are looked at again and again and read when they
 changed, so that a rotation needs no restart. The data directory has its own door
-(`storage/files/disk.py`); nothing here writes.
+(`storage/files/disk.py`).
 """
 
 from __future__ import annotations
@@ -36,3 +36,10 @@ def read_bounded(path: str, bytes_max: int) -> bytes:
         if found.st_size > bytes_max:
             raise ValueError(f"{found.st_size} bytes; allowed: {bytes_max}")
         return file.read(bytes_max)
+
+
+def write_new(path: str, data: bytes) -> None:
+    """Make a file that its owner alone may read; raises `OSError` when there is one already."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)

@@ -16,6 +16,7 @@ import msgspec
 from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.errors import StoreError
 from qmq_broker.face.access import Right, parse_right
+from qmq_broker.face.outside_files import write_new
 from qmq_broker.face.token_file import TokenFileError, change_tokens, read_tokens
 from qmq_broker.face.tokens import TOKENS_MAX, TokenEntry, TokenList, digest_of, new_token
 
@@ -66,19 +67,28 @@ def _rights(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tu
     metavar="CN",
     help="Make no token: a client certificate with this name has these roles.",
 )
+@click.option(
+    "--out",
+    metavar="FILE",
+    help="Write the token into this new file, which nobody but its owner may read; do not print it.",
+)
 @_json_option
 def add(
+    *,
     name: str,
     path: str,
     rights: tuple[Right, ...],
     days: int | None,
     certificate: str,
+    out: str | None,
     as_json: bool,
 ) -> None:
-    """Make a token for NAME, and print it: it is shown this once and kept nowhere.
+    """Make a token for NAME, and print it or write it into a file: it is kept nowhere else.
 
-    Exit codes: 0 made, 1 the file cannot be read or written, 2 wrong call.
+    Exit codes: 0 made, 1 a file cannot be read or written, 2 wrong call.
     """
+    if out is not None and certificate:
+        raise click.UsageError("--out with --certificate: there is no token to be written")
     token_id, text = new_token()
     now_ms = SYSTEM_CLOCK.now_ms()
     entry = TokenEntry(
@@ -95,13 +105,15 @@ def add(
         msgspec.convert(msgspec.to_builtins(entry), TokenEntry)
     except msgspec.ValidationError as error:
         raise click.UsageError(f"{error}: a name has up to 63 of A-Z a-z 0-9 _ . @ -") from error
+    if out is not None:
+        _write_secret(out, text)
     _change(path, lambda listed: _with(listed, entry))
+    is_shown = not certificate and out is None
     if as_json:
-        made = {"id": token_id, "name": name, "token": None if certificate else text}
-        click.echo(json.dumps(made))
+        click.echo(json.dumps({"id": token_id, "name": name, "token": text if is_shown else None}))
         return
     click.echo(f"{name} is {', '.join(map(str, rights))}; id {token_id}", err=True)
-    if not certificate:
+    if is_shown:
         click.echo(text)
 
 
@@ -160,6 +172,15 @@ def _change(path: str, change: Any) -> None:
         change_tokens(path, change)
     except (TokenFileError, StoreError) as error:
         _fail(error)
+
+
+def _write_secret(path: str, text: str) -> None:
+    """Before the token counts: one that nobody has would be of no use."""
+    try:
+        write_new(path, f"{text}\n".encode())
+    except OSError as error:
+        click.echo(f"{path}: {error.strerror}; give --out a file that is not there yet", err=True)
+        sys.exit(_REFUSED)
 
 
 def _fail(error: Exception) -> Any:

@@ -17,7 +17,7 @@ from qmq_broker.service import measures
 from qmq_client.wire.frame import FrameKind, build_message_frame
 from qmq_client.wire.record import Record, encode_record
 from tests.broker.face.asgi import FRAME, Client, error_of
-from tests.broker.service.rig import GROUP, SUBJECT, Rig, new_ids
+from tests.broker.service.rig import GROUP, SUBJECT, new_ids
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
 Samples = dict[tuple[str, ...], float]

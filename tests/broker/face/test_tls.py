@@ -214,9 +214,9 @@ def test_with_a_client_authority_only_its_clients_are_let_in_by_the_name_in_thei
             pull(broker.url, **as_(unknown))
         with pytest.raises(BrokerAccessError):
             pull(broker.url, **as_(known), token=text[:-1] + "z")
-        with pytest.raises(BrokerUnreachableError):
+        with pytest.raises(BrokerUnreachableError, match=f"does not accept .* {foreign[0]}"):
             pull(broker.url, **as_(foreign))
-        with pytest.raises(BrokerUnreachableError):
+        with pytest.raises(BrokerUnreachableError, match=r"give broker\.cert_file and broker\.key"):
             pull(broker.url, **ca, token=text)
         assert "Traceback" not in broker.log
 

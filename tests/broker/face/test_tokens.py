@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from click.testing import CliRunner
 
 from qmq_broker.face.cli import broker as broker_command
 from qmq_broker.face.token_cli import token
+from qmq_broker.face.token_file import read_tokens
+from qmq_broker.face.tokens import Tokens
 from tests.broker.face.guard import Authority, add_token, run_token
 from tests.broker.face.process import BrokerProcess
 
@@ -135,6 +139,29 @@ def test_the_secret_is_printed_once_and_nowhere_else(tmp_path: Path) -> None:
     (shown,) = json.loads(run("list", "--tokens", str(tokens), "--json")[1])["tokens"]
     assert shown["state"] == "valid"
     assert shown["roles"] == ["producer:orders.*", "admin:*"]
+
+
+def test_a_token_is_written_into_a_new_file_that_nobody_else_reads(tmp_path: Path) -> None:
+    path, out = tmp_path / "tokens.json", tmp_path / "shop.token"
+    words = ["add", "shop", "--tokens", str(path), "--role", "producer", "--out", str(out)]
+    before = os.umask(0)
+    try:
+        exit_code, said = run(*words)
+    finally:
+        os.umask(before)
+    assert exit_code == 0, said
+    text = out.read_text().strip()
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    assert text not in said
+    tokens = Tokens(read_tokens(str(path)).tokens)
+    caller = tokens.find(text, 0)
+    assert caller is not None
+    assert caller.name.startswith("shop ")
+    exit_code, said = run(*words)
+    assert exit_code == 1
+    assert str(out) in said
+    assert out.read_text().strip() == text
+    assert len(read_tokens(str(path)).tokens) == 1, "no token that nobody has"
 
 
 def test_a_token_may_end_by_itself(tmp_path: Path) -> None:

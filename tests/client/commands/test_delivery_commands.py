@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -249,8 +250,8 @@ def test_groups_are_paused_moved_configured_resumed_and_removed(
         (["groups", "configure", "shop", "nobody", "--no-tags", "--tag", "a"], 2, "--no-tags"),
         (["dead", "list", "shop", "nobody"], 1, "no group nobody"),
         (["dead", "replay", "shop", "nobody", "--first", "3", "--next", "3"], 2, "--next"),
-        (["message", "trace", "ab" * 15 + "00"], 1, "qmq delayed show"),
-        (["message", "trace", "7"], 2, "message id"),
+        (["message", "trace", "ab" * 15 + "00"], 1, "does not wait"),
+        (["message", "trace", "7"], 2, "Copy it from"),
     ],
     ids=lambda value: "-".join(value[:2]) if isinstance(value, list) else None,
 )
@@ -267,6 +268,34 @@ def test_a_broker_that_is_not_there_is_exit_code_3() -> None:
     for words in (["groups"], ["lag"], ["subjects"], ["tail", "shop"], ["send", "shop", "x"]):
         done = CliRunner().invoke(root, [*words, "--broker", "http://127.0.0.1:1"])
         assert (done.exit_code, "Traceback" in done.stderr) == (3, False), done.stderr
+
+
+def test_a_broker_that_takes_no_messages_now_is_exit_code_3_with_all_of_its_reason(
+    tmp_path: Path,
+) -> None:
+    reason = "the disk is being replaced, and when that is done it takes messages again; " * 3
+    with BrokerProcess(tmp_path / "data") as own:
+        changed = {"state": "read-only", "reason": reason.strip()}
+        httpx.post(f"{own.url}/v1/state", json=changed).raise_for_status()
+        done = qmq(own, "send", "shop", "x")
+    assert done.returncode == 3
+    assert reason.strip() in done.stderr
+
+
+def test_what_is_not_there_is_listed_as_none_and_for_programs_as_an_empty_list(
+    tmp_path: Path,
+) -> None:
+    lists = {
+        ("subjects",): "subjects",
+        ("groups",): "groups",
+        ("lag",): "lag",
+        ("delayed", "list"): "delayed",
+        ("message", "find", "--subject", "shop", "--key", "k"): "messages",
+    }
+    with BrokerProcess(tmp_path / "data") as own:
+        for words, field in lists.items():
+            assert qmq(own, *words).stdout == "none\n", words
+            assert json.loads(qmq(own, *words, "--json").stdout)[field] == [], words
 
 
 def test_C4_dead_letters_are_listed_shown_replayed_to_their_group_and_purged(

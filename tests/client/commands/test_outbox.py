@@ -219,7 +219,7 @@ def test_a_database_without_the_tables_says_what_to_run(tmp_path: Path) -> None:
 def test_an_id_that_is_none_is_answered_with_where_to_find_one(engine: sa.Engine) -> None:
     refused = outbox(engine, "show", "nope")
     assert refused.exit_code == 2
-    assert "Take it from `qmq outbox list`." in refused.output
+    assert "Copy it from" in refused.output
 
 
 @pytest.mark.parametrize("group", ["outbox", "db", "config", "watchdog"])

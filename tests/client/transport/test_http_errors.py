@@ -13,7 +13,8 @@ from qmq_client.errors import (
     ConfigurationError,
     TransportError,
 )
-from qmq_client.transport.http import HttpTransport, as_transport_error
+from qmq_client.transport.http import HttpTransport
+from qmq_client.transport.http_errors import as_transport_error
 
 REQUEST = httpx.Request("POST", "http://broker/v1/send")
 

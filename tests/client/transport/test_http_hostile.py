@@ -17,7 +17,8 @@ from qmq_client.errors import (
     BrokerUnreachableError,
     TransportError,
 )
-from qmq_client.transport.http import RETRY_AFTER_S_MAX, HttpTransport
+from qmq_client.transport.http import HttpTransport
+from qmq_client.transport.http_errors import RETRY_AFTER_S_MAX
 from qmq_client.wire.deliveries import DeliveriesHead, DeliveryRun, build_deliveries
 from qmq_client.wire.frame import FrameKind, build_frame, build_message_frame, read_header
 from qmq_client.wire.limits import Limits

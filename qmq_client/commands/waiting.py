@@ -1,0 +1,31 @@
+"""A message that is in no subject because it waits for its due time, or was taken back while it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from qmq_client.commands.broker_json import get_json
+from qmq_client.commands.message_view import message_lines
+from qmq_client.commands.table import time_text
+from qmq_client.errors import BrokerRefusedError
+from qmq_client.transport.address import BrokerAddress
+
+
+def waiting_message(address: BrokerAddress, message_id: str) -> dict[str, Any] | None:
+    """What the broker knows of a delayed message; None where it is none, or not to be seen."""
+    try:
+        return get_json(address, f"/v1/delayed/{message_id}", {}, known=("places",))
+    except BrokerRefusedError as error:
+        if error.status not in (403, 404):
+            raise
+        return None
+
+
+def waiting_lines(answer: Mapping[str, Any]) -> Iterator[str]:
+    """Every time it was scheduled for, and the message itself while it waits."""
+    for place in answer["places"]:
+        yield f"{place['state']:<10} due {time_text(place['due_at_ms'])}"
+    subject = answer["places"][-1]["subject"]
+    found = answer.get("message") or {"message_id": answer["places"][-1]["message_id"]}
+    yield from message_lines({**found, "subject": subject, "sequence": None})

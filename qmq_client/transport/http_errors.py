@@ -1,0 +1,155 @@
+"""What trouble over HTTP means, as one of the leaves of `TransportError`.
+
+The only place that knows httpx's errors and HTTP's status codes.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING, Final
+
+from qmq_client.errors import (
+    BrokerAccessError,
+    BrokerAnswerError,
+    BrokerBusyError,
+    BrokerRefusedError,
+    BrokerUnreachableError,
+    ProtocolError,
+    TransportError,
+)
+from qmq_client.wire.names import shorten
+from qmq_client.wire.requests import (
+    FRAME_CONTENT_TYPE,
+    JSON_CONTENT_TYPE,
+    ErrorAnswer,
+    decode_control,
+    decode_json,
+)
+
+if TYPE_CHECKING:
+    import httpx
+
+#: What a broker asks for by `Retry-After` is believed up to here.
+RETRY_AFTER_S_MAX: Final = 300.0
+_RETRY_AFTER_S: Final = 1.0
+#: 408: the body came too slowly; 429: too many; 503: not now; 507: the disk's reserve is reached.
+BUSY: Final = frozenset({408, 429, 503, 507})
+#: 401: the broker does not know who is asking; 403: it does, and does not let it.
+ACCESS: Final = frozenset({401, 403})
+#: Of a reason that the broker gave: some of them are an operator's words.
+_SAID_CHARACTERS_MAX: Final = 1_000
+
+
+def as_transport_error(
+    error: Exception, *, url: str, was_closed_by_peer: bool = False, certificate: str = ""
+) -> TransportError:
+    """Which of our errors an error of the HTTP library is.
+
+    A protocol error of a peer that hung up is a lost connection; of one that went on talking, an
+    answer that makes no sense. Everything else is trouble with the connection. `certificate` is the
+    file of the one that was shown, if any was.
+    """
+    import httpx
+
+    text = f"{url}: {type(error).__name__}: {shorten(str(error))}"
+    if (refused := _refused_certificate(error)) is not None:
+        return BrokerUnreachableError(
+            f"{url}: the broker's certificate is not accepted: {refused}. "
+            "Give the authority that signed it (broker.ca_file), and the host name that it names."
+        )
+    if url.startswith("https:") and _may_be_our_certificate(error):
+        text = f"{text}. {_certificate_hint(certificate)}"
+    nonsense = (
+        httpx.RemoteProtocolError,
+        httpx.DecodingError,
+        httpx.TooManyRedirects,
+        httpx.HTTPStatusError,
+    )
+    if isinstance(error, nonsense) and not was_closed_by_peer:
+        return BrokerAnswerError(text)
+    return BrokerUnreachableError(text)
+
+
+def check_status(response: httpx.Response, data: bytes, wanted_type: str) -> None:
+    """Raise what a status other than 200, or an answer of another type, means."""
+    status = response.status_code
+    content_type = response.headers.get("content-type", "").split(";")[0].strip().lower()
+    if status == 200:
+        if content_type != wanted_type:
+            raise BrokerAnswerError(f"answer of type {shorten(content_type)}, not {wanted_type}")
+        return
+    answer = _error_answer(content_type, data)
+    if status in BUSY:
+        raise busy(status, answer, response.headers.get("retry-after", ""))
+    # A 4xx that does not speak our language comes from something else at this address: believing
+    # it would give up good messages.
+    if status in ACCESS and answer is not None:
+        raise BrokerAccessError(status, answer)
+    if 400 <= status < 500 and answer is not None:
+        raise BrokerRefusedError(status, answer)
+    text = "" if answer is None else f": {answer.code}: {said(answer.message)}"
+    raise BrokerAnswerError(f"status {status} of type {shorten(content_type)}{text}")
+
+
+def busy(status: int, answer: ErrorAnswer | None, retry_after: str = "") -> BrokerBusyError:
+    """The broker asks to come back, and says why."""
+    reason = "no reason given" if answer is None else said(answer.message)
+    return BrokerBusyError(f"{status}: {reason}", retry_after_s=_retry_after_s(retry_after))
+
+
+def said(text: str) -> str:
+    """What the broker said, printable and bounded."""
+    shown = "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode()
+        for one in text[:_SAID_CHARACTERS_MAX]
+    )
+    return shown if len(text) <= _SAID_CHARACTERS_MAX else f"{shown}…"
+
+
+def _refused_certificate(error: BaseException | None) -> str | None:
+    """Why TLS did not take the peer's certificate, when that is what went wrong."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return error.verify_message
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _may_be_our_certificate(error: Exception) -> bool:
+    """Whether the peer hung up as one does that was shown no certificate that it accepts.
+
+    With TLS 1.3 it does so behind a handshake that was fine for us, and what it says may be lost.
+    """
+    import httpx
+
+    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError):
+        return True
+    return isinstance(error, httpx.ConnectError) and "alert" in str(error).lower()
+
+
+def _certificate_hint(certificate: str) -> str:
+    if certificate:
+        return f"It may be that the broker does not accept the certificate of {certificate}."
+    return (
+        "It may be that the broker asks for a client certificate: "
+        "give broker.cert_file and broker.key_file."
+    )
+
+
+def _error_answer(content_type: str, data: bytes) -> ErrorAnswer | None:
+    try:
+        if content_type == FRAME_CONTENT_TYPE:
+            return decode_control(data, ErrorAnswer)
+        if content_type == JSON_CONTENT_TYPE:
+            return decode_json(data, ErrorAnswer)
+    except ProtocolError:
+        return None
+    return None
+
+
+def _retry_after_s(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        return _RETRY_AFTER_S
+    return min(seconds, RETRY_AFTER_S_MAX) if seconds >= 0 else _RETRY_AFTER_S
