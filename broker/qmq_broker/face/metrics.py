@@ -199,6 +199,12 @@ METRICS: Final = (
         lambda one: one.status.redelivery,
     ),
     _of_group(
+        "set_aside_messages",
+        "gauge",
+        "Those of them that are set aside because it is far.",
+        lambda one: one.status.set_aside,
+    ),
+    _of_group(
         "held_messages",
         "gauge",
         "Messages that wait for one before them with the same key.",

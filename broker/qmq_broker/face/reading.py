@@ -15,6 +15,7 @@ from qmq_broker.service.delay.query import DelayStatus
 from qmq_broker.service.measures import OTHER_SUBJECTS, Histogram, steps_of
 from qmq_broker.service.query import LISTED_MAX, GroupStatus, Held
 from qmq_broker.service.serving import Serving
+from qmq_client.wire.names import OWN_PREFIX
 
 #: A value of a counter or gauge; or a histogram: how many were at most each bound, and their sum.
 Value = float | tuple[list[tuple[float, int]], float]
@@ -76,7 +77,11 @@ class Reading:
             takes_messages=serving.state is Serving.SERVING and held.free_bytes >= reserve_bytes,
             reserve_bytes=reserve_bytes,
             held=held,
-            accepted=[(name, one.messages, one.bytes, one.requests) for name, one in accepted],
+            accepted=[
+                (name, one.messages, one.bytes, one.requests)
+                for name, one in accepted
+                if not name.startswith(OWN_PREFIX)
+            ],
             duplicates=measures.intakes.duplicates,
             refused=dict(measures.refused),
             append_s=_value(measures.append_s),
@@ -86,7 +91,7 @@ class Reading:
             waiting_bytes=broker.writer.waiting_bytes,
             waiting_pulls=broker.delivery.waiting.count,
             subjects=broker.query.subjects_count(),
-            groups_count=len(broker.delivery.registry),
+            groups_count=broker.query.groups_count(),
             groups=list(_groups(broker, now_ms)),
             delayed=delayed,
             delayed_pending=_bounded(delayed.subjects),
@@ -100,7 +105,7 @@ def _value(histogram: Histogram) -> Value:
 
 def _bounded(counts: dict[str, int]) -> list[tuple[str, int]]:
     """The first subjects, and the rest together."""
-    rows = sorted(counts.items())
+    rows = sorted(row for row in counts.items() if not row[0].startswith(OWN_PREFIX))
     rest = sum(count for _, count in rows[LISTED_MAX:])
     return rows[:LISTED_MAX] + ([(OTHER_SUBJECTS, rest)] if rest else [])
 

@@ -124,8 +124,13 @@ class Query:
         ]
 
     def subjects_count(self) -> int:
-        """How many subjects there are."""
-        return len(self._store.subjects())
+        """How many subjects there are, without the broker's own."""
+        return sum(not name.startswith(OWN_PREFIX) for name in self._store.subjects())
+
+    def groups_count(self) -> int:
+        """How many groups there are, without the broker's own."""
+        groups = self._delivery.registry
+        return sum(not group.state.subject.startswith(OWN_PREFIX) for group in groups)
 
     def held(self) -> Held:
         """What there is on the disk; asks the file system for its room."""

@@ -171,6 +171,19 @@ def test_delayed_messages_are_told(client: Client) -> None:
     assert found["delayed_late_seconds_sum",] == pytest.approx(0.03)
 
 
+def test_what_is_set_aside_is_told_with_its_group_and_as_nothing_else(client: Client) -> None:
+    rig = client.rig
+    rig.send(b"x")
+    rig.settle(rig.pull().nack(delay_ms=24 * 3_600_000))
+    rig.broker.step()
+    rig.broker.writer.step()
+    rig.run_posted()
+    found = scrape(client)
+    assert found["group_set_aside_messages", *OF_GROUP] == 1
+    assert (found["subjects",], found["groups",]) == (1, 1)
+    assert not any(label.startswith("_qmq.") for key in found for label in key[1:])
+
+
 def test_a_second_asker_at_the_same_time_is_asked_to_come_back(client: Client) -> None:
     async def twice() -> list[int]:
         replies = await asyncio.gather(*(client.call("GET", "/metrics") for _ in range(2)))

@@ -82,9 +82,6 @@ class Groups:
     def __iter__(self) -> Iterator[Group]:
         return iter(self._groups.values())
 
-    def __len__(self) -> int:
-        return len(self._groups)
-
     def find(self, subject: str, name: str) -> Group | None:
         """The group of this name, as listings name it."""
         return self._groups.get((subject, name))
