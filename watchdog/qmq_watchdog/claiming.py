@@ -8,7 +8,7 @@ back by `Sweep`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from qmq_client.clock import Clock
@@ -28,14 +28,28 @@ class Claim:
     lease_end_s: float
 
 
+def one_thread() -> Executor:
+    """A thread beside the sweep's own, for the claim ahead."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="qmq-claim")
+
+
 class Claims:
     """Claims on one database. One thread at a time; it uses another one for itself."""
 
-    def __init__(self, store: Callable[[], OutboxStore], clock: Clock, *, lease_ms: int) -> None:
+    def __init__(
+        self,
+        store: Callable[[], OutboxStore],
+        clock: Clock,
+        *,
+        lease_ms: int,
+        beside: Callable[[], Executor] = one_thread,
+    ) -> None:
+        """`beside` makes what runs the claim ahead; it is shut down at the end of each sweep."""
         self._store = store
         self._clock = clock
         self._lease_ms = lease_ms
-        self._thread: ThreadPoolExecutor | None = None
+        self._beside = beside
+        self._thread: Executor | None = None
         self._ahead: Future[Claim] | None = None
 
     def take(self, limit: int) -> Claim:
@@ -56,7 +70,7 @@ class Claims:
     def look_ahead(self, limit: int) -> None:
         """Begin the next claim, beside whatever this thread does meanwhile."""
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qmq-claim")
+            self._thread = self._beside()
         self._ahead = self._thread.submit(self._claim, limit)
 
     def end(self) -> Claim | None:

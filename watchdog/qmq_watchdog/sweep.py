@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import random as random_source
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Final
@@ -26,7 +27,7 @@ from qmq_client.outbox.row import BatchOutcome, FailedRow, OutboxRow
 from qmq_client.publish import NOT_ITS_TURN, publish_rows
 from qmq_client.retry import Backoff
 from qmq_client.transport.port import Transport
-from qmq_watchdog.claiming import Claims
+from qmq_watchdog.claiming import Claims, one_thread
 from qmq_watchdog.databases import Database
 from qmq_watchdog.rate import RowRate
 
@@ -129,7 +130,9 @@ class Sweep:
         *,
         clock: Clock = SYSTEM_CLOCK,
         random: Callable[[], float] = random_source.random,
+        beside: Callable[[], Executor] = one_thread,
     ) -> None:
+        """`beside`: see `Claims`."""
         self.database = database
         self._transport = transport
         self._options = SweepOptions() if options is None else options
@@ -140,7 +143,9 @@ class Sweep:
         self._limit_rows = min(PROBE_ROWS, self._options.batch_rows)
         #: Ordering keys of which rows were just sent: those behind them need not wait for their time.
         self._keys: list[str] = []
-        self._claims = Claims(lambda: self.database.store, clock, lease_ms=self._options.lease_ms)
+        self._claims = Claims(
+            lambda: self.database.store, clock, lease_ms=self._options.lease_ms, beside=beside
+        )
 
     @property
     def name(self) -> str:

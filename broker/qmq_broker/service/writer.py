@@ -12,7 +12,7 @@ told why.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -66,7 +66,7 @@ class CommitWriter:
         limits: ServiceLimits,
         *,
         post: Callable[[Callable[[], None]], object],
-        on_visible: Callable[[set[str]], object],
+        on_visible: Callable[[Iterable[str]], object],
         on_poisoned: Callable[[str], None],
         measures: Measures | None = None,
     ) -> None:
@@ -201,12 +201,12 @@ class CommitWriter:
     def _publish(
         self, submissions: Sequence[_Submission], outcomes: Sequence[Placed | Exception]
     ) -> None:
-        subjects: set[str] = set()
+        subjects: dict[str, None] = {}  # in the order of the log: who waits is woken in it
         for submission, outcome in zip(submissions, outcomes, strict=True):
             _, frame_bytes = self._unanswered.popleft()
             self.waiting_bytes -= frame_bytes
             if not isinstance(outcome, Exception):
-                subjects.update(place.subject for place in outcome.places)
+                subjects.update((place.subject, None) for place in outcome.places)
                 if submission.frame.header.kind in SENT_KINDS:
                     self._measures.intakes.note(submission.frame, outcome.duplicates)
             submission.on_done(outcome)
