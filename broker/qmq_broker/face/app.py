@@ -7,6 +7,8 @@ answered with a 500 that says nothing about the inside.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from starlette.requests import ClientDisconnect
@@ -14,17 +16,16 @@ from starlette.requests import ClientDisconnect
 from qmq_broker.face.admin import admin_app
 from qmq_broker.face.answers import INTERNAL, RequestRefusedError, error_code
 from qmq_broker.face.door import Door
-from qmq_broker.face.hot import HotRoutes, answer_error
+from qmq_broker.face.exchange import AsgiExchange, Exchange
+from qmq_broker.face.hot import HotRoutes, Route, answer_error
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import log_event
 from qmq_broker.face.requests import (
     ClientGone,
     Encoding,
-    Message,
     Receive,
     Scope,
     Send,
-    answer,
     encode,
     read_head,
 )
@@ -49,17 +50,26 @@ class App:
         """Serve one request."""
         if scope["type"] != "http":
             return
-        started = _Started(send)
-        route = self._hot.find(scope["path"])
+        exchange = AsgiExchange(scope, receive, send)
+        route = self.hot_route(scope["path"].encode())
+        if route is not None:
+            await self.serve(exchange, partial(route, exchange))
+        else:
+            await self.serve(exchange, partial(self._admin, scope, receive, exchange.send))
+
+    def hot_route(self, path: bytes) -> Route | None:
+        """The hot route of this path, or None when it is not one of the three."""
+        return self._hot.find(path)
+
+    async def serve(self, exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
+        """Let a known caller in, and answer whatever goes wrong at the work."""
+        scope = exchange.scope
         try:
             self._door.let_in(scope)
-            if route is not None:
-                await self._hot(route, scope, receive, started.send)
-            else:
-                await self._admin(scope, receive, started.send)
+            await work()
         except RequestRefusedError as refusal:
             self._refused[error_code(refusal)] += 1
-            await answer_error(started.send, read_head(scope).answer_encoding(), refusal)
+            await answer_error(exchange, read_head(scope).answer_encoding(), refusal)
         except (ClientGone, ClientDisconnect):
             return
         except Exception as error:  # the top of a request
@@ -71,19 +81,5 @@ class App:
                 method=scope.get("method"),
                 path=scope.get("path"),
             )
-            if not started.is_started:
-                await answer(send, 500, Encoding.JSON, encode(Encoding.JSON, INTERNAL))
-
-
-class _Started:
-    """Remembers whether an answer has begun: a second one cannot be sent."""
-
-    __slots__ = ("_send", "is_started")
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.is_started = False
-
-    async def send(self, message: Message) -> None:
-        self.is_started = True
-        await self._send(message)
+            if not exchange.is_answering:
+                await exchange.answer(500, Encoding.JSON, encode(Encoding.JSON, INTERNAL))

@@ -1,4 +1,4 @@
-"""The three hot routes, straight on ASGI: send, pull, settle.
+"""The three hot routes, send, pull, settle.
 
 Each reads its request, calls the service, and writes one answer. Nothing here is done per message.
 """
@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from qmq_broker.face.access import Role
 from qmq_broker.face.answers import error_answer, error_code, error_headers, error_status, refuse
+from qmq_broker.face.exchange import Exchange
 from qmq_broker.face.json_messages import JsonSend, deliveries_to_json, json_to_frame
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.requests import (
@@ -19,14 +20,9 @@ from qmq_broker.face.requests import (
     ClientGone,
     Encoding,
     Head,
-    Receive,
-    Scope,
-    Send,
-    answer,
     check_head,
     decode,
     encode,
-    read_body,
     read_head,
 )
 from qmq_broker.face.strict_json import read_json
@@ -44,7 +40,8 @@ from qmq_client.wire.requests import CONTROL_BYTES_MAX, PullRequest, SettleReque
 _ALLOW_POST: Final = ((b"allow", b"POST"),)
 
 T = TypeVar("T")
-Route = Callable[[Head, Receive, Send], Awaitable[None]]
+_Work = Callable[[Head, Exchange], Awaitable[None]]
+Route = Callable[[Exchange], Awaitable[None]]
 
 
 class HotRoutes:
@@ -56,34 +53,34 @@ class HotRoutes:
         self._room = BodyRoom(limits)
         self._json_bytes_max = limits.json_bytes
         self._ids = MessageIds(instance)
-        self._routes: dict[str, Route] = {
-            "/v1/send": self._send,
-            "/v1/pull": self._pull,
-            "/v1/settle": self._settle,
+        self._routes: dict[bytes, Route] = {
+            b"/v1/send": partial(self._serve, self._send),
+            b"/v1/pull": partial(self._serve, self._pull),
+            b"/v1/settle": partial(self._serve, self._settle),
         }
 
     @property
     def paths(self) -> list[str]:
         """The paths of the three routes."""
-        return list(self._routes)
+        return [path.decode() for path in self._routes]
 
-    def find(self, path: str) -> Route | None:
+    def find(self, path: bytes) -> Route | None:
         """The route of this path, or None when it is not one of the three."""
         return self._routes.get(path)
 
-    async def __call__(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(self, work: _Work, exchange: Exchange) -> None:
         """Serve one request; every foreseen error becomes its answer."""
-        head = read_head(scope)
+        head = read_head(exchange.scope)
         try:
-            if scope["method"] != "POST":
-                raise _method_not_allowed(scope["method"])
+            if exchange.scope["method"] != "POST":
+                raise _method_not_allowed(exchange.scope["method"])
             with self._room.request():
-                await route(head, receive, send)
+                await work(head, exchange)
         except QmqError as error:
             self._broker.measures.refused[error_code(error)] += 1
-            await answer_error(send, head.answer_encoding(), error)
+            await answer_error(exchange, head.answer_encoding(), error)
 
-    async def _send(self, head: Head, receive: Receive, send: Send) -> None:
+    async def _send(self, head: Head, exchange: Exchange) -> None:
         encoding, body_bytes_max = check_head(
             head,
             frame_bytes_max=self._broker.settings.wire.frame_bytes,
@@ -91,7 +88,7 @@ class HotRoutes:
         )
         self._broker.serving.check_takes_messages()
         with self._room.body(head.content_bytes or 0) as share:
-            data = await read_body(receive, body_bytes_max, share)
+            data = await exchange.body(body_bytes_max, share)
             message_ids: tuple[str, ...] = ()
             if encoding is Encoding.JSON:
                 data, message_ids = self._frame_of(data)
@@ -100,10 +97,10 @@ class HotRoutes:
             frame = self._broker.send(data, partial(_resolve, durable), may_send)
             placed = await durable
         reply = head.answer_encoding()
-        await answer(send, 200, reply, encode(reply, send_answer(frame, placed, message_ids)))
+        await exchange.answer(200, reply, encode(reply, send_answer(frame, placed, message_ids)))
 
-    async def _pull(self, head: Head, receive: Receive, send: Send) -> None:
-        request = await self._read(head, receive, PullRequest)
+    async def _pull(self, head: Head, exchange: Exchange) -> None:
+        request = await self._read(head, exchange, PullRequest)
         head.caller.check(Role.CONSUMER, request.subject)
         self._broker.serving.check_delivers()
         self._check_answer(request)
@@ -111,7 +108,7 @@ class HotRoutes:
         stale = delivery.begin_pull(request, self._broker.time.now_ms())
         given = delivery.pull(request, self._broker.time.now_ms(), stale)
         if given is None and request.wait_ms:
-            given = await self._wait(request, stale, receive)
+            given = await self._wait(request, stale, exchange)
         if given is None:
             given = delivery.nothing(request, stale)
         elif given.is_final:
@@ -125,30 +122,30 @@ class HotRoutes:
         # The answer may wait long for its reader: one copy of the messages is enough.
         del given
         with self._room.answer(len(body)):
-            await answer(send, 200, reply, body)
+            await exchange.answer(200, reply, body)
 
-    async def _settle(self, head: Head, receive: Receive, send: Send) -> None:
-        request = await self._read(head, receive, SettleRequest)
+    async def _settle(self, head: Head, exchange: Exchange) -> None:
+        request = await self._read(head, exchange, SettleRequest)
         head.caller.check(Role.CONSUMER, request.subject)
         self._broker.serving.check_delivers()
         settled = self._broker.delivery.settle(request, self._broker.time.now_ms())
         reply = head.answer_encoding()
-        await answer(send, 200, reply, encode(reply, settled))
+        await exchange.answer(200, reply, encode(reply, settled))
 
-    async def _read(self, head: Head, receive: Receive, kind: type[T]) -> T:
+    async def _read(self, head: Head, exchange: Exchange, kind: type[T]) -> T:
         encoding, body_bytes_max = check_head(
             head, frame_bytes_max=CONTROL_BYTES_MAX, json_bytes_max=CONTROL_BYTES_MAX
         )
-        return decode(encoding, await read_body(receive, body_bytes_max), kind)
+        return decode(encoding, await exchange.body(body_bytes_max), kind)
 
     async def _wait(
-        self, request: PullRequest, stale: tuple[Stale, ...], receive: Receive
+        self, request: PullRequest, stale: tuple[Stale, ...], exchange: Exchange
     ) -> HandOut | None:
         """Wait until there is something for this pull, its time is up, or its client is gone."""
         loop = asyncio.get_running_loop()
         delivery, serving = self._broker.delivery, self._broker.serving
         until_s = loop.time() + min(request.wait_ms, self._broker.settings.limits.wait_ms) / 1000
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(exchange.gone())
         try:
             with self._room.waiting():
                 while True:
@@ -207,18 +204,13 @@ class HotRoutes:
         )
 
 
-async def answer_error(send: Send, encoding: Encoding, error: QmqError) -> None:
+async def answer_error(exchange: Exchange, encoding: Encoding, error: QmqError) -> None:
     """Say why a request was refused."""
     headers = error_headers(error)
     status = error_status(error)
     if status == 405:
         headers = (*headers, *_ALLOW_POST)
-    await answer(send, status, encoding, encode(encoding, error_answer(error)), headers)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    await exchange.answer(status, encoding, encode(encoding, error_answer(error)), headers)
 
 
 def _resolve(durable: asyncio.Future[Placed], outcome: Placed | Exception) -> None:

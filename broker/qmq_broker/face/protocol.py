@@ -6,6 +6,9 @@ length and transfer encoding, several hosts, another transfer encoding than chun
 Deadlines are kept by one sweep over all connections (`end_slow_connections`) instead of timers, so
 a request costs no timer.
 
+Requests to the hot routes, as clients send them, take the short way (`direct.py`); all others, and
+those behind one that is not answered yet, go on through uvicorn and ASGI.
+
 The parser itself (llhttp) refuses bad lengths, bad chunks and control characters with a 400.
 """
 
@@ -15,12 +18,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from qmq_broker.face.answers import RequestRefusedError, refuse, retry_after
+from qmq_broker.face.app import App
+from qmq_broker.face.direct import DirectExchange, answer_head
 from qmq_broker.face.door import CERTIFICATE_NAMES, certificate_names
 from qmq_broker.face.limits import FaceLimits
 from qmq_client.wire.requests import JSON_CONTENT_TYPE, encode_json
@@ -28,6 +33,9 @@ from qmq_client.wire.requests import JSON_CONTENT_TYPE, encode_json
 if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
+
+    from qmq_broker.face.hot import Route
+    from qmq_broker.face.requests import Scope
 
 #: Headers that say where a request ends, whom it is for and whose it is: never more than once.
 _ONCE: Final = (b"content-length", b"transfer-encoding", b"host", b"authorization")
@@ -46,6 +54,7 @@ class SweepCounts:
 class BoundedProtocol(HttpToolsProtocol):
     """A connection with bounds; made by `bounded_protocol`."""
 
+    face: ClassVar[App]
     limits: ClassVar[FaceLimits]
     #: Open connections of each address.
     addresses: ClassVar[Counter[str]]
@@ -59,14 +68,16 @@ class BoundedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._refusal: RequestRefusedError | None = None
-        #: Bytes of the head as they came in, and as far as the parser has given them out.
+        #: Bytes of the head as they came in.
         self._head_bytes = 0
-        self._parsed_head_bytes = 0
         self.is_in_head = True
         #: Loop time since when a request, or a first one, is awaited; None between requests.
         self.receiving_since_s: float | None = self.loop.time()
         #: Requests whose answer is not complete: uvicorn itself remembers only the newest.
         self._open_cycles: list[RequestResponseCycle] = []
+        #: The newest request that took the short way, and whether it is the newest of all.
+        self._direct: DirectExchange | None = None
+        self._is_direct = False
         #: Loop time since when the client has left an answer unread.
         self.unread_since_s: float | None = None
 
@@ -89,6 +100,10 @@ class BoundedProtocol(HttpToolsProtocol):
                 cycle.disconnected = True
                 cycle.message_event.set()
         self._open_cycles.clear()
+        if self._direct is not None:
+            self._direct.lose()
+        if self._is_direct:
+            self.cycle = None  # type: ignore[assignment]  # as before the first request
         self.addresses[self._address] -= 1
         if not self.addresses[self._address]:
             del self.addresses[self._address]
@@ -110,38 +125,31 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.is_in_head = True
-        self._parsed_head_bytes = 0
         self.receiving_since_s = self.loop.time()
 
-    def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        self._count_head(len(url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
-        self._count_head(len(name) + len(value))
-        if len(self.headers) > self.limits.headers:
-            raise self._refused(
-                refuse(
-                    431,
-                    "too_many_headers",
-                    "the request has too many headers",
-                    limit=f"{self.limits.headers} headers",
-                    remedy="Send fewer headers.",
-                )
-            )
-
     def on_headers_complete(self) -> None:
-        what = ambiguity(self.headers)
-        if what:
-            raise self._refused(refuse(400, "ambiguous_request", what, remedy="Say it once."))
+        self._check_head()
         self.is_in_head = False
-        super().on_headers_complete()
-        self._open_cycles = [cycle for cycle in self._open_cycles if not cycle.response_complete]
-        self._open_cycles.append(self.cycle)
+        route = self.face.hot_route(self.url) if self._is_usual() else None
+        self._is_direct = route is not None
+        if route is None:
+            super().on_headers_complete()
+            self._open_cycles = [one for one in self._open_cycles if not one.response_complete]
+            self._open_cycles.append(self.cycle)
+            return
+        self._begin_direct(route)
+
+    def on_body(self, body: bytes) -> None:
+        if self._is_direct and self._direct is not None:
+            self._direct.receive(body)
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
+        if self._is_direct and self._direct is not None:
+            self._direct.receive_end()
+        else:
+            super().on_message_complete()
         self.receiving_since_s = None
         self.is_in_head = True
         self._head_bytes = 0
@@ -177,10 +185,54 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse_connection(self, why: str) -> None:
         self._refuse_raw(refuse(503, "busy", f"{why}: come back later", retry_after_s=1.0))
 
-    def _count_head(self, head_bytes: int) -> None:
-        self._parsed_head_bytes += head_bytes
-        if self._parsed_head_bytes > self.limits.head_bytes:
-            raise self._refused(self._head_too_long())
+    def _is_usual(self) -> bool:
+        """Whether the request has the form that clients of ours give it, and none is before it."""
+        return (
+            self.parser.get_method() == b"POST"
+            and self.parser.get_http_version() == "1.1"
+            and not self.expect_100_continue
+            and not self.parser.should_upgrade()
+            and not self._has_open_request()
+            and any(name == b"content-length" for name, _ in self.headers)
+        )
+
+    def _has_open_request(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def _begin_direct(self, route: Route) -> None:
+        self.scope["method"], self.scope["path"] = "POST", self.url.decode()
+        exchange = DirectExchange(
+            cast("Scope", self.scope),
+            self.transport,
+            self.flow,
+            keep_alive=self.parser.should_keep_alive(),
+            on_end=self.on_response_complete,
+        )
+        self._direct, self.cycle = exchange, cast("RequestResponseCycle", exchange)
+        task = self.loop.create_task(self.face.serve(exchange, partial(route, exchange)))
+        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(exchange.end)
+        self.tasks.add(task)
+
+    def _check_head(self) -> None:
+        """Raise what the parser takes for its own refusal, which `send_400_response` then tells."""
+        head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        what = ambiguity(self.headers)
+        if head_bytes > self.limits.head_bytes:
+            self._refusal = self._head_too_long()
+        elif len(self.headers) > self.limits.headers:
+            self._refusal = refuse(
+                431,
+                "too_many_headers",
+                "the request has too many headers",
+                limit=f"{self.limits.headers} headers",
+                remedy="Send fewer headers.",
+            )
+        elif what:
+            self._refusal = refuse(400, "ambiguous_request", what, remedy="Say it once.")
+        if self._refusal is not None:
+            raise self._refusal
 
     def _head_too_long(self) -> RequestRefusedError:
         return refuse(
@@ -191,18 +243,15 @@ class BoundedProtocol(HttpToolsProtocol):
             remedy="Send less in headers.",
         )
 
-    def _refused(self, refusal: RequestRefusedError) -> RequestRefusedError:
-        self._refusal = refusal
-        return refusal
-
     def _refuse_raw(self, refusal: RequestRefusedError) -> None:
         self.transport.write(raw_answer(refusal))
         self.transport.close()
 
 
-def bounded_protocol(limits: FaceLimits) -> type[BoundedProtocol]:
+def bounded_protocol(face: App, limits: FaceLimits) -> type[BoundedProtocol]:
     """The class of connections with these bounds, for uvicorn to make instances of."""
-    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits, "addresses": Counter()})
+    members = {"face": face, "limits": limits, "addresses": Counter()}
+    return type("BoundedProtocol", (BoundedProtocol,), members)
 
 
 def end_slow_connections(
@@ -247,13 +296,8 @@ def ambiguity(headers: Iterable[tuple[bytes, bytes]]) -> str:
 def raw_answer(refusal: RequestRefusedError) -> bytes:
     """A whole answer as bytes, after which the connection closes."""
     body = encode_json(refusal.answer)
-    lines = [
-        f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}".encode(),
-        b"content-type: " + JSON_CONTENT_TYPE.encode(),
-        b"content-length: " + str(len(body)).encode(),
-        b"connection: close",
-    ]
+    headers = [(b"content-type", JSON_CONTENT_TYPE.encode())]
     wait = retry_after(refusal)
     if wait is not None:
-        lines.append(b"retry-after: " + wait)
-    return b"\r\n".join((*lines, b"", body))
+        headers.append((b"retry-after", wait))
+    return answer_head(refusal.status, len(body), tuple(headers), keep_alive=False) + body

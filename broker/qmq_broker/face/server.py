@@ -140,14 +140,11 @@ class _Process:
 
     def _make_server(self, broker: Broker) -> BrokerServer:
         limits = self._face_limits
+        instance = instance_of(secrets.randbits(64))
+        face = App(broker, limits, instance=instance, door=self._entrance.door)
         config = uvicorn.Config(
-            App(
-                broker,
-                limits,
-                instance=instance_of(secrets.randbits(64)),
-                door=self._entrance.door,
-            ),
-            http=bounded_protocol(limits),
+            face,
+            http=bounded_protocol(face, limits),
             ws="none",
             lifespan="off",
             interface="asgi3",

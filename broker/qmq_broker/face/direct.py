@@ -1,0 +1,161 @@
+"""The short way of a request to a hot route: from the parser to the route and back, without ASGI.
+
+Taken by POSTs of the usual form (`protocol.py` decides); all others go through ASGI and meet the
+same routes with the same bounds. It has the four attributes by which uvicorn's protocol knows how
+far a request is, so that shutting down, requests one behind the other, and deadlines go on as they
+are. Belongs to the loop thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+from qmq_broker.face.exchange import Headers
+from qmq_broker.face.requests import BodyShare, ClientGone, Encoding, Scope
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.flow_control import FlowControl
+
+#: Up to here an answer is one piece with its head; a longer body is not copied for that.
+_ONE_PIECE_BYTES_MAX: Final = 64 * 1024
+
+
+class DirectExchange:
+    """An exchange on one connection."""
+
+    __slots__ = (
+        "_arrived_bytes",
+        "_flow",
+        "_is_lost",
+        "_is_whole",
+        "_on_end",
+        "_parts",
+        "_transport",
+        "_waiter",
+        "keep_alive",
+        "response_complete",
+        "response_started",
+        "scope",
+    )
+
+    def __init__(
+        self,
+        scope: Scope,
+        transport: asyncio.Transport,
+        flow: FlowControl,
+        *,
+        keep_alive: bool,
+        on_end: Callable[[], None],
+    ) -> None:
+        """`on_end` is called when the answer is complete and the connection can go on."""
+        self.scope = scope
+        self.keep_alive = keep_alive
+        self.response_started = self.response_complete = False
+        self._transport = transport
+        self._flow = flow
+        self._on_end = on_end
+        self._parts: list[bytes] = []
+        self._arrived_bytes = 0
+        self._is_whole = self._is_lost = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_answering(self) -> bool:
+        """See `Exchange`."""
+        return self.response_started
+
+    def receive(self, part: bytes) -> None:
+        """A part of the body has arrived."""
+        if not self.response_complete:
+            self._parts.append(part)
+            self._arrived_bytes += len(part)
+            self._wake()
+
+    def receive_end(self) -> None:
+        """The body is whole."""
+        self._is_whole = True
+        self._wake()
+
+    def lose(self) -> None:
+        """The connection is gone."""
+        self._is_lost = True
+        self._wake()
+
+    def end(self, _: object = None) -> None:
+        """The route has returned; a client that has no whole answer must not wait for it."""
+        if not self.response_complete:
+            self._transport.close()
+
+    async def body(self, body_bytes_max: int, share: BodyShare | None = None) -> bytes:
+        """See `Exchange`. The bound is kept: the parser holds the body to the length in the head."""
+        taken_bytes = 0
+        while True:
+            if self._is_lost:
+                raise ClientGone
+            if share is not None:
+                share.take(self._arrived_bytes - taken_bytes)
+                taken_bytes = self._arrived_bytes
+            if self._is_whole:
+                break
+            await self._change()
+        parts, self._parts = self._parts, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def gone(self) -> None:
+        """See `Exchange`."""
+        while not self._is_lost:
+            await self._change()
+
+    async def answer(
+        self, status: int, encoding: Encoding, body: bytes, headers: Headers = ()
+    ) -> None:
+        """See `Exchange`."""
+        if self._flow.write_paused and not self._is_lost:
+            await self._flow.drain()
+        if self._is_lost:
+            return
+        self.response_started = True
+        content = ((b"content-type", encoding.value), *headers)
+        head = answer_head(status, len(body), content, keep_alive=self.keep_alive)
+        if len(body) <= _ONE_PIECE_BYTES_MAX:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._transport.write(body)
+            if self._flow.write_paused:
+                await self._flow.drain()
+        if self._is_lost:
+            return
+        self.response_complete = True
+        if not self.keep_alive:
+            self._transport.close()
+        self._on_end()
+
+    async def _change(self) -> None:
+        """Wait until something of the above was called."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def answer_head(status: int, body_bytes: int, headers: Headers, *, keep_alive: bool) -> bytes:
+    """The head of an answer whose length is known."""
+    lines = [_STATUS_LINES[status], b"content-length: %d" % body_bytes]
+    lines += [b"%b: %b" % header for header in headers]
+    if not keep_alive:
+        lines.append(b"connection: close")
+    return b"\r\n".join((*lines, b"", b""))
+
+
+_STATUS_LINES: Final = {
+    int(status): f"HTTP/1.1 {int(status)} {status.phrase}".encode() for status in HTTPStatus
+}

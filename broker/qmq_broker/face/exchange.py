@@ -1,0 +1,81 @@
+"""One request and its answer, as a hot route sees them, whichever way they came.
+
+`AsgiExchange` goes through the server's ASGI interface; `direct.py` is the short way, for requests of
+the usual form on connections of ours. What a route does is the same on both.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from qmq_broker.face.requests import (
+    BodyShare,
+    Encoding,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    read_body,
+)
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+class Exchange(Protocol):
+    """One request and its answer."""
+
+    #: The request's head, as ASGI has it.
+    scope: Scope
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether an answer has begun: a second one cannot be sent."""
+        ...
+
+    async def body(self, body_bytes_max: int, share: BodyShare | None = None) -> bytes:
+        """The whole body, once; raises `RequestRefusedError` over a bound and `ClientGone`.
+
+        Requires: `check_head` accepted the head with this bound.
+        """
+        ...
+
+    async def gone(self) -> None:
+        """Return when the client is gone. Requires: the body was read."""
+        ...
+
+    async def answer(
+        self, status: int, encoding: Encoding, body: bytes, headers: Headers = ()
+    ) -> None:
+        """Send a whole answer; returns when most of it has left this process."""
+        ...
+
+
+class AsgiExchange:
+    """An exchange by the three parts of an ASGI call."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.is_answering = False
+        self._receive = receive
+        self._send = send
+
+    async def body(self, body_bytes_max: int, share: BodyShare | None = None) -> bytes:
+        """See `Exchange`."""
+        return await read_body(self._receive, body_bytes_max, share)
+
+    async def gone(self) -> None:
+        """See `Exchange`."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def answer(
+        self, status: int, encoding: Encoding, body: bytes, headers: Headers = ()
+    ) -> None:
+        """See `Exchange`."""
+        await answer(self.send, status, encoding, body, headers)
+
+    async def send(self, message: Message) -> None:
+        """ASGI's own way to answer, for routes that speak it."""
+        self.is_answering = True
+        await self._send(message)

@@ -1,0 +1,223 @@
+"""The short way of the hot routes: who takes it, and that it answers as the way through ASGI does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from qmq_broker.face.direct import DirectExchange
+from qmq_broker.face.limits import FaceLimits
+from qmq_broker.face.protocol import BoundedProtocol, bounded_protocol
+from qmq_broker.face.requests import ClientGone, Encoding
+from qmq_client.wire.requests import FRAME_CONTENT_TYPE
+from tests.broker.face.asgi import Client
+from tests.broker.face.process import BrokerProcess, read_all
+from tests.broker.service.rig import make_frame
+
+PULL = b'{"subject":"a","group":"b","consumer":"c"}'
+USUAL = {b"host": b"a", b"content-type": b"application/json", b"content-length": b"42"}
+
+
+class Wire(asyncio.Transport):
+    """A connection whose other end is the test."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1)})
+        self.written = b""
+        self.is_closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += bytes(data)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+def connect(client: Client) -> tuple[BoundedProtocol, Wire]:
+    """A connection to this application. Requires: a running loop."""
+    config = Config(client.app, interface="asgi3", lifespan="off", log_config=None, ws="none")
+    protocol_class = bounded_protocol(client.app, FaceLimits())
+    protocol, wire = protocol_class(config, ServerState(), {}), Wire()
+    protocol.connection_made(wire)
+    return protocol, wire
+
+
+def request(
+    path: bytes = b"/v1/pull", *, method: bytes = b"POST", version: bytes = b"1.1", **more: bytes
+) -> bytes:
+    headers = {**USUAL, **{name.replace("_", "-").encode(): more[name] for name in more}}
+    lines = [name + b": " + value for name, value in headers.items() if value]
+    return b"\r\n".join((method + b" " + path + b" HTTP/" + version, *lines, b"", PULL))
+
+
+@pytest.mark.parametrize(
+    ("data", "is_short"),
+    [
+        (request(), True),
+        (request(connection=b"close"), True),
+        (request(b"/v1/groups"), False),
+        (request(b"/v1/pull?x=1"), False),
+        (request(b"/v1/p%75ll"), False),
+        (request(method=b"PUT"), False),
+        (request(version=b"1.0"), False),
+        (request(expect=b"100-continue"), False),
+        (request(content_length=b"", transfer_encoding=b"chunked"), False),
+        (request(connection=b"upgrade", upgrade=b"websocket"), False),
+    ],
+)
+def test_the_short_way_is_for_posts_of_the_usual_form(
+    client: Client, data: bytes, is_short: bool
+) -> None:
+    async def look() -> bool:
+        protocol, _ = connect(client)
+        protocol.data_received(data[: -len(PULL)])
+        is_direct = isinstance(protocol.cycle, DirectExchange)
+        protocol.connection_lost(None)
+        await asyncio.gather(*protocol.tasks)
+        return is_direct
+
+    assert asyncio.run(look()) is is_short
+
+
+def test_a_request_behind_one_that_waits_is_answered_behind_it(client: Client) -> None:
+    waiting = PULL.replace(b"}", b',"wait_ms":60000}')
+    first = request(content_length=b"%d" % len(waiting)).replace(PULL, waiting)
+
+    async def look() -> bytes:
+        protocol, wire = connect(client)
+        protocol.data_received(first + request() + request(b"/v1/settle"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not wire.written
+        client.rig.broker.drain("the test")
+        await asyncio.wait_for(all_answered(protocol), 30)
+        return wire.written
+
+    answers = asyncio.run(look())
+    assert re.findall(rb"HTTP/1.1 (\d{3})", answers) == [b"200", b"200", b"422"]
+
+
+async def all_answered(protocol: BoundedProtocol) -> None:
+    while protocol.tasks:
+        await asyncio.gather(*protocol.tasks)
+
+
+def test_a_body_in_pieces_is_one_body_and_a_lost_connection_is_told(client: Client) -> None:
+    async def look() -> tuple[bytes, bool]:
+        protocol, wire = connect(client)
+        for byte in request():
+            protocol.data_received(bytes((byte,)))
+            await asyncio.sleep(0)
+        await asyncio.wait_for(all_answered(protocol), 30)
+        protocol.data_received(request()[:-1])
+        exchange = protocol.cycle
+        assert isinstance(exchange, DirectExchange)
+        protocol.connection_lost(None)
+        await asyncio.wait_for(all_answered(protocol), 30)
+        with pytest.raises(ClientGone):
+            await exchange.body(100)
+        await exchange.gone()
+        await exchange.answer(200, Encoding.JSON, b"to nobody")
+        return wire.written, exchange.is_answering
+
+    written, is_answering = asyncio.run(look())
+    assert written.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert written.count(b"HTTP/1.1") == 1
+    assert not is_answering
+
+
+def test_B10_an_answer_ends_when_its_reader_has_most_of_it(client: Client) -> None:
+    async def look() -> list[bool]:
+        protocol, _ = connect(client)
+        protocol.data_received(request()[:-1])
+        exchange = protocol.cycle
+        assert isinstance(exchange, DirectExchange)
+        protocol.pause_writing()
+        answering = asyncio.ensure_future(exchange.answer(200, Encoding.JSON, bytes(1_000_000)))
+        await asyncio.sleep(0)
+        before = answering.done()
+        protocol.resume_writing()
+        await asyncio.wait_for(answering, 30)
+        protocol.connection_lost(None)
+        await asyncio.gather(*protocol.tasks)
+        return [before, exchange.response_complete]
+
+    assert asyncio.run(look()) == [False, True]
+
+
+def test_a_connection_without_a_whole_answer_is_closed(client: Client) -> None:
+    async def look() -> bool:
+        protocol, wire = connect(client)
+        protocol.data_received(request()[:-1])
+        for task in protocol.tasks:
+            task.cancel()
+        await asyncio.gather(*protocol.tasks, return_exceptions=True)
+        await asyncio.sleep(0)
+        return wire.is_closed
+
+    assert asyncio.run(look())
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("direct") / "data") as broker:
+        yield broker
+        assert broker.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "content_type", "body"),
+    [
+        ("pull", "application/json", PULL),
+        ("pull", "application/json", b'{"subject":"a","group":"-","consumer":"c"}'),
+        ("pull", "application/json", b"no JSON"),
+        ("pull", "text/plain", b"x"),
+        ("settle", "application/json", b'{"subject":"a","group":"b","consumer":"c","settlements":[]}'),
+        ("send", "application/json", b'{"messages":[]}'),
+        ("send", FRAME_CONTENT_TYPE, b"QMQF"),
+        ("send", FRAME_CONTENT_TYPE, make_frame([b"x" * 200_000])[:-8]),
+    ],
+)  # fmt: skip
+def test_both_ways_answer_alike(
+    broker: BrokerProcess, path: str, content_type: str, body: bytes
+) -> None:
+    head = f"POST /v1/{path} HTTP/1.1\r\nhost: a\r\ncontent-type: {content_type}\r\n".encode()
+    head += b"connection: close\r\n"
+    answers = []
+    for way in (
+        b"content-length: %d\r\n\r\n%b" % (len(body), body),
+        b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body),
+    ):
+        with broker.connection() as connection:
+            connection.sendall(head + way)
+            answer_head, _, answer_body = read_all(connection).partition(b"\r\n\r\n")
+        answers.append((sorted(answer_head.split(b"\r\n")), answer_body))
+    assert answers[0] == answers[1]
+
+
+def test_what_was_sent_is_there_for_a_pull_on_the_same_connection(tmp_path: Path) -> None:
+    frame = make_frame([b"a" * 300_000, b"b"], subject="a")
+    send = (
+        b"POST /v1/send HTTP/1.1\r\nhost: a\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n"
+        % (FRAME_CONTENT_TYPE.encode(), len(frame))
+    ) + frame
+    with BrokerProcess(tmp_path / "data") as broker, broker.connection() as connection:
+        connection.sendall(send + request(connection=b"close"))
+        answers = read_all(connection)
+        assert broker.stop() == 0
+    assert re.findall(rb"HTTP/1.1 (\d{3})", answers) == [b"200", b"200"]
+    assert len(json.loads(answers.rpartition(b"\r\n\r\n")[2])["messages"]) == 2
