@@ -27,6 +27,7 @@ from qmq_broker.service.delay.load import LOAD_MAX, frozen_sequences, load
 from qmq_broker.service.delay.wheel import Pending, Wheel, end_of
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
+from qmq_broker.storage.schedule.records import Wanted
 from qmq_broker.storage.schedule.schedule import Arrival, Schedule, marked_frame
 from qmq_broker.storage.store import Placed
 from qmq_client.wire.frame import FrameKind, MessageFrame
@@ -281,38 +282,42 @@ class Delay:
         return portions
 
     def _release(self, messages: list[Pending], is_overdue: bool) -> _Release | None:
+        """A frame of what can be read of these messages of one bucket; None for nothing."""
         names = self._schedule.subjects.names
+        bucket = messages[0].bucket
+        wanted = [
+            Wanted(sequence, place, record_bytes, names[subject])
+            for _, _, sequence, _, place, record_bytes, subject in messages
+        ]
         records: dict[str, list[bytes]] = {}
         marked: dict[str, list[Pending]] = {}
-        for message in messages:
-            subject = names[message.subject]
-            record = self._read(message, subject)
-            if record is not None:
-                records.setdefault(subject, []).append(record)
-                marked.setdefault(subject, []).append(message)
+        found = self._schedule.records.read_all(bucket, wanted)
+        for message, one, record in zip(messages, wanted, found, strict=True):
+            if isinstance(record, CorruptionError):
+                self._note_damaged(message, record)
+                continue
+            if one.subject not in records:
+                records[one.subject], marked[one.subject] = [], []
+            records[one.subject].append(record)
+            marked[one.subject].append(message)
         in_order = [message for some in marked.values() for message in some]
         if not in_order:
             return None
         marks = Marks(
-            buckets=(in_order[0].bucket,),
+            buckets=(bucket,),
             sequences=[message.sequence for message in in_order],
             sources=[message.source for message in in_order],
         )
         frame = marked_frame(FrameKind.RELEASED, records, marks)
         return _Release(frame=frame, messages=in_order, is_overdue=is_overdue)
 
-    def _read(self, message: Pending, subject: str) -> bytes | None:
-        name = message.bucket, message.sequence
-        try:
-            return self._schedule.read_record(name, message.place, message.record_bytes, subject)
-        except CorruptionError as error:
-            damaged = DamagedMessage(
-                bucket=message.bucket, sequence=message.sequence, reason=str(error)
-            )
-            self.counts.damaged += 1
-            self.counts.damaged_messages.append(damaged)
-            _log.error("delayed message not released: reason=%s", error)
-            return None
+    def _note_damaged(self, message: Pending, error: CorruptionError) -> None:
+        damaged = DamagedMessage(
+            bucket=message.bucket, sequence=message.sequence, reason=str(error)
+        )
+        self.counts.damaged += 1
+        self.counts.damaged_messages.append(damaged)
+        _log.error("delayed message not released: reason=%s", error)
 
     def _submit(self, release: _Release) -> None:
         self._in_flight += 1

@@ -86,7 +86,7 @@ class ScheduleFiles:
         self._disk = disk
         self._store_id = store_id
         self._lock = Lock()
-        self._open: OrderedDict[str, DiskFile] = OrderedDict()
+        self._open: OrderedDict[tuple[str, int], DiskFile] = OrderedDict()
         self._directories: set[str] = set()
         #: Stamped on every frame; that of this opening once it is known.
         self.epoch = 0
@@ -132,17 +132,17 @@ class ScheduleFiles:
 
     def read(self, log: str, bucket: int, position: int, count: int) -> bytes:
         """Bytes of a file; none where there is no file."""
-        path = layout.bucket_path(log, bucket)
+        key = log, bucket
         with self._lock:
-            file = self._open.get(path)
+            file = self._open.get(key)
             if file is None:
                 if not self.has(log, bucket):
                     return b""
-                file = self._open[path] = self._disk.open(path)
+                file = self._open[key] = self._disk.open(layout.bucket_path(log, bucket))
                 if len(self._open) > OPEN_FILES:
                     self._open.popitem(last=False)[1].close()
             else:
-                self._open.move_to_end(path)
+                self._open.move_to_end(key)
             return file.read(position, count)
 
     def length(self, log: str, bucket: int) -> int:
@@ -176,7 +176,7 @@ class ScheduleFiles:
             return
         path = layout.bucket_path(log, bucket)
         with self._lock:
-            if (file := self._open.pop(path, None)) is not None:
+            if (file := self._open.pop((log, bucket), None)) is not None:
                 file.close()
             self._disk.unlink(path)
 

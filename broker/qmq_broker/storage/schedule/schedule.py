@@ -19,9 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Lock
 from typing import Final, NamedTuple
 
-from qmq_broker.errors import CorruptionError
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.logs.repeats import LOG_LIMITS
 from qmq_broker.storage.logs.segments import Segments
@@ -30,11 +28,11 @@ from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.schedule.columns import IN_SCHEDULE, Columns, DelayedMessage, Subjects
 from qmq_broker.storage.schedule.fates import Fate, Fates
 from qmq_broker.storage.schedule.files import ScheduleFiles
-from qmq_client.wire.errors import ProtocolError
+from qmq_broker.storage.schedule.records import ScheduleRecords, Wanted
 from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.marks import Marks, frame_marks, pack_marks
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
-from qmq_client.wire.record import MESSAGE_ID_POSITION, RECORD_FIXED_BYTES, verify_record
+from qmq_client.wire.record import MESSAGE_ID_POSITION, RECORD_FIXED_BYTES
 
 _DUE: Final = struct.Struct(">Q")
 
@@ -77,7 +75,7 @@ class Schedule:
         self.files = ScheduleFiles(disk, store_id)
         self.subjects = Subjects()
         self.lock = Lock()
-        self._commit = commit_segments
+        self.records = ScheduleRecords(self.files, commit_segments, self._copied_place)
         #: By their first millisecond; guarded by the lock.
         self.buckets: dict[int, Bucket] = {}
         #: Length of the buckets that new messages go to.
@@ -309,37 +307,14 @@ class Schedule:
 
     def read(self, message: DelayedMessage) -> bytes:
         """The record of a message, verified; raises `CorruptionError`."""
-        bucket, place = message.bucket, message.place
-        name = bucket, message.sequence
-        return self.read_record(name, place, message.record_bytes, message.subject)
-
-    def read_record(
-        self, name: tuple[int, int], place: int, record_bytes: int, subject: str
-    ) -> bytes:
-        """The same for a message by bucket and sequence."""
-        data = self._read(name[0], place, record_bytes)
-        if not data and not place & IN_SCHEDULE:
-            # Its commit log segment went while it was known by its place there.
-            place = self._copied_place(*name)
-            data = self._read(name[0], place, record_bytes)
-        try:
-            verify_record(subject, data)
-        except ProtocolError as error:
-            raise CorruptionError(
-                segment=layout.bucket_path(layout.SCHEDULE, name[0]),
-                offset=place & ~IN_SCHEDULE,
-                reason=f"no whole record of subject {subject}: {error}",
-            ) from error
-        return data
+        return self.records.read(
+            message.bucket,
+            Wanted(message.sequence, message.place, message.record_bytes, message.subject),
+        )
 
     def close(self) -> None:
         """Give all files back. Safe to call twice."""
         self.files.close()
-
-    def _read(self, bucket: int, place: int, count: int) -> bytes:
-        if place & IN_SCHEDULE:
-            return self.files.read(layout.SCHEDULE, bucket, place & ~IN_SCHEDULE, count)
-        return self._commit.read(place, count)
 
     def _copied_place(self, bucket: int, wanted: int) -> int:
         for columns in self.columns(bucket, wanted, wanted + 1):
