@@ -118,7 +118,7 @@ def consumer(
     - `batch_size=1`: messages per call; above 1 the handler takes a list
     - `max_wait_ms=0`: how long messages may wait for a batch to fill
     - `wait_ms=1_000`: how long a pull waits at the broker for messages
-    - `prefetch_max=1_000`: most messages in hand
+    - `prefetch_max=0`: most messages in hand; 0 for 1,000, or as many as begin at once (`at_most_once`)
     - `start="earliest"`: where a new group begins, or "latest", a `datetime`, a sequence
     - `auto_ack=True`: False to settle each `Delivery` by hand
     - `tags=()`: only messages with at least one of these tags

@@ -34,7 +34,7 @@ _RANGES: Final = {
     "batch_size": (1, BATCH_SIZE_MAX),
     "max_wait_ms": (0, WAIT_MS_MAX),
     "wait_ms": (0, WAIT_MS_MAX),
-    "prefetch_max": (1, PREFETCH_MAX),
+    "prefetch_max": (0, PREFETCH_MAX),
 }
 
 
@@ -61,8 +61,9 @@ class ConsumerOptions:
     max_wait_ms: int = 0
     #: Long poll. A stop waits for the poll under way, so that what it brings is given back at once.
     wait_ms: int = 1_000
-    #: Most messages in hand, however fast the handler is.
-    prefetch_max: int = PREFETCH_MAX
+    #: Most messages in hand, however fast the handler is; 0 for 1,000, or with `at_most_once` for no
+    #: more than can be begun at once.
+    prefetch_max: int = 0
     #: Where a new group begins: "earliest", "latest", a `datetime`, or a sequence.
     start: Start = "earliest"
     #: False: the handler settles its `Delivery` by itself.
@@ -126,6 +127,11 @@ class ConsumerOptions:
     def working_set(self) -> int:
         """Messages that keep every worker busy and none waiting."""
         return self.concurrency * self.batch_size
+
+    @property
+    def in_hand_max(self) -> int:
+        """Most messages in hand; what is pulled at most once is lost with its process."""
+        return self.prefetch_max or (self.working_set if self.at_most_once else PREFETCH_MAX)
 
     @property
     def name(self) -> str:

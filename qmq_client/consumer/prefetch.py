@@ -184,8 +184,7 @@ class Prefetch:
     def _credit(self) -> int:
         options = self._options
         message_s = self._message_s
-        # What is pulled at most once is lost with its process: no more of it than can be begun.
-        if message_s is None or options.at_most_once:
+        if message_s is None:
             return options.working_set
         if self._running:
             now_s = self._clock.monotonic_s()
@@ -193,7 +192,7 @@ class Prefetch:
             message_s = max(message_s, longest_s)
         ahead_s = min(_AHEAD_S, options.lease_ms / 4_000)
         ahead = ahead_s * options.concurrency / max(message_s, 1e-6)
-        return max(options.working_set, min(int(ahead), options.prefetch_max))
+        return max(options.working_set, min(int(ahead), options.in_hand_max))
 
     def _leave(self, count: int) -> None:
         self._in_hand -= count

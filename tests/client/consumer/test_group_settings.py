@@ -203,3 +203,14 @@ def test_at_most_once_pulls_no_more_than_can_be_begun(bench: Bench) -> None:
     transport = Listening(bench)
     drain(Consumers(handler, transport, clock=bench.clock))
     assert {request.max_messages for request in transport.pulls} == {4}
+
+
+def test_at_most_once_pulls_ahead_where_that_is_asked_for(bench: Bench) -> None:
+    @consumer(SUBJECT, group=GROUP, at_most_once=True, prefetch_max=50)
+    def handler(body: int) -> None: ...
+
+    bench.put(*range(100))
+    transport = Listening(bench)
+    drain(Consumers(handler, transport, clock=bench.clock))
+    asked = [request.max_messages for request in transport.pulls]
+    assert (asked[0], max(asked)) == (1, 50), "as soon as the handler was seen to be fast"
