@@ -27,6 +27,7 @@ from qmq_client.errors import (
 )
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http_errors import as_transport_error, check_status
+from qmq_client.wire.blocks import learn_block_size
 from qmq_client.wire.delayed import CancelAnswer, Cancellation, CancelRequest
 from qmq_client.wire.deliveries import Deliveries, parse_deliveries
 from qmq_client.wire.frame import read_header
@@ -99,6 +100,7 @@ class HttpTransport:
         self._connections: Connections | None = None
         self._deadline: CallDeadline | None = None
         self._is_closed = False
+        learn_block_size()
         _TRANSPORTS.add(self)
 
     def send(self, frame: bytes) -> SendAnswer:

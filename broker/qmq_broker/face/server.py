@@ -8,6 +8,7 @@ process at once. See `exit_codes.py` for how it can end.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -37,6 +38,7 @@ from qmq_broker.service.serving import Serving
 from qmq_broker.storage.files.disk import Disk, OsDisk
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
+from qmq_client.wire.blocks import learn_block_size
 from qmq_client.wire.message_id import instance_of
 
 _LOG: Final = logging.getLogger("qmq_broker")
@@ -133,6 +135,7 @@ class _Process:
             actions=replayed,
             details=values("recovery", self._store.recovery),
         )
+        _settle_memory()
         ticking = asyncio.ensure_future(self._tick(broker, server))
         await server.serve(sockets=[listener])
         ticking.cancel()
@@ -241,6 +244,14 @@ class _Process:
         if broker.serving.state is Serving.POISONED:
             return ExitCode.POISONED
         return ExitCode.OK if is_clean else ExitCode.UNCLEAN
+
+
+def _settle_memory() -> None:
+    """Once everything stands that lives as long as the process."""
+    learn_block_size()
+    # Modules, routes, queues: not to be looked through by every collection from now on.
+    gc.collect()
+    gc.freeze()
 
 
 def _not_opened(error: StoreError) -> ExitCode:
