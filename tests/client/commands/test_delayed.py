@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from qmq_client.commands.delayed import delayed
+from qmq_client.commands.message import message as messages
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import Message, message_to_record
 from qmq_client.transport.http import HttpTransport
@@ -98,6 +100,22 @@ def test_for_people_there_are_tables_and_bars(broker: BrokerProcess) -> None:
         ran = CliRunner().invoke(delayed, [*command.split(), "--broker", url])
         assert ran.exit_code == 0, ran.output
         assert said in ran.output
+
+
+@pytest.mark.parametrize("command", ["show", "trace"])
+def test_a_message_that_waits_is_shown_at_once(broker: BrokerProcess, command: str) -> None:
+    url = f"http://{broker.host}:{broker.port}"
+    (message_id,) = send(url, Message("gate", "B12", deliver_at=START + timedelta(hours=3)))
+    words = [command, message_id, "--broker", url]
+    ran = CliRunner().invoke(messages, words)
+    assert ran.exit_code == 0, ran.output
+    assert re.search(r"pending +due 2\d{3}-.*subject +gate.*body +B12", ran.output, re.DOTALL)
+    assert json.loads(CliRunner().invoke(messages, [*words, "--json"]).stdout)["message"]
+    run(url, "cancel", message_id)
+    assert "cancelled  due" in CliRunner().invoke(messages, words).output
+    ran = CliRunner().invoke(messages, [command, "0" * 32, "--broker", url])
+    assert ran.exit_code == 1
+    assert "does not wait" in ran.stderr
 
 
 def test_what_is_not_there_is_said(broker: BrokerProcess) -> None:
