@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.wire.record import BodyKind, Record, encode_record, record_crc
+from qmq_pipeline.commits import RangeFacts
 from qmq_pipeline.errors import DamagedRangeError
-from qmq_pipeline.lake import Lake, RangeFacts
-from qmq_pipeline.log import ACTION_LOG
+from qmq_pipeline.lake import Lake
 from qmq_pipeline.options import Place
 from qmq_pipeline.range_work import ingest_range
-from qmq_pipeline.schemas import TABLES, Table
+from qmq_pipeline.schemas import MESSAGES, SCHEDULED, TABLES, Table
 
 _COLUMNS: Final = (
     "subject",
@@ -45,7 +45,8 @@ def archive_piece(
     lake = Lake(folder)
     facts = ingest_range(Place(**place), folder, log, LogRange(first, after))
     for name, one in facts.items():
-        notes = {} if log == ACTION_LOG else verify_archived(lake, TABLES[name], one)
+        has_records = TABLES[name] in (MESSAGES, SCHEDULED)
+        notes = verify_archived(lake, TABLES[name], one) if has_records else {}
         facts[name] = replace(one, notes={**one.notes, **notes})
         lake.sync_files(TABLES[name], one.files)
     return {name: asdict(one) for name, one in facts.items()}

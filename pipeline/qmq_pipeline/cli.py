@@ -15,7 +15,7 @@ import click
 
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.commands.exit_codes import ATTENTION, DONE, WRONG_CALL
-from qmq_pipeline.command import audit_options, job_options, running_job
+from qmq_pipeline.command import audit_options, full_option, job_options, running_job
 
 if TYPE_CHECKING:
     from qmq_pipeline.config import AuditOptions
@@ -63,24 +63,27 @@ def ingest(*, skip_expired: bool, **options: Any) -> None:
 
 @pipeline.command()
 @job_options
-def lifecycle(**options: Any) -> None:
+@full_option
+def lifecycle(*, is_full: bool, **options: Any) -> None:
     """Make one row for each message and group: committed, stored, delivered, settled."""
     from qmq_pipeline.jobs.lifecycle import lifecycle as work
 
     with running_job(options) as job:
-        done = work(job.spark(), job.config, on_progress=job.on_progress)
+        done = work(job.spark(), job.config, is_full=is_full, on_progress=job.on_progress)
         text = f"{done.lifecycle:,} rows of lifecycle, {done.deliveries:,} of deliveries"
+        text += f"; made {done.parts_made:,} of {done.parts:,} parts anew"
         job.answer(asdict(done), text + (", nothing new" if done.is_unchanged else ""))
 
 
 @pipeline.command()
 @job_options
-def marts(**options: Any) -> None:
+@full_option
+def marts(*, is_full: bool, **options: Any) -> None:
     """Make the gold tables: flow, latency, lag, dead letters, lateness, producers."""
     from qmq_pipeline.jobs.marts import marts as work
 
     with running_job(options) as job:
-        done = work(job.spark(), job.config, on_progress=job.on_progress)
+        done = work(job.spark(), job.config, is_full=is_full, on_progress=job.on_progress)
         text = ", ".join(f"{count:,} {name}" for name, count in done.rows.items())
         job.answer(asdict(done), text + (", nothing new" if done.is_unchanged else ""))
 
@@ -173,11 +176,12 @@ def replay(*, where: str, to: str, name: str | None, **options: Any) -> None:
 @pipeline.command()
 @job_options
 @audit_options
+@full_option
 @click.option("--skip-expired", is_flag=True, help="Go on behind what retention has given up.")
 @click.option(
     "--out", metavar="FILE", default="qmq-report.html", show_default=True, help="The report."
 )
-def run(*, skip_expired: bool, out: str, **options: Any) -> None:
+def run(*, skip_expired: bool, is_full: bool, out: str, **options: Any) -> None:
     """Do it all in order: ingest, lifecycle, marts, audit, report.
 
     Exit codes: 0 nothing was found, 1 findings, 2 wrong call, 3 unreachable.
@@ -190,6 +194,7 @@ def run(*, skip_expired: bool, out: str, **options: Any) -> None:
             job.spark(),
             config,
             skip_expired=skip_expired,
+            is_full=is_full,
             report_path=out,
             on_progress=job.on_progress,
         )

@@ -86,6 +86,12 @@ def audit_options(function: _Function) -> _Function:
     return function
 
 
+def full_option(function: _Function) -> _Function:
+    """For jobs whose tables follow from others."""
+    text = "Make the tables anew as a whole, not only what has changed."
+    return click.option("--full", "is_full", is_flag=True, help=text)(function)
+
+
 class Job:
     """One command under way: its configuration, its session, and how it speaks."""
 

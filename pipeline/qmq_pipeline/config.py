@@ -15,6 +15,10 @@ from qmq_pipeline.options import Place
 
 #: Ranges that one Spark job ingests before they are committed: a crash costs at most these again.
 RANGES_PER_COMMIT: Final = 64
+#: Some 600,000 messages of 200 bytes: seconds of work, and eight parts for a GiB of log.
+WINDOW_BYTES: Final = 128 * 1024 * 1024
+#: 10 MB of a worker's memory for each group that something happened to; 1.5 MB of file.
+BLOCK_SEQUENCES: Final = 262_144
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +58,13 @@ class PipelineConfig:
     #: Rows of an outbox younger than this may still have a neighbour of a lower number that commits
     #: later; they are read again by the next run.
     outbox_safety_s: float = 600.0
-    #: Pieces that the action log's groups are dealt to; a piece is folded by one task.
+    #: Pieces that the action log's groups are dealt to; a piece is folded by one task. This and the
+    #: next two say how tables are cut: with other numbers they are made anew.
     fold_buckets: int = 4
+    #: Sequences of a subject in one file of `deliveries`.
+    fold_block_sequences: int = BLOCK_SEQUENCES
+    #: Bytes of log in one part of `lifecycle`: what is made anew when a message of it changed.
+    window_bytes: int = WINDOW_BYTES
     audit: AuditOptions = field(default_factory=AuditOptions)
 
     def __post_init__(self) -> None:

@@ -1,12 +1,12 @@
 """What became of each message at one group: the actions of the group, folded in their order.
 
 The broker keeps the same state while it runs (`service/delivery/groups.py`); this is the view afterwards, with
-times. Sequences of a subject are dense, so the state is a few arrays with one place for each message,
-and an action on a range is an assignment to a slice. Memory: about 35 bytes for each message that the
-group was given.
+times. Sequences of a subject are dense, so the state is arrays with one place for each message, a block of
+sequences each, and an action on a range is an assignment to a slice. Blocks are brought from the table when
+an action touches them, so a fold that goes on where another ended costs what came in since.
 
-What was handed out before the table of actions begins is not known here: acks of it are counted, and
-left out.
+What was handed out before the table of actions begins is not known here: settlements of it are counted,
+and left out.
 """
 
 from __future__ import annotations
@@ -14,64 +14,87 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from qmq_pipeline.columns import Numbers
-from qmq_pipeline.schemas import DELIVERIES
+from qmq_pipeline.fold_block import (
+    ACKED,
+    DEAD,
+    FILTERED,
+    GIVEN_BACK,
+    IN_FLIGHT,
+    NONE,
+    SKIPPED,
+    WAITING,
+    Block,
+    Texts,
+)
+from qmq_pipeline.runs import RunList
 
-#: Names of the outcomes, by the number that the arrays hold.
-OUTCOMES: Final = (
-    "",
-    "in flight",
-    "given back",
-    "acked",
-    "dead",
-    "skipped",
-    "filtered",
-    "waiting",
-)
-_NONE, _IN_FLIGHT, _GIVEN_BACK, _ACKED, _DEAD, _SKIPPED, _FILTERED, _WAITING = range(len(OUTCOMES))
-BATCH_ROWS: Final = 50_000
-_FIRST_ROOM: Final = 1024
-_TIME: Final = pa.timestamp("us", tz="UTC")
-_STATE: Final = np.dtype(
-    [
-        ("first_us", "i8"),
-        ("last_us", "i8"),
-        ("settled_us", "i8"),
-        ("attempts", "i4"),
-        ("text", "i4"),
-        ("outcome", "i1"),
-    ]
-)
+_OPEN: Final = (NONE, IN_FLIGHT, GIVEN_BACK, WAITING)
 Row = Mapping[str, Any]
+#: Number of a block → its rows in the table, if there are any.
+Load = Callable[[int], pa.Table | None]
 
 
-class _Pull(NamedTuple):
-    """Messages that one consumer was given under consecutive numbers."""
+@dataclass(slots=True)
+class GroupMark:
+    """Where a fold stands, beside its blocks: what the next one goes on with. Travels as JSON."""
 
-    first: int
-    next: int
-    first_sequence: int
+    #: First sequence that is for the group; None while the table does not say where it stands.
+    first: int | None = None
+    #: What the group has come to: below it each message was given, or is not for the group.
+    come_to: int = 0
+    #: One behind the highest sequence that anything is known of.
+    next: int = 0
+    has_ended: bool = False
+    #: Settlements of hand-outs that are older than the table.
+    unmatched: int = 0
+    #: Consumer → hand-outs that have not ended: first and next pull sequence, first sequence.
+    held: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> GroupMark:
+        """As `to_json` wrote it."""
+        held = {name: [(a, b, c) for a, b, c in some] for name, some in found["held"].items()}
+        return cls(**{**found, "held": held})
+
+    def to_json(self) -> dict[str, Any]:
+        """What JSON can say of it."""
+        return asdict(self)
+
+
+def _nothing(_: int) -> pa.Table | None:
+    return None
 
 
 class GroupFold:
     """One (subject, group). Feed it the group's rows of `actions` in order, times in microseconds."""
 
-    def __init__(self, subject: str, group: str) -> None:
+    def __init__(
+        self,
+        subject: str,
+        group: str,
+        *,
+        mark: GroupMark | None = None,
+        block_sequences: int,
+        load: Load = _nothing,
+    ) -> None:
         self.subject = subject
         self.group = group
-        #: Settlements of hand-outs that are older than the table.
-        self.unmatched = 0
-        self._base: int | None = None
-        self._state = np.zeros(0, _STATE)
-        self._next = 0
-        self._pulls: dict[str, list[_Pull]] = {}
-        self._texts: list[tuple[str | None, str | None]] = [(None, None)]
-        self._text_numbers = {self._texts[0]: 0}
+        self.mark = mark or GroupMark()
+        #: Blocks in which something changed.
+        self.changed: set[int] = set()
+        #: Sequences of which something changed.
+        self.touched = RunList()
+        self._load = load
+        self._length = block_sequences
+        self._blocks: dict[int, Block] = {}
+        self._texts = Texts()
 
     def add(self, row: Row) -> None:
         """Let one action happen; kinds that change no message are passed over."""
@@ -79,160 +102,182 @@ class GroupFold:
         if apply is not None:
             apply(self, row)
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """A row for each message that something happened to, in order of sequence."""
-        state = self._state[: self._next - (self._base or 0)]
-        for first in range(0, len(state), BATCH_ROWS):
-            some = state[first : first + BATCH_ROWS]
-            places = np.flatnonzero(some["outcome"])
-            if len(places):
-                yield self._batch(some[places], places + first + (self._base or 0))
+    def batches(self, number: int) -> Iterator[pa.RecordBatch]:
+        """A row for each message of a block that something is known of, in order of sequence."""
+        yield from self._block(number).batches(self.subject, self.group, self._texts)
 
-    def pulled(self, row: Row) -> None:
-        first, after = row["first_sequence"], row["next_sequence"]
-        pulls = self._pulls.setdefault(row["consumer"], [])
-        pulls.append(_Pull(row["first_pull"], row["next_pull"], first))
-        state = self._slice(first, after)
-        at_us = row["at"]
-        state["first_us"] = np.where(state["first_us"] == 0, at_us, state["first_us"])
-        state["last_us"] = at_us
-        state["settled_us"] = 0
-        state["attempts"] = row["attempt"]
-        state["outcome"] = _IN_FLIGHT
-
-    def acked(self, row: Row) -> None:
-        for state in self._handed_out(row):
-            state["settled_us"] = row["at"]
-            state["outcome"] = _ACKED
-
-    def given_back(self, row: Row) -> None:
-        text = self._text(
-            None, row["error"] or ("lease ended" if row["action"] == "expired" else None)
-        )
-        for state in self._handed_out(row):
-            # A dead letter is said before the hand-out that ended it.
-            mask = state["outcome"] == _IN_FLIGHT
-            state["outcome"][mask] = _GIVEN_BACK
-            state["text"][mask] = text
-
-    def dead(self, row: Row) -> None:
-        state = self._slice(row["first_sequence"], row["next_sequence"])
-        state["outcome"] = _DEAD
-        state["settled_us"] = row["at"]
-        state["attempts"] = row["attempt"]
-        state["text"] = self._text(row["reason"], row["error"])
-
-    def skipped(self, row: Row) -> None:
-        self._give_up(row["first_sequence"], row["next_sequence"], row, "given up by force")
-
-    def sought(self, row: Row) -> None:
-        """The group goes on elsewhere; what it held, and what it jumps over, it does not get."""
-        self._give_up(
-            self._base or 0, max(self._next, row["first_sequence"]), row, "sought past it"
-        )
-
-    def passed(self, row: Row) -> None:
-        self._filter(row, frozenset())
-
-    def keyed(self, row: Row) -> None:
-        chosen = json.loads(row["action_json"])
-        self._filter(row, frozenset(chosen[5]))
-
-    def replayed(self, row: Row) -> None:
-        state = self._slice(row["first_sequence"], row["next_sequence"])
-        mask = state["outcome"] == _DEAD
-        state["outcome"][mask] = _GIVEN_BACK
-        state["settled_us"][mask] = 0
+    # ---- the actions -------------------------------------------------------------------------
 
     def defined(self, row: Row) -> None:
-        if self._base is None:
-            self._base = self._next = row["first_sequence"]
+        """The group begins, or one that had ended does again; else a setting was changed."""
+        first = row["first_sequence"]
+        mark = self.mark
+        if mark.first is None:
+            mark.first = mark.come_to = mark.next = first
+        elif mark.has_ended:
+            self._give_up(mark.come_to, first, row, "while the group was not there")
+            self._begin_at(first)
+        mark.has_ended = False
 
-    def _filter(self, row: Row, chosen: frozenset[int]) -> None:
-        """What the group was not given up to here, and will not be, is not for it."""
-        if self._base is None:
-            return
-        state = self._slice(self._base, max(self._base, row["next_sequence"]))
-        mask = state["outcome"] == _NONE
-        kept = [one - self._base for one in chosen if 0 <= one - self._base < len(mask)]
-        waiting = np.zeros(len(mask), bool)
-        waiting[kept] = True
-        state["outcome"][mask & waiting] = _WAITING
-        mask &= ~waiting
-        state["outcome"][mask] = _FILTERED
-        state["settled_us"][mask] = row["at"]
+    def ended(self, row: Row) -> None:
+        mark = self.mark
+        if mark.first is not None:
+            self._give_up(mark.first, mark.come_to, row, "the group ended")
+        mark.held.clear()
+        mark.has_ended = True
+
+    def pulled(self, row: Row) -> None:
+        first, after, at_us = row["first_sequence"], row["next_sequence"], row["at"]
+        if row["attempt"] == 1:  # what it passed over on the way there is not for it
+            self._come_to(first, row)
+            self.mark.come_to = max(self.mark.come_to, after)
+        held = self.mark.held.setdefault(row["consumer"], [])
+        held.append((row["first_pull"], row["next_pull"], first))
+        for state in self._slices(first, after):
+            state["first_us"] = np.where(state["first_us"] == 0, at_us, state["first_us"])
+            state["last_us"] = at_us
+            state["settled_us"] = 0
+            state["attempts"] = row["attempt"]
+            state["outcome"] = IN_FLIGHT
+
+    def acked(self, row: Row) -> None:
+        for first, after in self._handed_out(row):
+            for state in self._slices(first, after):
+                state["settled_us"] = row["at"]
+                state["outcome"] = ACKED
+
+    def given_back(self, row: Row) -> None:
+        said = row["error"] or ("lease ended" if row["action"] == "expired" else None)
+        text = self._texts.number(None, said)
+        for first, after in self._handed_out(row):
+            for state in self._slices(first, after):
+                # A dead letter is said before the hand-out that ended it.
+                mask = state["outcome"] == IN_FLIGHT
+                state["outcome"][mask] = GIVEN_BACK
+                state["text"][mask] = text
+
+    def dead(self, row: Row) -> None:
+        text = self._texts.number(row["reason"], row["error"])
+        for state in self._slices(row["first_sequence"], row["next_sequence"]):
+            state["outcome"] = DEAD
+            state["settled_us"] = row["at"]
+            state["attempts"] = row["attempt"]
+            state["text"] = text
+
+    def skipped(self, row: Row) -> None:
+        mark, after = self.mark, row["next_sequence"]
+        self._give_up(row["first_sequence"], after, row, "given up by force")
+        mark.first = after if mark.first is None else mark.first
+        mark.come_to = max(mark.come_to, after)
+
+    def sought(self, row: Row) -> None:
+        """The group goes on elsewhere: what it jumps over it does not get, what lies behind it begins anew."""
+        first, mark = row["first_sequence"], self.mark
+        self._give_up(first if mark.first is None else mark.first, first, row, "sought past it")
+        mark.held.clear()
+        self._begin_at(first)
+
+    def passed(self, row: Row) -> None:
+        self._come_to(row["next_sequence"], row)
+
+    def keyed(self, row: Row) -> None:
+        chosen = np.array(json.loads(row["action_json"])[5], np.int64)
+        self._come_to(row["next_sequence"], row, chosen)
+
+    def replayed(self, row: Row) -> None:
+        for state in self._slices(row["first_sequence"], row["next_sequence"]):
+            mask = state["outcome"] == DEAD
+            state["outcome"][mask] = GIVEN_BACK
+            state["settled_us"][mask] = 0
+
+    # ---- ranges ------------------------------------------------------------------------------
+
+    def _come_to(self, after: int, row: Row, chosen: Numbers | None = None) -> None:
+        """What the group was not given up to here, and is not `chosen`, is not for it."""
+        mark = self.mark
+        if mark.first is None:
+            mark.first = mark.come_to = after if chosen is None else min(after, *chosen.tolist())
+        for first, state in self._places(mark.come_to, after):
+            fresh = state["outcome"] == NONE
+            waiting = np.zeros(len(state), bool)
+            if chosen is not None:
+                here = chosen[(chosen >= first) & (chosen < first + len(state))]
+                waiting[here - first] = True
+            state["outcome"][fresh & waiting] = WAITING
+            fresh &= ~waiting
+            state["outcome"][fresh] = FILTERED
+            state["settled_us"][fresh] = row["at"]
+        mark.come_to = max(mark.come_to, after)
+
+    def _begin_at(self, first: int) -> None:
+        """From here on the group is given everything as if for the first time."""
+        mark = self.mark
+        mark.first = first if mark.first is None else min(mark.first, first)
+        for state in self._slices(first, mark.next):
+            state[...] = 0
+        mark.come_to = mark.next = first
 
     def _give_up(self, first: int, after: int, row: Row, reason: str) -> None:
-        state = self._slice(max(first, self._base or 0), after)
-        mask = np.isin(state["outcome"], (_NONE, _IN_FLIGHT, _GIVEN_BACK, _WAITING))
-        state["outcome"][mask] = _SKIPPED
-        state["settled_us"][mask] = row["at"]
-        state["text"][mask] = self._text(reason, None)
+        text = self._texts.number(reason, None)
+        for state in self._slices(first, after):
+            mask = np.isin(state["outcome"], _OPEN)
+            state["outcome"][mask] = SKIPPED
+            state["settled_us"][mask] = row["at"]
+            state["text"][mask] = text
 
-    def _handed_out(self, row: Row) -> Iterator[Numbers]:
-        """The states of the messages that these pull sequences of a consumer stand for."""
-        pulls = self._pulls.get(row["consumer"], [])
+    def _handed_out(self, row: Row) -> Iterator[tuple[int, int]]:
+        """Runs of sequences that these pull sequences of a consumer stand for; they are held no more."""
+        held = self.mark.held.get(row["consumer"], [])
         here, after = row["first_pull"], row["next_pull"]
-        place = max(0, bisect_right(pulls, here, key=lambda pull: pull.first) - 1)
-        for pull in pulls[place:]:
-            if pull.first >= after or here >= after:
+        place = max(0, bisect_right(held, here, key=lambda one: one[0]) - 1)
+        kept: list[tuple[int, int, int]] = []
+        last = place
+        for first_pull, next_pull, first in held[place:]:
+            if first_pull >= after:
                 break
-            first, end = max(here, pull.first), min(after, pull.next)
-            if first < end:
-                self.unmatched += first - here
-                sequence = pull.first_sequence - pull.first
-                yield self._slice(sequence + first, sequence + end)
-                here = end
-        self.unmatched += max(0, after - here)
+            last += 1
+            begin, end = max(here, first_pull), min(after, next_pull)
+            if begin >= end:
+                kept.append((first_pull, next_pull, first))
+                continue
+            self.mark.unmatched += begin - here
+            if first_pull < begin:
+                kept.append((first_pull, begin, first))
+            if end < next_pull:
+                kept.append((end, next_pull, first + end - first_pull))
+            here = end
+            yield first + begin - first_pull, first + end - first_pull
+        held[place:last] = kept
+        if not held:
+            self.mark.held.pop(row["consumer"], None)
+        self.mark.unmatched += max(0, after - here)
 
-    def _slice(self, first: int, after: int) -> Numbers:
-        if self._base is None:
-            self._base = self._next = first
-        if first < self._base:  # it was sought back to before where the table of actions begins
-            grown = np.zeros(self._base - first + len(self._state), _STATE)
-            grown[self._base - first :] = self._state
-            self._state, self._base = grown, first
-        self._next = max(self._next, after)
-        needed = self._next - self._base
-        if needed > len(self._state):
-            grown = np.zeros(max(needed, 2 * len(self._state), _FIRST_ROOM), _STATE)
-            grown[: len(self._state)] = self._state
-            self._state = grown
-        return self._state[first - self._base : max(first, after) - self._base]
+    def _slices(self, first: int, after: int) -> Iterator[Numbers]:
+        for _, state in self._places(first, after):
+            yield state
 
-    def _text(self, reason: str | None, error: str | None) -> int:
-        pair = (reason or None, error or None)
-        number = self._text_numbers.get(pair)
-        if number is None:
-            number = self._text_numbers[pair] = len(self._texts)
-            self._texts.append(pair)
-        return number
+    def _places(self, first: int, after: int) -> Iterator[tuple[int, Numbers]]:
+        """The states of a range, a block at a time, each with its first sequence."""
+        if first >= after:
+            return
+        self.mark.next = max(self.mark.next, after)
+        self.touched.add(first, after)
+        for number in range(first // self._length, (after - 1) // self._length + 1):
+            begin = max(first, number * self._length)
+            end = min(after, (number + 1) * self._length)
+            self.changed.add(number)
+            yield begin, self._block(number).slice(begin, end)
 
-    def _batch(self, state: Numbers, sequences: Numbers) -> pa.RecordBatch:
-        texts = pa.array(state["text"])
-        reasons = pa.array([one[0] for one in self._texts], pa.string())
-        errors = pa.array([one[1] for one in self._texts], pa.string())
-        names = pa.array(OUTCOMES)
-        count = len(state)
-        return pa.RecordBatch.from_arrays(
-            [
-                pa.repeat(pa.scalar(self.subject), count),
-                pa.repeat(pa.scalar(self.group), count),
-                pa.array(sequences.astype(np.int64)),
-                _times(state["first_us"]),
-                _times(state["last_us"]),
-                pa.array(np.ascontiguousarray(state["attempts"])),
-                _times(state["settled_us"]),
-                names.take(pa.array(state["outcome"].astype(np.int32))),
-                reasons.take(texts),
-                errors.take(texts),
-            ],
-            schema=DELIVERIES.arrow(),
-        )
+    def _block(self, number: int) -> Block:
+        block = self._blocks.get(number)
+        if block is None:
+            block = self._blocks[number] = Block.of(self._load(number), self._texts)
+        return block
 
 
 _APPLY: Final[Mapping[str, Callable[[GroupFold, Row], None]]] = {
     "groupdefined": GroupFold.defined,
+    "ended": GroupFold.ended,
     "pulled": GroupFold.pulled,
     "acked": GroupFold.acked,
     "nacked": GroupFold.given_back,
@@ -244,8 +289,3 @@ _APPLY: Final[Mapping[str, Callable[[GroupFold, Row], None]]] = {
     "keyed": GroupFold.keyed,
     "replayed": GroupFold.replayed,
 }
-
-
-def _times(microseconds: Numbers) -> pa.Array:
-    values = np.ascontiguousarray(microseconds)
-    return pa.array(values, mask=values == 0).view(_TIME)

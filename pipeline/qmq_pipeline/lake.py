@@ -12,8 +12,9 @@ again (a retry, a speculative twin, a second run after a crash) writes the same 
 when all tasks are done; what a run left behind without a commit is removed by the next. So a row is
 there once, whatever died when.
 
-Derived tables are written anew as a whole or by part; a commit with `replaces` says which earlier ones it stands
-for, so readers see the old state or the new one, never both.
+Derived tables are written by part: a window of the log, a day. Each run commits the whole list of parts, with new
+files for those that changed and the old ones for the rest, and `replaces` the list before it; so readers see the old
+state or the new one, never both.
 
 Object stores have no rename, and put whole files: there the final name is written at once.
 """
@@ -24,17 +25,17 @@ import fcntl
 import json
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from qmq_pipeline.commits import Commit, DataFile, RangeFacts
 from qmq_pipeline.errors import LakeError
-from qmq_pipeline.schemas import TABLES, Table
+from qmq_pipeline.schemas import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,48 +53,8 @@ _DRAFT: Final = ".draft-"
 SCHEMA_KEY: Final = b"qmq.schema"
 ROW_GROUP_ROWS: Final = 100_000
 COMPRESSION: Final = "snappy"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataFile:
-    """One Parquet file of a range."""
-
-    #: Below the table's folder.
-    path: str
-    rows: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RangeFacts:
-    """What was written of one range."""
-
-    #: What the range is of: the id of a store, or the name of a database.
-    source: str
-    first: int
-    next: int
-    rows: int
-    files: tuple[DataFile, ...]
-    #: subject → runs of sequences (first, next), in order of the log.
-    sequences: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
-    #: subject → runs that stand in quarantine.
-    lost: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
-    #: Times of storing of the first and last row, ms since 1970; 0 without rows.
-    first_at_ms: int = 0
-    last_at_ms: int = 0
-    #: Whatever else the job wants to know next time.
-    notes: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
-    """Ranges that became part of a table together."""
-
-    name: str
-    version: int
-    ranges: tuple[RangeFacts, ...]
-    #: Names of earlier commits that this one stands for.
-    replaces: tuple[str, ...] = ()
+#: Column of a frame that says to which part of a derived table a row belongs; it is in no file.
+PART: Final = "part"
 
 
 class Lake:
@@ -117,12 +78,31 @@ class Lake:
         return Lake, (self.root,)
 
     def prepare(self) -> None:
-        """Make the folder, or refuse one of another version."""
+        """Make the folder, or refuse one of another version or with other things in it."""
+        if self._has_marker():
+            return
+        if self._has_rename and os.path.isdir(self._path) and set(os.listdir(self._path)) - {_LOCK}:
+            raise LakeError(
+                path=self.root,
+                reason="it holds other things than tables of qmq",
+                remedy="Give a folder that is new or empty, or one that `qmq pipeline` has made",
+            )
+        self._files.create_dir(self._path, recursive=True)
+        self._write_text(MARKER, json.dumps({"version": LAKE_VERSION}))
+
+    def require(self) -> None:
+        """Refuse a folder that `ingest` has not made, or one of another version; makes nothing."""
+        if not self._has_marker():
+            raise LakeError(
+                path=self.root,
+                reason="there are no tables here",
+                remedy="Look at the spelling of --tables, or run `qmq pipeline ingest` first",
+            )
+
+    def _has_marker(self) -> bool:
         known = self._read_text(MARKER)
         if known is None:
-            self._files.create_dir(self._path, recursive=True)
-            self._write_text(MARKER, json.dumps({"version": LAKE_VERSION}))
-            return
+            return False
         version = json.loads(known).get("version")
         if version != LAKE_VERSION:
             raise LakeError(
@@ -130,6 +110,7 @@ class Lake:
                 reason=f"its layout is of version {version}; known: {LAKE_VERSION}",
                 remedy="Use the version of qmq that made it, or another folder",
             )
+        return True
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -162,13 +143,20 @@ class Lake:
 
     def commits(self, table: Table) -> list[Commit]:
         """The commits that count, in order of their names; replaced ones are left out."""
+        found, replaced = self._all_commits(table)
+        return [one for one in found if one.name not in replaced]
+
+    def newest(self, table: Table) -> Commit | None:
+        """The commit that counts, of a table whose commits replace each other."""
+        return next(iter(reversed(self.commits(table))), None)
+
+    def _all_commits(self, table: Table) -> tuple[list[Commit], set[str]]:
         found = [
-            _commit(json.loads(self._read_text(path) or "{}"))
+            Commit.from_json(self._read_text(path) or "{}")
             for path in sorted(self._list(f"{self.folder(table)}/{_COMMITS}"))
             if path.endswith(".json") and _DRAFT not in path and not path.endswith(_STATE)
         ]
-        replaced = {name for one in found for name in one.replaces}
-        return [one for one in found if one.name not in replaced]
+        return found, {name for one in found for name in one.replaces}
 
     def ranges(self, table: Table) -> list[RangeFacts]:
         """All committed ranges of a table, in order of source and position."""
@@ -182,6 +170,7 @@ class Lake:
         *,
         replaces: Iterable[str] = (),
         name: str = "",
+        notes: Mapping[str, Any] | None = None,
     ) -> Commit:
         """Make the files of these ranges part of the table; all of them or none."""
         if not name:
@@ -190,9 +179,13 @@ class Lake:
             after = max((one.next for one in ranges), default=0)
             name = f"{source}-{first:0{_DIGITS}d}-{after:0{_DIGITS}d}"
         made = Commit(
-            name=name, version=table.version, ranges=tuple(ranges), replaces=tuple(replaces)
+            name=name,
+            version=table.version,
+            ranges=tuple(ranges),
+            replaces=tuple(replaces),
+            notes=notes or {},
         )
-        self._write_text(f"{self.folder(table)}/{_COMMITS}/{name}.json", json.dumps(asdict(made)))
+        self._write_text(f"{self.folder(table)}/{_COMMITS}/{name}.json", made.to_json())
         return made
 
     def write_state(self, table: Table, state: Mapping[str, Any]) -> None:
@@ -206,20 +199,53 @@ class Lake:
         )
         return found
 
-    def write_frame(self, frame: DataFrame, table: Table, run: str) -> int:
-        """Let the rows of `frame` be the whole table from now on; returns how many.
+    def write_parts(
+        self,
+        frame: DataFrame,
+        table: Table,
+        run: str,
+        *,
+        made: Collection[str] | None = None,
+        notes: Mapping[str, Any] | None = None,
+    ) -> Commit:
+        """Let the rows of `frame` be the parts `made` from now on, of all parts for None.
 
-        What was there before stays until the next run, for those who read it now.
+        The column `PART` says to which part a row belongs. Other parts stay as they are; what a part
+        was before stays until the next run, for those who read it now.
         """
-        before = [one.name for one in self.commits(table)]
         self.sweep(table)
         folder = f"{self.folder(table)}/run={run}"
-        frame.select(*table.names).write.mode("overwrite").parquet(self.url(folder))
-        files = tuple(self._frame_files(table, folder))
-        rows = sum(file.rows for file in files)
-        facts = RangeFacts(source=run, first=0, next=0, rows=rows, files=files)
-        self.commit(table, [facts], replaces=before, name=run)
-        return rows
+        chosen = frame.select(PART, *table.names)
+        chosen.write.mode("overwrite").partitionBy(PART).parquet(self.url(folder))
+        of_part: dict[str, list[DataFile]] = {}
+        for file in self._frame_files(table, folder):
+            name = file.path.rpartition("/")[0].rpartition(f"{PART}=")[2]
+            of_part.setdefault(name, []).append(file)
+        return self.replace_parts(table, run, of_part, made=made, notes=notes)
+
+    def replace_parts(
+        self,
+        table: Table,
+        run: str,
+        files: Mapping[str, Sequence[DataFile]],
+        *,
+        made: Collection[str] | None = None,
+        notes: Mapping[str, Any] | None = None,
+    ) -> Commit:
+        """Commit new files for some parts, and the old ones for all that are not `made` anew."""
+        before = self.newest(table)
+        kept = () if before is None or made is None else before.ranges
+        ranges = [one for one in kept if one.source not in (made or ())]
+        for name, some in files.items():
+            rows = sum(file.rows for file in some)
+            ranges.append(
+                RangeFacts(
+                    source=name, first=0, next=0, rows=rows, files=tuple(some), notes={"run": run}
+                )
+            )
+        ranges.sort(key=lambda one: one.source)
+        replaced = [one.name for one in self.commits(table)]
+        return self.commit(table, ranges, replaces=replaced, name=run, notes=notes)
 
     def append_frame(self, frame: DataFrame, table: Table, run: str) -> int:
         """Add the rows of `frame`; a run that is done again replaces its own."""
@@ -232,12 +258,24 @@ class Lake:
         return rows
 
     def sweep(self, table: Table) -> int:
-        """Remove data files that no commit names: what a run left that did not end. Returns how many.
+        """Remove data files that no commit names, and commits that were replaced. Returns how many files.
 
-        Requires: no other run writes this table.
+        Such files are of a run that did not end, or of parts that were made anew since. Requires: no
+        other run writes this table.
         """
-        kept = {file.path for one in self.ranges(table) for file in one.files}
+        commits, replaced = self._all_commits(table)
         folder = self.folder(table)
+        # The oldest goes first: it is never there without the one that replaces it.
+        for one in commits:
+            if one.name in replaced:
+                self._files.delete_file(self._full(f"{folder}/{_COMMITS}/{one.name}.json"))
+        kept = {
+            file.path
+            for commit in commits
+            if commit.name not in replaced
+            for one in commit.ranges
+            for file in one.files
+        }
         doomed = [
             path
             for path in self._list(folder, recursive=True)
@@ -246,13 +284,6 @@ class Lake:
         for path in doomed:
             self._files.delete_file(self._full(path))
         return len(doomed)
-
-    def forget(self, table: Table, names: Iterable[str]) -> None:
-        """Remove the files of replaced commits; readers that began before may still want them."""
-        for name in names:
-            path = f"{self.folder(table)}/{_COMMITS}/{name}.json"
-            if self._read_text(path) is not None:
-                self._files.delete_file(self._full(path))
 
     def write(self, table: Table, path: str, batches: Iterable[pa.RecordBatch]) -> DataFile:
         """Write one data file below the table's folder, whole or not at all."""
@@ -297,18 +328,33 @@ class Lake:
         with self._files.open_input_file(self._full(f"{self.folder(table)}/{path}")) as file:
             yield from pq.ParquetFile(file).iter_batches(columns=list(columns))
 
-    def read(self, spark: SparkSession, table: Table) -> DataFrame:
-        """The table as it is committed now; columns that older files lack are null."""
-        paths = [file.path for one in self.ranges(table) for file in one.files if file.rows]
+    def read(
+        self, spark: SparkSession, table: Table, ranges: Iterable[RangeFacts] | None = None
+    ) -> DataFrame:
+        """The table as it is committed now, or some ranges of it; columns that older files lack are null."""
+        chosen = self.ranges(table) if ranges is None else ranges
+        paths = [file.path for one in chosen for file in one.files if file.rows]
         if not paths:
             return spark.createDataFrame([], table.ddl())
         base = self.url(self.folder(table))
         reader = spark.read.schema(table.ddl()).option("basePath", base)
         return reader.parquet(*(f"{base}/{path}" for path in paths)).select(*table.names)
 
+    def read_parts(
+        self, spark: SparkSession, table: Table, ranges: Iterable[RangeFacts]
+    ) -> DataFrame:
+        """Parts of a derived table, with the name of each row's part."""
+        paths = [file.path for one in ranges for file in one.files if file.rows]
+        schema = f"{table.ddl()}, {PART} STRING"
+        if not paths:
+            return spark.createDataFrame([], schema)
+        base = self.url(self.folder(table))
+        reader = spark.read.schema(schema).option("basePath", base)
+        return reader.parquet(*(f"{base}/{path}" for path in paths)).select(*table.names, PART)
+
     def _frame_files(self, table: Table, folder: str) -> Iterator[DataFile]:
         prefix = f"{self.folder(table)}/"
-        for path in sorted(self._list(folder)):
+        for path in sorted(self._list(folder, recursive=True)):
             if path.endswith(".parquet"):
                 with self._files.open_input_file(self._full(path)) as file:
                     rows = pq.ParquetFile(file).metadata.num_rows
@@ -345,22 +391,3 @@ class Lake:
             stream.write(text.encode())
         if self._has_rename:
             self._files.move(draft, final)
-
-
-def tables_of_layer(layer: str) -> list[Table]:
-    """Every table of a layer."""
-    return [table for table in TABLES.values() if table.layer == layer]
-
-
-def _commit(found: Mapping[str, Any]) -> Commit:
-    return Commit(
-        name=found["name"],
-        version=found["version"],
-        ranges=tuple(range_facts(one) for one in found["ranges"]),
-        replaces=tuple(found["replaces"]),
-    )
-
-
-def range_facts(found: Mapping[str, Any]) -> RangeFacts:
-    """Facts as they were written into a commit, or came from a worker."""
-    return RangeFacts(**{**found, "files": tuple(DataFile(**one) for one in found["files"])})

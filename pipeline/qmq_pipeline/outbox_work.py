@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from qmq_client.config import DatabaseSection
-from qmq_pipeline.lake import Lake, RangeFacts
+from qmq_pipeline.commits import RangeFacts
+from qmq_pipeline.lake import Lake
 from qmq_pipeline.outbox_rows import OPEN, STATES, batches
 from qmq_pipeline.schemas import OUTBOX
 

@@ -18,13 +18,20 @@ from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_broker.storage.logs.lost import lost_runs
 from qmq_client.wire.frame import FrameKind
-from qmq_pipeline import action_rows
-from qmq_pipeline.decode import QUEUED_KINDS, SCHEDULED_KINDS, Selection, batches, frame_runs
-from qmq_pipeline.lake import DataFile, Lake, RangeFacts
+from qmq_pipeline import action_rows, cancelled_rows
+from qmq_pipeline.commits import DataFile, RangeFacts
+from qmq_pipeline.decode import (
+    QUEUED_KINDS,
+    SCHEDULED_KINDS,
+    Selection,
+    batches_by_subject,
+    frame_runs,
+)
+from qmq_pipeline.lake import Lake
 from qmq_pipeline.log import ACTION_LOG
 from qmq_pipeline.options import Place
 from qmq_pipeline.places import open_log
-from qmq_pipeline.schemas import ACTIONS, MESSAGES, SCHEDULED, Table
+from qmq_pipeline.schemas import ACTIONS, CANCELLED, MESSAGES, SCHEDULED, Table
 
 _DIGITS: Final = 20
 _Runs = dict[str, list[tuple[int, int]]]
@@ -37,6 +44,7 @@ class _Seen:
     sequences: _Runs = field(default_factory=dict)
     lost: _Runs = field(default_factory=dict)
     delayed: list[ScannedFrame] = field(default_factory=list)
+    cancelled: list[ScannedFrame] = field(default_factory=list)
     first_at_ms: int = 0
     last_at_ms: int = 0
     last_frame: tuple[int, int] = (-1, 0)
@@ -54,6 +62,7 @@ def ingest_range(place: Place, tables: str, log: str, within: LogRange) -> dict[
         else:
             rows = {MESSAGES: _write(lake, MESSAGES, frames, within)}
             rows[SCHEDULED] = _write(lake, SCHEDULED, seen.delayed, within)
+            rows[CANCELLED] = _write(lake, CANCELLED, seen.cancelled, within)
         return {
             table.name: _facts(
                 reader.store_id, within, files, seen, with_sequences=table is MESSAGES
@@ -83,6 +92,8 @@ def _watched(frames: Iterable[ScannedFrame], seen: _Seen) -> Iterator[ScannedFra
         seen.last_at_ms = header.stored_at_ms
         if header.kind in SCHEDULED_KINDS:
             seen.delayed.append(frame)
+        elif header.kind is FrameKind.CANCELLED:
+            seen.cancelled.append(frame)
         elif header.kind is FrameKind.LOST:
             for lost in lost_runs(frame):
                 _add(seen.lost, lost.subject, lost.first_sequence, lost.count)
@@ -103,7 +114,7 @@ def _add(runs: _Runs, subject: str, first: int, count: int) -> None:
 def _write(
     lake: Lake, table: Table, frames: Iterable[ScannedFrame], within: LogRange
 ) -> tuple[DataFile, ...]:
-    """One file for each day; frames stand in the order of time."""
+    """One file for each day, its rows ordered by subject; frames stand in the order of time."""
     name = f"{within.first_offset:0{_DIGITS}d}-{within.next_offset:0{_DIGITS}d}.parquet"
     files = []
     for day, of_day in groupby(frames, key=lambda frame: frame.header.stored_at_ms // 86_400_000):
@@ -118,7 +129,9 @@ def _write(
 def _rows(table: Table, frames: Iterable[ScannedFrame]) -> Iterator[pa.RecordBatch]:
     if table is ACTIONS:
         return action_rows.batches(frames)
-    return batches(frames, Selection(columns=table.names, table=table))
+    if table is CANCELLED:
+        return cancelled_rows.batches(frames)
+    return batches_by_subject(frames, Selection(columns=table.names, table=table))
 
 
 def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -13,29 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 
-#: Our name of a type → Spark's in DDL and Arrow's.
-_TYPES: Final[dict[str, tuple[str, pa.DataType]]] = {
-    "text": ("STRING", pa.string()),
-    "texts": ("ARRAY<STRING>", pa.list_(pa.string())),
-    "pairs": ("MAP<STRING, STRING>", pa.map_(pa.string(), pa.string())),
-    "bytes": ("BINARY", pa.binary()),
-    "long": ("BIGINT", pa.int64()),
-    "int": ("INT", pa.int32()),
-    "double": ("DOUBLE", pa.float64()),
-    "flag": ("BOOLEAN", pa.bool_()),
-    "time": ("TIMESTAMP", pa.timestamp("us", tz="UTC")),
-    "day": ("DATE", pa.date32()),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column."""
-
-    name: str
-    #: A key of `_TYPES`.
-    kind: str
-    meaning: str
+from qmq_pipeline.kinds import KINDS, Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,23 +41,26 @@ class Table:
         """The schema as Spark reads it, of all columns or of those named, in the order given."""
         by_name = {column.name: column for column in self.columns}
         chosen = [by_name[name] for name in names or self.names]
-        return ", ".join(f"`{column.name}` {_TYPES[column.kind][0]}" for column in chosen)
+        return ", ".join(f"`{column.name}` {KINDS[column.kind][0]}" for column in chosen)
 
     def arrow(self, names: Sequence[str] | None = None) -> pa.Schema:
         """The same for Arrow."""
         by_name = {column.name: column for column in self.columns}
         chosen = [by_name[name] for name in names or self.names]
-        return pa.schema([(column.name, _TYPES[column.kind][1]) for column in chosen])
+        return pa.schema([(column.name, KINDS[column.kind][1]) for column in chosen])
 
 
+_ID_COLUMNS: Final = (
+    Column("message_id", "text", "32 hex digits"),
+    Column("producer", "long", "first half of the id: the producer's instance, as a signed number"),
+    Column("counter", "long", "second half of the id: the producer's counter, as a signed number"),
+)
 _MESSAGE_COLUMNS: Final = (
     Column("subject", "text", "the stream it was sent to"),
     Column("sequence", "long", "its place in the subject, from 0; null while it is delayed"),
     Column("physical_offset", "long", "bytes from the start of the commit log to its frame"),
     Column("record_number", "int", "its place in the frame, from 0"),
-    Column("message_id", "text", "32 hex digits"),
-    Column("producer", "long", "first half of the id: the producer's instance, as a signed number"),
-    Column("counter", "long", "second half of the id: the producer's counter, as a signed number"),
+    *_ID_COLUMNS,
     Column("record_crc", "long", "checksum that the producer made of subject and record"),
     Column("key", "text", "ordering key, null for none"),
     Column("tags", "texts", "tags, empty for none"),
@@ -100,13 +81,30 @@ MESSAGES: Final = Table(
     key=("subject", "sequence"),
     columns=_MESSAGE_COLUMNS,
 )
-#: Delayed messages as they were accepted; their release is a row of `messages`.
+#: Delayed messages as they were accepted or put off; their release is a row of `messages`.
 SCHEDULED: Final = Table(
     name="scheduled",
     layer="bronze",
+    version=2,
+    key=("physical_offset", "record_number"),
+    columns=(
+        *_MESSAGE_COLUMNS,
+        Column("now_due_at", "time", "due from here on: not `due_at` when it was put off"),
+    ),
+)
+#: Delayed messages that will not be delivered.
+CANCELLED: Final = Table(
+    name="cancelled",
+    layer="bronze",
     version=1,
     key=("physical_offset", "record_number"),
-    columns=_MESSAGE_COLUMNS,
+    columns=(
+        Column("physical_offset", "long", "bytes from the start of the commit log to its frame"),
+        Column("record_number", "int", "its place in the frame, from 0"),
+        *_ID_COLUMNS,
+        Column("subject", "text", "the subject it will not come to"),
+        Column("cancelled_at", "time", "when, by the broker's clock"),
+    ),
 )
 ACTIONS: Final = Table(
     name="actions",
@@ -140,9 +138,7 @@ OUTBOX: Final = Table(
     columns=(
         Column("database", "text", "name of the database"),
         Column("row_id", "long", "the row's number"),
-        Column("message_id", "text", "32 hex digits"),
-        Column("producer", "long", "first half of the id, as a signed number"),
-        Column("counter", "long", "second half of the id, as a signed number"),
+        *_ID_COLUMNS,
         Column("subject", "text", "the subject"),
         Column("state", "text", "live, parked or sent"),
         Column("attempts", "int", "tries to publish it"),
@@ -156,7 +152,17 @@ OUTBOX: Final = Table(
         Column("scanned_at", "time", "when this row was read, by the database's clock"),
     ),
 )
-#: What became of each message at each group: the action log, folded.
+_OUTCOMES: Final = "waiting, in flight, given back, acked, dead, skipped, filtered, cancelled"
+#: What became of one message at one group.
+_FATE_COLUMNS: Final = (
+    Column("first_delivered_at", "time", "first handed to a consumer of the group"),
+    Column("last_delivered_at", "time", "last handed to one"),
+    Column("attempts", "int", "deliveries to this group"),
+    Column("settled_at", "time", "done, dead, skipped or filtered for this group"),
+    Column("outcome", "text", _OUTCOMES),
+    Column("reason", "text", "why it is dead or was skipped"),
+    Column("error", "text", "what the last consumer said"),
+)
 DELIVERIES: Final = Table(
     name="deliveries",
     layer="silver",
@@ -166,26 +172,18 @@ DELIVERIES: Final = Table(
         Column("subject", "text", "the subject"),
         Column("consumer_group", "text", "the group"),
         Column("sequence", "long", "its place in the subject"),
-        Column("first_delivered_at", "time", "first handed to a consumer of the group"),
-        Column("last_delivered_at", "time", "last handed to one"),
-        Column("attempts", "int", "deliveries to this group"),
-        Column("settled_at", "time", "done, dead, skipped or filtered for this group"),
-        Column(
-            "outcome", "text", "waiting, in flight, given back, acked, dead, skipped or filtered"
-        ),
-        Column("reason", "text", "why it is dead or was skipped"),
-        Column("error", "text", "what the last consumer said"),
+        *_FATE_COLUMNS,
     ),
 )
 LIFECYCLE: Final = Table(
     name="lifecycle",
     layer="silver",
-    version=1,
+    version=2,
     key=("message_id", "subject", "sequence", "consumer_group"),
     columns=(
         Column("message_id", "text", "32 hex digits"),
         Column("subject", "text", "the subject"),
-        Column("sequence", "long", "its place in the subject; null when it is not stored"),
+        Column("sequence", "long", "its place in the subject; null when it has none"),
         Column("consumer_group", "text", "the group; null when no group was given it"),
         Column("database", "text", "where its outbox row is or was; null for none"),
         Column("producer", "long", "first half of the id"),
@@ -193,28 +191,62 @@ LIFECYCLE: Final = Table(
         Column("key", "text", "ordering key"),
         Column("committed_at", "time", "the outbox row was inserted, by the database's clock"),
         Column("born_at", "time", "made, by the producer's clock"),
-        Column("stored_at", "time", "stored, by the broker's clock"),
-        Column("due_at", "time", "not to be delivered before"),
-        Column("first_delivered_at", "time", "first handed to a consumer of the group"),
-        Column("last_delivered_at", "time", "last handed to one"),
-        Column("attempts", "int", "deliveries to this group"),
-        Column("settled_at", "time", "done, dead, skipped or filtered for this group"),
-        Column(
-            "outcome", "text", "waiting, in flight, given back, acked, dead, skipped or filtered"
-        ),
-        Column("reason", "text", "why it became a dead letter"),
-        Column("error", "text", "what the last consumer said"),
+        Column("stored_at", "time", "stored, by the broker's clock; of one that waits: accepted"),
+        Column("due_at", "time", "not to be delivered before, as it was last put off"),
+        *_FATE_COLUMNS,
         Column("store_ms", "double", "committed (else born) to stored"),
         Column("wait_ms", "double", "stored (or due) to first delivered"),
         Column("work_ms", "double", "first delivered to settled"),
         Column("total_ms", "double", "committed (else born, or due) to settled"),
         Column("body_bytes", "int", "length of the body"),
+        Column("copy", "int", "how many of its id were stored before it; 0 for the first"),
     ),
+)
+#: What a window of the log adds to the lag of its groups: pairs of a message and a group, counted.
+GROUP_SPANS: Final = Table(
+    name="group_spans",
+    layer="silver",
+    version=1,
+    key=("subject", "consumer_group", "stored_minute", "settled_minute", "delivered_minute"),
+    columns=(
+        Column("subject", "text", "the subject"),
+        Column("consumer_group", "text", "the group"),
+        Column("stored_minute", "time", "minute in which they were stored"),
+        Column("settled_minute", "time", "minute in which they were done; null for not yet"),
+        Column("delivered_minute", "time", "minute of the first delivery, of those redelivered"),
+        Column("pairs", "long", "pairs of a message and the group"),
+        Column("redeliveries", "long", "deliveries beyond the first"),
+        Column("oldest_at", "time", "when the first of them could be delivered"),
+    ),
+)
+_PRODUCER_COLUMNS: Final = (
+    Column("producer", "long", "first half of the id"),
+    Column("subject", "text", "the subject"),
+    Column("first_at", "time", "its first message was stored"),
+    Column("last_at", "time", "its last message was stored"),
+    Column("messages", "long", "messages"),
+    Column("bytes", "long", "bytes of their bodies"),
+    Column("copies", "long", "stored once more under an id that was there"),
+)
+#: What a window of the log adds to its producers.
+PRODUCER_PARTS: Final = Table(
+    name="producer_parts",
+    layer="silver",
+    version=1,
+    key=("producer", "subject", "first_at"),
+    columns=_PRODUCER_COLUMNS,
 )
 
 _MINUTE: Final = (
     Column("subject", "text", "the subject"),
     Column("minute", "time", "the minute's beginning"),
+)
+_QUANTILE_COLUMNS: Final = (
+    Column("p50_ms", "double", "half are below it"),
+    Column("p95_ms", "double", "95 of 100 are below it"),
+    Column("p99_ms", "double", "99 of 100 are below it"),
+    Column("max_ms", "double", "the highest"),
+    Column("sketch", "bytes", "KLL sketch, to be merged with others"),
 )
 FLOW_MINUTE: Final = Table(
     name="flow_minute",
@@ -241,11 +273,7 @@ LATENCY_MINUTE: Final = Table(
         Column("consumer_group", "text", "the group; null for the stage store"),
         Column("stage", "text", "store, wait, work or total"),
         Column("count", "long", "messages"),
-        Column("p50_ms", "double", "half are faster"),
-        Column("p95_ms", "double", "95 of 100 are faster"),
-        Column("p99_ms", "double", "99 of 100 are faster"),
-        Column("max_ms", "double", "the slowest"),
-        Column("sketch", "bytes", "KLL sketch, to be merged with others"),
+        *_QUANTILE_COLUMNS,
     ),
 )
 GROUP_LAG: Final = Table(
@@ -256,8 +284,8 @@ GROUP_LAG: Final = Table(
     columns=(
         *_MINUTE,
         Column("consumer_group", "text", "the group"),
-        Column("stored", "long", "messages stored up to the minute's end"),
-        Column("settled", "long", "of those, done for the group"),
+        Column("stored", "long", "messages stored up to the minute's end, from where it began"),
+        Column("settled", "long", "of those, acked, dead, skipped or not for the group"),
         Column("lag", "long", "the difference"),
         Column("lag_s", "double", "age of the oldest that is not done"),
         Column("redeliveries", "long", "deliveries beyond the first in this minute"),
@@ -290,11 +318,7 @@ DELAY_LATENESS: Final = Table(
         *_MINUTE,
         Column("count", "long", "delayed messages that were released"),
         Column("early", "long", "of those, before they were due"),
-        Column("p50_ms", "double", "lateness: half are less"),
-        Column("p95_ms", "double", "95 of 100 are less"),
-        Column("p99_ms", "double", "99 of 100 are less"),
-        Column("max_ms", "double", "the latest"),
-        Column("sketch", "bytes", "KLL sketch, to be merged with others"),
+        *_QUANTILE_COLUMNS,
     ),
 )
 PRODUCERS: Final = Table(
@@ -302,15 +326,7 @@ PRODUCERS: Final = Table(
     layer="gold",
     version=1,
     key=("producer", "subject"),
-    columns=(
-        Column("producer", "long", "first half of the id"),
-        Column("subject", "text", "the subject"),
-        Column("first_at", "time", "its first message was stored"),
-        Column("last_at", "time", "its last message was stored"),
-        Column("messages", "long", "messages"),
-        Column("bytes", "long", "bytes of their bodies"),
-        Column("copies", "long", "stored once more under an id that was there"),
-    ),
+    columns=_PRODUCER_COLUMNS,
 )
 AUDIT_RUN: Final = Table(
     name="audit_run",
@@ -361,10 +377,13 @@ TABLES: Final = {
     for table in (
         MESSAGES,
         SCHEDULED,
+        CANCELLED,
         ACTIONS,
         OUTBOX,
         DELIVERIES,
         LIFECYCLE,
+        GROUP_SPANS,
+        PRODUCER_PARTS,
         FLOW_MINUTE,
         LATENCY_MINUTE,
         GROUP_LAG,

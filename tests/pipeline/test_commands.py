@@ -135,6 +135,9 @@ def _settled(spark: SparkSession, tmp_path: Path, here: tuple[str | Path, ...]) 
         (("ingest", "--path", "a", "--broker", "b"), 2, "one of both"),
         (("ingest", "--colour", "red"), 2, "No such option"),
         (("audit", "--since", "yesterday"), 2, "2026-01-31"),
+        (("audit",), 2, "spelling of --tables"),
+        (("lifecycle",), 2, "no tables here"),
+        (("report",), 2, "no tables here"),
         (("replay", "--where", "TRUE", "--to", "orders"), 2, "subject:NAME"),
         (("replay", "--where", "colour = 1", "--to", "subject:a"), 2, "colour"),
         (("replay", "--where", "outcome ==== 1", "--to", "subject:a"), 2, "SYNTAX_ERROR"),
@@ -148,8 +151,11 @@ def test_bad_input_is_one_line_that_says_what_and_what_to_do(
     exit_code: int,
     says: str,
 ) -> None:
+    if "--where" in arguments:  # what is asked of tables is asked where some are
+        Lake(str(tmp_path / "tables")).prepare()
     result = qmq("pipeline", arguments[0], "--tables", tmp_path / "tables", *arguments[1:])
     assert result.exit_code == exit_code, result.output
+    assert "--where" in arguments or not (tmp_path / "tables").exists()
     lines = [line for line in result.stderr.splitlines() if line.strip("\r \x1b[K")]
     assert says in lines[-1]
     assert "Traceback" not in result.output

@@ -12,7 +12,7 @@ from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_client.wire.frame import FrameKind, build_message_frame, read_header, stamp_frame
 from qmq_client.wire.record import BodyKind, Record, decode_record, encode_record
 from qmq_pipeline.decode import Selection, batches
-from qmq_pipeline.schemas import MESSAGES, SCHEDULED
+from qmq_pipeline.schemas import SCHEDULED
 
 _NAMES = st.from_regex(r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,20}\Z")
 _TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
@@ -159,4 +159,5 @@ def test_delayed_messages_are_rows_of_another_table_without_a_sequence() -> None
     assert rows_of(frame) == []
     (row,) = rows_of(frame, Selection(table=SCHEDULED, columns=SCHEDULED.names))
     assert (row["sequence"], row["due_at"]) == (None, time(5))
-    assert list(row) == list(MESSAGES.names)
+    assert list(row) == list(SCHEDULED.names)
+    assert row["now_due_at"] == time(5)

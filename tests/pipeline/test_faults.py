@@ -53,6 +53,7 @@ def test_F40_P2_tasks_that_were_killed_while_they_wrote_leave_nothing_behind(
     directory = DataDirectory(tmp_path / "broker")
     directory.append(messages(MessageIds(1), COUNT), frame_records=500)
     tables = tmp_path / "tables"
+    Lake(str(tables)).prepare()
     folder = tables / "bronze" / "messages"
     for _ in range(3):
         worker = subprocess.Popen(

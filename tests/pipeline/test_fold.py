@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from qmq_broker.storage.logs.actions import (
     Acked,
     Action,
     Dead,
+    Ended,
     Expired,
     GroupDefined,
     Keyed,
@@ -24,23 +28,36 @@ from qmq_broker.storage.logs.actions import (
 )
 from qmq_client.wire.deliveries import DeliveryRun
 from qmq_pipeline.action_rows import action_rows
-from qmq_pipeline.fold import GroupFold
+from qmq_pipeline.fold import GroupFold, GroupMark
+from qmq_pipeline.runs import RUNS_MAX, RunList
+from qmq_pipeline.schemas import DELIVERIES
 
 AT_MS = 1_700_000_000_000
+#: So short that histories go over several.
+BLOCK = 16
 
 
 def folded(actions: list[Action]) -> dict[int, Mapping[str, Any]]:
     """sequence → what the fold says of it."""
-    fold = GroupFold("orders", "billing")
+    fold = GroupFold("orders", "billing", block_sequences=BLOCK)
+    feed(fold, actions)
+    return rows_of(fold)
+
+
+def feed(fold: GroupFold, actions: list[Action]) -> None:
     for action in actions:
         for row in action_rows(action):
             at = row["at"]
             fold.add({**_NOTHING, **row, "at": round(at.timestamp() * 1_000_000)})
+
+
+def rows_of(fold: GroupFold) -> dict[int, Mapping[str, Any]]:
     found = {}
-    for batch in fold.batches():
-        batch.validate(full=True)
-        for row in batch.to_pylist():
-            found[row["sequence"]] = row
+    for number in sorted(fold.changed):
+        for batch in fold.batches(number):
+            batch.validate(full=True)
+            for row in batch.to_pylist():
+                found[row["sequence"]] = row
     return found
 
 
@@ -147,10 +164,54 @@ def test_messages_that_wait_for_their_key_are_not_taken_for_filtered_ones() -> N
 
 
 def test_settlements_of_hand_outs_before_the_table_begins_are_counted_and_left_out() -> None:
-    fold = GroupFold("orders", "billing")
+    fold = GroupFold("orders", "billing", block_sequences=BLOCK)
     for row in action_rows(acked(1, 7, 9)):
         fold.add({**_NOTHING, **row, "at": 1})
-    assert (list(fold.batches()), fold.unmatched) == ([], 2)
+    assert (rows_of(fold), fold.mark.unmatched) == ({}, 2)
+
+
+def test_what_a_filter_passes_over_between_two_deliveries_is_not_for_the_group() -> None:
+    found = folded([DEFINED, pulled(1, 0, (2, 1, 1), (5, 2, 1)), acked(2, 0, 3)])
+    assert outcomes(found) == {
+        **dict.fromkeys((0, 1, 3, 4), "filtered"),
+        **dict.fromkeys((2, 5, 6), "acked"),
+    }
+
+
+def test_a_seek_back_begins_anew_and_a_seek_ahead_skips() -> None:
+    given: list[Action] = [DEFINED, pulled(1, 0, (0, 8, 1)), acked(2, 0, 6)]
+    back = folded([*given, Sought(AT_MS + 3, "orders", "billing", 4)])
+    assert outcomes(back) == dict.fromkeys(range(4), "acked")
+    again = folded(
+        [
+            *given,
+            Sought(AT_MS + 3, "orders", "billing", 4),
+            pulled(9, 8, (4, 2, 1)),
+            acked(10, 8, 10),
+        ]
+    )
+    assert outcomes(again) == dict.fromkeys(range(6), "acked")
+    assert again[5]["first_delivered_at"] == again[5]["last_delivered_at"]
+    ahead = folded([*given, Sought(AT_MS + 3, "orders", "billing", 20)])
+    assert outcomes(ahead) == {
+        **dict.fromkeys(range(6), "acked"),
+        **dict.fromkeys(range(6, 20), "skipped"),
+    }
+
+
+def test_a_group_that_ended_is_done_with_everything_and_may_begin_again() -> None:
+    ended: list[Action] = [
+        DEFINED,
+        pulled(1, 0, (0, 3, 1)),
+        acked(2, 0, 1),
+        Ended(AT_MS + 3, "orders", "billing"),
+    ]
+    assert outcomes(folded(ended)) == {0: "acked", 1: "skipped", 2: "skipped"}
+    again = folded(
+        [*ended, GroupDefined(AT_MS + 9, "orders", "billing", 5, 5), pulled(9, 0, (5, 1, 1))]
+    )
+    assert outcomes(again) == {0: "acked", **dict.fromkeys(range(1, 5), "skipped"), 5: "in flight"}
+    assert again[3]["reason"] == "while the group was not there"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -192,3 +253,35 @@ def test_random_histories_are_what_a_model_of_single_messages_says(seed: int) ->
                 state[sequence] = ("acked" if ends else "given back", state[sequence][1])
     found = folded(actions)
     assert {one: (row["outcome"], row["attempts"]) for one, row in found.items()} == state
+    cuts = sorted(draw.sample(range(len(actions)), 5))
+    assert folded_in_parts(actions, cuts) == found
+
+
+def folded_in_parts(actions: list[Action], cuts: list[int]) -> dict[int, Mapping[str, Any]]:
+    """The same by a fold for each part, which knows of the one before what tables and notes keep."""
+    kept: dict[int, pa.Table] = {}
+    mark = GroupMark()
+    for first, after in itertools.pairwise([0, *cuts, len(actions)]):
+        known = GroupMark.from_json(json.loads(json.dumps(mark.to_json())))
+        fold = GroupFold("orders", "billing", mark=known, load=kept.get, block_sequences=BLOCK)
+        feed(fold, actions[first:after])
+        for number in fold.changed:
+            kept[number] = pa.Table.from_batches(fold.batches(number), DELIVERIES.arrow())
+        assert all(
+            fold.touched.overlaps(number * BLOCK, (number + 1) * BLOCK) for number in fold.changed
+        )
+        mark = fold.mark
+    rows = pa.concat_tables(kept[number] for number in sorted(kept)).to_pylist()
+    return {row["sequence"]: row for row in rows}
+
+
+def test_runs_are_joined_where_they_meet_and_never_cover_less_when_there_are_too_many() -> None:
+    assert list(RunList([(5, 7), (0, 2), (2, 4), (6, 9)])) == [(0, 4), (5, 9)]
+    draw = random.Random(3)
+    some = [(first, first + draw.randint(1, 9)) for first in draw.sample(range(100_000), 2_000)]
+    runs = RunList(some)
+    assert len(runs) <= 2 * RUNS_MAX
+    assert all(runs.overlaps(first, after) for first, after in some)
+    assert list(runs) == sorted(runs)
+    assert not RunList([(3, 5)]).overlaps(5, 9)
+    assert not RunList([(3, 5)]).overlaps(0, 3)

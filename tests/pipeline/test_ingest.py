@@ -12,11 +12,12 @@ from qmq_broker.storage.logs.actions import Acked, Dead, GroupDefined, Nacked, P
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.wire.deliveries import DeliveryRun
 from qmq_client.wire.message_id import MessageIds
+from qmq_pipeline.commits import RangeFacts
 from qmq_pipeline.completeness import next_sequences
 from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.errors import ExpiredRangeError, IncompleteError, LakeError, SourceError
 from qmq_pipeline.jobs.ingest import ingest
-from qmq_pipeline.lake import Lake, RangeFacts
+from qmq_pipeline.lake import Lake
 from qmq_pipeline.log import COMMIT_LOG
 from qmq_pipeline.options import Place
 from qmq_pipeline.places import open_log
@@ -61,6 +62,7 @@ def test_P2_runs_that_died_at_any_step_and_twins_add_nothing(
     bounds = log.bounds()
     ranges = log.ranges(bounds.first_offset, bounds.next_offset, config.partition_bytes)
     assert len(ranges) > 2
+    Lake(config.tables).prepare()
     # A driver that died between the work of its tasks and its commit, and a twin of one task.
     ingest_range(config.place, config.tables, COMMIT_LOG, ranges[0])
     ingest_range(config.place, config.tables, COMMIT_LOG, ranges[0])

@@ -17,6 +17,7 @@ from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import marts
 from qmq_pipeline.jobs.report import report
+from qmq_pipeline.lake import Lake
 from qmq_pipeline.report.buckets import buckets_of, held, length_text
 from qmq_pipeline.report.charts import bar_chart, line_chart, nice_end
 from qmq_pipeline.report.facts import Bar, Grid, Series, TimeChart
@@ -34,11 +35,11 @@ AT = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 def test_the_report_tells_what_the_tables_hold(spark: SparkSession, tmp_path: Path) -> None:
     config = shop(tmp_path)
     page = tmp_path / "pages" / "report.html"
-    with pytest.raises(LakeError, match="no marts yet"):
-        report(spark, config, str(page))
     ingest_outbox(spark, config)
     ingest(spark, config)
     lifecycle(spark, config)
+    with pytest.raises(LakeError, match="no marts yet"):
+        report(spark, config, str(page))
     marts(spark, config)
     assert report(spark, config, str(page)).findings is None
     assert "Not audited yet" in page.read_text()
@@ -73,6 +74,7 @@ def _in_a_browser(page: Path) -> None:
 
 def test_a_report_of_nothing_says_so(spark: SparkSession, tmp_path: Path) -> None:
     config = PipelineConfig(tables=str(tmp_path / "tables"))
+    Lake(config.tables).prepare()
     lifecycle(spark, config)
     marts(spark, config)
     report(spark, config, str(tmp_path / "report.html"))

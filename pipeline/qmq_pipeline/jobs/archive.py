@@ -11,22 +11,23 @@ import os
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from qmq_pipeline.commits import RangeFacts, range_facts
 from qmq_pipeline.completeness import next_sequences
 from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.errors import ExpiredRangeError, OptionError, SourceError
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
-from qmq_pipeline.lake import Lake, RangeFacts, range_facts
+from qmq_pipeline.lake import Lake
 from qmq_pipeline.log import ACTION_LOG, COMMIT_LOG, LogBounds
 from qmq_pipeline.options import Place
 from qmq_pipeline.places import open_log, with_token
-from qmq_pipeline.schemas import ACTIONS, MESSAGES, SCHEDULED
+from qmq_pipeline.schemas import ACTIONS, CANCELLED, MESSAGES, SCHEDULED
 from qmq_pipeline.sources.task_source import run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _WORK: Final = "qmq_pipeline.archive_work.archive_piece"
-_TABLES_OF: Final = {COMMIT_LOG: (MESSAGES, SCHEDULED), ACTION_LOG: (ACTIONS,)}
+_TABLES_OF: Final = {COMMIT_LOG: (MESSAGES, SCHEDULED, CANCELLED), ACTION_LOG: (ACTIONS,)}
 #: Segments that one Spark job archives before they are committed.
 _SEGMENTS_PER_COMMIT: Final = 8
 
@@ -61,6 +62,8 @@ def archive(
         )
     place = with_token(config.place, os.environ)
     lake = Lake(config.tables)
+    # Whether there is something to archive is seen before a folder is made for it.
+    open_log(place, COMMIT_LOG).close()
     lake.prepare()
     facts: list[RangeFacts] = []
     next_offsets: dict[str, int] = {}

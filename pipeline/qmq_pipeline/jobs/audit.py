@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.jobs import audit_sql
+from qmq_pipeline.jobs.deliveries import folded, groups
 from qmq_pipeline.jobs.ingest_outbox import last_scans, outbox_now
-from qmq_pipeline.jobs.lifecycle import groups
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.lake import Lake
 from qmq_pipeline.schemas import (
@@ -90,7 +90,7 @@ def audit(
 ) -> AuditResult:
     """Judge everything in bronze, write the run and its findings, and say what was found."""
     lake = Lake(config.tables)
-    lake.prepare()
+    lake.require()
     window = judged_window(lake, config)
     outbox = outbox_now(spark, lake).cache()
     _views(spark, lake, window, outbox)
@@ -208,7 +208,8 @@ def _views(spark: SparkSession, lake: Lake, window: Window, outbox: DataFrame) -
     stored.where(_between("stored_at", window)).createOrReplaceTempView("qmq_stored")
     lake.read(spark, SCHEDULED).select(*columns).createOrReplaceTempView("qmq_scheduled")
     lake.read(spark, DELIVERIES).createOrReplaceTempView("qmq_deliveries")
-    groups(spark, lake).where("NOT has_ended").createOrReplaceTempView("qmq_groups")
+    known = folded(lake)
+    groups(spark, known.groups if known else {}).createOrReplaceTempView("qmq_groups")
     names = [(name,) for name in window.kept]
     spark.createDataFrame(names, "database STRING").createOrReplaceTempView("qmq_kept")
 

@@ -140,7 +140,8 @@ SELECT (SELECT COUNT(*) FROM qmq_committed) AS committed,
        (SELECT COUNT(*) FROM qmq_stored LEFT ANTI JOIN
           (SELECT DISTINCT producer FROM qmq_outbox_all) USING (producer)) AS foreign_messages,
        (SELECT COUNT(*) FROM qmq_stored_all m JOIN qmq_groups g
-          ON g.subject = m.subject AND m.sequence >= g.group_first) AS expected,
+          ON g.subject = m.subject
+             AND m.sequence >= g.group_first AND m.sequence < g.group_next) AS expected,
        (SELECT COUNT(*) FROM qmq_deliveries WHERE first_delivered_at IS NOT NULL) AS delivered,
        (SELECT COUNT(*) FROM qmq_deliveries WHERE settled_at IS NOT NULL) AS settled
 """

@@ -14,22 +14,23 @@ from typing import TYPE_CHECKING, Final
 
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.clock import SYSTEM_CLOCK
+from qmq_pipeline.commits import RangeFacts, range_facts
 from qmq_pipeline.completeness import next_sequences
 from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.errors import ExpiredRangeError, OptionError, SourceError
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
-from qmq_pipeline.lake import Lake, RangeFacts, range_facts
+from qmq_pipeline.lake import Lake
 from qmq_pipeline.log import ACTION_LOG, COMMIT_LOG, LogBounds, LogReader
 from qmq_pipeline.options import Place
 from qmq_pipeline.places import open_log, with_token
-from qmq_pipeline.schemas import ACTIONS, MESSAGES, SCHEDULED, TABLES, Table
+from qmq_pipeline.schemas import ACTIONS, CANCELLED, MESSAGES, SCHEDULED, TABLES, Table
 from qmq_pipeline.sources.task_source import run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: Log → the table that says how far it was read, and all that are made of it.
-_TABLES_OF: Final = {COMMIT_LOG: (MESSAGES, SCHEDULED), ACTION_LOG: (ACTIONS,)}
+_TABLES_OF: Final = {COMMIT_LOG: (MESSAGES, SCHEDULED, CANCELLED), ACTION_LOG: (ACTIONS,)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,8 @@ def ingest(
         )
     place = with_token(config.place, os.environ)
     lake = Lake(config.tables)
+    # Whether there is something to read is seen before a folder is made for it.
+    open_log(place, COMMIT_LOG).close()
     lake.prepare()
     done = Ingested(rows={}, next_offsets={}, quarantined=0, ranges=0)
     with lake.writing():

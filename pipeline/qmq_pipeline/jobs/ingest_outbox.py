@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from qmq_client.config import DatabaseSection
+from qmq_pipeline.commits import RangeFacts, range_facts
 from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
-from qmq_pipeline.lake import Lake, RangeFacts, range_facts
+from qmq_pipeline.lake import Lake
 from qmq_pipeline.outbox_rows import OPEN_IDS_MAX, ScanPlan, id_ranges, plan_scan
 from qmq_pipeline.schemas import OUTBOX
 from qmq_pipeline.sources.task_source import run_tasks
@@ -29,8 +30,14 @@ def ingest_outbox(
 ) -> dict[str, int]:
     """Scan every database of the configuration; name → rows read."""
     lake = Lake(config.tables)
-    lake.prepare()
     rows: dict[str, int] = {}
+    if not config.databases:
+        return rows
+    for (
+        section
+    ) in config.databases:  # whether there is something to read is seen before a folder is made
+        plan_scan(section, mark=0, known_open=(), safety_ms=0)
+    lake.prepare()
     with lake.writing():
         lake.sweep(OUTBOX)
         for number, section in enumerate(config.databases, start=1):

@@ -1,31 +1,53 @@
 """`qmq pipeline lifecycle`: bronze into one row for each message and group, from commit to outcome.
 
-First workers fold the action log into what became of each message at each group; then three joins: the
-messages with the groups of their subject, with their deliveries, and with their outbox rows. Messages
-that were committed and are not stored, or wait for their due time, are rows too.
+The action log is folded into what became of each message at each group (`deliveries.py`); then messages are joined
+with the groups of their subject, with their deliveries, and with what outboxes and schedule say of them. What
+was committed and is not stored, or waits for its due time, are rows too.
 
-The table is made anew as a whole when anything came in, and is left alone when nothing did.
+The table is kept in parts, a window of the log each, and one of what has no place in the log. A run makes
+those parts anew that something came in for: new messages; messages that something happened to; those that an
+outbox says something new of. `changed_parts` finds them, and nothing else is read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from qmq_client.clock import SYSTEM_CLOCK
+from qmq_pipeline.commits import RangeFacts
 from qmq_pipeline.config import PipelineConfig
-from qmq_pipeline.jobs.ingest_outbox import outbox_now
+from qmq_pipeline.fold_work import bucket_of
+from qmq_pipeline.jobs import lifecycle_sql
+from qmq_pipeline.jobs.deliveries import (
+    ENDLESS,
+    Folded,
+    actions_end,
+    block_of,
+    fold_actions,
+    groups,
+)
+from qmq_pipeline.jobs.lookup import stored_windows
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
-from qmq_pipeline.lake import Lake, range_facts
-from qmq_pipeline.schemas import ACTIONS, DELIVERIES, LIFECYCLE, MESSAGES, OUTBOX, SCHEDULED
-from qmq_pipeline.sources.task_source import run_tasks
+from qmq_pipeline.lake import PART, Lake
+from qmq_pipeline.runs import RunList
+from qmq_pipeline.schemas import CANCELLED, DELIVERIES, LIFECYCLE, MESSAGES, OUTBOX, SCHEDULED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_WORK: Final = "qmq_pipeline.fold_work.fold_piece"
-_BRONZE: Final = (MESSAGES, SCHEDULED, ACTIONS, OUTBOX)
 _STEPS: Final = 2
+_OUTBOX_COLUMNS: Final = (
+    "message_id",
+    "subject",
+    "producer",
+    "counter",
+    "database",
+    "created_at",
+    "deliver_at",
+)
+_WITHOUT: Final = frozenset({"body", "headers", "tags"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,128 +58,207 @@ class Lived:
     lifecycle: int
     #: Settlements of messages that were handed out before the table of actions begins.
     unmatched: int
+    #: Parts of `lifecycle` that were made anew, and how many there are.
+    parts_made: int
+    parts: int
     #: Nothing had come in since the last run, so nothing was made.
     is_unchanged: bool
 
 
 def lifecycle(
-    spark: SparkSession, config: PipelineConfig, *, on_progress: OnProgress = nobody
+    spark: SparkSession,
+    config: PipelineConfig,
+    *,
+    is_full: bool = False,
+    on_progress: OnProgress = nobody,
 ) -> Lived:
-    """Bring `deliveries` and `lifecycle` up to what is in bronze."""
+    """Bring `deliveries` and `lifecycle` up to what is in bronze; `is_full` makes all of it anew."""
     lake = Lake(config.tables)
-    lake.prepare()
-    seen = bronze_marks(lake)
-    state = lake.read_state(LIFECYCLE)
-    if state.get("seen") == seen:
-        return Lived(
-            deliveries=state["deliveries"],
-            lifecycle=state["lifecycle"],
-            unmatched=state["unmatched"],
-            is_unchanged=True,
-        )
+    lake.require()
+    before = lake.newest(LIFECYCLE)
+    seen = dict(before.notes) if before is not None and not is_full else {}
+    if seen.get("window_bytes") != config.window_bytes:
+        seen = {}
+    new = _New(lake, seen)
+    if seen and before is not None and new.is_nothing:
+        return _lived(seen, before.ranges, made=0, is_unchanged=True)
     run = f"{SYSTEM_CLOCK.now_ms():020d}"
     with lake.writing():
-        deliveries, unmatched = _fold(spark, config, lake, run)
-        on_progress(Progress(stage="deliveries", done=1, total=_STEPS, rows=deliveries))
-        rows = lake.write_frame(lifecycle_frame(spark, lake), LIFECYCLE, run)
-        on_progress(Progress(stage="lifecycle", done=2, total=_STEPS, rows=rows))
-        made = {"deliveries": deliveries, "lifecycle": rows, "unmatched": unmatched}
-        lake.write_state(LIFECYCLE, {"seen": seen, **made})
-    return Lived(deliveries=deliveries, lifecycle=rows, unmatched=unmatched, is_unchanged=False)
-
-
-def bronze_marks(lake: Lake) -> dict[str, str]:
-    """The name of the newest commit of each bronze table: another one, and something came in."""
-    marks = {}
-    for table in _BRONZE:
-        commits = lake.commits(table)
-        marks[table.name] = commits[-1].name if commits else ""
-    return marks
-
-
-def _fold(spark: SparkSession, config: PipelineConfig, lake: Lake, run: str) -> tuple[int, int]:
-    before = [one.name for one in lake.commits(DELIVERIES)]
-    lake.sweep(DELIVERIES)
-    buckets = config.fold_buckets
-    pieces = [
-        {"tables": config.tables, "bucket": bucket, "buckets": buckets, "run": run}
-        for bucket in range(buckets)
-    ]
-    facts = [range_facts(one) for one in run_tasks(spark, _WORK, pieces)]
-    lake.commit(DELIVERIES, facts, replaces=before, name=run)
-    return sum(one.rows for one in facts), sum(int(one.notes["unmatched"]) for one in facts)
-
-
-def groups(spark: SparkSession, lake: Lake) -> DataFrame:
-    """Subject, group, first sequence that is for it, and whether it has ended."""
-    actions = lake.read(spark, ACTIONS).where("consumer_group IS NOT NULL")
-    actions.createOrReplaceTempView("qmq_actions")
-    return spark.sql(
-        """
-        SELECT subject, consumer_group,
-               COALESCE(MIN(first_sequence) FILTER (WHERE action = 'groupdefined'),
-                        MIN(first_sequence) FILTER (WHERE action = 'pulled'), 0) AS group_first,
-               MAX_BY(action, action_offset) FILTER (WHERE action IN ('ended', 'groupdefined'))
-                 <=> 'ended' AS has_ended
-        FROM qmq_actions GROUP BY subject, consumer_group
-        """
+        folded = fold_actions(spark, config, lake, run, seen=seen.get("actions"))
+        on_progress(Progress(stage="deliveries", done=1, total=_STEPS, rows=folded.rows))
+        if seen and folded.since > seen["actions"]:  # somebody folded it anew meanwhile
+            seen, new = {}, _New(lake, {})
+        made = changed_parts(spark, config, lake, new, folded) if seen else None
+        frame = _frame(spark, config, lake, new, folded, made)
+        notes = {
+            **new.marks,
+            "actions": folded.actions,
+            "groups": folded.groups,
+            "window_bytes": config.window_bytes,
+            "deliveries": folded.rows,
+            "unmatched": folded.unmatched,
+        }
+        parts = None if made is None else {*map(part_name, made), lifecycle_sql.OPEN}
+        done = lake.write_parts(frame, LIFECYCLE, run, made=parts, notes=notes)
+    on_progress(
+        Progress(stage="lifecycle", done=2, total=_STEPS, rows=sum(one.rows for one in done.ranges))
     )
+    count = len(done.ranges) if parts is None else len(parts)
+    return _lived(notes, done.ranges, made=count, is_unchanged=False)
 
 
-def lifecycle_frame(spark: SparkSession, lake: Lake) -> DataFrame:
-    """The rows of `lifecycle`, from what is committed now."""
-    without_body = [name for name in MESSAGES.names if name not in ("body", "headers", "tags")]
-    _view(lake.read(spark, MESSAGES).select(*without_body), "qmq_messages")
-    _view(lake.read(spark, SCHEDULED).select(*without_body), "qmq_scheduled")
-    _view(lake.read(spark, DELIVERIES), "qmq_deliveries")
-    _view(groups(spark, lake).where("NOT has_ended"), "qmq_groups")
-    _view(outbox_now(spark, lake), "qmq_outbox")
-    return spark.sql(_LIFECYCLE_SQL).select(*LIFECYCLE.names)
+def part_name(window: int) -> str:
+    """The part of a window of the log."""
+    return f"w{window:012d}"
 
 
-def _view(frame: DataFrame, name: str) -> None:
-    frame.createOrReplaceTempView(name)
+class _New:
+    """What is in bronze that `lifecycle` has not seen; `seen` are the notes of its commit, or nothing."""
+
+    def __init__(self, lake: Lake, seen: Mapping[str, Any]) -> None:
+        self.seen = seen
+        log = int(seen.get("log", 0))
+        self.ranges = lake.ranges(MESSAGES)
+        log_end = max((one.next for one in self.ranges), default=0)
+        self.log = [one for one in self.ranges if one.first >= log]
+        self.aside = {
+            table.name: [
+                one for one in lake.ranges(table) if one.first >= log and one.next <= log_end
+            ]
+            for table in (SCHEDULED, CANCELLED)
+        }
+        scans: dict[str, str] = dict(seen.get("outbox", {}))
+        self.outbox: list[RangeFacts] = []
+        for commit in lake.commits(OUTBOX):
+            database = commit.name.rpartition("-")[0]
+            if commit.name > seen.get("outbox", {}).get(database, ""):
+                self.outbox += commit.ranges
+                scans[database] = max(commit.name, scans.get(database, ""))
+        #: What the commit of this run is to say.
+        self.marks = {"log": log_end, "outbox": scans}
+        self.is_nothing = (
+            not self.log
+            and self.marks["outbox"] == seen.get("outbox")
+            and actions_end(lake) == seen.get("actions")
+        )
 
 
-def _ms(late: str, early: str) -> str:
-    return f"(unix_micros({late}) - unix_micros({early})) / 1e3D"
+def changed_parts(
+    spark: SparkSession, config: PipelineConfig, lake: Lake, new: _New, folded: Folded
+) -> set[int]:
+    """The windows of the log whose rows may not be what they were."""
+    touched = {subject: RunList(runs) for subject, runs in folded.touched.items()}
+    for subject, first in _changed_groups(new.seen["groups"], folded.groups):
+        touched.setdefault(subject, RunList()).add(first, ENDLESS)
+    size = config.window_bytes
+    windows = {window for one in new.log for window in _windows(one, size)}
+    for one in new.ranges:
+        if any(
+            touched[subject].overlaps(int(first), int(after))
+            for subject in touched.keys() & one.sequences.keys()
+            for first, after in one.sequences[subject]
+        ):
+            windows.update(_windows(one, size))
+    old = [one for one in new.ranges if one.first < new.seen["log"]]
+    return windows | stored_windows(spark, lake, old, _new_ids(spark, lake, new), size)
 
 
-_LIFECYCLE_SQL: Final = f"""
-WITH at_groups AS (
-  SELECT m.*, g.consumer_group, d.first_delivered_at, d.last_delivered_at,
-         COALESCE(d.attempts, 0) AS attempts, d.settled_at, d.reason, d.error,
-         CASE WHEN g.consumer_group IS NULL THEN NULL ELSE COALESCE(d.outcome, 'waiting') END
-           AS outcome
-  FROM qmq_messages m
-  LEFT JOIN qmq_groups g ON g.subject = m.subject AND m.sequence >= g.group_first
-  LEFT JOIN qmq_deliveries d
-    ON d.subject = m.subject AND d.sequence = m.sequence AND d.consumer_group = g.consumer_group
-), scheduled AS (
-  SELECT s.* FROM qmq_scheduled s LEFT ANTI JOIN qmq_messages m ON m.message_id = s.message_id
-), stored AS (
-  SELECT message_id, subject, sequence, consumer_group, producer, counter, key, born_at, stored_at,
-         due_at, first_delivered_at, last_delivered_at, attempts, settled_at, outcome, reason,
-         error, body_bytes
-  FROM at_groups
-  UNION ALL
-  SELECT message_id, subject, NULL, NULL, producer, counter, key, born_at, stored_at, due_at,
-         NULL, NULL, 0, NULL, 'waiting', 'not due', NULL, body_bytes
-  FROM scheduled
-), alive AS (
-  SELECT COALESCE(s.message_id, o.message_id) AS message_id,
-         COALESCE(s.subject, o.subject) AS subject, s.sequence, s.consumer_group, o.database,
-         COALESCE(s.producer, o.producer) AS producer, COALESCE(s.counter, o.counter) AS counter,
-         s.key, o.created_at AS committed_at, s.born_at, s.stored_at,
-         COALESCE(s.due_at, o.deliver_at) AS due_at,
-         s.first_delivered_at, s.last_delivered_at, COALESCE(s.attempts, 0) AS attempts,
-         s.settled_at, s.outcome, s.reason, s.error, s.body_bytes
-  FROM stored s FULL OUTER JOIN qmq_outbox o ON o.message_id = s.message_id
-)
-SELECT *,
-       {_ms("stored_at", "COALESCE(committed_at, born_at)")} AS store_ms,
-       {_ms("first_delivered_at", "GREATEST(stored_at, due_at)")} AS wait_ms,
-       {_ms("settled_at", "first_delivered_at")} AS work_ms,
-       {_ms("settled_at", "GREATEST(COALESCE(committed_at, born_at), due_at)")} AS total_ms
-FROM alive
-"""
+def _changed_groups(
+    before: Mapping[str, Any], now: Mapping[str, tuple[int, int]]
+) -> list[tuple[str, int]]:
+    """Subject and first sequence from which on a group begins or ends elsewhere than it did."""
+    changed = []
+    for name, (first, after) in now.items():
+        known = before.get(name)
+        subject = name.partition("\n")[0]
+        if known is None or known[0] != first:
+            changed.append((subject, first if known is None else min(first, known[0])))
+        elif known[1] != after:
+            changed.append((subject, min(after, known[1])))
+    return changed
+
+
+def _windows(one: RangeFacts, size: int) -> range:
+    return range(one.first // size, max(one.first, one.next - 1) // size + 1)
+
+
+def _new_ids(spark: SparkSession, lake: Lake, new: _New) -> DataFrame:
+    """Ids of all that came in, as producer and counter."""
+    ids = lake.read(spark, MESSAGES, new.log).select("producer", "counter")
+    ids = ids.unionByName(lake.read(spark, OUTBOX, new.outbox).select("producer", "counter"))
+    for table in (SCHEDULED, CANCELLED):
+        some = lake.read(spark, table, new.aside[table.name])
+        ids = ids.unionByName(some.select("producer", "counter"))
+    return ids
+
+
+def _frame(
+    spark: SparkSession,
+    config: PipelineConfig,
+    lake: Lake,
+    new: _New,
+    folded: Folded,
+    made: Collection[int] | None,
+) -> DataFrame:
+    """The rows of the parts `made`, or of all; with their part."""
+    size = config.window_bytes
+    ranges = new.ranges
+    if made is not None:
+        ranges = [one for one in ranges if any(window in made for window in _windows(one, size))]
+    columns = [name for name in MESSAGES.names if name not in _WITHOUT]
+    window = f"CAST(physical_offset DIV {size} AS BIGINT)"
+    messages = lake.read(spark, MESSAGES, ranges).select(*columns)
+    if made is not None:
+        wanted = ", ".join(map(str, sorted(made))) or "-1"
+        messages = messages.where(f"{window} IN ({wanted})")
+    messages = messages.selectExpr("*", f"CONCAT('w', LPAD({window}, 12, '0')) AS {PART}")
+    old: list[RangeFacts] = []
+    if made is not None:
+        names = {*map(part_name, made), lifecycle_sql.OPEN}
+        old = [one for one in lake.ranges(LIFECYCLE) if one.source in names]
+    views = {
+        "qmq_messages": messages,
+        "qmq_old": lake.read(spark, LIFECYCLE, old),
+        "qmq_deliveries": lake.read(
+            spark, DELIVERIES, None if made is None else _blocks(config, lake, ranges, folded)
+        ),
+        "qmq_groups": groups(spark, folded.groups),
+        "qmq_outbox_new": lake.read(spark, OUTBOX, new.outbox).select(*_OUTBOX_COLUMNS),
+        "qmq_scheduled_new": lake.read(spark, SCHEDULED, new.aside[SCHEDULED.name]),
+        "qmq_cancelled_new": lake.read(spark, CANCELLED, new.aside[CANCELLED.name]),
+    }
+    for name, frame in views.items():
+        frame.createOrReplaceTempView(name)
+    return spark.sql(lifecycle_sql.LIFECYCLE)
+
+
+def _blocks(
+    config: PipelineConfig, lake: Lake, ranges: Collection[RangeFacts], folded: Folded
+) -> list[RangeFacts]:
+    """The files of `deliveries` that may have the messages of these ranges."""
+    spans: dict[str, tuple[int, int]] = {}
+    for one in ranges:
+        for subject, runs in one.sequences.items():
+            first, after = int(runs[0][0]), int(runs[-1][1])
+            known = spans.get(subject, (first, after))
+            spans[subject] = (min(first, known[0]), max(after, known[1]))
+    wanted: set[tuple[int, int]] = set()
+    for name in folded.groups:
+        bucket = bucket_of(name, config.fold_buckets)
+        first, after = spans.get(name.partition("\n")[0], (0, 0))
+        length = config.fold_block_sequences
+        wanted.update((bucket, block) for block in range(first // length, -(-after // length)))
+    return [one for one in lake.ranges(DELIVERIES) if block_of(one) in wanted]
+
+
+def _lived(
+    notes: Mapping[str, Any], ranges: Collection[RangeFacts], *, made: int, is_unchanged: bool
+) -> Lived:
+    return Lived(
+        deliveries=notes["deliveries"],
+        lifecycle=sum(one.rows for one in ranges),
+        unmatched=notes["unmatched"],
+        parts_made=made,
+        parts=len(ranges),
+        is_unchanged=is_unchanged,
+    )

@@ -1,38 +1,35 @@
 """`qmq pipeline marts`: silver into the small tables that people look at, by subject, group and minute.
 
-Each is made anew from `lifecycle` when that changed, and replaced as a whole: a run that is killed leaves
-the old one, a run that is repeated does nothing. Latencies are kept as KLL sketches, so minutes can be
-rolled up to hours or days with the quantiles still right.
+What parts of `lifecycle` were made anew since the last run says which days changed; those are counted again from
+the parts that have messages of them, all other days stay as they are. What runs on over all days, the lag of a
+group, is summed up from counts by the minute that each part of `lifecycle` adds: work for its minutes, not for its
+messages. Latencies are kept as KLL sketches, so minutes can be rolled up to hours or days with the quantiles
+still right.
+
+A run that is killed leaves each table as it was or as it will be, and the next one does the rest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from qmq_client.clock import SYSTEM_CLOCK
+from qmq_pipeline.commits import RangeFacts
 from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.errors import LakeError
+from qmq_pipeline.jobs.marts_sql import BY_DAY, BY_WINDOW, DAYS, SUMMED, of_days
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.schemas import (
-    DEAD_LETTERS,
-    DELAY_LATENESS,
-    DELIVERIES,
-    FLOW_MINUTE,
-    GROUP_LAG,
-    LATENCY_MINUTE,
-    LIFECYCLE,
-    MESSAGES,
-    PRODUCERS,
-)
+from qmq_pipeline.lake import PART, Lake
+from qmq_pipeline.schemas import FLOW_MINUTE, GROUP_SPANS, LIFECYCLE, PRODUCER_PARTS, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: In this order; `flow_minute` goes last and says by its state that all are there.
-MARTS: Final = (LATENCY_MINUTE, GROUP_LAG, DEAD_LETTERS, DELAY_LATENESS, PRODUCERS, FLOW_MINUTE)
-_COLUMNS: Final = "subject, producer, message_id, stored_at, due_at, body_bytes"
+#: In the order they are made in; `flow_minute` goes last, and its notes say what all of them stand on.
+_MADE: Final = (*BY_WINDOW, *SUMMED, *BY_DAY)
+MARTS: Final = tuple(table for table in _MADE if table.layer == "gold")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,188 +38,128 @@ class Marts:
 
     #: Table → rows.
     rows: dict[str, int]
+    #: Days that were counted again.
+    days_made: int
     #: Nothing had changed since the last run, so nothing was made.
     is_unchanged: bool
 
 
 def marts(
-    spark: SparkSession, config: PipelineConfig, *, on_progress: OnProgress = nobody
+    spark: SparkSession,
+    config: PipelineConfig,
+    *,
+    is_full: bool = False,
+    on_progress: OnProgress = nobody,
 ) -> Marts:
-    """Bring the gold tables up to what is in silver. Raises `LakeError` where there is no silver."""
+    """Bring the gold tables up to what is in silver; `is_full` makes all of them anew.
+
+    Raises `LakeError` where there is no silver.
+    """
     lake = Lake(config.tables)
-    lake.prepare()
-    seen = _mark(lake)
-    if not seen:
+    lake.require()
+    lived = lake.newest(LIFECYCLE)
+    if lived is None:
         raise LakeError(
             path=config.tables,
             reason="the table lifecycle is not there yet",
             remedy="Run `qmq pipeline lifecycle` first, or `qmq pipeline run` for all in order",
         )
-    state = lake.read_state(FLOW_MINUTE)
-    if state.get("seen") == seen:
-        return Marts(rows=state["rows"], is_unchanged=True)
-    lake.read(spark, LIFECYCLE).createOrReplaceTempView("qmq_lifecycle")
-    lake.read(spark, DELIVERIES).createOrReplaceTempView("qmq_deliveries")
-    lake.read(spark, MESSAGES).createOrReplaceTempView("qmq_messages")
-    # A message has a row in `lifecycle` for each group; here it is wanted once.
-    spark.sql(_STORED_SQL).createOrReplaceTempView("qmq_stored_once")
-    run = f"{SYSTEM_CLOCK.now_ms():020d}"
-    rows: dict[str, int] = {}
-    for table in MARTS:
-        rows[table.name] = lake.write_frame(spark.sql(_SQL[table.name]), table, run)
-        done = Progress(stage=table.name, done=len(rows), total=len(MARTS), rows=sum(rows.values()))
-        on_progress(done)
-    lake.write_state(FLOW_MINUTE, {"seen": seen, "rows": rows})
-    return Marts(rows=rows, is_unchanged=False)
+    before = lake.newest(FLOW_MINUTE)
+    seen = None if before is None or is_full else before.notes.get("parts")
+    if seen is not None and before is not None and before.notes["lifecycle"] == lived.name:
+        rows = {table.name: sum(one.rows for one in lake.ranges(table)) for table in MARTS}
+        return Marts(rows=rows, days_made=0, is_unchanged=True)
+    with lake.writing():
+        return _Run(spark, lake, lived.name, seen, on_progress).go(lived.ranges)
 
 
-def _mark(lake: Lake) -> str:
-    commits = lake.commits(LIFECYCLE)
-    return commits[-1].name if commits else ""
+class _Run:
+    """One run; `seen` is part of lifecycle → what the last run knew of it, None to make all anew."""
 
+    def __init__(
+        self,
+        spark: SparkSession,
+        lake: Lake,
+        lived: str,
+        seen: Mapping[str, Any] | None,
+        on_progress: OnProgress,
+    ) -> None:
+        self._spark = spark
+        self._lake = lake
+        self._lived = lived
+        self._seen = seen
+        self._on_progress = on_progress
+        self._name = f"{SYSTEM_CLOCK.now_ms():020d}"
+        self._rows: dict[str, int] = {}
 
-def _minute(column: str) -> str:
-    return f"date_trunc('MINUTE', {column})"
+    def go(self, parts: Iterable[RangeFacts]) -> Marts:
+        now = {one.source: one for one in parts}
+        seen = self._seen or {}
+        changed = {
+            name
+            for name in now.keys() | seen.keys()
+            if name not in now or name not in seen or now[name].notes["run"] != seen[name]["run"]
+        }
+        fresh = [one for name, one in now.items() if name in changed]
+        days = self._days(fresh)
+        known = {
+            name: {
+                "run": one.notes["run"],
+                "days": days.get(name, []) if name in changed else seen[name]["days"],
+            }
+            for name, one in now.items()
+        }
+        made = {day for name in changed & seen.keys() for day in seen[name]["days"]}
+        made |= {day for name in days for day in days[name]}
+        is_whole = self._seen is None
+        self._view(fresh)
+        for table, query in BY_WINDOW.items():
+            self._write(table, query, None if is_whole else changed)
+        for table in (GROUP_SPANS, PRODUCER_PARTS):
+            self._lake.read(self._spark, table).createOrReplaceTempView(f"qmq_{table.name}")
+        for table, query in SUMMED.items():
+            self._write(table, query, None)
+        self._view([one for name, one in now.items() if made.intersection(known[name]["days"])])
+        for table, query in BY_DAY.items():
+            chosen = None if is_whole else sorted(made)
+            self._write(table, of_days(query, chosen), chosen, {"parts": known})
+        rows = {table.name: self._rows[table.name] for table in MARTS}
+        return Marts(rows=rows, days_made=len(made), is_unchanged=False)
 
+    def _days(self, parts: Iterable[RangeFacts]) -> dict[str, list[str]]:
+        """Part → the days on which something happened to its messages."""
+        frame = self._lake.read_parts(self._spark, LIFECYCLE, parts)
+        columns = [f"CAST(CAST({name} AS DATE) AS STRING) AS {name}" for name in DAYS]
+        found: dict[str, set[str]] = {}
+        for row in frame.selectExpr(PART, *columns).distinct().collect():
+            found.setdefault(row[PART], set()).update(day for day in row[1:] if day is not None)
+        return {name: sorted(some) for name, some in found.items()}
 
-def _quantiles(sketch: str) -> str:
-    """The quantiles of a sketch, as the columns that every table with latencies has."""
-    shares = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
-    return ", ".join(
-        f"kll_sketch_get_quantile_double({sketch}, {share}D) AS {name}"
-        for name, share in shares.items()
-    )
+    def _view(self, parts: Iterable[RangeFacts]) -> None:
+        rows = self._lake.read_parts(self._spark, LIFECYCLE, parts)
+        rows.createOrReplaceTempView("qmq_lifecycle")
 
-
-#: `copy` is 0 for the first of an id, and counts those stored once more.
-_STORED_SQL: Final = f"""
-SELECT {_COLUMNS}, sequence,
-       ROW_NUMBER() OVER (PARTITION BY message_id ORDER BY stored_at, sequence) - 1 AS copy
-FROM qmq_messages
-"""
-
-_LATENCY_SQL: Final = f"""
-WITH stages AS (
-  SELECT DISTINCT subject, CAST(NULL AS STRING) AS consumer_group, 'store' AS stage,
-         {_minute("stored_at")} AS minute, message_id, sequence, store_ms AS ms
-  FROM qmq_lifecycle
-  WHERE sequence IS NOT NULL AND store_ms IS NOT NULL AND due_at IS NULL
-  UNION ALL
-  SELECT subject, consumer_group, 'wait', {_minute("first_delivered_at")}, message_id, sequence,
-         wait_ms
-  FROM qmq_lifecycle WHERE wait_ms IS NOT NULL
-  UNION ALL
-  SELECT subject, consumer_group, 'work', {_minute("settled_at")}, message_id, sequence, work_ms
-  FROM qmq_lifecycle WHERE work_ms IS NOT NULL
-  UNION ALL
-  SELECT subject, consumer_group, 'total', {_minute("settled_at")}, message_id, sequence, total_ms
-  FROM qmq_lifecycle WHERE total_ms IS NOT NULL
-), sketched AS (
-  SELECT subject, consumer_group, stage, minute, COUNT(*) AS count, MAX(ms) AS max_ms,
-         kll_sketch_agg_double(ms) AS sketch
-  FROM stages GROUP BY subject, consumer_group, stage, minute
-)
-SELECT *, {_quantiles("sketch")} FROM sketched
-"""
-
-_FLOW_SQL: Final = f"""
-WITH events AS (
-  SELECT subject, {_minute("committed_at")} AS minute, 1 AS committed, 0 AS stored, 0 AS delivered,
-         0 AS settled, 0 AS bytes, 0 AS copies
-  FROM (SELECT DISTINCT subject, message_id, committed_at FROM qmq_lifecycle
-        WHERE committed_at IS NOT NULL)
-  UNION ALL
-  SELECT subject, {_minute("stored_at")}, 0, 1, 0, 0, body_bytes, IF(copy > 0, 1, 0)
-  FROM qmq_stored_once
-  UNION ALL
-  SELECT subject, {_minute("first_delivered_at")}, 0, 0, attempts, 0, 0, 0
-  FROM qmq_deliveries WHERE first_delivered_at IS NOT NULL
-  UNION ALL
-  SELECT subject, {_minute("settled_at")}, 0, 0, 0, 1, 0, 0
-  FROM qmq_deliveries WHERE outcome = 'acked'
-)
-SELECT subject, minute, SUM(committed) AS committed, SUM(stored) AS stored,
-       SUM(delivered) AS delivered, SUM(settled) AS settled, SUM(bytes) AS bytes,
-       SUM(copies) AS copies
-FROM events GROUP BY subject, minute
-"""
-
-#: A pair of message and group is open at the end of each minute from that of its storing to the one
-#: before that of its settlement. Most are settled within their minute and are not open at any end; the
-#: others are joined to the minutes as spans, many pairs to one span.
-_LAG_SQL: Final = f"""
-WITH pairs AS (
-  SELECT subject, consumer_group, {_minute("stored_at")} AS stored_minute,
-         {_minute("settled_at")} AS settled_minute, GREATEST(stored_at, due_at) AS ready_at,
-         {_minute("first_delivered_at")} AS delivered_minute, GREATEST(attempts - 1, 0) AS again
-  FROM qmq_lifecycle WHERE consumer_group IS NOT NULL AND stored_at IS NOT NULL
-), moves AS (
-  SELECT subject, consumer_group, stored_minute AS minute, 1 AS stored, 0 AS settled, 0 AS again
-  FROM pairs
-  UNION ALL
-  SELECT subject, consumer_group, settled_minute, 0, 1, 0 FROM pairs
-  WHERE settled_minute IS NOT NULL
-  UNION ALL
-  SELECT subject, consumer_group, delivered_minute, 0, 0, again FROM pairs
-  WHERE again > 0 AND delivered_minute IS NOT NULL
-), minutes AS (
-  SELECT subject, consumer_group, minute, SUM(stored) AS stored, SUM(settled) AS settled,
-         SUM(again) AS redeliveries
-  FROM moves GROUP BY subject, consumer_group, minute
-), spans AS (
-  SELECT subject, consumer_group, stored_minute, settled_minute, MIN(ready_at) AS oldest_at
-  FROM pairs WHERE settled_minute IS NULL OR settled_minute > stored_minute
-  GROUP BY subject, consumer_group, stored_minute, settled_minute
-), open AS (
-  SELECT m.subject, m.consumer_group, m.minute, MIN(s.oldest_at) AS oldest_at
-  FROM minutes m JOIN spans s
-    ON s.subject = m.subject AND s.consumer_group = m.consumer_group
-   AND s.stored_minute <= m.minute
-   AND (s.settled_minute IS NULL OR s.settled_minute > m.minute)
-  GROUP BY m.subject, m.consumer_group, m.minute
-)
-SELECT m.subject, m.minute, m.consumer_group,
-       SUM(m.stored) OVER running AS stored, SUM(m.settled) OVER running AS settled,
-       SUM(m.stored - m.settled) OVER running AS lag,
-       COALESCE(GREATEST(0D, unix_seconds(m.minute) + 60
-                - unix_millis(o.oldest_at) / 1e3D), 0D) AS lag_s,
-       m.redeliveries
-FROM minutes m LEFT JOIN open o
-  ON o.subject = m.subject AND o.consumer_group = m.consumer_group AND o.minute = m.minute
-WINDOW running AS (PARTITION BY m.subject, m.consumer_group ORDER BY m.minute)
-"""
-
-_DEAD_SQL: Final = """
-SELECT subject, consumer_group, sequence, message_id, key, stored_at, settled_at AS dead_at,
-       attempts, reason, error
-FROM qmq_lifecycle WHERE outcome = 'dead'
-"""
-
-#: How late a delayed message stood in its subject's queue, by the broker's clock.
-_LATENESS_SQL: Final = f"""
-WITH released AS (
-  SELECT subject, {_minute("due_at")} AS minute,
-         (unix_micros(stored_at) - unix_micros(due_at)) / 1e3D AS ms
-  FROM qmq_stored_once WHERE due_at IS NOT NULL
-), sketched AS (
-  SELECT subject, minute, COUNT(*) AS count, COUNT(*) FILTER (WHERE ms < 0) AS early,
-         MAX(ms) AS max_ms, kll_sketch_agg_double(ms) AS sketch
-  FROM released GROUP BY subject, minute
-)
-SELECT *, {_quantiles("sketch")} FROM sketched
-"""
-
-_PRODUCERS_SQL: Final = """
-SELECT producer, subject, MIN(stored_at) AS first_at, MAX(stored_at) AS last_at,
-       COUNT(*) AS messages, SUM(body_bytes) AS bytes, COUNT(*) FILTER (WHERE copy > 0) AS copies
-FROM qmq_stored_once GROUP BY producer, subject
-"""
-
-_SQL: Final[dict[str, str]] = {
-    LATENCY_MINUTE.name: _LATENCY_SQL,
-    GROUP_LAG.name: _LAG_SQL,
-    DEAD_LETTERS.name: _DEAD_SQL,
-    DELAY_LATENESS.name: _LATENESS_SQL,
-    PRODUCERS.name: _PRODUCERS_SQL,
-    FLOW_MINUTE.name: _FLOW_SQL,
-}
+    def _write(
+        self,
+        table: Table,
+        query: str,
+        made: Iterable[str] | None,
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:
+        last = {**(notes or {}), "lifecycle": self._lived}
+        done = self._lake.write_parts(
+            self._spark.sql(query),
+            table,
+            self._name,
+            made=None if made is None else set(made),
+            notes=last if table is FLOW_MINUTE else None,
+        )
+        self._rows[table.name] = sum(one.rows for one in done.ranges)
+        self._on_progress(
+            Progress(
+                stage=table.name,
+                done=len(self._rows),
+                total=len(_MADE),
+                rows=sum(self._rows.values()),
+            )
+        )

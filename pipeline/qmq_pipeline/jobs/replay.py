@@ -111,7 +111,9 @@ def replay(
     Raises `OptionError` when there are more than its limit, or no broker is given, before anything is
     sent. A replay that broke off is run again under its name.
     """
-    chosen = _chosen(spark, Lake(config.tables), order).cache()
+    lake = Lake(config.tables)
+    lake.require()
+    chosen = _chosen(spark, lake, order).cache()
     try:
         counts = chosen.groupBy("subject").count().collect()
         subjects = {row["subject"]: int(row["count"]) for row in counts}
@@ -129,7 +131,7 @@ def replay(
         place = _broker(config)
         if order.target.group is not None:
             return _replay_dead(chosen, place, found)
-        messages = Lake(config.tables).read(spark, MESSAGES)
+        messages = lake.read(spark, MESSAGES)
         rows = messages.join(chosen, ["subject", "sequence", "message_id"], "left_semi")
         return _send(rows, place, order, found, on_progress)
     finally:

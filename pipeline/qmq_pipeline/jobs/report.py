@@ -72,7 +72,7 @@ def collect(
 ) -> ReportFacts:
     """Everything on the page, in a few small queries over gold and audit."""
     lake = Lake(config.tables)
-    lake.prepare()
+    lake.require()
     if not lake.commits(FLOW_MINUTE):
         raise LakeError(
             path=config.tables,

@@ -58,12 +58,13 @@ def run(
     config: PipelineConfig,
     *,
     skip_expired: bool = False,
+    is_full: bool = False,
     report_path: str | None = None,
     on_progress: OnProgress = nobody,
 ) -> RunResult:
     """Ingest, make the tables, judge, and write the report where `report_path` says.
 
-    Raises what its jobs raise; what was done stays.
+    Raises what its jobs raise; what was done stays. `is_full`: tables that follow from others are made anew.
 
     A `config` without a place brings in outboxes alone, as one without databases brings in logs alone.
     """
@@ -73,9 +74,9 @@ def run(
     if config.place is not None or not config.databases:
         ingested = ingest(spark, config, skip_expired=skip_expired, on_progress=on_progress)
     watch.lap("ingest")
-    lived = lifecycle(spark, config, on_progress=on_progress)
+    lived = lifecycle(spark, config, is_full=is_full, on_progress=on_progress)
     watch.lap("lifecycle")
-    made = marts(spark, config, on_progress=on_progress)
+    made = marts(spark, config, is_full=is_full, on_progress=on_progress)
     watch.lap("marts")
     judged = audit(spark, config, on_progress=on_progress)
     watch.lap("audit")

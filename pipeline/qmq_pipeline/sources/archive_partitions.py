@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from qmq_pipeline.columns import TIME
+from qmq_pipeline.commits import RangeFacts
 from qmq_pipeline.errors import ExpiredRangeError
-from qmq_pipeline.lake import MARKER, Lake, RangeFacts
+from qmq_pipeline.lake import MARKER, Lake
 from qmq_pipeline.options import LogOptions, Place
 from qmq_pipeline.schemas import ACTIONS
 
@@ -74,7 +75,7 @@ def read_archive(partition: ArchivePartition) -> Iterator[pa.RecordBatch]:
 
 def _lake(options: LogOptions) -> Lake:
     lake = Lake((options.place.path or "").removeprefix("file://"))
-    lake.prepare()
+    lake.require()
     return lake
 
 

@@ -1,0 +1,37 @@
+"""Frames of the commit log that say which delayed messages will not be delivered, as rows of `cancelled`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from qmq_broker.storage.logs.frame_scan import ScannedFrame
+from qmq_broker.storage.schedule.cancelled import read_cancelled
+from qmq_client.wire.frame import FrameKind
+from qmq_pipeline.columns import hex_text, longs, times
+from qmq_pipeline.schemas import CANCELLED
+
+
+def batches(frames: Iterable[ScannedFrame]) -> Iterator[pa.RecordBatch]:
+    """The rows of each frame."""
+    for frame in frames:
+        if frame.header.kind is not FrameKind.CANCELLED:
+            continue
+        found = read_cancelled(frame.data)
+        ids = np.frombuffer(b"".join(one.message_id for one in found), np.uint8).reshape(-1, 16)
+        halves = ids.view(">u8")
+        at_ms = np.full(len(found), frame.header.stored_at_ms, np.int64)
+        yield pa.RecordBatch.from_arrays(
+            [
+                pa.repeat(pa.scalar(frame.offset, pa.int64()), len(found)),
+                pa.array(np.arange(len(found), dtype=np.int32)),
+                hex_text(ids),
+                longs(halves[:, 0]),
+                longs(halves[:, 1]),
+                pa.array([one.subject for one in found], pa.string()),
+                times(at_ms),
+            ],
+            schema=CANCELLED.arrow(),
+        )

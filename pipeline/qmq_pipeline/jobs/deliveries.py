@@ -1,0 +1,178 @@
+"""The table `deliveries`: the action log, folded by workers, from where the last fold ended.
+
+What a fold goes on with (`GroupMark` of every group) stands in the notes of the commit, and so do the sequences
+that it touched, for those whose tables stand on this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from qmq_pipeline.commits import Commit, DataFile, RangeFacts
+from qmq_pipeline.config import PipelineConfig
+from qmq_pipeline.fold_work import bucket_of
+from qmq_pipeline.lake import Lake
+from qmq_pipeline.runs import RunList
+from qmq_pipeline.schemas import ACTIONS, DELIVERIES
+from qmq_pipeline.sources.task_source import run_tasks
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_WORK: Final = "qmq_pipeline.fold_work.fold_piece"
+#: Where a group ends that has not ended.
+ENDLESS: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folded:
+    """Where the table stands."""
+
+    rows: int
+    #: Settlements of messages that were handed out before the table of actions begins.
+    unmatched: int
+    #: Offset of the action log up to which it is folded.
+    actions: int
+    #: Group (see `fold_work.group_name`) → first sequence that is for it, and one behind the last.
+    groups: Mapping[str, tuple[int, int]]
+    #: Since this offset of the action log …
+    since: int
+    #: … sequences were touched: subject → runs.
+    touched: Mapping[str, RunList]
+
+
+def fold_actions(
+    spark: SparkSession, config: PipelineConfig, lake: Lake, run: str, *, seen: int | None
+) -> Folded:
+    """Bring the table up to what is in `actions`.
+
+    `seen`: offset up to which its reader knows it; None makes it anew as a whole.
+    """
+    before = None if seen is None else _continued(lake, config)
+    notes = {} if before is None else before.notes
+    first, after = int(notes.get("actions", 0)), actions_end(lake)
+    if before is not None and first >= after:
+        done = _folded(before)
+        return done if seen != first else replace(done, since=first, touched={})
+    pieces = _pieces(config, run, before, (first, after))
+    files: dict[str, list[DataFile]] = {}
+    marks: dict[str, Any] = dict(notes.get("marks", {}))
+    since, touched = first, {}
+    if seen is not None and seen < first:  # the reader of the last fold died before it was done
+        since, touched = int(notes["since"]), _runs(notes["touched"])
+    if before is None:
+        lake.sweep(DELIVERIES)
+    for answer in run_tasks(spark, _WORK, pieces):
+        marks.update(answer["marks"])
+        for part, some in answer["files"].items():
+            files[part] = [DataFile(**one) for one in some]
+        for subject, runs in answer["touched"].items():
+            known = touched.setdefault(subject, RunList())
+            for begin, end in runs:
+                known.add(begin, end)
+    made = lake.replace_parts(
+        DELIVERIES,
+        run,
+        {part: some for part, some in files.items() if some},
+        made=None if before is None else files.keys(),
+        notes={
+            "actions": after,
+            "since": since,
+            "buckets": config.fold_buckets,
+            "block_sequences": config.fold_block_sequences,
+            "marks": marks,
+            "touched": {subject: list(runs) for subject, runs in touched.items()},
+        },
+    )
+    return _folded(made)
+
+
+def actions_end(lake: Lake) -> int:
+    """Offset up to which the action log was ingested."""
+    return max((one.next for one in lake.ranges(ACTIONS)), default=0)
+
+
+def block_of(part: RangeFacts) -> tuple[int, int]:
+    """Bucket and block of a part of the table, see `fold_work.part_name`."""
+    bucket, _, block = part.source.partition("-")
+    return int(bucket), int(block)
+
+
+def folded(lake: Lake) -> Folded | None:
+    """Where the table stands; None where there is none."""
+    newest = lake.newest(DELIVERIES)
+    return None if newest is None or "marks" not in newest.notes else _folded(newest)
+
+
+def groups(spark: SparkSession, known: Mapping[str, tuple[int, int]]) -> DataFrame:
+    """The groups as a table: subject, group, and which sequences are for it."""
+    rows = [(*name.split("\n"), first, after) for name, (first, after) in known.items()]
+    columns = "subject STRING, consumer_group STRING, group_first BIGINT, group_next BIGINT"
+    return spark.createDataFrame(rows, columns)
+
+
+def _continued(lake: Lake, config: PipelineConfig) -> Commit | None:
+    """The fold that can be gone on with; None for one that was made in another way."""
+    newest = lake.newest(DELIVERIES)
+    wanted = {
+        "buckets": config.fold_buckets,
+        "block_sequences": config.fold_block_sequences,
+    }
+    if newest is None or any(newest.notes.get(name) != value for name, value in wanted.items()):
+        return None
+    lake.sweep(DELIVERIES)
+    return newest
+
+
+def _pieces(
+    config: PipelineConfig, run: str, before: Commit | None, actions: tuple[int, int]
+) -> list[dict[str, Any]]:
+    """The work of each bucket: its groups, and its files of now."""
+    count = config.fold_buckets
+    marks: list[dict[str, Any]] = [{} for _ in range(count)]
+    files: list[dict[str, str]] = [{} for _ in range(count)]
+    if before is not None:
+        for name, mark in before.notes["marks"].items():
+            marks[bucket_of(name, count)][name] = mark
+        for one in before.ranges:
+            bucket, block = block_of(one)
+            files[bucket][str(block)] = one.files[0].path
+    return [
+        {
+            "tables": config.tables,
+            "run": run,
+            "bucket": {
+                "number": number,
+                "of": count,
+                "block_sequences": config.fold_block_sequences,
+            },
+            "actions": {"first": actions[0], "next": actions[1]},
+            "marks": marks[number],
+            "files": files[number],
+        }
+        for number in range(count)
+    ]
+
+
+def _folded(commit: Commit) -> Folded:
+    marks = commit.notes["marks"]
+    return Folded(
+        rows=sum(one.rows for one in commit.ranges),
+        unmatched=sum(mark["unmatched"] for mark in marks.values()),
+        actions=int(commit.notes["actions"]),
+        groups={
+            name: (mark["first"], mark["come_to"] if mark["has_ended"] else ENDLESS)
+            for name, mark in marks.items()
+            if mark["first"] is not None
+        },
+        since=int(commit.notes["since"]),
+        touched=_runs(commit.notes["touched"]),
+    )
+
+
+def _runs(found: Mapping[str, list[tuple[int, int]]]) -> dict[str, RunList]:
+    return {
+        subject: RunList((first, after) for first, after in runs) for subject, runs in found.items()
+    }

@@ -1,0 +1,67 @@
+"""Where in the log messages stand that something new is known of, found by their ids.
+
+Ids are a producer's instance and a dense counter, and a file of messages knows the least and the greatest of both
+in each group of rows. So a question for some ids reads what may have them, which for yesterday's ids is little.
+Ids made of dedupe keys stand anywhere; those are looked for in two columns of the whole table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
+
+from qmq_pipeline.commits import RangeFacts
+from qmq_pipeline.lake import Lake
+from qmq_pipeline.schemas import MESSAGES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: Producers that a question names one by one; with more it reads everything.
+_PRODUCERS_MAX: Final = 64
+#: Ids made of a dedupe key begin with these two bytes; as signed numbers they are from here to there.
+_DEDUPE_FIRST: Final = (0xDED0 << 48) - 2**64
+_DEDUPE_LAST: Final = _DEDUPE_FIRST + 2**48 - 1
+_IS_DEDUPE: Final = f"producer BETWEEN {_DEDUPE_FIRST} AND {_DEDUPE_LAST}"
+
+
+def stored_windows(
+    spark: SparkSession, lake: Lake, ranges: Collection[RangeFacts], ids: DataFrame, size: int
+) -> set[int]:
+    """The windows of the log, `size` bytes each, that have messages of these ids, among some ranges."""
+    if not ranges:
+        return set()
+    ids = ids.distinct().cache()
+    try:
+        condition = _may_be(ids)
+        if condition is None:
+            return set()
+        stored = lake.read(spark, MESSAGES, ranges).where(condition)
+        found = stored.join(ids, ["producer", "counter"], "left_semi")
+        rows = found.selectExpr(f"physical_offset DIV {size} AS window").distinct().collect()
+        return {int(row["window"]) for row in rows}
+    finally:
+        ids.unpersist()
+
+
+def _may_be(ids: DataFrame) -> str | None:
+    """What is true of every message that has one of the ids; None when there is no id."""
+    from pyspark.sql import functions as fn
+
+    spans = (
+        ids.groupBy(fn.expr(f"IF({_IS_DEDUPE}, NULL, producer)").alias("producer"))
+        .agg(fn.min("counter").alias("first"), fn.max("counter").alias("last"))
+        .limit(_PRODUCERS_MAX + 1)
+        .collect()
+    )
+    if len(spans) > _PRODUCERS_MAX:
+        return "TRUE"
+    return (
+        " OR ".join(
+            f"({_IS_DEDUPE})"
+            if row["producer"] is None
+            else f"(producer = {row['producer']} AND counter BETWEEN {row['first']} AND {row['last']})"
+            for row in spans
+        )
+        or None
+    )

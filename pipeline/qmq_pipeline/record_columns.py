@@ -1,0 +1,226 @@
+"""The fields of records as columns: from thousands of records at once, where they stand in a buffer.
+
+What a record holds stands in `qmq_client/wire/record.py` and `docs/format/record.md`; a test gives random records to
+both this and the wire's decoder and holds the answers equal.
+
+The broker stores what passes the frame's checksum and never looks into a record, so a sender can store
+bytes that are none. Such a row has `body_kind` -1, its bytes behind the fixed part as the body, and no
+key, tags or headers: one strange sender must not stop everybody's pipeline.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from qmq_client.wire.record import DUE_BYTES, RECORD_FIXED_BYTES, TIME_MAX_MS
+from qmq_pipeline.columns import Numbers, Pieces, hex_text, longs, times
+
+#: The fixed part of a record, as `record.py` writes it.
+_FIXED: Final = np.dtype(
+    [
+        ("crc", ">u4"),
+        ("producer", ">u8"),
+        ("counter", ">u8"),
+        ("flags", "u1"),
+        ("key_bytes", "u1"),
+        ("tags_bytes", ">u2"),
+        ("headers_bytes", ">u2"),
+        ("headers", ">u2"),
+        ("born_at_ms", ">u8"),
+    ]
+)
+_ID: Final = slice(4, 20)
+_BODY_KIND_MASK: Final = 0b11
+_DELAYED_FLAG: Final = 0b100
+_EXPIRES_FLAG: Final = 0b1000
+_EXPIRES_BYTES: Final = 8
+_PAIR_BYTES: Final = 3
+#: Fields of a record behind its fixed part, as numbers of `Pieces`.
+_KEY, _TAGS, _HEADERS, _EXPIRES, _BODY = range(5)
+_NOT_A_RECORD: Final = -1
+
+
+class Records:
+    """Columns that stand in the records; what several of them need is made once, when it is needed."""
+
+    def __init__(
+        self, data: bytes, positions: Numbers, lengths: Numbers, put_off_ms: Numbers | None
+    ) -> None:
+        """`put_off_ms`: due times that others have set, -1 for the record's own; None for none."""
+        self._data = data
+        self._bytes = np.frombuffer(data, np.uint8)
+        self._positions = positions
+        self._next_positions = positions + lengths
+        self._put_off_ms = put_off_ms
+        windows = np.lib.stride_tricks.sliding_window_view(self._bytes, RECORD_FIXED_BYTES)
+        self._rows = windows[self._positions]
+        self._fixed = self._rows.view(_FIXED)[:, 0]
+
+    @cached_property
+    def _boundaries(self) -> Numbers:
+        return self._found[0]
+
+    @cached_property
+    def _is_record(self) -> Numbers:
+        return self._found[1]
+
+    @cached_property
+    def _pieces(self) -> Pieces:
+        return Pieces(self._data, self._boundaries)
+
+    def column(self, name: str) -> pa.Array:
+        column: pa.Array = getattr(self, f"_{name}")()
+        return column
+
+    def _message_id(self) -> pa.Array:
+        return hex_text(self._rows[:, _ID])
+
+    def _producer(self) -> pa.Array:
+        return longs(self._fixed["producer"])
+
+    def _counter(self) -> pa.Array:
+        return longs(self._fixed["counter"])
+
+    def _record_crc(self) -> pa.Array:
+        return longs(self._fixed["crc"])
+
+    def _born_at(self) -> pa.Array:
+        return times(_bounded(self._fixed["born_at_ms"]))
+
+    def _due_at(self) -> pa.Array:
+        return self._time(self._positions + RECORD_FIXED_BYTES, self._has_flag(_DELAYED_FLAG))
+
+    def _now_due_at(self) -> pa.Array:
+        own = self._due_at()
+        if self._put_off_ms is None or not (self._put_off_ms >= 0).any():
+            return own
+        is_put_off = self._put_off_ms >= 0
+        return pc.if_else(pa.array(is_put_off), times(np.maximum(self._put_off_ms, 0)), own)
+
+    def _expires_at(self) -> pa.Array:
+        return self._time(self._boundaries[:, _EXPIRES], self._has_flag(_EXPIRES_FLAG))
+
+    def _key(self) -> pa.Array:
+        return self._pieces.text(_KEY, self._length(_KEY) == 0)
+
+    def _body_kind(self) -> pa.Array:
+        kinds = (self._fixed["flags"] & _BODY_KIND_MASK).astype(np.int32)
+        return pa.array(np.where(self._is_record, kinds, _NOT_A_RECORD).astype(np.int32))
+
+    def _body_bytes(self) -> pa.Array:
+        return pa.array(self._length(_BODY).astype(np.int32))
+
+    def _body(self) -> pa.Array:
+        return self._pieces.binary(_BODY)
+
+    def _length(self, piece: int) -> Numbers:
+        lengths: Numbers = self._boundaries[:, piece + 1] - self._boundaries[:, piece]
+        return lengths
+
+    def _has_flag(self, flag: int) -> Numbers:
+        has: Numbers = ((self._fixed["flags"] & flag) != 0) & self._is_record
+        return has
+
+    @cached_property
+    def _found(self) -> tuple[Numbers, Numbers]:
+        """Where key, tags, headers, expiry and body begin and the body ends; which rows are records."""
+        fixed, next_positions = self._fixed, self._next_positions
+        flags = fixed["flags"]
+        boundaries = np.empty((len(fixed), 6), np.int64)
+        first = self._positions + RECORD_FIXED_BYTES
+        boundaries[:, _KEY] = first + DUE_BYTES * ((flags & _DELAYED_FLAG) != 0)
+        boundaries[:, _TAGS] = boundaries[:, _KEY] + fixed["key_bytes"]
+        boundaries[:, _HEADERS] = boundaries[:, _TAGS] + fixed["tags_bytes"]
+        boundaries[:, _EXPIRES] = boundaries[:, _HEADERS] + fixed["headers_bytes"]
+        expires_bytes = _EXPIRES_BYTES * ((flags & _EXPIRES_FLAG) != 0)
+        boundaries[:, _BODY] = boundaries[:, _EXPIRES] + expires_bytes
+        boundaries[:, _BODY + 1] = next_positions
+        known_flags = _BODY_KIND_MASK | _DELAYED_FLAG | _EXPIRES_FLAG
+        is_record = (
+            (boundaries[:, _BODY] <= next_positions)
+            & ((flags & ~np.uint8(known_flags)) == 0)
+            & ((flags & _BODY_KIND_MASK) <= 2)
+        )
+        if not is_record.all():
+            strange = np.flatnonzero(~is_record)
+            boundaries[strange, : _BODY + 1] = first[strange, None]
+        return boundaries, is_record
+
+    def _time(self, positions: Numbers, is_there: Numbers) -> pa.Array:
+        milliseconds = np.zeros(len(positions), np.int64)
+        if is_there.any():
+            windows = np.lib.stride_tricks.sliding_window_view(self._bytes, DUE_BYTES)
+            found = windows[positions[is_there]].view(">u8")[:, 0]
+            milliseconds[is_there] = _bounded(found)
+        return times(milliseconds, ~is_there)
+
+    def _tags(self) -> pa.Array:
+        lengths = self._length(_TAGS)
+        if not lengths.any():
+            empty = pa.array(np.zeros(len(lengths) + 1, np.int32))
+            return pa.ListArray.from_arrays(empty, pa.array([], pa.string()))
+        has_tags = lengths != 0
+        split = pc.split_pattern(self._pieces.text(_TAGS), ",")
+        counts = np.where(has_tags, pc.list_value_length(split).to_numpy(), 0)
+        values = split.filter(pa.array(has_tags)).flatten()
+        return pa.ListArray.from_arrays(_offsets(counts), values)
+
+    def _headers(self) -> pa.Array:
+        counts, pieces = self._header_pieces()
+        kind = pa.map_(pa.string(), pa.string())
+        if pieces is None:
+            none = pa.array([], pa.string())
+            return pa.MapArray.from_arrays(_offsets(counts), none, none).cast(kind)
+        return pa.MapArray.from_arrays(_offsets(counts), pieces.text(0), pieces.text(1)).cast(kind)
+
+    def _header_pieces(self) -> tuple[Numbers, Pieces | None]:
+        """How many headers each row has, and all their names and values in order.
+
+        All first headers are found at once, then all second ones, and so on: as many rounds as the
+        row with the most headers has. Headers that do not add up are left out as a whole.
+        """
+        counts = np.where(self._is_record, self._fixed["headers"], 0).astype(np.int64)
+        while counts.any():
+            rows = np.flatnonzero(counts)
+            found, is_good = self._walk_headers(rows, counts[rows])
+            if is_good.all():
+                return counts, Pieces(self._data, found)
+            counts[rows[~is_good]] = 0
+        return counts, None
+
+    def _walk_headers(self, rows: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
+        here = self._boundaries[rows, _HEADERS].copy()
+        after = self._boundaries[rows, _EXPIRES]
+        entries = np.cumsum(counts) - counts
+        found = np.zeros((int(counts.sum()), 3), np.int64)
+        is_good = here + _PAIR_BYTES * counts <= after
+        for round_ in range(int(counts.max())):
+            at = np.flatnonzero((counts > round_) & is_good)
+            first = here[at]
+            is_good[at] &= first + _PAIR_BYTES <= after[at]
+            first = np.minimum(first, len(self._bytes) - _PAIR_BYTES)
+            name = first + _PAIR_BYTES
+            value = name + self._bytes[first]
+            high = self._bytes[first + 1].astype(np.int64)
+            end = value + high * 256 + self._bytes[first + 2]
+            is_good[at] &= end <= after[at]
+            found[entries[at] + round_] = np.stack((name, value, end), axis=1)
+            here[at] = end
+        is_good &= here == after
+        return found, is_good
+
+
+def _bounded(milliseconds: Numbers) -> Numbers:
+    """Times a sender may have made up, brought into what a table can hold."""
+    return np.minimum(milliseconds, TIME_MAX_MS).astype(np.int64)
+
+
+def _offsets(counts: Numbers) -> pa.Array:
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    return pa.array(offsets)

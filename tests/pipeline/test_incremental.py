@@ -1,0 +1,237 @@
+"""Tables that follow from others are made by part: the same rows as when all is made anew, for less work."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from qmq_broker.storage.logs.actions import (
+    Acked,
+    Action,
+    Dead,
+    Ended,
+    Expired,
+    GroupDefined,
+    Passed,
+    Pulled,
+    Replayed,
+    Sought,
+)
+from qmq_client.outbox.table import DEFAULT_TABLES
+from qmq_client.wire.deliveries import DeliveryRun
+from qmq_client.wire.frame import FrameKind
+from qmq_client.wire.message_id import MessageIds
+from qmq_client.wire.record import Record
+from qmq_pipeline.config import PipelineConfig
+from qmq_pipeline.jobs.ingest import ingest
+from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
+from qmq_pipeline.jobs.lifecycle import lifecycle
+from qmq_pipeline.jobs.marts import MARTS, marts
+from qmq_pipeline.lake import Lake
+from qmq_pipeline.options import Place
+from qmq_pipeline.schemas import DELIVERIES, LIFECYCLE, Table
+from tests.pipeline.world import START_MS, DataDirectory, OutboxDatabase, messages
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SUBJECTS = ("orders", "flight.departed")
+GROUPS = ("billing", "mail")
+HOUR_MS = 3_600_000
+#: Small, so that a few hundred messages are several parts, days and blocks.
+CUT = PipelineConfig(
+    tables="set by the test",
+    outbox_safety_s=0.0,
+    window_bytes=12 * 1024,
+    fold_block_sequences=32,
+    partition_bytes=8 * 1024,
+)
+#: A sketch holds the same values in another order; what it says is compared.
+_NOT_COMPARED = frozenset({"sketch"})
+
+
+class Life:
+    """A random life of a broker, in steps: messages, copies, delays, groups that do what groups do."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self._draw = random.Random(seed)
+        self.database = OutboxDatabase(folder / "orders.db")
+        self.directory = DataDirectory(folder / "broker")
+        self._ids = MessageIds(seed + 1)
+        self._stored: dict[str, list[Record]] = {subject: [] for subject in SUBJECTS}
+        self._waiting: list[Record] = []
+        self._unseen: list[tuple[Record, int]] = []
+        self._now_ms = START_MS
+        self._pull: dict[tuple[str, str], int] = {}
+        self._cursor: dict[tuple[str, str], int] = {}
+        self._held: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
+        self._dead: dict[tuple[str, str], list[int]] = {}
+
+    def step(self) -> None:
+        """Some messages, and something of every group."""
+        draw = self._draw
+        self._now_ms += draw.choice((1_000, 60_000, 7 * HOUR_MS))
+        fresh = messages(
+            self._ids, draw.randint(0, 60), subjects=SUBJECTS, born_at_ms=self._now_ms - 50
+        )
+        # Some rows are seen by a later scan than their messages, some are not sent yet.
+        late = draw.randint(0, len(fresh))
+        self.database.insert(fresh[late:], created_at_ms=self._now_ms - 40)
+        for record, at_ms in self._unseen:
+            self.database.insert([record], created_at_ms=at_ms)
+        self._unseen = [(one, self._now_ms - 40) for one in fresh[:late] if draw.random() < 0.8]
+        self._store(fresh[: len(fresh) - draw.randint(0, min(3, len(fresh)))])
+        every = [one for some in self._stored.values() for one in some]
+        self._store(draw.sample(every, min(len(every), draw.randint(0, 2))))
+        self._delay()
+        actions = [
+            one for subject in SUBJECTS for group in GROUPS for one in self._act(subject, group)
+        ]
+        if actions:
+            self.directory.act(actions)
+
+    def _store(self, records: list[Record], kind: FrameKind = FrameKind.MESSAGES) -> None:
+        self.directory.append(records, at_ms=self._now_ms, frame_records=7, kind=kind)
+        for record in records if kind is FrameKind.MESSAGES else ():
+            self._stored.setdefault(record.subject, []).append(record)
+
+    def _delay(self) -> None:
+        draw = self._draw
+        due = [
+            msgspec.structs.replace(one, due_at_ms=self._now_ms + HOUR_MS)
+            for one in messages(self._ids, draw.randint(0, 3), subjects=SUBJECTS)
+        ]
+        self._store(due, FrameKind.DELAYED)
+        self._waiting += due
+        draw.shuffle(self._waiting)
+        released = [self._waiting.pop() for _ in range(draw.randint(0, len(self._waiting)))]
+        self._store(released)
+
+    def _act(self, subject: str, group: str) -> Iterator[Action]:
+        draw, key = self._draw, (subject, group)
+        here = (self._now_ms + 500, subject, group)
+        count = len(self._stored[subject])
+        if key not in self._cursor:
+            if draw.random() < 0.6:
+                self._cursor[key] = draw.randint(0, count)
+                self._pull[key], self._held[key], self._dead[key] = 0, [], []
+                yield GroupDefined(*here, self._cursor[key], 5)
+            return
+        for _ in range(draw.randint(0, 4)):
+            yield from self._pulled(key, here, count)
+        for one in list(self._held[key]):
+            if draw.random() < 0.6:
+                self._held[key].remove(one)
+                yield from self._settled(key, here, one)
+        chance = draw.random()
+        if chance < 0.1 and self._dead[key]:
+            sequence = self._dead[key].pop()
+            yield Replayed(*here, sequence, sequence + 1)
+        elif chance < 0.2:
+            self._cursor[key] = count
+            yield Passed(*here, count)
+        elif chance < 0.27:
+            self._cursor[key], self._held[key] = draw.randint(0, count), []
+            yield Sought(*here, self._cursor[key])
+        elif chance < 0.3:
+            del self._cursor[key]
+            yield Ended(*here)
+
+    def _pulled(
+        self, key: tuple[str, str], here: tuple[int, str, str], count: int
+    ) -> Iterator[Action]:
+        first = self._cursor[key] + self._draw.randint(0, 2)
+        taken = min(self._draw.randint(1, 12), count - first)
+        if taken > 0:
+            pull = self._pull[key]
+            runs = (DeliveryRun(first, taken, 1),)
+            yield Pulled(*here, "c1", 1, pull, runs, here[0] + 30_000)
+            self._held[key].append((pull, pull + taken, first))
+            self._pull[key], self._cursor[key] = pull + taken, first + taken
+
+    def _settled(
+        self, key: tuple[str, str], here: tuple[int, str, str], held: tuple[int, int, int]
+    ) -> Iterator[Action]:
+        first, after, sequence = held
+        chance = self._draw.random()
+        if chance < 0.7:
+            yield Acked(*here, "c1", first, after)
+        elif chance < 0.85:
+            self._dead[key].append(sequence)
+            yield Dead(*here, sequence, 1, "rejected", "no such customer")
+            yield Expired(*here, "c1", first, first + 1, 0)
+            if first + 1 < after:
+                yield Acked(*here, "c1", first + 1, after)
+        else:
+            yield Expired(*here, "c1", first, after, here[0] + 1)
+            runs = (DeliveryRun(sequence, after - first, 2),)
+            yield Pulled(*here, "c1", 1, self._pull[key], runs, here[0] + 30_000)
+            self._held[key].append((self._pull[key], self._pull[key] + after - first, sequence))
+            self._pull[key] += after - first
+
+    def whisper(self) -> None:
+        """Three messages that no group is waiting for."""
+        self._now_ms += 60_000
+        self._store(messages(self._ids, 3, subjects=("nobody.cares",), born_at_ms=self._now_ms))
+
+    def forget_rows(self) -> None:
+        """What was sent leaves the outbox, as it does where rows are not kept."""
+        self.database.execute(sa.delete(DEFAULT_TABLES.outbox).where(sa.text("id % 3 = 0")))
+
+
+def contents(spark: SparkSession, tables: str, table: Table) -> list[str]:
+    columns = [name for name in table.names if name not in _NOT_COMPARED]
+    rows = (
+        Lake(tables).read(spark, table).selectExpr(f"to_json(struct({', '.join(columns)})) AS row")
+    )
+    return sorted(row["row"] for row in rows.collect())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_P2_tables_made_by_part_over_random_cuts_are_those_made_as_a_whole(
+    spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest, seed: int
+) -> None:
+    if seed and not request.config.getoption("--release"):
+        pytest.skip("one life takes half a minute; --release lives five")
+    life = Life(seed, tmp_path)
+    config = replace(
+        CUT,
+        tables=str(tmp_path / "tables"),
+        place=Place(path=str(life.directory.path)),
+        databases=(life.database.section,),
+    )
+    draw = random.Random(seed)
+    for number in range(4):
+        for _ in range(draw.randint(2, 6)):
+            life.step()
+        ingest_outbox(spark, config)
+        ingest(spark, config)
+        lifecycle(spark, config)
+        if number != 1:  # once the gold tables fall behind
+            marts(spark, config)
+        if number == 2:
+            life.forget_rows()
+    life.whisper()
+    ingest(spark, config)
+    done = lifecycle(spark, config)
+    # The last window of the log, or the last two, and what has no place in the log.
+    assert done.parts_made <= 3 < done.parts
+    assert marts(spark, config).days_made > 0
+    made = (DELIVERIES, LIFECYCLE, *MARTS)
+    parts = {table.name: contents(spark, config.tables, table) for table in made}
+    assert lifecycle(spark, config).is_unchanged
+    assert lifecycle(spark, config, is_full=True).parts_made == done.parts
+    assert not marts(spark, config, is_full=True).is_unchanged
+    whole = {table.name: contents(spark, config.tables, table) for table in made}
+    for name, rows in whole.items():
+        assert parts[name] == rows, name
+    assert all(whole[table.name] for table in made)
+    life.directory.close()
+    life.database.close()
