@@ -1,0 +1,235 @@
+"""The broker in the played world: the real service on a played disk, its threads as strands.
+
+What the threads of `Broker` do in loops is done here pass by pass: the writer, the sync of the action
+log, the releases and the tick of the loop. The loop itself is the hub, where nothing waits. The face is
+`face.py`. A life ends by a kill, a power cut, a stop in order, or by the broker's own hand when its disk
+fails; the next one begins on what that left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from qmq_broker.options import StoreOptions
+from qmq_broker.service.broker import Broker, BrokerSettings
+from qmq_broker.service.delivery.redelivery import Backoff
+from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.storage.store import Placed, Store
+from qmq_client.wire.frame import MessageFrame
+from tests.crash.image import Image
+from tests.simulation.disk import PlayedDisk, after_kill, after_power_cut
+from tests.simulation.scheduler import MS, Died, PlayedClock, Process, Scheduler, Signal
+
+#: Segments so short that a few messages roll them, snapshots so near that each life writes some.
+STORE: Final = StoreOptions(
+    segment_bytes=4096,
+    action_segment_bytes=4096,
+    growth_bytes=1024,
+    queue_entries_per_file=16,
+    reserve_bytes=0,
+    snapshot_bytes=4096,
+    index_entries=0,
+    spare_segments=0,
+    checkpoint_ms=500,
+    queue_flush_bytes=4096,
+    bucket_ms=5 * 60_000,
+)
+SETTINGS: Final = BrokerSettings(
+    store=STORE, limits=ServiceLimits(), backoff=Backoff(first_ms=200, max_ms=5_000)
+)
+_TICK_US: Final = 100 * MS
+_IDLE_US: Final = 500 * MS
+_POWER_ON_US: Final = 300 * MS
+
+
+class PlayedStore(Store):
+    """The store, which says where its writer may give its turn back."""
+
+    def append(self, frames: Sequence[MessageFrame]) -> list[Placed]:
+        """See `Store.append`; a roll syncs under the log's lock."""
+        assert isinstance(self.disk, PlayedDisk)
+        with self.disk.hold():
+            return super().append(frames)
+
+    def give_up_below(self, offset: int) -> int:
+        """See `Store.give_up_below`, which holds the log's lock, too."""
+        assert isinstance(self.disk, PlayedDisk)
+        with self.disk.hold():
+            return super().give_up_below(offset)
+
+
+class BrokerLife:
+    """One process of the broker, from its start until it dies."""
+
+    def __init__(
+        self, scheduler: Scheduler, process: Process, disk: PlayedDisk, clock: PlayedClock
+    ) -> None:
+        self.process = process
+        self.disk = disk
+        self._scheduler = scheduler
+        self._has_work = Signal()
+        #: Whether something may have come since the writer looked.
+        self._is_work_new = False
+        self._delay_is_wanted = Signal()
+        self.store = PlayedStore.open(disk, clock, STORE)
+        self.broker = Broker(
+            self.store, clock, SETTINGS, post=self._post, draw=scheduler.rng.random
+        )
+        self.broker.on_end = self._end
+
+    def start(self) -> None:
+        """Rebuild the groups and begin the strands."""
+        broker, process = self.broker, self.process
+        broker.delivery.start(broker.time.now_ms())
+        broker.delayed.delay.begin()
+        process.spawn("writer", self._write)
+        process.spawn("action sync", self._sync_actions)
+        process.spawn("delay", self._release)
+        self.in_loop("tick", self._tick)
+
+    def in_loop(self, name: str, call: Callable[[], None], delay_us: int = 0) -> None:
+        """Let this be done in the broker's loop, if it lives then."""
+
+        def turn() -> None:
+            if self.process.is_dead:
+                return
+            try:
+                call()
+            except Died:
+                return
+            self._wake_strands()
+
+        self._scheduler.after(delay_us, f"{self.process.name} {name}", turn)
+
+    def stop(self) -> None:
+        """End in order. Only in the hub."""
+        broker = self.broker
+        broker.drain("asked to")
+        with self.disk.hold():
+            broker.writer.stop()
+            while not broker.writer.step().is_stopped:
+                pass
+            self.store.close()
+
+    def _end(self) -> None:
+        self._scheduler.after(0, f"{self.process.name} ends by itself", self.process.kill)
+
+    def _post(self, call: Callable[[], None]) -> None:
+        self.in_loop("loop", call, self._scheduler.rng.randrange(200))
+
+    def _wake_strands(self) -> None:
+        if self.broker.writer.waiting_bytes:
+            self._is_work_new = True
+            self._scheduler.give(self._has_work)
+        self._scheduler.give(self._delay_is_wanted)
+
+    def _write(self) -> None:
+        while True:
+            if not self._is_work_new:
+                self.process.wait(self._has_work, _IDLE_US, "writer waits")
+            self._is_work_new = False
+            self.broker.writer.step()
+
+    def _sync_actions(self) -> None:
+        interval_us = SETTINGS.limits.action_sync_ms * MS
+        while True:
+            self.process.sleep(interval_us, "action sync sleeps")
+            try:
+                self.broker._action_sync.step()
+            except Exception as error:  # as the thread's loop does
+                self.broker._on_poisoned(f"action log sync: {error}")
+
+    def _release(self) -> None:
+        while True:
+            try:
+                wait_s = self.broker.delayed.delay.step()
+            except Exception as error:  # as the thread's loop does
+                self._scheduler.note(f"releases failed: {error!r:.200}")
+                wait_s = 1.0
+            wait_us = min(500_000, max(10_000, round(wait_s * 1_000_000)))
+            self.process.wait(self._delay_is_wanted, wait_us, "delay waits")
+
+    def _tick(self) -> None:
+        try:
+            self.broker.step()
+        except Exception as error:  # as the server's loop does
+            self._scheduler.note(f"tick failed: {error!r:.200}")
+        self.in_loop("tick", self._tick, _TICK_US)
+
+
+class BrokerHost:
+    """The machine that the broker runs on: power, restarts, and its clock."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.clock = PlayedClock(scheduler)
+        self.life: BrokerLife | None = None
+        #: How the next death takes the disk: a power cut, or only the process.
+        self.is_power_cut = True
+        #: Disk calls after which each new life dies once more, as long as there are some.
+        self.deaths_at_start: list[int] = []
+        #: Told when a life has begun, and when one has ended.
+        self.on_begin: Callable[[BrokerLife], None] = lambda life: None
+        self.on_death: Callable[[BrokerLife], None] = lambda life: None
+        self._scheduler = scheduler
+        self._image = Image()
+        self._lives = 0
+        self._is_kept_down = False
+
+    def start(self) -> None:
+        """Begin a life, which may die before it is there."""
+        if self.life is not None or self._is_kept_down:
+            return
+        self._lives += 1
+        process = Process(self._scheduler, f"broker.{self._lives}")
+        disk = PlayedDisk(self._image, self._scheduler, process)
+        disk.calls_left = self.deaths_at_start.pop() if self.deaths_at_start else None
+        try:
+            life = BrokerLife(self._scheduler, process, disk, self.clock)
+            life.start()
+        except Died:
+            self._after_death(disk)
+            return
+        disk.calls_left = None
+        self.life = life
+        process.on_death = lambda: self._on_death(life)
+        self._scheduler.note(f"broker began: epoch {life.store.epoch}")
+        self.on_begin(life)
+
+    def kill(self, *, is_power_cut: bool) -> None:
+        """End the life, if there is one. Only in the hub."""
+        self.is_power_cut = is_power_cut
+        if self.life is not None:
+            self.life.process.kill()
+
+    def restart(self) -> None:
+        """Stop in order and start again."""
+        if self.life is None:
+            return
+        life = self.life
+        try:
+            life.stop()
+        except Died:
+            return
+        self.is_power_cut = False
+        life.process.kill()
+
+    def end(self) -> None:
+        """Begin no life any more."""
+        self._is_kept_down = True
+        self.kill(is_power_cut=False)
+
+    def _on_death(self, life: BrokerLife) -> None:
+        self.life = None
+        self.on_death(life)
+        self._after_death(life.disk)
+
+    def _after_death(self, disk: PlayedDisk) -> None:
+        rng = self._scheduler.rng
+        kind = "power cut" if self.is_power_cut else "kill"
+        self._scheduler.note(f"broker died: {kind}")
+        if self.is_power_cut:
+            self._image = after_power_cut(disk.image, rng)
+        else:
+            self._image = after_kill(disk.image)
+        self._scheduler.after(rng.randrange(_POWER_ON_US), "broker starts", self.start)

@@ -1,0 +1,39 @@
+"""The database that every world of one test process is played on, and where failing seeds are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.database import Databases
+from tests.simulation.play import Outcome
+
+Tell = Callable[[Outcome], None]
+
+
+@pytest.fixture(scope="session")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
+    made = Databases(tmp_path_factory.mktemp("worlds"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def must_be_good(tmp_path: Path) -> Tell:
+    """Fails with the whole story of a world in which a promise was broken."""
+
+    def tell(outcome: Outcome) -> None:
+        if not outcome.faults:
+            return
+        path = tmp_path / f"seed-{outcome.plan.seed}.txt"
+        path.write_text(outcome.story())
+        faults = "\n  ".join(outcome.faults[:10])
+        pytest.fail(
+            f"seed {outcome.plan.seed}, every step of which is in {path}:\n  {faults}\n"
+            f"again: pytest tests/simulation --seed {outcome.plan.seed}",
+            pytrace=False,
+        )
+
+    return tell

@@ -1,0 +1,128 @@
+"""Consumers of the played world: the product's `Member` with its three passes, each a strand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
+
+from qmq_client.consumer import Consumers, consumer
+from qmq_client.consumer.member import Member, Pass
+from qmq_client.message import Message
+from qmq_client.options import ProducerOptions
+from qmq_client.producer import Producer
+from qmq_client.retry import Retry
+from tests.simulation.database import Slot
+from tests.simulation.people import TAKEOVER_MS, Machine, attempt, publish
+from tests.simulation.plan import SHIPPED, GroupPlan, Kind
+from tests.simulation.scheduler import MS, Signal
+from tests.simulation.world import World
+
+LEASE_MS: Final = 3_000
+_WAIT_MS: Final = 1_000
+_LOOK_US: Final = 400 * MS
+_SETTLE_AFTER_US: Final = 20 * MS
+_EFFECT: Final = sa.text("INSERT INTO effect VALUES (:consumer_group, :message_id, :label)")
+
+
+class Worker(Machine):
+    """One consumer of one group."""
+
+    def __init__(self, world: World, name: str, slot: Slot, group: GroupPlan) -> None:
+        super().__init__(world, name, slot)
+        self._group = group
+
+    def live(self) -> None:
+        """Begin the three strands of the member."""
+        handler = self._make_handler()
+        consumers = Consumers([handler], self.line, consumer_id=self.process.name, clock=self.clock)
+        self.member = member = consumers.members[0]
+        self._committed = Signal()
+        if self._group.kind is Kind.RELAY:
+            options = ProducerOptions(background=False, takeover_ms=TAKEOVER_MS)
+            self._producer = Producer(self.engine, self.line, options=options, clock=self.clock)
+            self.process.spawn("publisher", lambda: publish(self, self._producer, self._committed))
+        member.check()
+        self._changed = Signal()
+        self.process.spawn("pulls", lambda: self._loop(self._pull))
+        self.process.spawn("works", lambda: self._loop(self._work))
+        self.process.spawn("settles", lambda: self._loop(self._settle))
+
+    def _loop(self, step: Callable[[Member], Pass | None]) -> None:
+        """One thread of `Consumers`: a pass, then its pause, or a wait for something to do."""
+        while True:
+            done = step(self.member)
+            if done is None:
+                self.process.wait(self._changed, _LOOK_US, "has nothing to do")
+                continue
+            self.world.scheduler.give(self._changed)
+            if done.pause_s:
+                self.process.sleep(round(done.pause_s * 1_000_000), "pauses")
+
+    def _pull(self, member: Member) -> Pass | None:
+        return member.pull_once() if member.prefetch.room(is_blocking=False) else None
+
+    def _work(self, member: Member) -> Pass | None:
+        done = member.work_once(is_blocking=False)
+        return done if done.count else None
+
+    def _settle(self, member: Member) -> Pass | None:
+        if len(member.ledger) and self._group.kind is not Kind.ORDERED:
+            self.process.sleep(_SETTLE_AFTER_US, "waits for company")
+        done = member.settle_once()
+        return done if done.count or done.has_failed else None
+
+    def _make_handler(self) -> Callable[..., Any]:
+        group = self._group
+        settings: dict[str, Any] = {
+            "lease_ms": LEASE_MS,
+            "wait_ms": _WAIT_MS,
+            "max_attempts": group.max_attempts,
+        }
+        if group.kind is Kind.ORDERED:
+            settings["ordered"] = True
+        if group.kind is Kind.ONCE:
+            settings["at_most_once"] = True
+        if group.has_inbox:
+            settings["inbox"] = sessionmaker(self.engine)
+
+            @consumer(group.subject, group=group.name, **settings)
+            def handle(message: Message, session: Session) -> None:
+                self._handle(message, session)
+
+            return handle
+
+        @consumer(group.subject, group=group.name, **settings)
+        def look(message: Message) -> None:
+            self._handle(message, None)
+
+        return look
+
+    def _handle(self, message: Message, session: Session | None) -> None:
+        world, rng = self.world, self.world.scheduler.rng
+        assert message.message_id is not None
+        chance = rng.random()
+        if chance < 0.05:
+            raise Retry(after=rng.random())
+        if session is not None:
+            label = world.new_label(self._group.name)
+            about = {
+                "consumer_group": self._group.name,
+                "message_id": message.message_id,
+                "label": label,
+            }
+            session.execute(_EFFECT, about)
+            if self._group.kind is Kind.RELAY:
+                onward = world.new_message(SHIPPED)
+                attempt(self, onward, label)
+                self._producer.send(onward, session=session)
+        # Sometimes longer than the lease, which the member prolongs meanwhile.
+        longest_ms = 2 * LEASE_MS if chance > 0.97 else 30
+        self.process.sleep(rng.randrange(longest_ms * MS), "handles")
+        if world.is_poison(message.message_id):
+            raise ValueError("poison")
+        if chance > 0.9:
+            raise ValueError("not this time")
+        world.scheduler.give(self._committed)

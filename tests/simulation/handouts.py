@@ -1,0 +1,84 @@
+"""What the broker gave to whom, seen at the broker: promises that only its own clock and word can judge.
+
+Nothing before its time (D1) or after its end, nothing to a paused group, no attempt beyond the group's
+last, and at most once means that no consumer ever sees a message twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from qmq_broker.service.delivery.delivery import HandOut
+from qmq_client.wire.message_id import format_message_id
+from qmq_client.wire.record import decode_record
+from qmq_client.wire.requests import PullRequest
+from tests.simulation.broker import BrokerHost, BrokerLife
+from tests.simulation.plan import GroupPlan
+
+
+class HandOuts:
+    """Judges each hand-out when it is made, and pauses over the lives of the broker."""
+
+    def __init__(self, host: BrokerHost, groups: Sequence[GroupPlan]) -> None:
+        #: What was found wrong, in sentences.
+        self.faults: list[str] = []
+        #: How often each message was handed out to each group.
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._host = host
+        self._groups = {group.name: group for group in groups}
+        #: Paused groups, with the offset of the action log behind which that is known.
+        self._paused: dict[str, int] = {}
+        self._highest_ms = 0
+
+    def note_time(self) -> None:
+        """Look at the broker's clock; to be called before it is set back."""
+        self._highest_ms = max(self._highest_ms, self._host.clock.now_ms())
+
+    def on_hand_out(self, request: PullRequest, given: HandOut, now_ms: int) -> None:
+        """The broker gives messages away."""
+        self.note_time()
+        group = self._groups[request.group]
+        attempts = [run.attempt for run in given.head.runs for _ in range(run.count)]
+        for attempt, data in zip(attempts, given.records, strict=True):
+            record = decode_record(request.subject, data)
+            message_id = format_message_id(record.message_id)
+            self.counts[group.name, message_id] += 1
+            where = f"message {message_id} to group {group.name}"
+            if record.due_at_ms is not None and record.due_at_ms > self._highest_ms:
+                early_ms = record.due_at_ms - self._highest_ms
+                self.faults.append(f"D1: {where} {early_ms} ms before its time")
+            if record.expires_at_ms is not None and record.expires_at_ms <= now_ms:
+                self.faults.append(f"TTL: {where} after it had expired")
+            if attempt > group.max_attempts:
+                self.faults.append(f"C4: {where} in attempt {attempt} of {group.max_attempts}")
+            if group.name in self._paused:
+                self.faults.append(f"pause: {where}, which is paused")
+
+    def pause(self, life: BrokerLife, group: GroupPlan, *, is_paused: bool) -> None:
+        """An operator pauses a group or lets it go on; in the broker's loop."""
+        broker = life.broker
+        if broker.delivery.group(group.subject, group.name) is None:
+            return
+        now_ms = broker.time.now_ms()
+        broker.changes.pause(group.subject, group.name, now_ms, is_paused=is_paused)
+        if is_paused:
+            self._paused[group.name] = life.store.actions.log.written_offset
+        else:
+            self._paused.pop(group.name, None)
+
+    def on_death(self, life: BrokerLife, *, is_power_cut: bool) -> None:
+        """Forget pauses that the broker had no time to make durable."""
+        durable_offset = life.broker.durable_offsets[1]
+        if is_power_cut:
+            unsure = [name for name, at in self._paused.items() if at > durable_offset]
+            for name in unsure:
+                del self._paused[name]
+
+    def on_begin(self, life: BrokerLife) -> None:
+        """A durable pause must be there again."""
+        for name in self._paused:
+            group = self._groups[name]
+            state = life.broker.delivery.group(group.subject, name)
+            if state is None or not state.is_paused:
+                self.faults.append(f"pause: group {name} goes on after a restart")

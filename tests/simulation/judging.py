@@ -1,0 +1,183 @@
+"""The verdict on one played world: what is on the disks at the end against what was promised.
+
+Most is asked by the checker that also judges runs of real processes (`tests/kit`): lost, ghosts, altered,
+doubled, out of order, effects, fences. Beside it stand what the row watch and the hand-outs found, and the
+few questions that only a world with played clocks can answer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from qmq_broker.service.delivery.dead_letters import ATTEMPTS_USED_UP, EXPIRED
+from qmq_broker.storage.store import Store
+from qmq_client.wire.message_id import format_message_id
+from qmq_client.wire.record import Record, decode_record
+from tests.kit.checker import check
+from tests.kit.events import AnyEvent, DeadLetter, Delivered, Effect, Stored, Truth
+from tests.kit.expectations import Group, Promises
+from tests.simulation.consuming import LEASE_MS
+from tests.simulation.database import Databases
+from tests.simulation.ears import hash_of
+from tests.simulation.plan import ORDERS, GroupPlan, Kind, Trouble
+from tests.simulation.world import World
+
+#: The interval of the action log's sync, and the sync itself.
+_ACK_DURABLE_MS: Final = 150
+
+
+class Judge:
+    """Asks everything once the world is at rest. Requires: the broker lives."""
+
+    def __init__(self, world: World, databases: Databases) -> None:
+        life = world.host.life
+        assert life is not None
+        self._world = world
+        self._databases = databases
+        self._broker = life.broker
+        self._store: Store = life.store
+        self._plan = world.plan
+        #: Records by subject, in order of their sequences.
+        self._records = {name: self._read(name) for name in self._store.subjects()}
+
+    def faults(self) -> list[str]:
+        """What is wrong, in sentences."""
+        self._tell_the_end()
+        found = [*self._world.rows.faults, *self._world.handouts.faults]
+        found += self._judge_dead_letters()
+        found += self._judge_once()
+        found += self._judge_audits()
+        verdict = check(self._history(), groups=self._groups(), promises=self._promises())
+        found += [f"{one.oracle}: {one.sentence}" for one in verdict.findings]
+        return found
+
+    def _tell_the_end(self) -> None:
+        tell = self._world.ears.tell
+        for subject, records in self._records.items():
+            queue = self._store.queue(subject)
+            assert queue is not None
+            entries = queue.entries(0, queue.next_sequence)
+            for sequence, (entry, record) in enumerate(zip(entries, records, strict=True)):
+                tell(
+                    Stored,
+                    message_id=format_message_id(record.message_id),
+                    subject=subject,
+                    sequence=sequence,
+                    offset=entry.physical_offset,
+                    body_hash=hash_of(record),
+                )
+        read = self._databases.read
+        labels = {label for (label,) in read("SELECT label FROM business")}
+        for group, message_id, label in read("SELECT * FROM effect"):
+            labels.add(label)
+            tell(Effect, group=group, message_id=message_id)
+        for label in self._world.labels:
+            tell(Truth, transaction_id=label, is_committed=label in labels)
+
+    def _judge_dead_letters(self) -> list[str]:
+        faults: list[str] = []
+        for group in self._plan.groups:
+            state = self._broker.delivery.group(group.subject, group.name)
+            for sequence, letter in sorted(state.dead.items()) if state is not None else ():
+                record = self._records[group.subject][sequence]
+                message_id = format_message_id(record.message_id)
+                self._world.ears.tell(
+                    DeadLetter, group=group.name, message_id=message_id, reason=letter.reason
+                )
+                is_used_up = letter.reason == ATTEMPTS_USED_UP
+                is_expired = letter.reason == EXPIRED and record.expires_at_ms is not None
+                if (is_used_up and letter.attempts == group.max_attempts) or is_expired:
+                    continue
+                faults.append(
+                    f"C4: {message_id} is a dead letter of {group.name} for no reason: "
+                    f"{letter.reason} after {letter.attempts} attempts"
+                )
+        return faults
+
+    def _judge_once(self) -> list[str]:
+        """At most once: nobody saw a message twice, and each was handed out or has expired."""
+        faults: list[str] = []
+        for group in self._of_kind(Kind.ONCE):
+            seen = Counter(
+                event.message_id for event in self._delivered() if event.group == group.name
+            )
+            faults += [
+                f"at most once: {message_id} came {count} times to {group.name}"
+                for message_id, count in seen.items()
+                if count > 1
+            ]
+            for record in self._records.get(group.subject, ()):
+                message_id = format_message_id(record.message_id)
+                if message_id in seen or record.expires_at_ms is not None:
+                    continue
+                if not self._world.handouts.counts[group.name, message_id]:
+                    faults.append(f"at most once: {message_id} was kept from {group.name}")
+                # Given, and lost on its way: that is what was asked for.
+                self._world.ears.tell(DeadLetter, group=group.name, message_id=message_id)
+        return faults
+
+    def _judge_audits(self) -> list[str]:
+        """After the last move to the beginning everything comes once more."""
+        faults: list[str] = []
+        since_ns = self._world.sought_at_ns
+        for group in self._of_kind(Kind.AUDIT):
+            again = {
+                event.message_id
+                for event in self._delivered()
+                if event.group == group.name and event.at_ns > since_ns
+            }
+            dead = self._broker.delivery.group(group.subject, group.name)
+            for sequence, record in enumerate(self._records.get(group.subject, ())):
+                message_id = format_message_id(record.message_id)
+                if message_id not in again and (dead is None or sequence not in dead.dead):
+                    faults.append(f"seek: {message_id} did not come again to {group.name}")
+        return faults
+
+    def _history(self) -> list[AnyEvent]:
+        """What the kit's checker is told: it knows nothing of groups that are moved."""
+        moved = {group.name for group in self._of_kind(Kind.AUDIT)}
+        is_moved_early = Trouble.SEEK in self._plan.troubles
+        return [
+            event
+            for event in self._world.ears.events
+            if getattr(event, "group", None) not in moved
+            or (not is_moved_early and event.at_ns < self._world.sought_at_ns)
+            or isinstance(event, DeadLetter)
+        ]
+
+    def _groups(self) -> dict[str, Group]:
+        is_moved = Trouble.SEEK in self._plan.troubles
+        return {
+            group.name: Group(
+                subjects=frozenset({group.subject}),
+                has_effects=group.has_inbox,
+                is_ordered=group.kind is Kind.ORDERED,
+            )
+            for group in self._plan.groups
+            if not (is_moved and group.kind is Kind.AUDIT)
+        }
+
+    def _promises(self) -> Promises:
+        return Promises(
+            ordered_subjects=frozenset({ORDERS}) if self._plan.is_ordered else frozenset(),
+            ack_durable_ms=_ACK_DURABLE_MS,
+            lease_ms=LEASE_MS,
+            drain_ms_max=600_000,
+            recovery_ms_max=600_000,
+        )
+
+    def _of_kind(self, kind: Kind) -> list[GroupPlan]:
+        return [group for group in self._plan.groups if group.kind is kind]
+
+    def _delivered(self) -> list[Delivered]:
+        return [event for event in self._world.ears.events if isinstance(event, Delivered)]
+
+    def _read(self, subject: str) -> list[Record]:
+        queue = self._store.queue(subject)
+        assert queue is not None
+        entries = queue.entries(0, queue.next_sequence)
+        return [
+            decode_record(subject, data)
+            for data in self._store.read_records(entries, subject=subject)
+        ]

@@ -1,0 +1,216 @@
+"""The clients of the played world: producers, watchdogs and consumers, each a process with strands.
+
+Each runs the product's own passes in loops as its threads do, and begins again after it died. What a
+message is, how a transaction ends and what a handler does is drawn while the world goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from qmq_client.message import Message
+from qmq_client.options import ProducerOptions
+from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.producer import Producer
+from qmq_client.retry import Backoff
+from qmq_watchdog.databases import Database
+from qmq_watchdog.job import DaemonOptions, SweepJob
+from qmq_watchdog.sweep import Sweep, SweepOptions
+from tests.kit.events import Attempt, Commit, Rollback, Unknown
+from tests.kit.history import body_hash
+from tests.simulation.database import Slot
+from tests.simulation.network import Line
+from tests.simulation.plan import ORDERS
+from tests.simulation.scheduler import MS, Died, PlayedClock, Process, Signal
+from tests.simulation.world import World
+
+TAKEOVER_MS: Final = 2_000
+_BACKOFF: Final = Backoff(first_ms=200, max_ms=3_000)
+_AGAIN_US: Final = 2_000 * MS
+_KEYS: Final = ("red", "green", None)
+
+
+class Machine:
+    """Where one client runs: a slot at the database, a clock, and one life after the other."""
+
+    def __init__(self, world: World, name: str, slot: Slot) -> None:
+        self.world = world
+        self.name = name
+        self.slot = slot
+        self.clock = PlayedClock(world.scheduler)
+        self.process: Process = Process(world.scheduler, name)
+        self.is_wanted = True
+        self._lives = 0
+
+    def start(self) -> None:
+        """Begin a life."""
+        if not self.is_wanted:
+            return
+        self._lives += 1
+        self.process = process = Process(self.world.scheduler, f"{self.name}.{self._lives}")
+        process.on_death = self._on_death
+        self.clock = PlayedClock(self.world.scheduler, process)
+        self.engine = self.slot.take(process, self.world.played)
+        self.line = Line(self.world.network, process, self.world.ears)
+        process.spawn("main", self._main)
+
+    def _main(self) -> None:
+        """As the process's main thread: a failure to begin ends it, and it is begun again."""
+        try:
+            self.live()
+        except Exception as error:
+            self.world.scheduler.note(f"{self.process.name} ended: {error!r:.200}")
+            self.process.die()
+
+    def live(self) -> None:
+        """What this client does; spawns strands or returns at its end."""
+        raise NotImplementedError
+
+    def _on_death(self) -> None:
+        world = self.world
+        world.ears.fault("crash", self.process.name, "begin")
+        self.slot.release()
+        delay_us = world.scheduler.rng.randrange(_AGAIN_US)
+        world.scheduler.after(delay_us, f"{self.name} starts", self.start)
+
+
+class Shop(Machine):
+    """A producer: an application with transactions, and the publisher beside it."""
+
+    def live(self) -> None:
+        """Send until there is nothing left to send."""
+        world = self.world
+        self._committed = Signal()
+        self._producer = Producer(
+            self.engine,
+            self.line,
+            options=ProducerOptions(
+                background=False,
+                takeover_ms=TAKEOVER_MS,
+                order_by_key=world.plan.is_ordered,
+                backoff=_BACKOFF,
+                batch_messages=3,
+            ),
+            clock=self.clock,
+        )
+        self.process.spawn("publisher", lambda: publish(self, self._producer, self._committed))
+        pause_us = world.plan.busy_ms * MS * world.plan.producers // world.plan.transactions
+        while world.take_transaction():
+            self.process.sleep(world.scheduler.rng.randrange(pause_us), "thinks")
+            self._transaction()
+            world.scheduler.give(self._committed)
+
+    def _transaction(self) -> None:
+        world, rng = self.world, self.world.scheduler.rng
+        label = world.new_label(self.name)
+        ending = rng.choices(("commit", "rollback", "error"), weights=(8, 2, 1))[0]
+        try:
+            with Session(self.engine) as session:
+                self._write(session, label)
+                if rng.random() < 0.2:
+                    self._savepoint(session, f"{label}/s")
+                if rng.random() < 0.3:
+                    self.process.sleep(rng.randrange(300 * MS), "works in its transaction")
+                if ending == "commit":
+                    self._commit(session, label)
+                    return
+                if ending == "error":
+                    raise ValueError("the application's own")
+        except (sa.exc.SQLAlchemyError, ValueError):
+            pass
+        world.ears.tell(Rollback, self.process.name, transaction_id=label)
+
+    def _commit(self, session: Session, label: str) -> None:
+        ears = self.world.ears
+        try:
+            session.commit()
+        except Exception:
+            ears.tell(Unknown, self.process.name, transaction_id=label)
+            return
+        except Died:
+            ears.tell(Unknown, self.process.name, transaction_id=label)
+            raise
+        ears.tell(Commit, self.process.name, transaction_id=label)
+
+    def _savepoint(self, session: Session, label: str) -> None:
+        with session.begin_nested() as savepoint:
+            self._write(session, label)
+            if self.world.scheduler.rng.random() < 0.5:
+                savepoint.rollback()
+
+    def _write(self, session: Session, label: str) -> None:
+        rng = self.world.scheduler.rng
+        session.execute(sa.text("INSERT INTO business VALUES (:label)"), {"label": label})
+        for _ in range(rng.randint(1, 3)):
+            message = self.world.new_message(ORDERS, key=rng.choice(_KEYS))
+            attempt(self, message, label)
+            self._producer.send(message, session=session)
+
+
+def publish(machine: Machine, producer: Producer, committed: Signal) -> None:
+    """The publisher's thread."""
+    publisher = producer.publisher
+    while True:
+        done = publisher.step(machine.clock.monotonic_s())
+        if len(publisher.queue) >= done.wake_at_messages:
+            machine.process.sleep(0, "publishes on")
+            continue
+        wait_us = 1_000 * MS if done.wait_s is None else round(done.wait_s * 1_000_000)
+        machine.process.wait(committed, max(1, wait_us), "publisher waits")
+
+
+def attempt(machine: Machine, message: Message, label: str) -> None:
+    """Note that a message is about to be sent in this transaction."""
+    machine.world.ears.tell(
+        Attempt,
+        machine.process.name,
+        message_id=message.message_id,
+        subject=message.subject,
+        body_hash=body_hash(message.body, dict(message.headers)),
+        transaction_id=label,
+        key=message.key or "",
+    )
+
+
+class Watch(Machine):
+    """A watchdog with one database."""
+
+    def live(self) -> None:
+        """Sweep for ever."""
+        world, draw = self.world, self.world.scheduler.rng.random
+        database = Database(name="world", store=OutboxStore(self.engine), engine=self.engine)
+        sweep = Sweep(
+            database,
+            self.line,
+            SweepOptions(batch_rows=4, lease_ms=4_000, backoff=_BACKOFF, seconds_max=60.0),
+            clock=self.clock,
+            random=draw,
+            beside=AtOnce,
+        )
+        options = DaemonOptions(poll_s=0.7, idle_after_s=5.0, idle_poll_s=1.5, outage_s_max=2.0)
+        job = SweepJob(sweep, options, draw, clock=self.clock)
+        while True:
+            try:
+                job.step(lambda: False)
+            except Exception as error:  # as the daemon's workers do
+                world.scheduler.note(f"{self.process.name} sweep failed: {error!r:.200}")
+                job.on_fault()
+            self.process.sleep(max(1, round(job.delay_s * 1_000_000)), "waits for its next sweep")
+
+
+class AtOnce(Executor):
+    """An executor without a thread: what is submitted is done before `submit` returns."""
+
+    def submit(self, work: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        """See `concurrent.futures.Executor`."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*given, **named))
+        except Exception as error:
+            future.set_exception(error)
+        return future

@@ -1,0 +1,138 @@
+"""What a seed makes of a world: its people, its faults and its length, all drawn before it begins.
+
+Each seed has only some of the kinds of faults, and those more often: a world where everything goes wrong
+all the time does little, and finds little.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+ORDERS: Final = "orders"
+SHIPPED: Final = "shipped"
+
+
+class Kind(StrEnum):
+    """How a group consumes."""
+
+    #: Effects in the transaction of the inbox.
+    INBOX = "inbox"
+    #: The same, and each effect sends a message on in that transaction.
+    RELAY = "relay"
+    #: By key, with an inbox.
+    ORDERED = "ordered"
+    #: Acked before they are given out.
+    ONCE = "once"
+    #: No inbox: whatever comes is seen, and moved back to the beginning at the end.
+    AUDIT = "audit"
+
+
+class Trouble(StrEnum):
+    """Kinds of faults."""
+
+    POWER_CUT = "power cut of the broker"
+    BROKER_KILL = "kill of the broker"
+    BROKER_RESTART = "restart of the broker"
+    DISK_CALL = "death of the broker at a call of its disk"
+    BAD_DISK = "failing syncs of the broker's disk"
+    PRODUCER_CRASH = "crash of a producer"
+    CONSUMER_CRASH = "crash of a consumer"
+    WATCHDOG_CRASH = "crash of a watchdog"
+    LOST_REQUESTS = "lost requests"
+    LOST_ANSWERS = "lost answers"
+    DOUBLED = "requests that arrive twice"
+    SLOW = "late requests and answers"
+    PARTITION = "a client that is cut off"
+    DATABASE = "a database that is away"
+    LOST_COMMITS = "lost answers to COMMIT"
+    CLOCKS = "clocks that are set"
+    PAUSE = "a paused group"
+    SEEK = "a group that is moved"
+
+
+_GROUPS: Final = {
+    Kind.INBOX: "billing",
+    Kind.RELAY: "packing",
+    Kind.ORDERED: "ledger",
+    Kind.ONCE: "screen",
+    Kind.AUDIT: "audit",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlan:
+    """One consumer group."""
+
+    name: str
+    kind: Kind
+    subject: str = ORDERS
+    consumers: int = 1
+    max_attempts: int = 16
+
+    @property
+    def has_inbox(self) -> bool:
+        """Whether its effects are in a database."""
+        return self.kind in (Kind.INBOX, Kind.RELAY, Kind.ORDERED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One world."""
+
+    seed: int
+    producers: int
+    watchdogs: int
+    groups: tuple[GroupPlan, ...]
+    #: Transactions of all producers together.
+    transactions: int
+    is_ordered: bool
+    troubles: tuple[Trouble, ...]
+    #: Trouble begins on average after so long.
+    trouble_every_ms: int
+    #: Messages whose number has this rest are never handled; None for no such ones.
+    poison_rest: int | None
+    has_delays: bool
+    has_expiry: bool
+    busy_ms: int
+
+
+#: Every so many messages one is poison, where there is some.
+POISON_EVERY: Final = 11
+
+
+def plan_of(seed: int) -> Plan:
+    """The world of a seed."""
+    rng = random.Random(f"plan {seed}")
+    is_ordered = rng.random() < 0.4
+    kinds = rng.sample([Kind.INBOX, Kind.RELAY, Kind.ONCE, Kind.AUDIT], rng.randint(1, 2))
+    if is_ordered:
+        kinds.append(Kind.ORDERED)
+    has_poison = rng.random() < 0.3
+    groups = [
+        GroupPlan(
+            name=_GROUPS[kind],
+            kind=kind,
+            consumers=rng.randint(1, 2),
+            max_attempts=rng.randint(3, 5) if has_poison else 16,
+        )
+        for kind in kinds
+    ]
+    if Kind.RELAY in kinds:
+        groups.append(GroupPlan(name="post", kind=Kind.INBOX, subject=SHIPPED))
+    return Plan(
+        seed=seed,
+        producers=rng.randint(1, 2),
+        watchdogs=rng.randint(1, 2),
+        groups=tuple(groups),
+        transactions=rng.randint(6, 14),
+        is_ordered=is_ordered,
+        troubles=tuple(rng.sample(list(Trouble), rng.randint(2, 6))),
+        trouble_every_ms=rng.choice((400, 900, 2_000)),
+        poison_rest=rng.randrange(POISON_EVERY) if has_poison else None,
+        has_delays=rng.random() < 0.4,
+        has_expiry=rng.random() < 0.25,
+        busy_ms=rng.randint(4_000, 12_000),
+    )

@@ -1,0 +1,179 @@
+"""What goes wrong in a played world, and when: kinds, times and victims drawn from its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from qmq_client.wire.start import Start, StartKind
+from tests.simulation.consuming import Worker
+from tests.simulation.disk import PlayedDisk
+from tests.simulation.people import Machine, Shop, Watch
+from tests.simulation.plan import Kind, Trouble
+from tests.simulation.scheduler import MS
+from tests.simulation.world import World
+
+#: Whoever is not killed at once dies within so many of the points at which he could.
+_POINTS: Final = 60
+_DISK_CALLS: Final = 40
+_WHILE_MS: Final = 3_000
+#: Clocks are wrong by less than leases, takeovers and the broker's window of ids forgive.
+_WRONG_MS: Final = 5_000
+
+
+class Troubles:
+    """Lets things go wrong until the world is healed."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = world.scheduler.rng
+        self._is_over = False
+        self._ways: dict[Trouble, Callable[[], None]] = {
+            Trouble.POWER_CUT: lambda: world.host.kill(is_power_cut=True),
+            Trouble.BROKER_KILL: lambda: world.host.kill(is_power_cut=False),
+            Trouble.BROKER_RESTART: world.host.restart,
+            Trouble.DISK_CALL: self._die_at_a_call,
+            Trouble.BAD_DISK: self._fail_a_sync,
+            Trouble.PRODUCER_CRASH: lambda: self._crash(Shop),
+            Trouble.CONSUMER_CRASH: lambda: self._crash(Worker),
+            Trouble.WATCHDOG_CRASH: lambda: self._crash(Watch),
+            Trouble.LOST_REQUESTS: lambda: self._weather("loses_requests", 0.3),
+            Trouble.LOST_ANSWERS: lambda: self._weather("loses_answers", 0.4),
+            Trouble.DOUBLED: lambda: self._weather("doubles", 0.4),
+            Trouble.SLOW: lambda: self._weather("delays", 0.3),
+            Trouble.PARTITION: self._cut_off,
+            Trouble.DATABASE: lambda: self._database("fails", 0.3),
+            Trouble.LOST_COMMITS: lambda: self._database("loses_commits", 0.3),
+            Trouble.CLOCKS: self._set_a_clock,
+            Trouble.PAUSE: self._pause,
+            Trouble.SEEK: self._seek,
+        }
+
+    def begin(self) -> None:
+        """From now on things go wrong."""
+        self._next()
+
+    def heal(self) -> None:
+        """Nothing goes wrong any more; who is dead begins again by himself."""
+        world = self._world
+        self._is_over = True
+        weather = world.network.weather
+        weather.loses_requests = weather.loses_answers = weather.doubles = weather.delays = 0.0
+        weather.cut_off.clear()
+        world.played.fails = world.played.loses_commits = 0.0
+        for machine in world.machines:
+            machine.process.points_left = None
+        if world.host.life is not None:
+            world.host.life.disk.calls_left = None
+            world.host.life.disk.fails_sync = lambda path: False
+        world.host.deaths_at_start.clear()
+
+    def _next(self) -> None:
+        delay_us = round(self._rng.expovariate(1.0) * self._world.plan.trouble_every_ms * MS)
+        self._world.scheduler.after(delay_us, "trouble", self._happen)
+
+    def _happen(self) -> None:
+        if self._is_over:
+            return
+        kind = self._rng.choice(self._world.plan.troubles)
+        self._world.scheduler.note(f"trouble: {kind}")
+        self._ways[kind]()
+        self._next()
+
+    def _later(self, call: Callable[[], None]) -> None:
+        delay_us = self._rng.randrange(_WHILE_MS * MS)
+        self._world.scheduler.after(delay_us, "trouble is over", call)
+
+    def _disk(self) -> PlayedDisk | None:
+        life = self._world.host.life
+        return None if life is None else life.disk
+
+    def _die_at_a_call(self) -> None:
+        host, rng = self._world.host, self._rng
+        host.is_power_cut = rng.random() < 0.7
+        if (disk := self._disk()) is not None:
+            disk.calls_left = rng.randrange(1, _DISK_CALLS)
+        # Recoveries die, too, but not for ever.
+        host.deaths_at_start = [rng.randrange(1, _DISK_CALLS) for _ in range(rng.randrange(3))]
+
+    def _fail_a_sync(self) -> None:
+        if (disk := self._disk()) is not None:
+            log = self._rng.choice(("commitlog", "actionlog"))
+            self._world.host.is_power_cut = self._rng.random() < 0.5
+            disk.fails_sync = lambda path: path.startswith(log)
+
+    def _victim(self, kind: type[Machine]) -> Machine | None:
+        found = [one for one in self._world.machines if isinstance(one, kind)]
+        return self._rng.choice(found) if found else None
+
+    def _crash(self, kind: type[Machine]) -> None:
+        machine = self._victim(kind)
+        if machine is None:
+            return
+        if self._rng.random() < 0.3:
+            machine.process.kill()
+        else:
+            machine.process.points_left = self._rng.randrange(1, _POINTS)
+
+    def _weather(self, name: str, chance: float) -> None:
+        weather = self._world.network.weather
+        setattr(weather, name, chance)
+        self._later(lambda: setattr(weather, name, 0.0))
+
+    def _cut_off(self) -> None:
+        machine = self._victim(Machine)
+        if machine is not None:
+            cut_off, name = self._world.network.weather.cut_off, machine.process.name
+            cut_off.add(name)
+            self._later(lambda: cut_off.discard(name))
+
+    def _database(self, name: str, chance: float) -> None:
+        played = self._world.played
+        setattr(played, name, chance)
+        self._later(lambda: setattr(played, name, 0.0))
+
+    def _set_a_clock(self) -> None:
+        world, rng = self._world, self._rng
+        clocks = [world.host.clock, world.played.clock]
+        clocks += [machine.clock for machine in world.machines]
+        world.handouts.note_time()
+        rng.choice(clocks).ahead_ms = rng.randint(-_WRONG_MS, _WRONG_MS)
+
+    def _pause(self) -> None:
+        group = self._rng.choice(self._world.plan.groups)
+        self._in_broker(lambda: self._set_pause(group.name, is_paused=True))
+
+        def resume() -> None:
+            self._in_broker(lambda: self._set_pause(group.name, is_paused=False))
+
+        self._later(resume)
+
+    def resume_all(self) -> None:
+        """Let every group go on. Requires: the broker lives."""
+        for group in self._world.plan.groups:
+            self._set_pause(group.name, is_paused=False)
+
+    def _set_pause(self, name: str, *, is_paused: bool) -> None:
+        life = self._world.host.life
+        assert life is not None
+        (group,) = (one for one in self._world.plan.groups if one.name == name)
+        self._world.handouts.pause(life, group, is_paused=is_paused)
+
+    def _seek(self) -> None:
+        self._in_broker(self.seek_audits)
+
+    def seek_audits(self) -> None:
+        """Move the groups that only look to the beginning. Requires: the broker lives."""
+        life = self._world.host.life
+        assert life is not None
+        broker = life.broker
+        for group in self._world.plan.groups:
+            known = broker.delivery.group(group.subject, group.name)
+            if group.kind is Kind.AUDIT and known is not None:
+                start = Start(StartKind.EARLIEST)
+                broker.changes.seek(group.subject, group.name, start, broker.time.now_ms())
+
+    def _in_broker(self, call: Callable[[], None]) -> None:
+        life = self._world.host.life
+        if life is not None:
+            life.in_loop("an operator", call)

@@ -1,0 +1,88 @@
+"""One played world: what its people share, and what is counted across all of them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from qmq_broker.service.delivery.delivery import HandOut
+from qmq_client.message import Message
+from qmq_client.wire.message_id import format_message_id
+from qmq_client.wire.requests import PullRequest
+from tests.simulation.broker import BrokerHost
+from tests.simulation.database import Played
+from tests.simulation.ears import Ears
+from tests.simulation.handouts import HandOuts
+from tests.simulation.network import Network
+from tests.simulation.plan import POISON_EVERY, Plan
+from tests.simulation.rows import RowWatch
+from tests.simulation.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from tests.simulation.people import Machine
+
+_BODY_BYTES_MAX = 60
+
+
+class World:
+    """Everything that a process may ask for. One thread."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.scheduler = Scheduler(plan.seed)
+        self.rows = RowWatch()
+        self.ears = Ears(self.scheduler, self.rows)
+        self.played = Played(self.scheduler, self.rows.on_change)
+        self.host = BrokerHost(self.scheduler)
+        self.handouts = HandOuts(self.host, plan.groups)
+        self.network = Network(self.scheduler, self._on_hand_out)
+        self.machines: list[Machine] = []
+        #: Transactions of handlers and of applications, whose truth is asked for at the end.
+        self.labels: list[str] = []
+        #: When the groups that only look were moved to the beginning for the last time.
+        self.sought_at_ns = 0
+        self._messages = 0
+        self._transactions_left = plan.transactions
+
+    def take_transaction(self) -> bool:
+        """Whether there is another transaction to be done."""
+        self._transactions_left -= 1
+        return self._transactions_left >= 0
+
+    @property
+    def is_all_sent(self) -> bool:
+        """Whether no application does anything any more."""
+        return self._transactions_left < 0
+
+    def new_label(self, name: str) -> str:
+        """A name for one transaction."""
+        label = f"{name}-{len(self.labels)}"
+        self.labels += (label, f"{label}/s")
+        return label
+
+    def new_message(self, subject: str, *, key: str | None = None) -> Message:
+        """A message that nobody has sent before."""
+        rng, plan = self.scheduler.rng, self.plan
+        self._messages += 1
+        delay = ttl = None
+        if plan.has_delays and rng.random() < 0.3:
+            delay, key = timedelta(milliseconds=rng.randrange(8_000)), None
+        if plan.has_expiry and rng.random() < 0.2:
+            ttl = timedelta(milliseconds=rng.randrange(1, 6_000))
+        return Message(
+            subject,
+            rng.randbytes(rng.randrange(_BODY_BYTES_MAX)),
+            key=key,
+            delay=delay,
+            ttl=ttl,
+            message_id=format_message_id(self._messages.to_bytes(16)),
+        )
+
+    def is_poison(self, message_id: str) -> bool:
+        """Whether no handler can ever handle this message."""
+        rest = self.plan.poison_rest
+        return rest is not None and int(message_id, 16) % POISON_EVERY == rest
+
+    def _on_hand_out(self, request: PullRequest, given: HandOut, now_ms: int) -> None:
+        self.ears.on_hand_out(request, given)
+        self.handouts.on_hand_out(request, given, now_ms)
