@@ -15,7 +15,13 @@ import click
 
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.commands.exit_codes import ATTENTION, DONE, WRONG_CALL
-from qmq_pipeline.command import audit_options, full_option, job_options, running_job
+from qmq_pipeline.command import (
+    audit_options,
+    full_option,
+    job_options,
+    running_job,
+    until_signalled,
+)
 
 if TYPE_CHECKING:
     from qmq_pipeline.config import AuditOptions
@@ -41,8 +47,21 @@ def pipeline(context: click.Context) -> None:
 @pipeline.command()
 @job_options
 @click.option("--skip-expired", is_flag=True, help="Go on behind what retention has given up.")
-def ingest(*, skip_expired: bool, **options: Any) -> None:
+@click.option("--follow", is_flag=True, help="Go on with what comes, until SIGINT or SIGTERM.")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(0.1),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --follow: look for news at most so often.",
+)
+def ingest(*, skip_expired: bool, follow: bool, every_s: float, **options: Any) -> None:
     """Bring what is new in logs and outboxes into the bronze tables."""
+    if follow:
+        _follow(every_s, skip_expired=skip_expired, **options)
+        return
     from qmq_pipeline.jobs.ingest import Ingested
     from qmq_pipeline.jobs.ingest import ingest as ingest_logs
     from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
@@ -59,6 +78,27 @@ def ingest(*, skip_expired: bool, **options: Any) -> None:
         rows = {**done.rows, **({"outbox": sum(outbox.values())} if outbox else {})}
         answer = {**asdict(done), "rows": rows, "outbox": outbox}
         job.answer(answer, _ingested_text(rows, done.quarantined))
+
+
+def _follow(every_s: float, *, skip_expired: bool, **options: Any) -> None:
+    """Ingest until a signal comes; one line for each batch that brought something."""
+    from qmq_pipeline.jobs.follow import follow
+
+    with running_job(options) as job:
+        if job.config.place is None:
+            raise click.UsageError("--follow needs --path or --broker: it follows a log")
+        spark = job.spark()
+        with until_signalled() as stop:
+            done = follow(
+                spark,
+                job.config,
+                stop,
+                every_s=every_s,
+                skip_expired=skip_expired,
+                on_batch=lambda rows: job.line(rows, _ingested_text(dict(rows), 0)),
+            )
+        total = _ingested_text(done.rows, 0)
+        job.answer(asdict(done), f"stopped after {done.batches:,} batches: {total}")
 
 
 @pipeline.command()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -29,6 +33,7 @@ _WRONG_CALLS: Final = (OptionError, LakeError, JavaError)
 _SHOW_S: Final = 0.2
 #: What a shell says of a program that was ended by Ctrl-C.
 INTERRUPTED: Final = 130
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def job_options(function: _Function) -> _Function:
@@ -142,6 +147,15 @@ class Job:
         else:
             click.echo(f"{text} ({SYSTEM_CLOCK.monotonic_s() - self._began_s:.1f} s)")
 
+    def line(self, values: Any, text: str) -> None:
+        """Say what came of one of many steps, each with its time; nothing when it is to be quiet."""
+        self._clear()
+        at = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC).isoformat(timespec="seconds")
+        if self._as_json:
+            click.echo(msgspec.json.encode({"at": at, "rows": dict(values)}))
+        elif not self._is_quiet:
+            click.echo(f"{at} {text}")
+
     def _say(self, text: str) -> None:
         if not self._is_quiet and sys.stderr.isatty():
             click.echo(f"\r\x1b[K{text}", nl=False, err=True)
@@ -149,6 +163,26 @@ class Job:
     def _clear(self) -> None:
         if not self._is_quiet and sys.stderr.isatty():
             click.echo("\r\x1b[K", nl=False, err=True)
+
+
+@contextmanager
+def until_signalled() -> Iterator[Event]:
+    """An event that the first SIGINT or SIGTERM sets; the second one ends the process as it would any."""
+    stop = Event()
+    before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+
+    def on_signal(_: int, __: FrameType | None) -> None:
+        stop.set()
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in _STOP_SIGNALS:
+        signal.signal(number, on_signal)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
