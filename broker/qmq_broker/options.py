@@ -56,8 +56,9 @@ class StoreOptions:
     checkpoint_bytes: int = 64 * MIB
     #: … after so long while something is written.
     checkpoint_ms: int = 1_000
-    #: Log bytes after which entries of consume queues go to their files; a restart reads as much.
-    queue_flush_bytes: int = 256 * MIB
+    #: Log bytes after which entries of consume queues go from their journal to their files, one sync
+    #: for each subject; the log is kept so far back.
+    queue_flush_bytes: int = GIB
     #: A segment of the commit log is given up when all of it is older than this …
     retain_ms: int = 72 * 3_600_000
     #: … or when the log is longer than this without it; 0 for no bound.

@@ -188,6 +188,9 @@ MORE_BUGS: dict[str, Bug] = {
     ),
     "a bad frame is passed over": Bug(opening.bad_frames_are_skipped),
     "the table comes before the entries": Bug(writing.the_table_comes_before_the_entries),
+    "the journal leaves an id out": Bug(writing.the_journal_leaves_an_id_out),
+    "the journal leaves a queue out": Bug(writing.the_journal_leaves_a_queue_out),
+    "the journal is written before the sync": Bug(writing.the_journal_is_written_before_the_sync),
     "the epoch is not written": Bug(opening.epoch_is_not_written),
     "the accepted tail is not made durable": Bug(
         opening.the_tail_is_not_made_durable,

@@ -165,8 +165,8 @@ def bad_frames_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
 def the_window_is_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     derive = Recovery._derive
 
-    def derive_and_forget(self: Recovery, window_offset: int, commit: LogFinding) -> None:
-        derive(self, window_offset, commit)
+    def derive_and_forget(self: Recovery, commit: LogFinding, *, has_schedule: bool) -> None:
+        derive(self, commit, has_schedule=has_schedule)
         self._window = DedupeWindow(ids_max=1_000, age_ms=1_000)
 
     monkeypatch.setattr(Recovery, "_derive", derive_and_forget)

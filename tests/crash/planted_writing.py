@@ -9,7 +9,7 @@ from qmq_broker.storage import store
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.retained import Retained, write_retained
 from qmq_broker.storage.files.snapshots import SnapshotFiles
-from qmq_broker.storage.logs import segmented_log
+from qmq_broker.storage.logs import id_journal, segmented_log
 from qmq_broker.storage.logs.action_log import ActionLog
 from qmq_broker.storage.logs.commit_log import CommitLog
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
@@ -108,6 +108,35 @@ def the_table_comes_before_the_entries(monkeypatch: pytest.MonkeyPatch) -> None:
             self._flush.queues.pop()
 
     monkeypatch.setattr(ConsumeQueues, "begin_flush", plan_all_but_one)
+
+
+def the_journal_leaves_an_id_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = id_journal._content
+    monkeypatch.setattr(id_journal, "_content", lambda added: content(added[:-1]))
+
+
+def the_journal_leaves_a_queue_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_journal = ConsumeQueues.write_journal
+
+    def write_all_but_one(self: ConsumeQueues, durable_offset: int, copied_offset: int) -> None:
+        if self._unjournaled:
+            self._unjournaled.popitem()
+        write_journal(self, durable_offset, copied_offset)
+
+    monkeypatch.setattr(ConsumeQueues, "write_journal", write_all_but_one)
+
+
+def the_journal_is_written_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tells of frames that a power cut may take."""
+
+    def sync(self: Store) -> None:
+        self._queues.publish()
+        self._queues.write_journal(self.written_offset, 0)
+        self._commit_log.log.sync()
+        self._publish()
+        self._step()
+
+    monkeypatch.setattr(Store, "sync", sync)
 
 
 def a_sealed_segment_is_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:

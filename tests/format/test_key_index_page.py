@@ -47,4 +47,4 @@ def test_the_numbers_on_the_page_are_those_of_the_code() -> None:
         assert f"{INDEX_HEADER_BYTES + 4 * slots + INDEX_ENTRY_BYTES * entries:,} bytes" in page
     assert f"{options.index_entries:,} entries in {options.index_entries // 4:,} slots" in page
     assert f"At most {options.index_files:,} files" in page
-    assert options.queue_flush_bytes == 256 * MIB == key_search.LOOKED_THROUGH_BYTES_MAX
+    assert key_index.NOTE_BYTES == 256 * MIB == key_search.LOOKED_THROUGH_BYTES_MAX

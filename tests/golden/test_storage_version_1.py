@@ -49,6 +49,8 @@ FILES = {
     "index_sealed",
     "index_table",
     "summary_sealed",
+    "journal_ids",
+    "journal_entries",
     "format_file",
     "clean_stop",
     "actions_aside",

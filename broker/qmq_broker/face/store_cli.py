@@ -33,6 +33,7 @@ DUMPED: Final = (
     "entries",
     "format",
     "frames",
+    "ids",
     "queues",
     "records",
     "retained",
@@ -40,6 +41,7 @@ DUMPED: Final = (
     "segments",
     "snapshot",
     "summaries",
+    "waiting",
 )
 _DIRECTORY: Final = click.Path(exists=True, file_okay=False)
 
@@ -107,7 +109,7 @@ def dump(
 def rebuild(directory: str, what: str, *, as_json: bool) -> None:
     """Make derived files of a stopped broker again from the logs: the consume queues, or all.
 
-    With `all` key index and summaries are removed too; the broker makes them again in the background.
+    With `all` key index, summaries and the journal of ids are removed too; the broker makes them again.
     """
     from qmq_broker.storage.files.disk import OsDisk
     from qmq_broker.storage.upkeep.rebuild import rebuild_store
@@ -123,7 +125,8 @@ def rebuild(directory: str, what: str, *, as_json: bool) -> None:
     )
     if what == "all":
         click.echo(
-            f"{done.index_files} files of the key index and {done.summaries} summaries removed"
+            f"{done.index_files} files of the key index, {done.summaries} summaries and "
+            f"{done.id_files} files of ids removed"
         )
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from qmq_broker.errors import CorruptionError, StoreError
+from qmq_broker.face.journal_dump import id_rows, waiting_rows
 from qmq_broker.face.json_messages import record_to_json
 from qmq_broker.face.schedule_dump import dispatch_rows, schedule_rows
 from qmq_broker.service.delivery.snapshot import SnapshotImage
@@ -29,12 +30,13 @@ from qmq_broker.storage.logs.action_log import ACTION_KINDS
 from qmq_broker.storage.logs.actions import Action
 from qmq_broker.storage.logs.commit_log import COMMIT_KINDS, QUEUED_KINDS
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
+from qmq_broker.storage.logs.log_recovery import torn_bytes_behind
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.logs.summary import SegmentSummary
 from qmq_broker.storage.queues.consume_queues import QueueTable
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES, QueueFiles
 from qmq_broker.storage.upkeep.inspect_files import sealed_array, slots
-from qmq_broker.storage.upkeep.inspect_log import walk
+from qmq_broker.storage.upkeep.inspect_log import DamagedRange, walk
 from qmq_broker.storage.upkeep.verify_segment import log_frame
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind
@@ -264,8 +266,7 @@ def _walk(disk: Disk, format_: Format, log: str, offset: int) -> Iterator[Scanne
             if isinstance(found, ScannedFrame):
                 yield found
             else:
-                path = segments.path(found.first_offset)
-                yield _damaged(path, found.first_offset, found.next_offset, found.reason)
+                yield _no_frame(disk, segments, found)
     finally:
         segments.close()
 
@@ -277,8 +278,33 @@ def _logs(format_: Format) -> dict[str, int]:
     }
 
 
+def _no_frame(disk: Disk, segments: Segments, found: DamagedRange) -> Row:
+    """A range without frames: what was never used behind the log's end, or damage."""
+    first, next_, path = found.first_offset, found.next_offset, segments.path(found.first_offset)
+    is_last = next_ >= segments.bases[-1] + segments.segment_bytes
+    if (
+        is_last
+        and first >= _synced(disk, segments.directory)
+        and not torn_bytes_behind(segments, first)
+    ):
+        is_recycled = segments.is_recycled(segments.base_of(first))
+        what = "frames of a segment that was given up" if is_recycled else "room taken ahead"
+        return {"file": path, "first": first, "next": next_, "unused": what}
+    return _damaged(path, first, next_, found.reason)
+
+
+def _synced(disk: Disk, log: str) -> int:
+    """Up to where the newest checkpoint says that a log was synced."""
+    whole = [slot for _, slot in slots(disk) if slot is not None]
+    newest = max(whole, key=lambda slot: slot.generation, default=None)
+    if newest is None:
+        return 0
+    point = newest.commit_log if log == layout.COMMIT_LOG else newest.action_log
+    return point.durable_offset
+
+
 def _damaged(path: str, first: int, next_: int | None, reason: str) -> Row:
-    """No good frame or file; behind the log's last frame this is the rest of its segment."""
+    """No good frame or file."""
     return {"file": path, "first": first, "next": next_, "unreadable": reason}
 
 
@@ -304,6 +330,7 @@ KINDS: Final[Mapping[str, Callable[[Disk, Format, DumpQuestion], Iterator[Row]]]
     "entries": _entries,
     "format": _format,
     "frames": _frames,
+    "ids": lambda disk, format_, _: id_rows(disk, format_),
     "queues": _queues,
     "records": _records,
     "retained": _retained,
@@ -311,4 +338,5 @@ KINDS: Final[Mapping[str, Callable[[Disk, Format, DumpQuestion], Iterator[Row]]]
     "segments": _segments,
     "snapshot": _snapshot,
     "summaries": _summaries,
+    "waiting": lambda disk, format_, asked: waiting_rows(disk, format_, asked.subject),
 }

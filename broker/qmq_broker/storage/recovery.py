@@ -7,8 +7,8 @@
          ─▶ remove CLEAN ─▶ mend both logs ─▶ new epoch, durable ─▶ open for writing
 
 A crash anywhere in between is a crash like any other: the same end is found again, at worst an
-epoch number is wasted. Derived are the consume queues and the dedupe window: from what their files
-and the checkpoint say on, or from the log's beginning.
+epoch number is wasted. Derived are the consume queues, the dedupe window and the schedule: from what
+their files and journals say on, or from the log's beginning.
 """
 
 from __future__ import annotations
@@ -39,23 +39,24 @@ from qmq_broker.storage.logs.commit_log import (
 )
 from qmq_broker.storage.logs.dedupe_window import DedupeWindow, IdRun, scanned_id_runs
 from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame
+from qmq_broker.storage.logs.id_journal import IdJournal
 from qmq_broker.storage.logs.log_recovery import LogFinding, examine, mend
 from qmq_broker.storage.logs.segments import Segments
-from qmq_broker.storage.queues.consume_queues import ConsumeQueues
+from qmq_broker.storage.queues.consume_queues import UNFLUSHED_BYTES_MAX, ConsumeQueues
 from qmq_broker.storage.schedule.copy import UNCOPIED_MAX, ScheduleCopier, clear_strays
 from qmq_broker.storage.schedule.copy import load as load_schedule
 from qmq_broker.storage.schedule.schedule import Schedule
 from qmq_client.wire.errors import ProtocolError
 
 _log = logging.getLogger(__name__)
-#: Entries made again are brought to their files in portions of this, so that memory stays bounded.
-UNFLUSHED_BYTES_MAX: Final = 32 * 1024 * 1024
 _DIRECTORIES: Final = (
     layout.COMMIT_LOG,
     layout.ACTION_LOG,
     layout.CONSUME_QUEUES,
     layout.INDEX,
     layout.SUMMARIES,
+    layout.IDS,
+    layout.ENTRIES,
     layout.SCHEDULE,
     layout.DISPATCH,
     layout.STATE,
@@ -100,6 +101,7 @@ class Recovered:
     action_finding: LogFinding
     queues: ConsumeQueues
     window: DedupeWindow
+    ids: IdJournal
     schedule: Schedule
     retained: Retained
     snapshots: SnapshotFiles
@@ -120,6 +122,7 @@ class Recovery:
         self._actions = Segments(disk, layout.ACTION_LOG, format_.action_segment_bytes)
         self._queues = ConsumeQueues(disk, options, format_.store_id)
         self._window = DedupeWindow(ids_max=options.dedupe_ids, age_ms=options.dedupe_ms)
+        self._ids = IdJournal(disk, format_.store_id, self._window)
         self._schedule = Schedule(disk, options, format_.store_id, self._commit)
 
     def run(self, checkpoints: CheckpointFiles) -> Recovered:
@@ -133,6 +136,7 @@ class Recovery:
         commit, actions = self._examine(last)
         is_loaded = self._queues.load(commit.next_offset, self._retained)
         first_offset = self._retained.first_offset
+        self._ids.load(max(last.window_offset if last else 0, first_offset), commit.next_offset)
         has_schedule = load_schedule(
             self._schedule, first_offset=first_offset, next_offset=commit.next_offset
         )
@@ -148,15 +152,16 @@ class Recovery:
         self._disk.sync_directory(layout.STATE)
         if has_schedule:
             clear_strays(self._schedule)
-        self._derive(max(last.window_offset if last else 0, first_offset), commit)
+        self._derive(commit, has_schedule=has_schedule)
         self._mend(commit, actions)
+        self._ids.start()
+        self._queues.start_journal(next_offset=commit.next_offset)
         checkpoint = self._next_checkpoint(last, commit, actions)
-        checkpoints.prepare()
-        if last is not None:
-            # A killed process may have left it unsynced, and the other slot is written next.
-            checkpoints.write(last)
-        checkpoints.write(checkpoint)
-        self._copier.adopt_options()
+        _raise_epoch(checkpoints, last, checkpoint)
+        if has_schedule:
+            self._copier.adopt_options()
+        else:
+            self._copier.copy_all()  # from now on the journal may say that nothing came behind it
         return Recovered(
             checkpoint=checkpoint,
             commit_segments=self._commit,
@@ -165,6 +170,7 @@ class Recovery:
             action_finding=actions,
             queues=self._queues,
             window=self._window,
+            ids=self._ids,
             schedule=self._schedule,
             retained=self._retained,
             snapshots=self._snapshots,
@@ -185,6 +191,7 @@ class Recovery:
         self._commit.close()
         self._actions.close()
         self._queues.close()
+        self._ids.close()
         self._schedule.close()
 
     def _examine(self, last: Checkpoint | None) -> tuple[LogFinding, LogFinding]:
@@ -214,17 +221,18 @@ class Recovery:
             )
         return commit, actions
 
-    def _derive(self, window_offset: int, commit: LogFinding) -> None:
+    def _derive(self, commit: LogFinding, *, has_schedule: bool) -> None:
         """Fill queues, window and schedule from the frames that they do not know."""
         queues, schedule = self._queues, self._schedule
-        indexed_offset, copied_offset = queues.indexed_offset, schedule.copied_offset
-        first_offset = min(window_offset, indexed_offset, copied_offset, commit.next_offset)
+        known_offset, window_offset = queues.known_offset, self._ids.next_offset
+        copied_offset = max(schedule.copied_offset, queues.copied_offset if has_schedule else 0)
+        first_offset = min(window_offset, known_offset, copied_offset, commit.next_offset)
         scan = FrameScan(
             self._commit, COMMIT_KINDS, store_id=self._store_id, first_offset=first_offset
         )
         for frame in self._good_frames(scan, commit.next_offset):
-            runs = self._staged(frame, is_new=frame.offset >= indexed_offset)
-            if queues.unflushed_bytes > UNFLUSHED_BYTES_MAX:
+            runs = self._staged(frame, is_new=frame.offset >= known_offset)
+            if queues.unflushed_bytes > 2 * UNFLUSHED_BYTES_MAX:
                 queues.flush_entries()
             if frame.offset >= copied_offset:
                 self._derive_delayed(frame, scan.next_offset)
@@ -233,6 +241,7 @@ class Recovery:
                     self._copier.copy_all()
             if runs is not None and frame.offset >= window_offset:
                 self._window.add(runs, offset=frame.offset, stored_at_ms=frame.header.stored_at_ms)
+        schedule.publish(commit.next_offset, commit.last_stored_at_ms)
 
     def _derive_delayed(self, frame: ScannedFrame, next_offset: int) -> None:
         try:
@@ -295,6 +304,14 @@ class Recovery:
 
     def _corruption(self, offset: int, reason: str) -> CorruptionError:
         return CorruptionError(segment=self._commit.path(offset), offset=offset, reason=reason)
+
+
+def _raise_epoch(files: CheckpointFiles, last: Checkpoint | None, checkpoint: Checkpoint) -> None:
+    files.prepare()
+    if last is not None:
+        # A killed process may have left it unsynced, and the other slot is written next.
+        files.write(last)
+    files.write(checkpoint)
 
 
 def write_clean_stop(disk: Disk, checkpoint: Checkpoint) -> None:

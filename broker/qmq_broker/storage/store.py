@@ -10,13 +10,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from typing import Final
 
 from qmq_broker.clock import Clock
 from qmq_broker.errors import ClosedError, DiskError, NoRoomError, PoisonedError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.checkpoint import Checkpoint, CheckpointFiles
+from qmq_broker.storage.files.checkpoint import CheckpointFiles
 from qmq_broker.storage.files.disk import Disk, DiskLock
 from qmq_broker.storage.files.format_file import Format, open_format
 from qmq_broker.storage.files.retained import Retained, write_retained
@@ -30,7 +29,8 @@ from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.logs.spares import SpareMaker
 from qmq_broker.storage.logs.summaries import Summaries
 from qmq_broker.storage.queues.consume_queue import ConsumeQueue, Entry
-from qmq_broker.storage.recovery import Recovered, Recovery, RecoveryReport, write_clean_stop
+from qmq_broker.storage.recovery import Recovered, Recovery, RecoveryReport
+from qmq_broker.storage.saving import Saved, Saver
 from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_broker.storage.schedule.fates import Fate
@@ -39,8 +39,6 @@ from qmq_client.wire.frame import MessageFrame
 __all__ = ["Placed", "RecoveryReport", "Store"]
 
 _log = logging.getLogger(__name__)
-#: Consume queues flushed between two commits: each costs a sync, together some milliseconds.
-QUEUES_PER_STEP: Final = 32
 
 
 class Store:
@@ -64,12 +62,9 @@ class Store:
     ) -> None:
         """For `open` only."""
         self._disk = self.disk = disk  # its files, also for those that read them beside it
-        self._clock = clock
         self._options = options
         self._lock = lock
         self._checkpoints = checkpoints
-        self._checkpoint = recovered.checkpoint
-        self._checkpoint_s = clock.monotonic_s()
         self._queues = recovered.queues
         self._window = recovered.window
         self._retained = recovered.retained
@@ -82,7 +77,6 @@ class Store:
         log = SegmentedLog(recovered.commit_segments, clock, settings, recovered.commit_finding)
         #: Messages that wait for their time.
         self.schedule = recovered.schedule
-        self._copier = ScheduleCopier(self.schedule, epoch=self.epoch)
         self._commit_log = CommitLog(log, recovered.queues, recovered.window, self.schedule)
         self._commit_segments = recovered.commit_segments
         #: Ids and keys of messages; one thread steps it, and none does so without harm.
@@ -110,6 +104,9 @@ class Store:
         self.actions = ActionLog(
             action_log, recovered.action_segments, format_.store_id, recovered.snapshots
         )
+        self._ids = recovered.ids
+        parts = _saved(recovered, log, action_log)
+        self._saver = Saver(clock, options, parts, checkpoints, recovered.checkpoint)
 
     @classmethod
     def open(cls, disk: Disk, clock: Clock, options: StoreOptions) -> Store:
@@ -192,21 +189,10 @@ class Store:
         return self._step()
 
     def _step(self) -> bool:
-        self._flush_some()
-        log = self._commit_log.log
-        last = self._checkpoint
-        behind_bytes = log.durable_offset - last.commit_log.durable_offset
-        actions_behind = self.actions.log.durable_offset - last.action_log.durable_offset
-        if not behind_bytes and not actions_behind:
-            return False
-        age_ms = (self._clock.monotonic_s() - self._checkpoint_s) * 1000
-        if behind_bytes < self._options.checkpoint_bytes and age_ms < self._options.checkpoint_ms:
-            return False
-        unindexed_bytes = log.durable_offset - self._queues.indexed_offset
-        if unindexed_bytes >= self._options.queue_flush_bytes and not self._queues.is_flushing:
-            self._queues.begin_flush(log.durable_offset)
-        self._write_checkpoint()
-        return True
+        try:
+            return self._saver.step()
+        except (DiskError, NoRoomError) as error:
+            raise self._poisoned("a failed checkpoint", error) from error
 
     @property
     def first_offset(self) -> int:
@@ -243,7 +229,7 @@ class Store:
         """
         self._check()
         self._check_place()
-        log, last = self._commit_log.log, self._checkpoint
+        log, last = self._commit_log.log, self._saver.last
         window_offset = self._window.first_offset
         bounds = [offset, last.commit_log.last_frame_offset, last.window_offset]
         bounds += [self._queues.indexed_offset, log.written_offset - 1]
@@ -316,6 +302,7 @@ class Store:
             for part in (
                 *logs,
                 self._queues,
+                self._ids,
                 self.index,
                 self.schedule,
                 self.spare_maker,
@@ -329,45 +316,13 @@ class Store:
         self._commit_log.log.sync()
         self._publish()
         self.actions.sync()
-        if self._queues.indexed_offset != self._commit_log.log.durable_offset:
-            self._queues.flush(self._commit_log.log.durable_offset)
-        self._copier.copy_all()
         self.index.finish()
-        self._write_checkpoint()
-        write_clean_stop(self._disk, self._checkpoint)
+        self._saver.stop_clean(self._disk)
 
     def _publish(self) -> None:
         self._queues.publish()
         log = self._commit_log.log
         self.schedule.publish(log.durable_offset, log.last_stored_at_ms)
-
-    def _flush_some(self) -> None:
-        try:
-            self._queues.flush_some(QUEUES_PER_STEP)
-            self._copier.step()
-        except NoRoomError as error:
-            # The entries stay in memory and are derived: tried again after a later checkpoint.
-            self._queues.give_up_flush()
-            _log.warning("queues and schedule not flushed: reason=%s", error)
-        except DiskError as error:
-            raise self._poisoned("a failed checkpoint", error) from error
-
-    def _write_checkpoint(self) -> None:
-        commit_point = self._commit_log.log.durable_point
-        window_offset = self._window.first_offset
-        checkpoint = Checkpoint(
-            generation=self._checkpoint.generation + 1,
-            epoch=self.epoch,
-            commit_log=commit_point,
-            action_log=self.actions.log.durable_point,
-            window_offset=commit_point.durable_offset if window_offset is None else window_offset,
-        )
-        try:
-            self._checkpoints.write(checkpoint)
-        except (DiskError, NoRoomError) as error:
-            raise self._poisoned("a failed checkpoint", error) from error
-        self._checkpoint = checkpoint
-        self._checkpoint_s = self._clock.monotonic_s()
 
     def _log_range(self) -> LogRange:
         return LogRange(self.first_offset, self.durable_offset)
@@ -392,3 +347,14 @@ class Store:
     def _poisoned(self, what: str, error: Exception) -> PoisonedError:
         self._poison = f"nothing is written since {what}: {error}. Restart the broker."
         return PoisonedError(self._poison)
+
+
+def _saved(recovered: Recovered, commit_log: SegmentedLog, action_log: SegmentedLog) -> Saved:
+    return Saved(
+        commit_log=commit_log,
+        action_log=action_log,
+        queues=recovered.queues,
+        window=recovered.window,
+        ids=recovered.ids,
+        copier=ScheduleCopier(recovered.schedule, epoch=recovered.checkpoint.epoch),
+    )

@@ -20,6 +20,7 @@ SECOND = layout.segment_path(layout.COMMIT_LOG, SEGMENT)
 THIRD = layout.segment_path(layout.COMMIT_LOG, 2 * SEGMENT)
 ACTIONS = layout.segment_path(layout.ACTION_LOG, 0)
 QUEUE = layout.queue_path("orders", 0)
+ID_FILE = layout.segment_path(layout.IDS, 0)
 EMPTY_GROUPS = encode_groups([], 0)
 
 
@@ -88,6 +89,13 @@ def flip_both_snapshots(directory: Directory) -> None:
         directory.change(path, flip(5))
 
 
+def flip_where_a_start_reads(directory: Directory) -> None:
+    directory.change(FIRST, flip(700))
+    directory.remove(layout.IDS)
+
+
+#: Where a start does not read: it serves, and refuses each pull that meets the damage.
+REFUSES = "refuses pulls"
 DAMAGED, REBUILT, IGNORED = Level.DAMAGED, Level.REBUILT, Level.IGNORED
 CASES: dict[str, Case] = {
     "nothing": Case(harm=lambda d: None, level=None),
@@ -136,10 +144,19 @@ CASES: dict[str, Case] = {
     ),
     # commit log
     "a header flipped": Case(
-        harm=lambda d: d.change(FIRST, flip(88 + 9)), level=DAMAGED, file=FIRST, start="halts"
+        harm=lambda d: d.change(FIRST, flip(88 + 9)), level=DAMAGED, file=FIRST
     ),
     "a body flipped": Case(
-        harm=lambda d: d.change(FIRST, flip(700)), level=DAMAGED, file=FIRST, start="halts"
+        harm=lambda d: d.change(FIRST, flip(700)), level=DAMAGED, file=FIRST, start=REFUSES
+    ),
+    "a body flipped where a start reads": Case(
+        harm=flip_where_a_start_reads, level=DAMAGED, file=FIRST, start="halts"
+    ),
+    "the last frame flipped": Case(
+        harm=lambda d: d.change(THIRD, flip(d.next_offset % SEGMENT - 20)),
+        level=DAMAGED,
+        file=THIRD,
+        start="halts",
     ),
     "a segment head flipped": Case(
         harm=lambda d: d.change(SECOND, flip(60)), level=DAMAGED, file=SECOND, start="halts"
@@ -148,10 +165,10 @@ CASES: dict[str, Case] = {
         harm=lambda d: d.change(SECOND, lambda c: c[:512] + bytes(512) + c[1024:]),
         level=DAMAGED,
         file=SECOND,
-        start="halts",
+        start=REFUSES,
     ),
     "a sealed segment cut": Case(
-        harm=lambda d: d.change(FIRST, lambda c: c[:1000]), level=DAMAGED, file=FIRST, start="halts"
+        harm=lambda d: d.change(FIRST, lambda c: c[:1000]), level=DAMAGED, file=FIRST, start=REFUSES
     ),
     "a segment empty": Case(
         harm=lambda d: d.put(SECOND, b""), level=DAMAGED, file=SECOND, start="halts"
@@ -231,6 +248,19 @@ CASES: dict[str, Case] = {
         level=REBUILT,
         file=layout.QUEUE_TABLE,
         start="rebuilds",
+    ),
+    # journals
+    "an id flipped": Case(harm=lambda d: d.change(ID_FILE, flip(90)), level=REBUILT, file=ID_FILE),
+    "ids cut": Case(
+        harm=lambda d: d.change(ID_FILE, lambda c: c[:70]), level=REBUILT, file=ID_FILE
+    ),
+    "ids empty": Case(harm=lambda d: d.put(ID_FILE, b""), level=REBUILT, file=ID_FILE),
+    "ids missing": Case(harm=lambda d: d.remove(layout.IDS), level=None),
+    "ids of another store": Case(harm=of_another_store(ID_FILE), level=REBUILT, file=ID_FILE),
+    "ids under another name": Case(
+        harm=lambda d: add(f"ids/{SEGMENT:020d}", d.content(ID_FILE))(d),
+        level=IGNORED,
+        file=f"ids/{SEGMENT:020d}",
     ),
     "the folder of no subject": Case(
         harm=add("consumequeue/%41"), level=IGNORED, file="consumequeue/%41"

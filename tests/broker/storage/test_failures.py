@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from qmq_broker.errors import DiskError, DiskFullError, FilesFullError, PoisonedError
-from qmq_broker.storage import store as store_module
+from qmq_broker.storage import saving
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.store import Store
 from tests.broker.storage.lives import restarted
@@ -219,7 +219,7 @@ def test_B6_queues_that_find_no_room_stay_in_memory() -> None:
 def test_B11_queues_are_flushed_a_few_at_a_time_and_a_crash_in_between_is_harmless(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(store_module, "QUEUES_PER_STEP", 2)
+    monkeypatch.setattr(saving, "QUEUES_PER_STEP", 2)
 
     def many_subjects(disk: RecordingDisk) -> World:
         world = World(disk)

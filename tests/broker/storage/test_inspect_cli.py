@@ -140,6 +140,20 @@ def test_dump_finds_its_way_from_any_offset_for_one_subject(data: Path) -> None:
     assert entry.startswith("subject=orders  sequence=5  offset=")
 
 
+def test_dump_tells_room_that_was_never_used_from_damage(data: Path) -> None:
+    for kind, log in (("frames", "commitlog"), ("actions", "actionlog")):
+        rows = [json.loads(line) for line in run("dump", kind, data, "--json").output.splitlines()]
+        assert not [row for row in rows if "unreadable" in row]
+        assert rows[-1]["unused"] == "room taken ahead"
+        last = sorted((data / log).glob("0*"))[-1]
+        content = bytearray(last.read_bytes())
+        position = rows[-1]["first"] % len(content)
+        content[position - 20] ^= 1
+        last.write_bytes(content)
+        rows = [json.loads(line) for line in run("dump", kind, data, "--json").output.splitlines()]
+        assert "unreadable" in rows[-1], "the last frame is damaged"
+
+
 def test_dump_goes_on_behind_damage(data: Path) -> None:
     flip(data / "commitlog" / f"{0:020d}", 500)
     rows = [json.loads(line) for line in run("dump", "frames", data, "--json").output.splitlines()]

@@ -17,6 +17,8 @@
     schedule/<yyyyMM>/<yyyyMMddHHmm>          delayed messages, whole, by the span of their due times
     dispatch/<yyyyMM>/<yyyyMMddHHmm>          what became of those of one span
     state/schedule                            how far both are in their files
+    ids/<20 digits>                           message ids that are remembered, in order of the log
+    entries/<20 digits>                       entries that are not in their consume queues yet
     summary/<20 digits>                       what the sealed segment of the commit log of this name holds
 
 Paths are relative to the data directory, with forward slashes. A subject becomes a folder name
@@ -50,6 +52,8 @@ SCHEDULE_TABLE: Final = "state/schedule"
 INDEX: Final = "index"
 INDEX_TABLE: Final = "state/index"
 SUMMARIES: Final = "summary"
+IDS: Final = "ids"
+ENTRIES: Final = "entries"
 SNAPSHOTS: Final = ("state/groups.0", "state/groups.1")
 #: Written first and renamed over the file it replaces.
 DRAFT_SUFFIX: Final = ".new"

@@ -43,6 +43,8 @@ from qmq_client.wire.frame import FrameKind, MessageFrame
 _log = logging.getLogger(__name__)
 #: Entries in memory before they are written: 1.3 MB.
 TAIL_BYTES_MAX: Final = 65_536 * 20
+#: Log bytes after which the table says what has come: a search looks through so much without it.
+NOTE_BYTES: Final = 256 * 1024 * 1024
 #: Entries for each slot of a full file, as RocketMQ has it.
 ENTRIES_PER_SLOT: Final = 4
 #: What has a place in a consume queue; a delayed message gets one with its release.
@@ -89,7 +91,7 @@ class KeyIndex:
         self._slot_count = max(1, options.index_entries // ENTRIES_PER_SLOT)
         self._files_max = options.index_files
         self._reserve_bytes = options.reserve_bytes
-        self._note_bytes = options.queue_flush_bytes
+        self._note_bytes = min(options.queue_flush_bytes, NOTE_BYTES)
         self._store_id = store_id
         self._bounds = bounds
         self._lock = Lock()

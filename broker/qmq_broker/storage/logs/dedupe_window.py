@@ -16,7 +16,7 @@ import struct
 import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
@@ -128,6 +128,15 @@ def _joined(keys: Sequence[int]) -> list[IdRun]:
     ]
 
 
+class RunColumns(NamedTuple):
+    """Many runs as columns; the last counter of each, because the one behind may not fit 64 bits."""
+
+    instances: array[int]
+    firsts: array[int]
+    lasts: array[int]
+    places: array[int]
+
+
 class RunTable:
     """Runs of ids that do not overlap, each with a place."""
 
@@ -149,17 +158,41 @@ class RunTable:
         first, after = max(first, run.first_counter), min(after, run.next_counter)
         return [IdRunPlace(IdRun(run.instance, first, after), place)] if first < after else []
 
+    def add_sorted(self, columns: RunColumns) -> None:
+        """Add many runs, sorted by instance and counter. Requires: nothing of them is here yet."""
+        instances, firsts, lasts, places = columns
+        if len(set(instances)) == len(instances) and self._runs.keys().isdisjoint(instances):
+            afters = [last + 1 for last in lasts]
+            self._runs.update(zip(instances, zip(firsts, afters, places, strict=True), strict=True))
+            return
+        first = 0
+        while first < len(instances):
+            instance = instances[first]
+            after = bisect_right(instances, instance, first)
+            if after == first + 1:
+                self.add(IdRun(instance, firsts[first], lasts[first] + 1), places[first])
+            else:
+                part = (firsts[first:after], lasts[first:after], places[first:after])
+                self._columns_of(instance).extend(*part)
+            first = after
+
     def add(self, run: IdRun, place: int) -> None:
         """Requires: nothing of `run` is here yet."""
         known = self._runs.get(run.instance)
         if known is None:
             self._runs[run.instance] = (run.first_counter, run.next_counter, place)
             return
-        if not isinstance(known, _Columns):
-            columns = _Columns()
+        self._columns_of(run.instance).add(run.first_counter, run.next_counter, place)
+
+    def _columns_of(self, instance: int) -> _Columns:
+        """The columns of an instance, made when it has none."""
+        known = self._runs.get(instance)
+        if isinstance(known, _Columns):
+            return known
+        columns = self._runs[instance] = _Columns()
+        if known is not None:
             columns.add(*known)
-            known = self._runs[run.instance] = columns
-        known.add(run.first_counter, run.next_counter, place)
+        return columns
 
 
 class _Columns:
@@ -186,6 +219,16 @@ class _Columns:
             index += 1
         return found
 
+    def extend(self, firsts: array[int], lasts: array[int], places: array[int]) -> None:
+        """Add sorted runs; at the end, as is usual, they are copied as a whole."""
+        if not self._firsts or firsts[0] > self._firsts[-1]:
+            self._firsts += firsts
+            self._lasts += lasts
+            self._places += places
+            return
+        for first, last, place in zip(firsts, lasts, places, strict=True):
+            self.add(first, last + 1, place)
+
     def add(self, first: int, after: int, place: int) -> None:
         index = bisect_right(self._firsts, first)
         self._firsts.insert(index, first)
@@ -193,15 +236,30 @@ class _Columns:
         self._places.insert(index, place)
 
 
-class _Generation:
-    __slots__ = ("first_offset", "first_stored_at_ms", "ids", "last_stored_at_ms", "table")
+class Era(NamedTuple):
+    """What tells one generation of a window from others: its first frame, and when that was stored."""
 
-    def __init__(self, offset: int, stored_at_ms: int) -> None:
+    first_offset: int
+    first_stored_at_ms: int
+
+
+class Added(NamedTuple):
+    """One frame that was added to a window."""
+
+    era: Era
+    offset: int
+    stored_at_ms: int
+    runs: Sequence[IdRun]
+
+
+class _Generation:
+    __slots__ = ("era", "ids", "last_stored_at_ms", "table")
+
+    def __init__(self, era: Era) -> None:
         self.table = RunTable()
         self.ids = 0
-        self.first_offset = offset
-        self.first_stored_at_ms = stored_at_ms
-        self.last_stored_at_ms = stored_at_ms
+        self.era = era
+        self.last_stored_at_ms = era.first_stored_at_ms
 
 
 class DedupeWindow:
@@ -216,11 +274,18 @@ class DedupeWindow:
         #: Newest first, because repeats are of what was sent lately.
         self._generations: list[_Generation] = []
         self.ids = 0
+        #: Told of each frame that is added; `id_journal.py` keeps them over a restart.
+        self.on_added: Callable[[Added], object] = lambda _: None
+
+    @property
+    def is_empty_for_good(self) -> bool:
+        """Whether nothing is ever remembered, by the options."""
+        return not self._ids_max or not self._age_ms
 
     @property
     def first_offset(self) -> int | None:
         """Offset of the oldest frame that is remembered; None when none is."""
-        return self._generations[-1].first_offset if self._generations else None
+        return self._generations[-1].era.first_offset if self._generations else None
 
     def find(self, runs: Iterable[IdRun]) -> list[IdRunPlace]:
         """The parts of `runs` that are remembered, with the offsets of their frames."""
@@ -230,9 +295,9 @@ class DedupeWindow:
                 found += generation.table.find(run)
         return found
 
-    def add(self, runs: Iterable[IdRun], *, offset: int, stored_at_ms: int) -> None:
+    def add(self, runs: Sequence[IdRun], *, offset: int, stored_at_ms: int) -> None:
         """Remember the ids of a frame. Requires: none of them is remembered."""
-        if not self._ids_max or not self._age_ms:
+        if self.is_empty_for_good:
             return
         generation = self._newest(offset, stored_at_ms)
         generation.last_stored_at_ms = stored_at_ms
@@ -242,15 +307,33 @@ class DedupeWindow:
             generation.ids += count
             self.ids += count
         self._forget(stored_at_ms)
+        self.on_added(Added(generation.era, offset, stored_at_ms, runs))
+
+    def restore(self, era: Era, columns: RunColumns, *, last_stored_at_ms: int) -> None:
+        """Remember what was added in one generation before a restart, sorted.
+
+        Requires: it follows what was restored before.
+        """
+        if self.is_empty_for_good:
+            return
+        if not self._generations or self._generations[0].era != era:
+            self._generations.insert(0, _Generation(era))
+        generation = self._generations[0]
+        generation.last_stored_at_ms = last_stored_at_ms
+        generation.table.add_sorted(columns)
+        count = sum(columns.lasts) - sum(columns.firsts) + len(columns.firsts)
+        generation.ids += count
+        self.ids += count
+        self._forget(last_stored_at_ms)
 
     def _newest(self, offset: int, stored_at_ms: int) -> _Generation:
         if self._generations:
             newest = self._generations[0]
             is_full = newest.ids * GENERATIONS >= self._ids_max
-            age_ms = stored_at_ms - newest.first_stored_at_ms
+            age_ms = stored_at_ms - newest.era.first_stored_at_ms
             if not is_full and age_ms * GENERATIONS < self._age_ms:
                 return newest
-        self._generations.insert(0, _Generation(offset, stored_at_ms))
+        self._generations.insert(0, _Generation(Era(offset, stored_at_ms)))
         return self._generations[0]
 
     def _forget(self, now_ms: int) -> None:

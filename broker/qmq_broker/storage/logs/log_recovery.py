@@ -29,9 +29,16 @@ from qmq_broker.storage.logs.frame_scan import (
     claims_behind,
     durable_claim,
 )
-from qmq_broker.storage.logs.segments import Segments
+from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES, Segments, check_segment_head
 from qmq_client.wire.errors import ProtocolError
-from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameHeader, FrameKind, read_header
+from qmq_client.wire.frame import (
+    FRAME_HEADER_BYTES,
+    FrameHeader,
+    FrameKind,
+    read_header,
+    verify_body,
+    verify_stamp,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +75,7 @@ def examine(
 
     `first_offset` is where the log begins. Raises `CorruptionError`. Changes nothing.
     """
-    _check_unbroken(segments, first_offset, point)
+    _check_unbroken(segments, store_id, first_offset, point)
     scan = FrameScan(segments, kinds, store_id=store_id, first_offset=point.last_frame_offset)
     frames = records = 0
     last_frame_offset = point.last_frame_offset
@@ -115,16 +122,36 @@ def mend(
         _cut(segments, cut)
 
 
-def _check_unbroken(segments: Segments, first_offset: int, point: LogPoint) -> None:
-    """Raise unless each segment from `first_offset` to the one of `point` is there.
+def _check_unbroken(
+    segments: Segments, store_id: bytes, first_offset: int, point: LogPoint
+) -> None:
+    """Raise unless each segment from `first_offset` to the one of `point` is there, and is ours.
 
-    What lies behind is for the scan: a cut that was interrupted may leave any of them.
+    Their heads are read, nothing else. What lies behind is for the scan: a cut that was interrupted
+    may leave any of them.
     """
     last_base = segments.base_of(point.last_frame_offset)
     for base in range(first_offset, last_base, segments.segment_bytes):
-        if not segments.has(base):
-            reason = f"segment is missing; there is one at offset {last_base}"
+        reason = f"segment is missing; there is one at offset {last_base}"
+        if segments.has(base):
+            reason = _head_fault(segments, base, store_id)
+        if reason:
             raise CorruptionError(segment=segments.path(base), offset=base, reason=reason)
+
+
+def _head_fault(segments: Segments, base: int, store_id: bytes) -> str:
+    """What is wrong with the head of a segment; empty for nothing."""
+    data = segments.read(base, SEGMENT_HEAD_BYTES)
+    try:
+        header = read_header(data)
+        verify_stamp(header, data[: header.head_bytes])
+        verify_body(header, data)
+        check_segment_head(data, store_id=store_id, segment=segments.path(base), base=base)
+    except ProtocolError as error:
+        return str(error)
+    except CorruptionError as error:
+        return error.reason
+    return "" if header.kind is FrameKind.SEGMENT_HEAD else "no segment head"
 
 
 def _check_end(segments: Segments, scan: FrameScan, point: LogPoint) -> None:

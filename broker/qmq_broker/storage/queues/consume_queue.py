@@ -48,6 +48,7 @@ class ConsumeQueue:
         "crcs",
         "first_sequence",
         "flushed_sequence",
+        "journaled_sequence",
         "next_sequence",
         "staged_sequence",
         "subject",
@@ -72,6 +73,8 @@ class ConsumeQueue:
         self.staged_sequence = flushed_sequence
         #: Behind the last entry that is in the files.
         self.flushed_sequence = flushed_sequence
+        #: Behind the last entry that a start knows without reading frames.
+        self.journaled_sequence = flushed_sequence
         #: Checksum of the flushed entries of each file.
         self.crcs = list(crcs)
         self._files = files
@@ -116,6 +119,11 @@ class ConsumeQueue:
         Requires: `next_sequence` is not beyond what is visible.
         """
         return self.flushed_sequence, self._packed(self.flushed_sequence, next_sequence)
+
+    def unjournaled(self) -> tuple[int, bytes]:
+        """The first visible sequence that a start does not know, and the packed entries from it on."""
+        first = max(self.journaled_sequence, self.first_sequence)
+        return first, self._packed(first, self.next_sequence)
 
     def set_flushed(self, next_sequence: int) -> None:
         """Entries below `next_sequence` are in the files; all but the newest leave the memory."""

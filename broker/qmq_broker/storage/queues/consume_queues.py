@@ -2,18 +2,19 @@
 
 ::
 
-    state/queues    MessagePack of QueueTable and a checksum line
+    state/queues           MessagePack of QueueTable and a checksum line
+    entries/<20 digits>    the journal of what is not in the files (files/journal.py, entry_chunk.py)
 
 Up to `indexed_offset` of the commit log the queues are in their files, with the checksums that the
-table says; from there on they are made from the log at each start. A table or a file that is
-missing or does not fit means that all queues are made again from the log's beginning: derived
-files may be deleted at any time.
+table says; from there on to `known_offset` their entries are in the journal, and from there on they are
+made from the log at each start. A table or a file that is missing or does not fit means that all queues
+are made again from the log's beginning: derived files may be deleted at any time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -21,10 +22,20 @@ from qmq_broker.errors import CorruptionError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.journal import Journal
 from qmq_broker.storage.files.retained import Retained
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
 from qmq_broker.storage.queues.consume_queue import ConsumeQueue
-from qmq_broker.storage.queues.queue_files import QueueFiles
+from qmq_broker.storage.queues.entry_chunk import (
+    EntryChunk,
+    EntryRun,
+    decode_entry_chunk,
+    encode_entry_chunk,
+)
+from qmq_broker.storage.queues.queue_files import ENTRY_BYTES, QueueFiles
+
+#: Entries in memory that are not in the files; beyond, a flush begins, and a start brings them there.
+UNFLUSHED_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class QueueState(msgspec.Struct, frozen=True, array_like=True):
@@ -63,28 +74,94 @@ class ConsumeQueues:
             entries_per_file=options.queue_entries_per_file,
             open_files=options.open_files,
         )
+        self._journal = Journal(disk, layout.ENTRIES, store_id)
         self._queues: dict[str, ConsumeQueue] = {}
         self._staged: dict[str, ConsumeQueue] = {}
         self._unflushed: dict[str, ConsumeQueue] = {}
+        self._unjournaled: dict[str, ConsumeQueue] = {}
         self._flush: _Flush | None = None
         self._first_sequences: dict[str, int] = {}
+        #: Entries were brought to the files that the table does not tell of.
+        self._is_flushed_ahead = False
         #: Commit log offset below which all entries are in the files.
         self.indexed_offset = 0
         #: Packed bytes that are not in the files.
         self.unflushed_bytes = 0
+        #: By the journal: below it, of the commit log, all delayed messages are in their own files.
+        self.copied_offset = 0
+
+    @property
+    def known_offset(self) -> int:
+        """Commit log offset below which a start knows all entries without reading frames."""
+        return max(self.indexed_offset, self._journal.next_offset)
 
     def load(self, log_next_offset: int, retained: Retained) -> bool:
-        """Take over what the files hold; returns whether anything could be taken.
+        """Take over what files and journal hold; returns whether anything could be taken.
 
         Changes no file. `log_next_offset` is where the commit log ends; a table of what was synced
         behind it says that accepted messages are missing: `CorruptionError`.
         """
         self._first_sequences = retained.first_sequences
         table = self._read_table()
-        if table is None or not self._take_over(table, log_next_offset):
+        has_files = table is not None and self._take_over(table, log_next_offset)
+        if not has_files:
             self._start_over(retained)
-            return False
-        return True
+        self._load_journal(log_next_offset)
+        return has_files or self.known_offset > self.indexed_offset
+
+    def _load_journal(self, log_next_offset: int) -> None:
+        """Go on from the files with the journal, as far as it fits."""
+        known_offset = self.indexed_offset
+        for chunk in self._journal.read(self.indexed_offset, log_next_offset):
+            found = decode_entry_chunk(chunk.content)
+            if found is None or not all(map(self._follows, found.runs)):
+                self._journal.disbelieve(known_offset)
+                return
+            for run in found.runs:
+                known = self.staged_sequence(run.subject)
+                entries = run.entries[max(0, known - run.first_sequence) * ENTRY_BYTES :]
+                if entries:
+                    self.stage(run.subject, known, entries, offset=chunk.first_offset)
+            self.publish()
+            self.copied_offset = found.copied_offset
+            known_offset = chunk.next_offset
+        self._set_journaled()
+
+    def _follows(self, run: EntryRun) -> bool:
+        """Whether there is no gap between a queue and these entries; they may overlap."""
+        is_whole = not len(run.entries) % ENTRY_BYTES
+        return is_whole and run.first_sequence <= self.staged_sequence(run.subject)
+
+    def _set_journaled(self) -> None:
+        for queue in self._unjournaled.values():
+            queue.journaled_sequence = queue.next_sequence
+        self._unjournaled.clear()
+
+    def start_journal(self, *, next_offset: int) -> None:
+        """Make the journal ready to go on. Requires: the commit log ends there, durably.
+
+        When more was made from the log than a journal should hold, it is brought to the files.
+        """
+        self._journal.start()
+        if self._is_flushed_ahead:
+            self.flush(next_offset)
+            self._journal.restart(next_offset)
+            self._set_journaled()
+            self._is_flushed_ahead = False
+
+    def write_journal(self, durable_offset: int, copied_offset: int) -> None:
+        """Let a start know all visible entries; durable on return.
+
+        Requires: all frames below `durable_offset` were staged and published, and none behind.
+        `copied_offset` is what the next start shall find. Raises `NoRoomError` with nothing lost.
+        """
+        if durable_offset <= self._journal.next_offset:
+            return
+        runs = [
+            EntryRun(subject, *queue.unjournaled()) for subject, queue in self._unjournaled.items()
+        ]
+        self._journal.append(durable_offset, encode_entry_chunk(EntryChunk(copied_offset, runs)))
+        self._set_journaled()
 
     def _start_over(self, retained: Retained) -> None:
         """Stand where the log begins: everything is made again from there."""
@@ -195,6 +272,7 @@ class ConsumeQueues:
         for queue in self._staged.values():
             queue.publish()
         self._unflushed.update(self._staged)
+        self._unjournaled.update(self._staged)
         self._staged.clear()
 
     @property
@@ -211,6 +289,7 @@ class ConsumeQueues:
             indexed_offset, [(queue, queue.next_sequence) for queue in self._unflushed.values()]
         )
         self._unflushed = {}
+        self._journal.roll()
 
     def flush_some(self, queues_max: int) -> bool:
         """Go on with the flush, for at most so many queues; returns whether it is finished.
@@ -234,6 +313,7 @@ class ConsumeQueues:
         replace_file(self._disk, layout.QUEUE_TABLE, msgspec.msgpack.encode(table))
         self.indexed_offset = flush.indexed_offset
         self._flush = None
+        self._journal.remove_below(self.indexed_offset)
         return True
 
     def give_up_flush(self) -> None:
@@ -253,6 +333,7 @@ class ConsumeQueues:
 
     def flush_entries(self) -> None:
         """Bring all visible entries into the files without saying so in the table."""
+        self._is_flushed_ahead = True
         while self._unflushed:
             _, queue = self._unflushed.popitem()
             self._flush_one(queue, queue.next_sequence)
@@ -265,6 +346,7 @@ class ConsumeQueues:
 
     def close(self) -> None:
         """Give all files back. Safe to call twice."""
+        self._journal.close()
         self._files.close()
 
     def _states(self) -> Iterator[QueueState]:

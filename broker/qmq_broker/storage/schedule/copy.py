@@ -83,6 +83,15 @@ class ScheduleCopier:
         self._last_over_ms = 0
         self._skips = 0
 
+    @property
+    def quiet_offset(self) -> int:
+        """Below it, of the commit log, all that concerns delayed messages is in the files.
+
+        That is further than the table says as long as nothing has come behind it.
+        """
+        schedule, is_busy = self._schedule, self._copy is not None or self._schedule.uncopied
+        return schedule.copied_offset if is_busy else schedule.visible_offset
+
     def adopt_options(self) -> None:
         """Let new messages go to buckets as long as the options say.
 
@@ -140,7 +149,10 @@ class ScheduleCopier:
     def _is_due(self) -> bool:
         schedule = self._schedule
         behind_bytes = schedule.visible_offset - schedule.copied_offset
-        is_far = behind_bytes >= schedule.options.queue_flush_bytes
+        far_bytes = schedule.options.queue_flush_bytes
+        if schedule.uncopied:  # a start reads all frames from there on
+            far_bytes = min(far_bytes, schedule.options.checkpoint_bytes)
+        is_far = behind_bytes >= far_bytes
         return is_far or schedule.uncopied >= UNCOPIED_MAX or self._is_over()
 
     def _is_over(self) -> bool:

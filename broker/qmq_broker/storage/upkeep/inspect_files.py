@@ -40,6 +40,8 @@ KNOWN_NAMES: Final = frozenset(
         layout.STATE,
         layout.INDEX,
         layout.SUMMARIES,
+        layout.IDS,
+        layout.ENTRIES,
         layout.SCHEDULE,
         layout.DISPATCH,
         layout.QUARANTINE,

@@ -30,6 +30,7 @@ from qmq_broker.storage.files.checkpoint import Checkpoint, CheckpointFiles
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.faults import Fault, Level
 from qmq_broker.storage.files.format_file import Format, read_format
+from qmq_broker.storage.files.journal import remove_journal
 from qmq_broker.storage.logs.lost import LostRun
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.logs.summary import remove_summaries
@@ -195,6 +196,8 @@ class _Quarantine:
         self._disk.sync_directory(layout.STATE)
         remove_index(self._disk)
         remove_summaries(self._disk)
+        for journal in (layout.IDS, layout.ENTRIES):  # what is lost may be sent again
+            remove_journal(self._disk, journal)
 
 
 def _add(

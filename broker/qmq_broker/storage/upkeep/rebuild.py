@@ -19,14 +19,14 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import START, CheckpointFiles, LogPoint
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.format_file import Format, read_format
+from qmq_broker.storage.files.journal import remove_journal
 from qmq_broker.storage.files.retained import Retained, read_retained
 from qmq_broker.storage.logs.commit_log import COMMIT_KINDS, stage_scanned
 from qmq_broker.storage.logs.frame_scan import FrameScan
 from qmq_broker.storage.logs.log_recovery import examine
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.logs.summary import remove_summaries
-from qmq_broker.storage.queues.consume_queues import ConsumeQueues
-from qmq_broker.storage.recovery import UNFLUSHED_BYTES_MAX
+from qmq_broker.storage.queues.consume_queues import UNFLUSHED_BYTES_MAX, ConsumeQueues
 from qmq_client.wire.errors import ProtocolError
 
 
@@ -42,11 +42,13 @@ class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
     index_files: int
     #: Summaries of segments that were removed; made again in the same way.
     summaries: int
+    #: Files of the journal of ids that were removed; the next start reads frames instead.
+    id_files: int
     duration_ms: int
 
 
 def rebuild_store(disk: Disk, clock: Clock, *, with_index: bool = False) -> Rebuilt:
-    """Make the consume queues again; with `with_index` remove key index and summaries too.
+    """Make the consume queues again; with `with_index` remove key index, summaries and ids too.
 
     Raises `LockedError`, `UnknownFormatError`, and `CorruptionError` with nothing changed when the
     logs are damaged where they must be read.
@@ -66,6 +68,7 @@ def rebuild_store(disk: Disk, clock: Clock, *, with_index: bool = False) -> Rebu
             segments.close()
         index_files = remove_index(disk) if with_index else 0
         summaries = remove_summaries(disk) if with_index else 0
+        id_files = remove_journal(disk, layout.IDS) if with_index else 0
     finally:
         lock.release()
     return Rebuilt(
@@ -74,6 +77,7 @@ def rebuild_store(disk: Disk, clock: Clock, *, with_index: bool = False) -> Rebu
         indexed_offset=next_offset,
         index_files=index_files,
         summaries=summaries,
+        id_files=id_files,
         duration_ms=round((clock.monotonic_s() - began_s) * 1000),
     )
 
@@ -140,6 +144,7 @@ def _remove_queues(disk: Disk) -> None:
     if layout.QUEUE_TABLE.rpartition("/")[2] in disk.names(layout.STATE):
         disk.unlink(layout.QUEUE_TABLE)
         disk.sync_directory(layout.STATE)
+    remove_journal(disk, layout.ENTRIES)
     for name in disk.names(layout.CONSUME_QUEUES):
         subject = layout.parse_subject(name)
         if subject is None:

@@ -24,6 +24,7 @@ from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.queues.queue_files import QueueFiles
 from qmq_broker.storage.upkeep.inspect_files import CheckGroups, SmallFiles, inspect_files
 from qmq_broker.storage.upkeep.verify_index import index_faults
+from qmq_broker.storage.upkeep.verify_journals import JournalFindings, inspect_journals
 from qmq_broker.storage.upkeep.verify_log import LogClaims, LogVerdict, judge_log, lost_fault
 from qmq_broker.storage.upkeep.verify_schedule import schedule_faults
 from qmq_broker.storage.upkeep.verify_segment import (
@@ -108,13 +109,14 @@ def _look(disk: Disk, check_groups: CheckGroups, is_deep: bool, run: Run) -> Ver
     if format_ is None:
         return _unknown(damaged(layout.FORMAT, "missing"))
     files = inspect_files(disk, format_, check_groups)
+    journals = inspect_journals(disk, format_.store_id, files)
     look = _Look(disk, format_, files, run, is_deep=is_deep)
-    commit, commit_verdict = look.log(_commit_claims(files, format_))
+    commit, commit_verdict = look.log(_commit_claims(files, journals, format_))
     actions, action_verdict = look.log(_action_claims(files, format_))
-    faults = [*files.faults, *look.faults]
+    faults = [*files.faults, *journals.faults, *look.faults]
     faults += _queues(disk, files, commit_verdict, format_)
     faults += index_faults(disk, format_, commit_verdict.next_offset)
-    faults += _ends(files, commit_verdict, action_verdict)
+    faults += _ends(files, journals, commit_verdict, action_verdict)
     faults += schedule_faults(disk, format_.store_id, commit_verdict.next_offset)
     firsts = files.retained.first_sequences
     checkpoint = files.checkpoint
@@ -135,7 +137,8 @@ def _look(disk: Disk, check_groups: CheckGroups, is_deep: bool, run: Run) -> Ver
 def judge_commit_log(disk: Disk, format_: Format, files: SmallFiles) -> LogVerdict:
     """The commit log as a whole, every frame of it read, here and one segment after the other."""
     look = _Look(disk, format_, files, _one_by_one(disk), is_deep=False)
-    return look.log(_commit_claims(files, format_))[1]
+    journals = inspect_journals(disk, format_.store_id, files)
+    return look.log(_commit_claims(files, journals, format_))[1]
 
 
 def judge_action_log(disk: Disk, format_: Format, files: SmallFiles) -> LogVerdict:
@@ -150,22 +153,22 @@ def _unknown(fault: Fault) -> Verification:
     )
 
 
-def _commit_claims(files: SmallFiles, format_: Format) -> LogClaims:
+def _commit_claims(files: SmallFiles, journals: JournalFindings, format_: Format) -> LogClaims:
     last, table, first_offset = files.checkpoint, files.table, files.retained.first_offset
-    durable_offset = last.commit_log.durable_offset if last else first_offset
-    claimed_by = "the checkpoint"
-    if table is not None and table.indexed_offset > durable_offset:
-        durable_offset, claimed_by = table.indexed_offset, layout.QUEUE_TABLE
+    claims = {
+        "the checkpoint": last.commit_log.durable_offset if last else first_offset,
+        layout.QUEUE_TABLE: table.indexed_offset if table else 0,
+        "a journal": journals.claimed_offset,
+    }
+    claimed_by = max(claims, key=lambda one: claims[one])
     point_offset = last.commit_log.last_frame_offset if last else first_offset
-    starts = [point_offset, last.window_offset if last else first_offset]
-    starts.append(table.indexed_offset if table else first_offset)
     return LogClaims(
         log=layout.COMMIT_LOG,
         segment_bytes=format_.segment_bytes,
         first_offset=first_offset - first_offset % format_.segment_bytes,
-        durable_offset=durable_offset,
+        durable_offset=claims[claimed_by],
         claimed_by=claimed_by,
-        start_offset=min(starts),
+        start_offset=min(point_offset, journals.ids_offset, journals.entries_offset),
         unbroken_offset=point_offset,
         first_sequences=files.retained.first_sequences,
     )
@@ -293,11 +296,17 @@ def _queues(disk: Disk, files: SmallFiles, verdict: LogVerdict, format_: Format)
             yield lost_fault(layout.COMMIT_LOG, state.subject, next_sequence, state.next_sequence)
 
 
-def _ends(files: SmallFiles, commit: LogVerdict, actions: LogVerdict) -> Iterator[Fault]:
+def _ends(
+    files: SmallFiles, journals: JournalFindings, commit: LogVerdict, actions: LogVerdict
+) -> Iterator[Fault]:
     """What was written after a sync of a log that is shorter now."""
-    if files.table is not None and files.table.indexed_offset > commit.next_offset:
-        what = f"ends at {commit.next_offset}; {layout.QUEUE_TABLE} says synced up to offset "
-        yield damaged(layout.COMMIT_LOG, f"{what}{files.table.indexed_offset}")
+    for file, offset in (
+        (layout.QUEUE_TABLE, files.table.indexed_offset if files.table else 0),
+        ("a journal", journals.claimed_offset),
+    ):
+        if offset > commit.next_offset:
+            what = f"ends at {commit.next_offset}; {file} says synced up to offset {offset}"
+            yield damaged(layout.COMMIT_LOG, what)
     if files.action_first_offset > actions.next_offset:
         what = f"ends at {actions.next_offset}; the snapshot of the groups ends at "
         yield damaged(layout.ACTION_LOG, f"{what}{files.action_first_offset}")

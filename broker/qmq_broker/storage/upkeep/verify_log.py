@@ -36,7 +36,7 @@ class LogClaims:
     #: Synced up to here, and who says so.
     durable_offset: int
     claimed_by: str
-    #: An opening reads from here on, and wants every segment up to here.
+    #: An opening reads from here on, and wants every segment up to here, with its head.
     start_offset: int
     unbroken_offset: int
     #: First sequence that is there, of each subject that has lost some.
@@ -140,8 +140,9 @@ def _bad_ranges(
 
 
 def _hole(hole: DamagedRange, claims: LogClaims, claimed_by: str, durable_offset: int) -> Fault:
-    is_missed = hole.reason == "segment is missing" and hole.first_offset < claims.unbroken_offset
-    is_read = hole.next_offset > claims.start_offset or is_missed
+    is_head = not hole.first_offset % claims.segment_bytes
+    is_looked_at = is_head and hole.first_offset < claims.unbroken_offset
+    is_read = hole.next_offset > claims.start_offset or is_looked_at
     what = (
         f"{hole.next_offset - hole.first_offset} bytes up to offset {hole.next_offset} are damaged: "
         f"{hole.reason}; {claimed_by} says synced up to offset {durable_offset}"

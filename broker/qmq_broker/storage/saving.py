@@ -1,0 +1,142 @@
+"""What an open store writes down so that the next start has little to read: all but the logs themselves.
+
+::
+
+    after each commit    some consume queues and delayed messages into their files, in bounded portions;
+                         ids, once thousands wait
+    at a checkpoint      ids and entries into their journals, then how far the logs are durable
+    at a clean stop      everything, then CLEAN
+
+All of it is derived or a hint: a full disk puts it off, and a start makes what is missing from the logs.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from qmq_broker.clock import Clock
+from qmq_broker.errors import NoRoomError
+from qmq_broker.options import StoreOptions
+from qmq_broker.storage.files.checkpoint import Checkpoint, CheckpointFiles
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.logs.dedupe_window import DedupeWindow
+from qmq_broker.storage.logs.id_journal import IdJournal
+from qmq_broker.storage.logs.segmented_log import SegmentedLog
+from qmq_broker.storage.queues.consume_queues import UNFLUSHED_BYTES_MAX, ConsumeQueues
+from qmq_broker.storage.recovery import write_clean_stop
+from qmq_broker.storage.schedule.copy import ScheduleCopier
+
+_log = logging.getLogger(__name__)
+#: Consume queues flushed between two commits: each costs a sync, together some milliseconds.
+QUEUES_PER_STEP: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """The parts of a store that are saved."""
+
+    commit_log: SegmentedLog
+    action_log: SegmentedLog
+    queues: ConsumeQueues
+    window: DedupeWindow
+    ids: IdJournal
+    copier: ScheduleCopier
+
+
+class Saver:
+    """Saves one store, in the thread of its writer.
+
+    Every method raises `DiskError` when the disk fails, and then nothing may be written any more.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        options: StoreOptions,
+        parts: Saved,
+        checkpoints: CheckpointFiles,
+        last: Checkpoint,
+    ) -> None:
+        self._clock = clock
+        self._options = options
+        self._parts = parts
+        self._checkpoints = checkpoints
+        #: The checkpoint that was written last.
+        self.last = last
+        self._written_s = clock.monotonic_s()
+
+    def step(self) -> bool:
+        """Go on with what is under way; returns whether a checkpoint was due and written.
+
+        Requires: everything that was appended to the commit log is synced and visible.
+        """
+        self._save_some()
+        log = self._parts.commit_log
+        behind_bytes = log.durable_offset - self.last.commit_log.durable_offset
+        actions_offset = self._parts.action_log.durable_offset
+        if not behind_bytes and actions_offset == self.last.action_log.durable_offset:
+            return False
+        age_ms = (self._clock.monotonic_s() - self._written_s) * 1000
+        if behind_bytes < self._options.checkpoint_bytes and age_ms < self._options.checkpoint_ms:
+            return False
+        self._write_journals()
+        self._begin_flush()
+        self.write_checkpoint()
+        return True
+
+    def stop_clean(self, disk: Disk) -> None:
+        """Save everything and say so. Requires: both logs are synced, and nothing is written after."""
+        queues, durable_offset = self._parts.queues, self._parts.commit_log.durable_offset
+        if queues.indexed_offset != durable_offset:
+            queues.flush(durable_offset)
+        while not self._parts.ids.write_some(durable_offset):
+            pass
+        self._parts.copier.copy_all()
+        self.write_checkpoint()
+        write_clean_stop(disk, self.last)
+
+    def write_checkpoint(self) -> None:
+        """Say how far the logs are durable; durable on return."""
+        commit_point = self._parts.commit_log.durable_point
+        window_offset = self._parts.window.first_offset
+        checkpoint = Checkpoint(
+            generation=self.last.generation + 1,
+            epoch=self.last.epoch,
+            commit_log=commit_point,
+            action_log=self._parts.action_log.durable_point,
+            window_offset=commit_point.durable_offset if window_offset is None else window_offset,
+        )
+        self._checkpoints.write(checkpoint)
+        self.last = checkpoint
+        self._written_s = self._clock.monotonic_s()
+
+    def _save_some(self) -> None:
+        parts = self._parts
+        try:
+            parts.queues.flush_some(QUEUES_PER_STEP)
+            if parts.ids.is_chunk_due:
+                parts.ids.write_some(parts.commit_log.durable_offset)
+            parts.copier.step()
+        except NoRoomError as error:
+            # The entries stay in memory and are derived: tried again after a later checkpoint.
+            parts.queues.give_up_flush()
+            _log.warning("queues and schedule not flushed: reason=%s", error)
+
+    def _write_journals(self) -> None:
+        parts, durable_offset = self._parts, self._parts.commit_log.durable_offset
+        try:
+            parts.queues.write_journal(durable_offset, parts.copier.quiet_offset)
+            while not parts.ids.write_some(durable_offset):
+                pass
+        except NoRoomError as error:
+            _log.warning("journals not written: reason=%s", error)
+
+    def _begin_flush(self) -> None:
+        queues, durable_offset = self._parts.queues, self._parts.commit_log.durable_offset
+        if queues.is_flushing:
+            return
+        is_far = durable_offset - queues.indexed_offset >= self._options.queue_flush_bytes
+        if is_far or queues.unflushed_bytes >= UNFLUSHED_BYTES_MAX:
+            queues.begin_flush(durable_offset)

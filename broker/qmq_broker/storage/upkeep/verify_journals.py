@@ -1,0 +1,83 @@
+"""The part of a verification that looks at the journals: each file against its checksums.
+
+Whether ids and entries are those of the frames is not compared: a repeat is compared with the frame
+that the journal names, and an entry with the record it leads to, whenever they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.faults import Fault, ignored, rebuilt
+from qmq_broker.storage.files.journal import JournalFile, journal_bases
+from qmq_broker.storage.upkeep.inspect_files import SmallFiles
+
+
+@dataclass(slots=True, kw_only=True)
+class JournalFindings:
+    """How far the journals go, as a start would take them."""
+
+    #: A start reads no frame below for the ids that are remembered, or for the queues.
+    ids_offset: int
+    entries_offset: int
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def claimed_offset(self) -> int:
+        """Up to where one of them says the log was synced."""
+        return max(self.ids_offset, self.entries_offset)
+
+
+def inspect_journals(disk: Disk, store_id: bytes, files: SmallFiles) -> JournalFindings:
+    """Read both journals; changes nothing."""
+    first_offset = files.retained.first_offset
+    last, table = files.checkpoint, files.table
+    window_offset = max(first_offset, last.window_offset if last else 0)
+    indexed_offset = max(first_offset, table.indexed_offset if table else 0)
+    ids = _Chain(disk, layout.IDS, store_id, window_offset)
+    entries = _Chain(disk, layout.ENTRIES, store_id, indexed_offset)
+    return JournalFindings(
+        ids_offset=ids.next_offset,
+        entries_offset=entries.next_offset,
+        faults=[*ids.faults(), *entries.faults()],
+    )
+
+
+class _Chain:
+    """The files of one journal that a start goes along."""
+
+    def __init__(self, disk: Disk, directory: str, store_id: bytes, first_offset: int) -> None:
+        self.next_offset = first_offset
+        self._disk = disk
+        self._directory = directory
+        self._bases = journal_bases(disk, directory)
+        self._read: list[JournalFile] = []
+        base = max((base for base in self._bases if base <= first_offset), default=None)
+        while base is not None:
+            file = JournalFile(disk, directory, base, store_id)
+            for _ in file.chunks():
+                pass
+            self._read.append(file)
+            self.next_offset = max(self.next_offset, file.next_offset)
+            base = file.next_offset if base < file.next_offset in self._bases else None
+
+    def faults(self) -> Iterator[Fault]:
+        """What is wrong with the files, and those that a start passes over."""
+        for name in self._disk.names(self._directory):
+            if layout.parse_number(name) is None:
+                path = f"{self._directory}/{name}"
+                yield ignored(path, "not a file of a journal", "Nobody reads it.")
+        known = {file.path for file in self._read}
+        for base in self._bases:
+            path = layout.segment_path(self._directory, base)
+            if path not in known:
+                yield ignored(path, "not joined to the journal", "The next start removes it.")
+        for file in self._read:
+            if not file.is_journal:
+                yield rebuilt(file.path, "not the head of a journal of this store")
+            elif file.rest_bytes:
+                what = f"{file.rest_bytes} bytes from position {file.position} are no whole chunk"
+                yield rebuilt(file.path, what)
