@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
 from qmq_broker.errors import BusyError, DiskFullError, InvalidRecordError
@@ -17,7 +18,7 @@ from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.serving import ServingState
 from qmq_broker.storage.logs.commit_log import SENT_KINDS
 from qmq_broker.storage.store import Store
-from qmq_client.wire.checksum import crc32c
+from qmq_client.wire.checksum import crc32c, extend_crc32c
 from qmq_client.wire.due import CLOCKS_MS, check_due, has_due_times, record_due_at_ms
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.frame import FrameKind, MessageFrame, parse_message_frame
@@ -27,6 +28,7 @@ from qmq_client.wire.names import check_not_own
 from qmq_client.wire.record import record_message_id
 
 _CRC: Final = struct.Struct(">I")
+_CRC_BYTES: Final = _CRC.size
 #: The file system is asked for its free space once in so many bytes of requests.
 FREE_SPACE_CHECK_BYTES: Final = 16 * 1024 * 1024
 
@@ -103,16 +105,15 @@ class Intake:
 def check_records(frame: MessageFrame) -> None:
     """Raise `InvalidRecordError` naming the first record whose own checksum is wrong."""
     data, index = frame.data, 0
+    places = zip(frame.positions, frame.lengths, strict=True)
     for run in frame.runs:
         seed = crc32c(run.subject.encode())
-        for _ in range(run.count):
-            first = frame.positions[index]
-            after_crc = first + _CRC.size
-            content = data[after_crc : first + frame.lengths[index]]
-            if crc32c(content, seed) != _CRC.unpack_from(data, first)[0]:
+        for first, length in islice(places, run.count):
+            content = data[first + _CRC_BYTES : first + length]
+            if extend_crc32c(seed, content) != _CRC.unpack_from(data, first)[0]:
                 raise InvalidRecordError(
                     f"record {index} of the request under subject {run.subject}: checksum",
-                    message_id=format_message_id(record_message_id(frame.record(index))),
+                    message_id=format_message_id(record_message_id(data[first:])),
                 )
             index += 1
 

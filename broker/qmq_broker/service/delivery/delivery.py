@@ -165,7 +165,7 @@ class Delivery:
                 runs=picked.runs,
                 stale=stale,
             ),
-            lengths=[len(record) for record in picked.records],
+            lengths=list(map(len, picked.records)),
             records=picked.records,
             is_final=request.at_most_once is True,
         )

@@ -25,7 +25,7 @@ from qmq_broker.storage.queues.queue_files import ENTRY_BYTES
 from qmq_broker.storage.schedule.cancelled import Cancelled, cancelled_frame, read_cancelled
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.schedule.schedule import Mark, Schedule
-from qmq_client.wire.checksum import crc32c
+from qmq_client.wire.checksum import crc32c, extend_crc32c
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import (
     FRAME_HEADER_BYTES,
@@ -34,14 +34,15 @@ from qmq_client.wire.frame import (
     parse_message_frame,
     read_header,
 )
-from qmq_client.wire.record import RECORD_FIXED_BYTES, record_crc
+from qmq_client.wire.record import RECORD_FIXED_BYTES
 from qmq_client.wire.requests import SubjectPlace
 
 #: Neighbouring records with less than this between them are read at once: a read costs more.
 READ_GAP_BYTES: Final = 16 * 1024
 #: One read at most; bounds what a pull takes of memory at a time.
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
-_CRC_BYTES: Final = 4
+_CRC: Final = struct.Struct(">I")
+_CRC_BYTES: Final = _CRC.size
 #: What the commit log holds.
 COMMIT_KINDS: Final = frozenset(
     {
@@ -156,8 +157,10 @@ class CommitLog:
             for offset, record_bytes, _ in run:
                 position = offset - first_offset
                 record = data[position : position + record_bytes]
-                is_whole = len(record) == record_bytes >= RECORD_FIXED_BYTES
-                if not is_whole or crc32c(record[_CRC_BYTES:], seed) != record_crc(record):
+                if (
+                    not len(record) == record_bytes >= RECORD_FIXED_BYTES
+                    or extend_crc32c(seed, record[_CRC_BYTES:]) != _CRC.unpack_from(record)[0]
+                ):
                     reason = f"no whole record of subject {subject}, {record_bytes} bytes"
                     raise CorruptionError(
                         segment=self.log.path(offset), offset=offset, reason=reason
