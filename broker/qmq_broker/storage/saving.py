@@ -31,6 +31,8 @@ from qmq_broker.storage.schedule.copy import ScheduleCopier
 _log = logging.getLogger(__name__)
 #: Consume queues flushed between two commits: each costs a sync, together some milliseconds.
 QUEUES_PER_STEP: Final = 8
+#: A clean stop leaves the entries of more queues than these in their journal: it shall not take minutes.
+QUEUES_AT_STOP_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +90,12 @@ class Saver:
 
     def stop_clean(self, disk: Disk) -> None:
         """Save everything and say so. Requires: both logs are synced, and nothing is written after."""
-        queues, durable_offset = self._parts.queues, self._parts.commit_log.durable_offset
-        if queues.indexed_offset != durable_offset:
-            queues.flush(durable_offset)
-        while not self._parts.ids.write_some(durable_offset):
-            pass
-        self._parts.copier.copy_all()
+        parts, durable_offset = self._parts, self._parts.commit_log.durable_offset
+        is_behind = parts.queues.indexed_offset != durable_offset
+        if is_behind and parts.queues.unflushed_count <= QUEUES_AT_STOP_MAX:
+            parts.queues.flush(durable_offset)
+        parts.copier.copy_all()
+        self._write_journals()
         self.write_checkpoint()
         write_clean_stop(disk, self.last)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from qmq_broker.errors import CorruptionError
+from qmq_broker.storage import saving
 from qmq_broker.storage.files import journal, layout
 from qmq_broker.storage.files.journal import Journal
 from qmq_broker.storage.logs import id_journal
@@ -147,6 +148,21 @@ def test_a_thousand_subjects_cost_one_sync_at_a_checkpoint() -> None:
     assert world.store.step()
     assert world.disk.calls["sync"] == 3, "entries, ids, checkpoint"
     assert_all_known(world, restarted(world))
+
+
+def test_a_clean_stop_of_many_subjects_leaves_them_in_the_journal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(saving, "QUEUES_AT_STOP_MAX", 5)
+    world = lone_messages(20, subjects=10)
+    world.send(world.frame(orders=[1, 2]))
+    world.disk.calls.clear()
+    world.store.close()
+    assert world.disk.calls["sync"] < 10
+    store = restarted(world)
+    assert store.recovery.clean
+    assert store.recovery.frames == 1
+    assert_all_known(world, store)
 
 
 def test_B6_without_room_the_journals_wait_and_nothing_is_lost() -> None:

@@ -276,6 +276,11 @@ class ConsumeQueues:
         self._staged.clear()
 
     @property
+    def unflushed_count(self) -> int:
+        """Queues with entries that are not in their files."""
+        return len(self._unflushed) + (len(self._flush.queues) if self._flush else 0)
+
+    @property
     def is_flushing(self) -> bool:
         """Whether a flush was begun and is not finished."""
         return self._flush is not None
@@ -305,6 +310,7 @@ class ConsumeQueues:
             flush.queues.pop()
         if flush.queues:
             return False
+        self._files.sync_names()
         table = QueueTable(
             store_id=self._store_id,
             indexed_offset=flush.indexed_offset,

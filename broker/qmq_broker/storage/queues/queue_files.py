@@ -28,6 +28,7 @@ class QueueFiles:
         self._lock = Lock()
         self._open: OrderedDict[str, DiskFile] = OrderedDict()
         self._directories: set[str] = set()
+        self._has_new_directories = False
 
     def read(self, subject: str, first_sequence: int, next_sequence: int) -> bytes:
         """The packed entries of a run; raises `CorruptionError` when they are not all there."""
@@ -41,7 +42,7 @@ class QueueFiles:
         return b"".join(parts)
 
     def add(self, subject: str, first_sequence: int, entries: bytes, crcs: list[int]) -> list[int]:
-        """Put entries behind those that are there; durable on return.
+        """Put entries behind those that are there; durable on return and `sync_names`.
 
         `crcs` are the checksums of what each file held before; returns those of what it holds now.
         """
@@ -65,6 +66,12 @@ class QueueFiles:
         if has_new:
             self._disk.sync_directory(directory)
         return crcs
+
+    def sync_names(self) -> None:
+        """Make the names of new folders durable: once for all of them."""
+        if self._has_new_directories:
+            self._disk.sync_directory(layout.CONSUME_QUEUES)
+            self._has_new_directories = False
 
     def is_as_flushed(
         self, subject: str, first_sequence: int, next_sequence: int, crcs: list[int]
@@ -155,5 +162,5 @@ class QueueFiles:
         if directory in self._directories:
             return
         self._disk.make_directory(directory)
-        self._disk.sync_directory(layout.CONSUME_QUEUES)
         self._directories.add(directory)
+        self._has_new_directories = True
