@@ -64,9 +64,13 @@ class InboxDialect(Protocol):
         ...
 
     def purge(
-        self, connection: sa.Connection, group: str, *, older_than_ms: int, limit: int
+        self, connection: sa.Connection, group: str | None, *, older_than_ms: int, limit: int
     ) -> int:
-        """Delete up to `limit` ids older than that by the database's clock; how many."""
+        """Delete up to `limit` ids older than that by the database's clock; how many.
+
+        Of one group, or the oldest of all. Any number of purges may run at once; an id that was
+        deleted and noted anew meanwhile is young, and stays.
+        """
         ...
 
 

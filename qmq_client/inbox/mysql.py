@@ -10,6 +10,8 @@ meet in a deadlock; the server undoes one of them, nothing of it is acked, and i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -20,6 +22,7 @@ from qmq_client.inbox.statements import (
     InsertTexts,
     autocommit_error,
     in_statements,
+    of_one_group,
     parameters,
 )
 from qmq_client.outbox.database.dialect import dialect_of
@@ -48,8 +51,8 @@ class MySqlInboxDialect:
         self._table = engine.dialect.identifier_preparer.format_table(inbox)
         self._inserts = InsertTexts(self._table, placeholder="%s", now_ms=NOW_MS)
         self._old_sql = (
-            f"SELECT message_id FROM {self._table} WHERE received_at_ms < {NOW_MS} - %s "
-            "AND consumer_group = %s ORDER BY received_at_ms LIMIT %s"
+            f"SELECT consumer_group, message_id FROM {self._table} "
+            f"WHERE received_at_ms < {NOW_MS} - %s {{of_group}}ORDER BY received_at_ms LIMIT %s"
         )
 
     def begin(self, connection: sa.Connection) -> None:
@@ -107,12 +110,21 @@ class MySqlInboxDialect:
             raise InboxTransactionError from error
 
     def purge(
-        self, connection: sa.Connection, group: str, *, older_than_ms: int, limit: int
+        self, connection: sa.Connection, group: str | None, *, older_than_ms: int, limit: int
     ) -> int:
-        found = connection.exec_driver_sql(self._old_sql, (older_than_ms, group, limit))
-        old = [row[0] for row in found]
-        where: dict[str, object] = {"consumer_group": group}
+        of_group, groups = of_one_group(group, "%s")
+        sql = self._old_sql.format(of_group=of_group)
+        # In the order in which consumers note them, so that no two wait for each other in a circle.
+        old = sorted(map(tuple, connection.exec_driver_sql(sql, (older_than_ms, *groups, limit))))
         return sum(
-            delete_by(connection, self._inbox.c.message_id, ids, where=where)
-            for ids in in_statements(old)
+            delete_by(
+                connection,
+                self._inbox.c.message_id,
+                ids,
+                where={"consumer_group": name},
+                # Asked again: a consumer may have noted it anew since another purge deleted it.
+                below={"received_at_ms": f"{NOW_MS} - {older_than_ms:d}"},
+            )
+            for name, rows in groupby(old, itemgetter(0))
+            for ids in in_statements([message_id for _, message_id in rows])
         )

@@ -19,6 +19,7 @@ from qmq_client.inbox.statements import (
     InsertTexts,
     autocommit_error,
     in_statements,
+    of_one_group,
     parameters,
 )
 from qmq_client.outbox.database.dialect import dialect_of
@@ -44,10 +45,12 @@ class PostgresInboxDialect:
             now_ms=NOW_MS,
             ending=" ON CONFLICT DO NOTHING RETURNING message_id, txid_current()",
         )
+        # A row that another purge deletes meanwhile is no row any more, and its place is not given
+        # away while this statement may see it.
         self._purge_sql = (
             f"DELETE FROM {table} WHERE ctid = ANY (ARRAY("
             f"SELECT ctid FROM {table} WHERE received_at_ms < {NOW_MS} - CAST(%s AS bigint) "
-            "AND consumer_group = %s ORDER BY received_at_ms LIMIT %s FOR UPDATE SKIP LOCKED))"
+            "{of_group}ORDER BY received_at_ms LIMIT %s))"
         )
 
     def begin(self, connection: sa.Connection) -> None:
@@ -77,7 +80,8 @@ class PostgresInboxDialect:
             raise InboxTransactionError
 
     def purge(
-        self, connection: sa.Connection, group: str, *, older_than_ms: int, limit: int
+        self, connection: sa.Connection, group: str | None, *, older_than_ms: int, limit: int
     ) -> int:
-        deleted = connection.exec_driver_sql(self._purge_sql, (older_than_ms, group, limit))
-        return deleted.rowcount
+        of_group, groups = of_one_group(group, "%s")
+        sql = self._purge_sql.format(of_group=of_group)
+        return connection.exec_driver_sql(sql, (older_than_ms, *groups, limit)).rowcount

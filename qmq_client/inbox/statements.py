@@ -38,6 +38,13 @@ def in_statements(message_ids: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
         yield message_ids[first : first + IDS_PER_STATEMENT_MAX]
 
 
+def of_one_group(group: str | None, placeholder: str) -> tuple[str, tuple[str, ...]]:
+    """A further condition of a purge and its parameters; nothing for all groups."""
+    if group is None:
+        return "", ()
+    return f"AND consumer_group = {placeholder} ", (group,)
+
+
 def autocommit_error() -> AutocommitError:
     """The error for a connection on which nothing can be undone."""
     return AutocommitError(

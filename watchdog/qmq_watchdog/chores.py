@@ -1,19 +1,17 @@
 """Retention: rows that were kept for an audit, and ids of the inbox, whose time is over.
 
-Small transactions, a bounded number of them at a time, each row by its own id: any number of
-watchdogs may do this at once, at worst one deletes nothing. So nobody has to be elected for it.
+Small transactions, a bounded number of them at a time: any number of watchdogs may do this at once, at
+worst one deletes nothing. So nobody has to be elected for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Final
 
-import sqlalchemy as sa
-
-from qmq_client.outbox.relay.deletes import delete_by
+from qmq_client.inbox.dialect import inbox_dialect
+from qmq_client.outbox.database.deadlock import repeat_when_undone
 from qmq_watchdog.databases import Database
 
 ROWS_PER_TRANSACTION: Final = 500
@@ -51,29 +49,17 @@ def do_chores(database: Database, is_stopped: Callable[[], bool] = lambda: False
 
 def _batches(batch: Callable[[], int], is_stopped: Callable[[], bool]) -> Iterator[int]:
     for _ in range(_TRANSACTIONS_MAX):
-        count = batch()
+        count = repeat_when_undone(batch)  # a consumer may note the same ids from another side
         yield count
         if count < ROWS_PER_TRANSACTION or is_stopped():
             return
 
 
 def _purge_inbox(database: Database) -> int:
-    """One transaction: the oldest ids of all consumer groups, by the index on their time."""
-    columns = database.inbox.c
+    """One transaction: the oldest ids of all consumer groups."""
+    assert database.keep_inbox_ms is not None, "asked by the caller"
+    inbox = inbox_dialect(database.engine, database.inbox)
     with database.store.write() as connection:
-        is_over = columns.received_at_ms <= database.store.now_ms - database.keep_inbox_ms
-        found = connection.execute(
-            sa.select(columns.consumer_group, columns.message_id)
-            .where(is_over)
-            .order_by(columns.received_at_ms)
-            .limit(ROWS_PER_TRANSACTION)
-        ).all()
-        return sum(
-            delete_by(
-                connection,
-                columns.message_id,
-                [row.message_id for row in rows],
-                where={"consumer_group": group},
-            )
-            for group, rows in groupby(sorted(found), lambda row: row.consumer_group)
+        return inbox.purge(
+            connection, None, older_than_ms=database.keep_inbox_ms, limit=ROWS_PER_TRANSACTION
         )

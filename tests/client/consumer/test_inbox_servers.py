@@ -147,6 +147,28 @@ def test_purging_forgets_old_ids_while_others_are_noted(inbox: Inbox) -> None:
     assert len(rows_in_inbox(inbox._notes.engine)) == 1
 
 
+def test_C5_an_id_that_was_purged_and_noted_anew_is_not_purged_by_another_that_found_it_old(
+    inbox: Inbox,
+) -> None:
+    """Between its look and its delete another purge, and a late delivery, may come."""
+    note(inbox, 1, 2)
+    engine = inbox._notes.engine
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE qmq_inbox SET received_at_ms = 1")
+    left = [1]
+
+    def on_statement(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("DELETE") and left:
+            left.clear()
+            with engine.begin() as other:
+                other.exec_driver_sql("DELETE FROM qmq_inbox")
+            assert note(inbox, 1) == {1}
+
+    sa.event.listen(engine, "before_cursor_execute", on_statement)
+    assert inbox.purge(timedelta(hours=1)) == 0
+    assert note(inbox, 1, 2) == {2}
+
+
 #: Statements before and after the handler, BEGIN and COMMIT aside: one id, several, and several with
 #: known ones among them, where MySQL tries, looks which they are, and tries again.
 COSTS = {"mysql": [3, 3, 5], "postgresql": [2, 2, 2]}
