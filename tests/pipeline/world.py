@@ -41,6 +41,8 @@ FORGETFUL = replace(
 #: One hour before the tests run would do; a fixed time makes the files the same each time.
 START_MS = 1_760_000_000_000
 HOUR_MS = 3_600_000
+#: Not due while anybody runs the tests.
+FAR_MS = START_MS + 20 * 365 * 24 * HOUR_MS
 
 
 class WallClock:
@@ -211,7 +213,7 @@ class Corpus:
         directory.append(by_kind["duplicate"], at_ms=at_ms + 1_000)
         directory.append(by_kind["late"], at_ms=at_ms + 10 * 60_000)
         self.delayed = [
-            msgspec.structs.replace(one, due_at_ms=START_MS + 300 * 24 * HOUR_MS)
+            msgspec.structs.replace(one, due_at_ms=FAR_MS)
             for one in messages(ids, draw.randint(1, 20), subjects=subjects, born_at_ms=at_ms)
         ]
         database.insert(self.delayed, created_at_ms=at_ms)

@@ -31,6 +31,7 @@ from qmq_pipeline.lake import Lake
 from qmq_pipeline.schemas import (
     AUDIT_FINDINGS,
     AUDIT_RUN,
+    CANCELLED,
     DELIVERIES,
     MESSAGES,
     SCHEDULED,
@@ -176,7 +177,12 @@ def findings(
         audit_sql.DUPLICATE,
         audit_sql.LATE.format(late_us=late_us),
         audit_sql.WAITING.format(late_us=late_us, next_us=window.next_ms * 1000),
+        audit_sql.OVERDUE.format(
+            late_us=late_us, next_us=window.next_ms * 1000, judged=_between("d.due_at", window)
+        ),
+        audit_sql.CANCELLED_AND_STORED,
         audit_sql.ALTERED,
+        audit_sql.ALTERED_RELEASE,
         audit_sql.ALTERED_COPY,
     ]
     if options.is_closed_world:
@@ -206,7 +212,10 @@ def _views(spark: SparkSession, lake: Lake, window: Window, outbox: DataFrame) -
     stored = lake.read(spark, MESSAGES).select(*columns)
     stored.createOrReplaceTempView("qmq_stored_all")
     stored.where(_between("stored_at", window)).createOrReplaceTempView("qmq_stored")
-    lake.read(spark, SCHEDULED).select(*columns).createOrReplaceTempView("qmq_scheduled")
+    scheduled = lake.read(spark, SCHEDULED)
+    scheduled.createOrReplaceTempView("qmq_scheduled_all")
+    spark.sql(audit_sql.SCHEDULED).createOrReplaceTempView("qmq_scheduled")
+    lake.read(spark, CANCELLED).createOrReplaceTempView("qmq_cancelled")
     lake.read(spark, DELIVERIES).createOrReplaceTempView("qmq_deliveries")
     known = folded(lake)
     groups(spark, known.groups if known else {}).createOrReplaceTempView("qmq_groups")

@@ -11,6 +11,14 @@ from typing import Final
 #: Ids made of a dedupe key: their first two bytes, as the sign-extended half.
 _IS_DEDUPE: Final = "(shiftrightunsigned(producer, 48) = 57040)"  # 0xded0
 
+#: Each delayed message once, due when it was last put off to.
+SCHEDULED: Final = """
+SELECT message_id, newest.* FROM (
+  SELECT message_id, MAX_BY(STRUCT(producer, counter, subject, sequence, stored_at,
+           COALESCE(now_due_at, due_at) AS due_at, record_crc), physical_offset) AS newest
+  FROM qmq_scheduled_all GROUP BY message_id)
+"""
+
 #: Groups of 32,768 ids in which both sides differ, or the log has copies.
 SUSPECTS: Final = f"""
 WITH sides AS (
@@ -57,6 +65,7 @@ SELECT 'lost' AS kind, o.message_id, o.subject, CAST(NULL AS STRING) AS consumer
 FROM suspect o
 LEFT ANTI JOIN qmq_stored_all m ON m.message_id = o.message_id
 LEFT ANTI JOIN qmq_scheduled d ON d.message_id = o.message_id
+LEFT ANTI JOIN qmq_cancelled c ON c.message_id = o.message_id
 """
 
 #: Only producers whose outbox is among those that keep their rows.
@@ -85,19 +94,45 @@ FROM qmq_stored t WHERE {_IN_SUSPECTS}
 GROUP BY message_id HAVING COUNT(*) > 1
 """
 
+#: Due is what a message was last put off to, if it was.
 LATE: Final = """
-SELECT 'late' AS kind, m.message_id, m.subject, CAST(NULL AS STRING) AS consumer_group, o.database,
-       m.sequence, o.created_at AS at,
-       CONCAT('stored ', CAST(m.stored_at AS STRING), ', ',
-         ROUND((unix_micros(m.stored_at) - unix_micros(GREATEST(o.created_at, m.due_at))) / 1e6D, 3),
-         ' s after ',
-         CASE WHEN m.due_at > o.created_at THEN 'it was due' ELSE 'its row was inserted' END)
-         AS evidence
-FROM qmq_committed o JOIN
-     (SELECT message_id, MIN(subject) AS subject, MIN(sequence) AS sequence,
-             MIN(stored_at) AS stored_at, MIN(due_at) AS due_at
-      FROM qmq_stored_all GROUP BY message_id) m ON m.message_id = o.message_id
-WHERE unix_micros(m.stored_at) - unix_micros(GREATEST(o.created_at, m.due_at)) > {late_us}
+WITH first_stored AS (
+  SELECT message_id, MIN(subject) AS subject, MIN(sequence) AS sequence,
+         MIN(stored_at) AS stored_at, MIN(due_at) AS due_at
+  FROM qmq_stored_all GROUP BY message_id
+), timed AS (
+  SELECT m.message_id, m.subject, o.database, m.sequence, o.created_at AS at, m.stored_at,
+         GREATEST(o.created_at, COALESCE(d.due_at, m.due_at)) AS wanted_at
+  FROM qmq_committed o JOIN first_stored m ON m.message_id = o.message_id
+  LEFT JOIN qmq_scheduled d ON d.message_id = o.message_id
+)
+SELECT 'late' AS kind, message_id, subject, CAST(NULL AS STRING) AS consumer_group, database,
+       sequence, at,
+       CONCAT('stored ', CAST(stored_at AS STRING), ', ',
+         ROUND((unix_micros(stored_at) - unix_micros(wanted_at)) / 1e6D, 3), ' s after ',
+         CASE WHEN wanted_at > at THEN 'it was due' ELSE 'its row was inserted' END) AS evidence
+FROM timed WHERE unix_micros(stored_at) - unix_micros(wanted_at) > {late_us}
+"""
+
+#: A delayed message whose time has come long ago, and which is still not in its subject.
+OVERDUE: Final = """
+SELECT 'late' AS kind, d.message_id, d.subject, CAST(NULL AS STRING) AS consumer_group,
+       CAST(NULL AS STRING) AS database, CAST(NULL AS BIGINT) AS sequence, d.stored_at AS at,
+       CONCAT('scheduled ', CAST(d.stored_at AS STRING), ', due ', CAST(d.due_at AS STRING),
+         '; neither in its subject nor cancelled') AS evidence
+FROM qmq_scheduled d
+LEFT ANTI JOIN qmq_stored_all m ON m.message_id = d.message_id
+LEFT ANTI JOIN qmq_cancelled c ON c.message_id = d.message_id
+WHERE {next_us} - unix_micros(d.due_at) > {late_us} AND {judged}
+"""
+
+#: What the broker said would not be delivered, and which is in its subject.
+CANCELLED_AND_STORED: Final = """
+SELECT 'ghost' AS kind, m.message_id, m.subject, CAST(NULL AS STRING) AS consumer_group,
+       CAST(NULL AS STRING) AS database, m.sequence, m.stored_at AS at,
+       CONCAT('stored ', CAST(m.stored_at AS STRING), ' as sequence ', m.sequence,
+         '; it was cancelled ', CAST(c.cancelled_at AS STRING)) AS evidence
+FROM qmq_stored m JOIN qmq_cancelled c ON c.message_id = m.message_id
 """
 
 WAITING: Final = """
@@ -122,6 +157,16 @@ FROM qmq_committed o JOIN
      (SELECT * FROM qmq_stored_all UNION ALL SELECT * FROM qmq_scheduled) m
      ON m.message_id = o.message_id
 WHERE o.record_crc <> m.record_crc
+"""
+
+#: Of delayed messages also what was released is compared with what was scheduled.
+ALTERED_RELEASE: Final = """
+SELECT 'altered' AS kind, m.message_id, m.subject, CAST(NULL AS STRING) AS consumer_group,
+       CAST(NULL AS STRING) AS database, m.sequence, m.stored_at AS at,
+       CONCAT('scheduled with checksum ', LOWER(HEX(d.record_crc)), ', released as sequence ',
+         m.sequence, ' with ', LOWER(HEX(m.record_crc))) AS evidence
+FROM qmq_stored m JOIN qmq_scheduled d ON d.message_id = m.message_id
+WHERE d.record_crc <> m.record_crc
 """
 
 ALTERED_COPY: Final = f"""

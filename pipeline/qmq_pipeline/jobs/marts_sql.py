@@ -87,7 +87,7 @@ _LATENESS: Final = f"""
 WITH released AS (
   SELECT DISTINCT subject, sequence, {_minute("due_at")} AS minute,
          (unix_micros(stored_at) - unix_micros(due_at)) / 1e3D AS ms
-  FROM qmq_lifecycle WHERE due_at IS NOT NULL AND sequence IS NOT NULL
+  FROM qmq_lifecycle WHERE due_at IS NOT NULL AND sequence IS NOT NULL AND copy = 0
 ), sketched AS (
   SELECT subject, minute, COUNT(*) AS count, COUNT(*) FILTER (WHERE ms < 0) AS early,
          MAX(ms) AS max_ms, kll_sketch_agg_double(ms) AS sketch

@@ -1,0 +1,120 @@
+"""P4 for delayed messages: released, put off and cancelled by the broker's own service; and what is planted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from qmq_broker.storage.schedule.cancelled import Cancelled
+from qmq_client.wire.frame import FrameKind
+from qmq_client.wire.message_id import MessageIds
+from qmq_client.wire.record import Record
+from qmq_pipeline.config import AuditOptions, PipelineConfig
+from qmq_pipeline.jobs.audit import audit
+from qmq_pipeline.jobs.ingest import ingest
+from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
+from qmq_pipeline.jobs.lifecycle import lifecycle
+from qmq_pipeline.jobs.marts import marts
+from qmq_pipeline.lake import Lake
+from qmq_pipeline.options import Place
+from qmq_pipeline.schemas import AUDIT_FINDINGS, DELAY_LATENESS, LIFECYCLE
+from tests.crash.delay_world import Releases
+from tests.pipeline.world import FAR_MS, START_MS, DataDirectory, OutboxDatabase, messages
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row, SparkSession
+
+MINUTE_MS = 60_000
+DUE_MS = START_MS + 10 * MINUTE_MS
+PUT_OFF_MS = START_MS + 70 * MINUTE_MS
+NEVER_MS = START_MS + 80 * MINUTE_MS
+
+
+def test_P4_delayed_messages_that_were_put_off_or_cancelled_are_sound_and_planted_faults_are_found(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    directory, database = DataDirectory(tmp_path / "broker"), OutboxDatabase(tmp_path / "orders.db")
+    ids = MessageIds(9)
+    sound, put_off, cancelled, twice = (delayed(ids, DUE_MS) for _ in range(4))
+    altered, revived, stuck = delayed(ids, FAR_MS), delayed(ids, FAR_MS), delayed(ids, NEVER_MS)
+    every = [*sound, *put_off, *cancelled, *twice, *altered, *revived, *stuck]
+    lost = delayed(ids, DUE_MS)
+    database.insert([*every, *lost], created_at_ms=START_MS)
+    directory.append(every, at_ms=START_MS + 500, kind=FrameKind.DELAYED)
+    service = Releases(directory.store, directory.clock)  # type: ignore[arg-type]
+    for record in [*cancelled, *revived]:
+        directory.store.cancel([place_of(service, record)])
+    for record in put_off:
+        found = service.query.find(record.message_id)[-1].message
+        directory.store.append([service.query.rescheduled_frame(found, PUT_OFF_MS)])
+        directory.store.sync()
+    directory.settle()
+    for at_ms in (DUE_MS, PUT_OFF_MS):
+        directory.clock.wall_ms = at_ms + 20
+        service.release()
+    directory.append(twice, at_ms=PUT_OFF_MS + MINUTE_MS)
+    directory.append(revived)
+    directory.append([msgspec.structs.replace(one, body=b"other") for one in altered])
+    directory.close()
+
+    config = PipelineConfig(
+        tables=str(tmp_path / "tables"),
+        place=Place(path=str(directory.path)),
+        databases=(database.section,),
+        audit=AuditOptions(until_ms=NEVER_MS + 5 * MINUTE_MS),
+    )
+    ingest_outbox(spark, config)
+    assert ingest(spark, config).rows["cancelled"] == len(cancelled) + len(revived)
+    for cross_check in (False, True):
+        result = audit(spark, config, cross_check=cross_check)
+        rows = Lake(config.tables).read(spark, AUDIT_FINDINGS)
+        told = {(row["kind"], row["message_id"]) for row in of_run(rows.collect(), result.run)}
+        assert told == {
+            *named("lost", lost),
+            *named("ghost", revived),
+            *named("duplicate", twice),
+            *named("altered", altered),
+            *named("late", stuck),
+        }
+    lifecycle(spark, config)
+    outcomes = {
+        row["message_id"]: row for row in Lake(config.tables).read(spark, LIFECYCLE).collect()
+    }
+    assert [outcomes[one.message_id.hex()]["outcome"] for one in cancelled] == ["cancelled"] * 2
+    assert {outcomes[one.message_id.hex()]["store_ms"] // 1000 for one in put_off} == {4200.0}
+    assert [outcomes[one.message_id.hex()]["reason"] for one in stuck] == ["not due"] * 2
+    marts(spark, config)
+    late = (
+        Lake(config.tables)
+        .read(spark, DELAY_LATENESS)
+        .where("early = 0")
+        .orderBy("minute")
+        .collect()
+    )
+    # Those put off are as late as the others, by the time they were put off to.
+    assert [row["count"] for row in late] == [len(sound) + len(twice), len(put_off)]
+    assert max(row["max_ms"] for row in late) < 1_000
+    database.close()
+
+
+def delayed(ids: MessageIds, due_at_ms: int) -> list[Record]:
+    """Two messages."""
+    return [
+        msgspec.structs.replace(one, due_at_ms=due_at_ms)
+        for one in messages(ids, 2, born_at_ms=START_MS)
+    ]
+
+
+def place_of(service: Releases, record: Record) -> Cancelled:
+    found = service.query.find(record.message_id)[-1].message
+    return Cancelled(found.bucket, found.sequence, found.source, found.subject, found.message_id)
+
+
+def of_run(rows: list[Row], run: str) -> list[Row]:
+    return [row for row in rows if row["run"] == run]
+
+
+def named(kind: str, records: list[Record]) -> set[tuple[str, str]]:
+    return {(kind, one.message_id.hex()) for one in records}
