@@ -285,6 +285,13 @@ class Lake:
             self._files.delete_file(self._full(path))
         return len(doomed)
 
+    def cut(self, table: Table, after: int) -> None:
+        """Take back commits of ranges behind `after`: of a run that died before it committed its other tables."""
+        for one in self.commits(table):
+            if any(facts.next > after for facts in one.ranges):
+                name = f"{self.folder(table)}/{_COMMITS}/{one.name}.json"
+                self._files.delete_file(self._full(name))
+
     def write(self, table: Table, path: str, batches: Iterable[pa.RecordBatch]) -> DataFile:
         """Write one data file below the table's folder, whole or not at all."""
         final = self._full(f"{self.folder(table)}/{path}")

@@ -6,12 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+import pyarrow.parquet as pq
 import pytest
 
 from qmq_broker.storage.logs.actions import Acked, Dead, GroupDefined, Nacked, Pulled
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.wire.deliveries import DeliveryRun
+from qmq_client.wire.frame import FrameKind
 from qmq_client.wire.message_id import MessageIds
+from qmq_client.wire.record import Record
 from qmq_pipeline.commits import RangeFacts
 from qmq_pipeline.completeness import next_sequences
 from qmq_pipeline.config import PipelineConfig
@@ -22,8 +26,8 @@ from qmq_pipeline.log import COMMIT_LOG
 from qmq_pipeline.options import Place
 from qmq_pipeline.places import open_log
 from qmq_pipeline.range_work import ingest_range
-from qmq_pipeline.schemas import ACTIONS, MESSAGES, TABLES
-from tests.pipeline.world import FORGETFUL, DataDirectory, messages
+from qmq_pipeline.schemas import ACTIONS, MESSAGES, SCHEDULED, TABLES
+from tests.pipeline.world import FAR_MS, FORGETFUL, DataDirectory, messages
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,6 +84,48 @@ def test_P2_runs_that_died_at_any_step_and_twins_add_nothing(
     assert ingest(spark, config).rows["messages"] == 500
     assert keys(spark, tmp_path / "tables") == dense(2500)
     log.close()
+    directory.close()
+
+
+def test_P2_a_run_that_died_between_the_commits_of_two_tables_adds_nothing_twice(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    directory = DataDirectory(tmp_path / "broker")
+    later = [replace_due(one) for one in messages(MessageIds(1), 30)]
+    directory.append(later, kind=FrameKind.DELAYED)
+    config = config_of(directory, tmp_path / "tables")
+    ingest(spark, config)
+    # The table that says how far the log was read commits last; this is what is there before.
+    for path in (tmp_path / "tables" / "bronze" / "messages" / "_commits").glob("*.json"):
+        path.unlink()
+    directory.append(
+        [replace_due(one) for one in messages(MessageIds(2), 20)], kind=FrameKind.DELAYED
+    )
+    assert ingest(spark, config).rows["scheduled"] == 50
+    assert Lake(config.tables).read(spark, SCHEDULED).count() == 50
+    directory.close()
+
+
+def replace_due(record: Record) -> Record:
+    return msgspec.structs.replace(record, due_at_ms=FAR_MS)
+
+
+def test_files_hold_the_rows_of_a_subject_together(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path / "broker")
+    subjects = [f"s{number}" for number in range(4)]
+    directory.append(messages(MessageIds(1), 30_000, subjects=subjects), frame_records=500)
+    config = config_of(directory, tmp_path / "tables")
+    assert config.place is not None
+    whole = LogRange(0, directory.store.durable_offset)
+    facts = ingest_range(config.place, config.tables, COMMIT_LOG, whole)[MESSAGES.name]
+    (file,) = facts.files
+    parquet = pq.ParquetFile(tmp_path / "tables" / "bronze" / "messages" / file.path)
+    groups = [
+        parquet.metadata.row_group(i).column(0).statistics for i in range(parquet.num_row_groups)
+    ]
+    assert [(one.min, one.max) for one in groups] == [(name, name) for name in subjects]
+    sequences = parquet.read(["subject", "sequence"]).to_pylist()
+    assert [row["sequence"] for row in sequences] == [*range(7_500)] * 4
     directory.close()
 
 

@@ -91,6 +91,9 @@ class _Run:
         self._tables: Sequence[Table] = _TABLES_OF[log]
 
     def go(self, before: Ingested, *, skip_expired: bool, on_progress: OnProgress) -> Ingested:
+        known_end = max((one.next for one in self._lake.ranges(self._tables[0])), default=0)
+        for table in self._tables[1:]:
+            self._lake.cut(table, known_end)
         for table in self._tables:
             self._lake.sweep(table)
         reader = open_log(self._place, self._log)
