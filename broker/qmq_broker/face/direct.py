@@ -104,10 +104,18 @@ class DirectExchange:
         parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def gone(self) -> None:
-        """See `Exchange`."""
-        while not self._is_lost:
-            await self._change()
+    async def wait(self, woken: asyncio.Future[None], until_s: float) -> None:
+        """See `Exchange`. It is the one that ends by itself at its time or by a lost connection."""
+        if not self._is_lost:
+            timer = asyncio.get_running_loop().call_at(until_s, self._wake)
+            self._waiter = woken
+            try:
+                await woken
+            finally:
+                timer.cancel()
+                self._waiter = None
+        if self._is_lost:
+            raise ClientGone
 
     async def answer(
         self, status: int, encoding: Encoding, body: bytes, headers: Headers = ()

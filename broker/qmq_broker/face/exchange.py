@@ -6,10 +6,12 @@ the usual form on connections of ours. What a route does is the same on both.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 from qmq_broker.face.requests import (
     BodyShare,
+    ClientGone,
     Encoding,
     Message,
     Receive,
@@ -40,8 +42,11 @@ class Exchange(Protocol):
         """
         ...
 
-    async def gone(self) -> None:
-        """Return when the client is gone. Requires: the body was read."""
+    async def wait(self, woken: asyncio.Future[None], until_s: float) -> None:
+        """Wait for `woken`, until it is `until_s` by the loop; raises `ClientGone`.
+
+        Requires: the body was read.
+        """
         ...
 
     async def answer(
@@ -64,10 +69,16 @@ class AsgiExchange:
         """See `Exchange`."""
         return await read_body(self._receive, body_bytes_max, share)
 
-    async def gone(self) -> None:
+    async def wait(self, woken: asyncio.Future[None], until_s: float) -> None:
         """See `Exchange`."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        gone = asyncio.ensure_future(self._gone())
+        left_s = max(0.0, until_s - asyncio.get_running_loop().time())
+        try:
+            await asyncio.wait((woken, gone), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                raise ClientGone
+        finally:
+            gone.cancel()
 
     async def answer(
         self, status: int, encoding: Encoding, body: bytes, headers: Headers = ()
@@ -79,3 +90,7 @@ class AsgiExchange:
         """ASGI's own way to answer, for routes that speak it."""
         self.is_answering = True
         await self._send(message)
+
+    async def _gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass

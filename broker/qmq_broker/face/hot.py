@@ -142,25 +142,16 @@ class HotRoutes:
         self, request: PullRequest, stale: tuple[Stale, ...], exchange: Exchange
     ) -> HandOut | None:
         """Wait until there is something for this pull, its time is up, or its client is gone."""
-        loop = asyncio.get_running_loop()
-        delivery, serving = self._broker.delivery, self._broker.serving
-        until_s = loop.time() + min(request.wait_ms, self._broker.settings.limits.wait_ms) / 1000
-        gone = asyncio.ensure_future(exchange.gone())
-        try:
-            with self._room.waiting():
-                while True:
-                    waiting, is_woken = await self._sleep(request, gone, until_s)
-                    if gone.done():
-                        if waiting.is_woken:
-                            delivery.waiting.wake_group(waiting.key)
-                        raise ClientGone
-                    if not is_woken or serving.is_stopping:
-                        return None
-                    given = self._pull_woken(request, stale, waiting)
-                    if given is not None:
-                        return given
-        finally:
-            gone.cancel()
+        now_s = asyncio.get_running_loop().time()
+        until_s = now_s + min(request.wait_ms, self._broker.settings.limits.wait_ms) / 1000
+        with self._room.waiting():
+            while True:
+                waiting = await self._sleep(request, exchange, until_s)
+                if not waiting.is_woken or self._broker.serving.is_stopping:
+                    return None
+                given = self._pull_woken(request, stale, waiting)
+                if given is not None:
+                    return given
 
     def _pull_woken(
         self, request: PullRequest, stale: tuple[Stale, ...], waiting: WaitingPull
@@ -174,23 +165,20 @@ class HotRoutes:
             delivery.waiting.wake_group(waiting.key)
             raise
 
-    async def _sleep(
-        self, request: PullRequest, gone: asyncio.Future[None], until_s: float
-    ) -> tuple[WaitingPull, bool]:
-        """Wait once; the pull that waited, and whether it was woken."""
-        loop = asyncio.get_running_loop()
+    async def _sleep(self, request: PullRequest, exchange: Exchange, until_s: float) -> WaitingPull:
+        """Wait once; the pull that waited, and perhaps was woken."""
         waiting_pulls = self._broker.delivery.waiting
-        woken: asyncio.Future[None] = loop.create_future()
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = waiting_pulls.add((request.subject, group_of(request)), partial(_set, woken))
         try:
-            await asyncio.wait(
-                (woken, gone),
-                timeout=max(0.0, until_s - loop.time()),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            await exchange.wait(woken, until_s)
+        except ClientGone:
+            if waiting.is_woken:
+                waiting_pulls.wake_group(waiting.key)
+            raise
         finally:
             waiting_pulls.leave(waiting)
-        return waiting, woken.done()
+        return waiting
 
     def _check_answer(self, request: PullRequest) -> None:
         self._room.check_answer(min(request.max_bytes, self._broker.settings.limits.pull_bytes))

@@ -116,6 +116,26 @@ async def all_answered(protocol: BoundedProtocol) -> None:
         await asyncio.gather(*protocol.tasks)
 
 
+def test_a_pull_that_waits_is_answered_by_a_message_or_when_its_time_is_up(client: Client) -> None:
+    def waiting(wait_ms: int) -> bytes:
+        body = PULL.replace(b"}", b',"wait_ms":%d}' % wait_ms)
+        return request(content_length=b"%d" % len(body)).replace(PULL, body)
+
+    async def look() -> list[int]:
+        protocol, wire = connect(client)
+        protocol.data_received(waiting(1))
+        await asyncio.wait_for(all_answered(protocol), 30)
+        protocol.data_received(waiting(60_000))
+        while not client.rig.broker.delivery.waiting.count:
+            await asyncio.sleep(0)
+        client.rig.send(b"body", subject="a")
+        await asyncio.wait_for(all_answered(protocol), 30)
+        bodies = re.findall(rb"\r\n\r\n({.*?})(?=HTTP|$)", wire.written)
+        return [len(json.loads(body)["messages"]) for body in bodies]
+
+    assert asyncio.run(look()) == [0, 1]
+
+
 def test_a_body_in_pieces_is_one_body_and_a_lost_connection_is_told(client: Client) -> None:
     async def look() -> tuple[bytes, bool]:
         protocol, wire = connect(client)
@@ -130,7 +150,8 @@ def test_a_body_in_pieces_is_one_body_and_a_lost_connection_is_told(client: Clie
         await asyncio.wait_for(all_answered(protocol), 30)
         with pytest.raises(ClientGone):
             await exchange.body(100)
-        await exchange.gone()
+        with pytest.raises(ClientGone):
+            await exchange.wait(asyncio.get_running_loop().create_future(), 0.0)
         await exchange.answer(200, Encoding.JSON, b"to nobody")
         return wire.written, exchange.is_answering
 
