@@ -1,16 +1,18 @@
 """The demo: a month of real flights through the whole product, with crashes on the way.
 
-`python3 dev.py demo` runs it. Exit code 0 when every count is right, 1 when anything differs or a
-process fails.
+`python3 dev.py demo` runs it. Exit code 0 when every count is right, 1 when anything differs, a process
+fails, or no server is to be had, 2 for a wrong call. Ctrl-C or SIGTERM ends every process of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -45,6 +47,7 @@ def main(arguments: list[str]) -> int:
         _service(arguments[0])
         return 0
     options = _parse(arguments)
+    signal.signal(signal.SIGTERM, _on_stop)  # unasked, it would leave its processes behind
     if options.keep is not None:
         directory = Path(options.keep)
         if directory.exists() and any(directory.iterdir()):
@@ -54,6 +57,10 @@ def main(arguments: list[str]) -> int:
         return _demo(directory.resolve(), options)
     with tempfile.TemporaryDirectory(prefix="qmq-flights-") as folder:
         return _demo(Path(folder), options)
+
+
+def _on_stop(number: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _demo(directory: Path, options: argparse.Namespace) -> int:

@@ -72,7 +72,7 @@ class FaultAt:
     kind: str
 
 
-#: The order of misfortunes; the consumer's own death is planned in `tallies.py`.
+#: The order of misfortunes. The tallies service kills itself when told, in a handler; see `consumers.py`.
 FAULTS = (
     FaultAt(share=0.12, kind="kill broker"),
     FaultAt(share=0.30, kind="kill tallies"),

@@ -73,7 +73,7 @@ def collect(
 
 def print_result(result: dict[str, Any]) -> None:
     """Print the table and the verdict."""
-    console = Console()
+    console = Console(soft_wrap=True)  # a sentence is not cut where the terminal is narrow
     table = Table(title="Flights through the outbox", show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
@@ -82,7 +82,8 @@ def print_result(result: dict[str, Any]) -> None:
     console.print(table)
     for fault in result["faults"]:
         console.print(
-            f"  {fault['fault']} at flight {fault['at_flight']:,}; back after {fault['took_s']} s"
+            f"  {fault['fault']} at flight {fault['at_flight']:,}; "
+            f"started again after {fault['took_s']} s"
         )
     for sentence in result["verdict"]["findings"]:
         console.print(f"  [red]{sentence}")

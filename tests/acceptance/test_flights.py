@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,32 @@ def figures(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def expected() -> Expected:
     return count_by_hand(data_file(), frozenset({MONTH}), DAYS)
+
+
+def test_a_demo_that_is_told_to_stop_leaves_no_process_behind(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "examples.flights", "--days", "3", "--no-spark"]
+    demo = subprocess.Popen(
+        [*command, "--keep", str(folder)], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    assert demo.stderr is not None
+    assert "departures" in demo.stderr.readline()
+    assert alive(folder)
+    demo.terminate()
+    demo.communicate(timeout=60)
+    assert demo.returncode == 128 + signal.SIGTERM
+    assert alive(folder) == []
+
+
+def alive(folder: Path) -> list[str]:
+    """Processes with this folder in their command line or environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            said = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+            if str(folder).encode() in said and process.name != str(os.getpid()):
+                found.append(process.name)
+    return found
 
 
 def the_plan(folder: Path) -> Plan:
