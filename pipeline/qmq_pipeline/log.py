@@ -19,9 +19,9 @@ from qmq_broker.storage.files.checkpoint import START, CheckpointFiles, LogPoint
 from qmq_broker.storage.files.format_file import Format, read_format
 from qmq_broker.storage.files.retained import read_retained
 from qmq_broker.storage.logs.action_log import ACTION_KINDS
-from qmq_broker.storage.logs.commit_log import COMMIT_KINDS
 from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame
 from qmq_broker.storage.logs.frame_seek import LogRange, frame_at_or_behind, offset_at, read_stamp
+from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.logs.segments import Segments
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameKind

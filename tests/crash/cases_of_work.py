@@ -93,8 +93,21 @@ CASES: dict[str, Case] = {
         "due in the past, now, or beyond the limit",
         ("test_D1_a_time_in_the_past_is_now", "test_D5_the_limit_is_a_setting"),
     ),
-    "E7": Case("very many are due at once", absent="Not shown by a test of the store yet."),
-    "E8": Case("the clock jumps while they wait", absent="Not shown by a test of the store yet."),
+    "E7": Case(
+        "very many are due at once",
+        (
+            "test_D2_D3_very_many_due_in_one_second_take_bounded_memory_and_hold_up_no_send",
+            "test_D3_a_hundred_thousand_messages_due_at_one_moment_come_once_each",
+        ),
+    ),
+    "E8": Case(
+        "the clock jumps while they wait",
+        (
+            "test_D1_messages_are_held_while_the_clock_is_back_and_come_once",
+            "test_D1_a_clock_that_is_set_forward_is_followed_in_bounded_steps_with_an_alarm",
+            "test_D1_D3_a_broker_whose_clock_is_set_back_and_forward_releases_nothing_early_or_twice",
+        ),
+    ),
     "E9": Case("the log is cut behind records that were copied already", (_DELAY,)),
     "F1": Case(
         "no space, wherever it is needed",

@@ -6,12 +6,12 @@ import pytest
 
 from qmq_broker.errors import DiskError, DiskFullError
 from qmq_broker.storage import store
+from qmq_broker.storage.commit_log import CommitLog
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.retained import Retained, write_retained
 from qmq_broker.storage.files.snapshots import SnapshotFiles
 from qmq_broker.storage.logs import id_journal, segmented_log
 from qmq_broker.storage.logs.action_log import ActionLog
-from qmq_broker.storage.logs.commit_log import CommitLog
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.queues.consume_queue import ConsumeQueue

@@ -18,12 +18,13 @@ PLANTED = {
     "Watchdog and broker stand side by side": ("qmq_watchdog/sweep.py", "qmq_broker.service"),
     "Floors of the client": ("qmq_client/wire/frame.py", "qmq_client.producer"),
     "Rooms of the outbox": ("qmq_client/outbox/database/__init__.py", "qmq_client.outbox.relay"),
-    "Floors of the broker": ("qmq_broker/storage/disk.py", "qmq_broker.service"),
+    "Floors of the broker": ("qmq_broker/storage/store.py", "qmq_broker.service"),
+    "Rooms of the storage": ("qmq_broker/storage/recovery.py", "qmq_broker.storage.store"),
     "Of the client the broker knows only the wire": ("qmq_broker/face/app.py", "qmq_client.outbox"),
     "no SQL": ("qmq_broker/service/intake.py", "sqlalchemy"),
     "Floors of the pipeline": ("qmq_pipeline/decode.py", "qmq_pipeline.sources"),
     "only the readers of its files": ("qmq_pipeline/decode.py", "qmq_broker.face"),
-    "Spark and Arrow are the pipeline's affair": ("qmq_broker/storage/disk.py", "pyarrow"),
+    "Spark and Arrow are the pipeline's affair": ("qmq_broker/storage/store.py", "pyarrow"),
     "made for tests": ("qmq_watchdog/sweep.py", "qmq_client.testing"),
 }
 HOUSE = (

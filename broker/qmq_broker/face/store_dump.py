@@ -28,8 +28,8 @@ from qmq_broker.storage.files.small_file import read_file, unseal
 from qmq_broker.storage.files.snapshots import Snapshot
 from qmq_broker.storage.logs.action_log import ACTION_KINDS
 from qmq_broker.storage.logs.actions import Action
-from qmq_broker.storage.logs.commit_log import COMMIT_KINDS, QUEUED_KINDS
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
+from qmq_broker.storage.logs.kinds import COMMIT_KINDS, QUEUED_KINDS
 from qmq_broker.storage.logs.log_recovery import torn_bytes_behind
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.logs.summary import SegmentSummary

@@ -16,7 +16,7 @@ from typing import Final
 from qmq_broker.errors import BusyError, DiskFullError, InvalidRecordError
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.serving import ServingState
-from qmq_broker.storage.logs.commit_log import SENT_KINDS
+from qmq_broker.storage.logs.kinds import SENT_KINDS
 from qmq_broker.storage.store import Store
 from qmq_client.wire.checksum import crc32c, extend_crc32c
 from qmq_client.wire.due import CLOCKS_MS, check_due, has_due_times, record_due_at_ms

@@ -21,7 +21,7 @@ from qmq_broker.clock import Clock
 from qmq_broker.errors import BusyError, ConflictError, NoRoomError, PoisonedError
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.measures import Measures
-from qmq_broker.storage.logs.commit_log import SENT_KINDS
+from qmq_broker.storage.logs.kinds import SENT_KINDS
 from qmq_broker.storage.store import Placed, Store
 from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.message_id import format_message_id

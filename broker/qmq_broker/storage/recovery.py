@@ -31,21 +31,17 @@ from qmq_broker.storage.files.retained import Retained, read_retained
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
 from qmq_broker.storage.files.snapshots import SnapshotFiles
 from qmq_broker.storage.logs.action_log import ACTION_KINDS
-from qmq_broker.storage.logs.commit_log import (
-    COMMIT_KINDS,
-    SENT_KINDS,
-    stage_delayed,
-    stage_scanned,
-)
 from qmq_broker.storage.logs.dedupe_window import DedupeWindow, IdRun, scanned_id_runs
 from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame
 from qmq_broker.storage.logs.id_journal import IdJournal
+from qmq_broker.storage.logs.kinds import COMMIT_KINDS, SENT_KINDS
 from qmq_broker.storage.logs.log_recovery import LogFinding, examine, mend
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.queues.consume_queues import UNFLUSHED_BYTES_MAX, ConsumeQueues
 from qmq_broker.storage.schedule.copy import UNCOPIED_MAX, ScheduleCopier, clear_strays
 from qmq_broker.storage.schedule.copy import load as load_schedule
 from qmq_broker.storage.schedule.schedule import Schedule
+from qmq_broker.storage.staging import stage_delayed, stage_scanned
 from qmq_client.wire.errors import ProtocolError
 
 _log = logging.getLogger(__name__)

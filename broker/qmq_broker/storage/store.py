@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from qmq_broker.clock import Clock
 from qmq_broker.errors import ClosedError, DiskError, NoRoomError, PoisonedError
 from qmq_broker.options import StoreOptions
+from qmq_broker.storage.commit_log import CommitLog, Placed
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import CheckpointFiles
 from qmq_broker.storage.files.disk import Disk, DiskLock
@@ -22,7 +23,6 @@ from qmq_broker.storage.files.retained import Retained, write_retained
 from qmq_broker.storage.index.key_index import KeyIndex
 from qmq_broker.storage.index.key_search import KeySearch
 from qmq_broker.storage.logs.action_log import ActionLog
-from qmq_broker.storage.logs.commit_log import CommitLog, Placed
 from qmq_broker.storage.logs.frame_seek import LogRange, offset_at
 from qmq_broker.storage.logs.log_settings import log_settings
 from qmq_broker.storage.logs.segmented_log import SegmentedLog

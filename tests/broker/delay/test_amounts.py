@@ -35,6 +35,34 @@ def test_D3_a_hundred_thousand_messages_due_at_one_moment_come_once_each(tmp_pat
     rig.close()
 
 
+def test_D2_D3_very_many_due_in_one_second_take_bounded_memory_and_hold_up_no_send(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    count = 1_000_000 if request.config.getoption("--release") else 40_000
+    loaded_max = count // 4
+    rig = DelayRig(tmp_path, limits=ServiceLimits(delayed_loaded=loaded_max))
+    first_due_ms = rig.now_ms + 2 * HOUR_MS
+    for first in range(0, count, PER_FRAME):
+        numbers = range(first, first + PER_FRAME)
+        rig.send_delayed({b"%d" % number: first_due_ms + number % 1_000 for number in numbers})
+    rig.clock.pass_ms(2 * HOUR_MS + 1_000)
+    delay, sent = rig.broker.delayed.delay, 0
+    while rig.broker.delayed.query.status().pending:
+        delay.step()
+        assert delay.loaded <= loaded_max + PER_FRAME
+        before = rig.store.queue("other")
+        before_sequence = 0 if before is None else before.next_sequence
+        rig.send(b"%d" % sent, subject="other")  # one commit, whatever else is in it
+        sent += 1
+        queue = rig.store.queue("other")
+        assert queue is not None
+        assert queue.next_sequence == before_sequence + 1
+    assert sent > 4, "the releases came in portions"
+    found = rig.bodies()
+    assert len(set(found)) == len(found) == count
+    rig.close()
+
+
 def test_D2_what_is_overdue_after_a_stop_goes_first_at_a_bounded_rate_and_holds_up_nobody(
     tmp_path: Path,
 ) -> None:

@@ -16,8 +16,8 @@ from qmq_broker.storage.files.small_file import read_file
 from qmq_broker.storage.index import key_search
 from qmq_broker.storage.index.key_search import TimeRange
 from qmq_broker.storage.logs import summary
-from qmq_broker.storage.logs.commit_log import COMMIT_KINDS
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
+from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.logs.log_map import LogMap
 from qmq_broker.storage.logs.summary import SegmentSummary
 from qmq_broker.storage.upkeep.backup import back_up

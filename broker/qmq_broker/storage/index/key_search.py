@@ -16,7 +16,6 @@ from qmq_broker.errors import CorruptionError, DiskError
 from qmq_broker.storage.index.index_keys import id_hash, key_hash
 from qmq_broker.storage.index.key_index import INDEXED_KINDS, KeyIndex, LogBounds
 from qmq_broker.storage.index.key_index_file import IndexFile
-from qmq_broker.storage.logs.commit_log import COMMIT_KINDS
 from qmq_broker.storage.logs.frame_scan import FrameScan
 from qmq_broker.storage.logs.frame_seek import (
     LogRange,
@@ -24,6 +23,7 @@ from qmq_broker.storage.logs.frame_seek import (
     offset_at,
     read_message_frame,
 )
+from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.logs.log_map import narrow
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.logs.summary import SummaryOf, no_summary

@@ -20,8 +20,8 @@ import msgspec
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
-from qmq_broker.storage.logs.commit_log import COMMIT_KINDS, QUEUED_KINDS
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
+from qmq_broker.storage.logs.kinds import COMMIT_KINDS, QUEUED_KINDS
 from qmq_broker.storage.logs.lost import lost_runs
 from qmq_broker.storage.logs.repeats import LOG_LIMITS
 from qmq_broker.storage.logs.segments import Segments

@@ -36,8 +36,8 @@ from qmq_broker.storage.files.retained import Retained, read_retained, write_ret
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
 from qmq_broker.storage.files.snapshots import Snapshot
 from qmq_broker.storage.logs.action_log import ACTION_KINDS
-from qmq_broker.storage.logs.commit_log import COMMIT_KINDS
 from qmq_broker.storage.logs.frame_scan import FrameScan
+from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.logs.summary import read_summary, write_summary
 from qmq_broker.storage.schedule.backup import take_schedule

@@ -21,12 +21,13 @@ from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.format_file import Format, read_format
 from qmq_broker.storage.files.journal import remove_journal
 from qmq_broker.storage.files.retained import Retained, read_retained
-from qmq_broker.storage.logs.commit_log import COMMIT_KINDS, stage_scanned
 from qmq_broker.storage.logs.frame_scan import FrameScan
+from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.logs.log_recovery import examine
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.logs.summary import remove_summaries
 from qmq_broker.storage.queues.consume_queues import UNFLUSHED_BYTES_MAX, ConsumeQueues
+from qmq_broker.storage.staging import stage_scanned
 from qmq_client.wire.errors import ProtocolError
 
 

@@ -20,14 +20,15 @@ from qmq_broker.storage.files.faults import Fault, damaged, rebuilt
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.logs.action_log import ACTION_KINDS
 from qmq_broker.storage.logs.actions import Action
-from qmq_broker.storage.logs.commit_log import COMMIT_KINDS, QUEUED_KINDS, pack_entries
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
+from qmq_broker.storage.logs.kinds import COMMIT_KINDS, QUEUED_KINDS
 from qmq_broker.storage.logs.lost import lost_entries, lost_runs
 from qmq_broker.storage.logs.repeats import LOG_LIMITS
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.logs.summary import Summarizer, read_summary
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES, QueueFiles
 from qmq_broker.storage.schedule.cancelled import read_cancelled
+from qmq_broker.storage.staging import pack_entries
 from qmq_broker.storage.upkeep.inspect_log import SegmentSurvey, survey_segment
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, MessageFrame, parse_message_frame

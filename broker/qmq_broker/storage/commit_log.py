@@ -10,28 +10,25 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Final
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.storage.logs.dedupe_window import DedupeWindow, id_runs
-from qmq_broker.storage.logs.frame_scan import ScannedFrame
-from qmq_broker.storage.logs.lost import lost_entries, lost_runs
-from qmq_broker.storage.logs.repeats import LOG_LIMITS, RepeatFinder, StoredFrame, Verdict
+from qmq_broker.storage.logs.dedupe_window import DedupeWindow
+from qmq_broker.storage.logs.kinds import QUEUED_KINDS, SENT_KINDS, SETTLING_KINDS
+from qmq_broker.storage.logs.repeats import RepeatFinder, StoredFrame, Verdict
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.queues.consume_queue import Entry
 from qmq_broker.storage.queues.consume_queues import ConsumeQueues
-from qmq_broker.storage.queues.queue_files import ENTRY_BYTES
-from qmq_broker.storage.schedule.cancelled import Cancelled, cancelled_frame, read_cancelled
+from qmq_broker.storage.schedule.cancelled import Cancelled, cancelled_frame
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.schedule.schedule import Mark, Schedule
+from qmq_broker.storage.staging import stage_frame, stored_frame
 from qmq_client.wire.checksum import crc32c, extend_crc32c
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import (
     FRAME_HEADER_BYTES,
     FrameKind,
     MessageFrame,
-    parse_message_frame,
     read_header,
 )
 from qmq_client.wire.record import RECORD_FIXED_BYTES
@@ -43,22 +40,6 @@ READ_GAP_BYTES: Final = 16 * 1024
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
 _CRC: Final = struct.Struct(">I")
 _CRC_BYTES: Final = _CRC.size
-#: What the commit log holds.
-COMMIT_KINDS: Final = frozenset(
-    {
-        FrameKind.MESSAGES,
-        FrameKind.DELAYED,
-        FrameKind.RELEASED,
-        FrameKind.RESCHEDULED,
-        FrameKind.CANCELLED,
-    }
-)
-#: What clients send: ids are remembered, and a repeat is answered with what was said before.
-SENT_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.DELAYED})
-#: What has places in consume queues.
-QUEUED_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.RELEASED})
-#: What settles the fates of delayed messages that stand in it.
-_SETTLING_KINDS: Final = frozenset({FrameKind.RELEASED, FrameKind.RESCHEDULED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +118,7 @@ class CommitLog:
         for frame in frames:
             if frame.header.kind in SENT_KINDS:
                 verdicts.append(finder.judge(frame))
-            elif frame.header.kind in _SETTLING_KINDS:
+            elif frame.header.kind in SETTLING_KINDS:
                 left = self._schedule.unsettled(frame, taken)
                 stored = None if left is None else StoredFrame(frame=left, runs=[])
                 verdicts.append(Verdict(stored=stored))
@@ -212,84 +193,6 @@ class CommitLog:
     def _read_limit(self, first: int) -> int:
         """Where a read that begins at `first` must end: at its segment, and at its own size."""
         return min(self.log.base_of(first) + self.log.segment_bytes, first + READ_BYTES_MAX)
-
-
-def stored_frame(offset: int, data: bytes, *, is_verified: bool = False) -> StoredFrame:
-    """A message frame of the log as it was stored; raises `ProtocolError`.
-
-    `is_verified` says that a scan has checked the body: its checksum is not made again.
-    """
-    frame = parse_message_frame(data, LOG_LIMITS, is_verified=is_verified)
-    return StoredFrame(
-        frame=frame,
-        runs=id_runs(frame),
-        first_sequences=tuple(run.first_sequence for run in frame.runs),
-        physical_offset=offset,
-        stored_at_ms=frame.header.stored_at_ms,
-    )
-
-
-def stage_scanned(queues: ConsumeQueues, frame: ScannedFrame) -> StoredFrame | None:
-    """What a frame of the log means for the queues: its entries, or places of what is lost.
-
-    Returns the frame when a client sent it. Raises `ProtocolError` or `CorruptionError`.
-    """
-    if frame.header.kind is FrameKind.LOST:
-        for lost in lost_runs(frame):
-            entries = lost_entries(frame.offset, lost.count)
-            queues.stage(lost.subject, lost.first_sequence, entries, offset=frame.offset)
-    if frame.header.kind not in SENT_KINDS | QUEUED_KINDS:
-        return None
-    stored = stored_frame(frame.offset, frame.data, is_verified=True)
-    if frame.header.kind in QUEUED_KINDS:
-        stage_frame(queues, stored)
-    return stored if frame.header.kind in SENT_KINDS else None
-
-
-def stage_delayed(schedule: Schedule, frame: ScannedFrame) -> None:
-    """What a frame of the log means for delayed messages; raises `ProtocolError`."""
-    kind = frame.header.kind
-    if kind is FrameKind.CANCELLED:
-        schedule.stage_cancelled(read_cancelled(frame.data))
-    elif kind is FrameKind.DELAYED or kind in _SETTLING_KINDS:
-        parsed = parse_message_frame(frame.data, LOG_LIMITS, is_verified=True)
-        schedule.stage(parsed, frame.offset, frame.header.stored_at_ms)
-
-
-def stage_frame(queues: ConsumeQueues, stored: StoredFrame) -> None:
-    """Give each of the frame's subjects its entries, not yet visible."""
-    entries = pack_entries(stored.frame, stored.physical_offset)
-    position = 0
-    for run, first_sequence in zip(stored.frame.runs, stored.first_sequences, strict=True):
-        next_position = position + run.count * ENTRY_BYTES
-        part = (
-            entries if run.count * ENTRY_BYTES == len(entries) else entries[position:next_position]
-        )
-        queues.stage(run.subject, first_sequence, part, offset=stored.physical_offset)
-        position = next_position
-
-
-def pack_entries(frame: MessageFrame, physical_offset: int) -> bytes:
-    """The consume queue entries of all records of a frame that stands at `physical_offset`.
-
-    Lengths and tag hashes stand in the frame as columns of the same bytes, so they are copied as
-    columns of four-byte words instead of being packed record by record.
-    """
-    count = frame.header.record_count
-    offsets = accumulate(frame.lengths[:-1], initial=physical_offset + frame.positions[0])
-    offset_words = memoryview(struct.pack(f">{count}Q", *offsets)).cast("I")
-    first = frame.positions[0] - 12 * count
-    table = memoryview(frame.data)
-    length_words = table[first : first + 4 * count].cast("I")
-    hash_words = table[first + 4 * count : first + 12 * count].cast("I")
-    entries = bytearray(ENTRY_BYTES * count)
-    words = memoryview(entries).cast("I")
-    words[0::5] = offset_words[0::2]
-    words[1::5] = offset_words[1::2]
-    words[2::5] = length_words
-    words[3::5] = hash_words[0::2]
-    words[4::5] = hash_words[1::2]
-    return bytes(entries)
 
 
 def _placed(verdict: Verdict) -> Placed:
