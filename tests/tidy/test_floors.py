@@ -35,6 +35,7 @@ HOUSE = (
     "qmq_client/testing",
     "qmq_client/producer.py",
     "qmq_broker/storage",
+    "qmq_broker/storage/store.py",
     "qmq_broker/service",
     "qmq_broker/face",
     "qmq_pipeline/errors.py",
