@@ -78,7 +78,7 @@ class SqliteInboxDialect:
     def confirm(self, connection: sa.Connection, _: Noted) -> None:
         try:
             self._execute(connection, f"RELEASE {_MARK}")
-        except (sqlite3.OperationalError, sa.exc.OperationalError) as error:
+        except sa.exc.OperationalError as error:
             raise InboxTransactionError from error
 
     def purge(
@@ -90,7 +90,10 @@ class SqliteInboxDialect:
 
 
 def _to_the_driver(connection: sa.Connection, sql: str, values: Sequence[object] = ()) -> Any:
-    return driver_of(connection).execute(sql, values)
+    try:
+        return driver_of(connection).execute(sql, values)
+    except sqlite3.OperationalError as error:  # as SQLAlchemy, which was passed by, would tell it
+        raise sa.exc.OperationalError(sql, None, error) from error
 
 
 def _through_sqlalchemy(connection: sa.Connection, sql: str, values: Sequence[object] = ()) -> Any:

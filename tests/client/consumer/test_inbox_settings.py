@@ -12,6 +12,7 @@ from sqlalchemy.orm import sessionmaker
 from qmq_client.consumer import consumer
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, OutboxMissingError
 from qmq_client.inbox import Inbox
+from qmq_client.outbox.table import create_tables
 from tests.client.consumer.kit import GROUP, SUBJECT, Bench
 
 
@@ -38,6 +39,19 @@ def test_a_database_of_an_inbox_that_cannot_be_opened_is_told_before_the_start(
     consumers = bench.consumers(handler)
     with pytest.raises(DatabaseUnavailableError, match=f"inbox of {SUBJECT}/{GROUP}"):
         consumers.start()
+
+
+def test_a_database_of_an_inbox_that_is_locked_is_told_before_the_start(
+    bench: Bench, tmp_path: Path
+) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db", connect_args={"timeout": 0})
+    create_tables(engine)
+    consumers = bench.consumers(consumer(SUBJECT, group=GROUP, inbox=engine)(lambda body: None))
+    with engine.connect() as other:
+        other.exec_driver_sql("BEGIN IMMEDIATE")
+        with pytest.raises(DatabaseUnavailableError, match="locked"):
+            consumers.start()
+    engine.dispose()
 
 
 def test_a_missing_table_is_told_before_any_thread_starts(bench: Bench, tmp_path: Path) -> None:
