@@ -16,10 +16,19 @@ from qmq_broker.service.broker import Broker, BrokerSettings
 from qmq_broker.service.delivery.redelivery import Backoff
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.store import Placed, Store
+from qmq_client.wire.errors import QmqError
 from qmq_client.wire.frame import MessageFrame
 from tests.crash.image import Image
 from tests.simulation.disk import PlayedDisk, after_kill, after_power_cut
-from tests.simulation.scheduler import MS, Died, PlayedClock, Process, Scheduler, Signal
+from tests.simulation.scheduler import (
+    MS,
+    Died,
+    PlayedClock,
+    Process,
+    Scheduler,
+    Signal,
+    StuckError,
+)
 
 #: Segments so short that a few messages roll them, snapshots so near that each life writes some.
 STORE: Final = StoreOptions(
@@ -137,14 +146,14 @@ class BrokerLife:
             self.process.sleep(interval_us, "action sync sleeps")
             try:
                 self.broker._action_sync.step()
-            except Exception as error:  # as the thread's loop does
+            except QmqError as error:  # as the thread's loop does
                 self.broker._on_poisoned(f"action log sync: {error}")
 
     def _release(self) -> None:
         while True:
             try:
                 wait_s = self.broker.delayed.delay.step()
-            except Exception as error:  # as the thread's loop does
+            except QmqError as error:  # as the thread's loop does
                 self._scheduler.note(f"releases failed: {error!r:.200}")
                 wait_s = 1.0
             wait_us = min(500_000, max(10_000, round(wait_s * 1_000_000)))
@@ -153,7 +162,7 @@ class BrokerLife:
     def _tick(self) -> None:
         try:
             self.broker.step()
-        except Exception as error:  # as the server's loop does
+        except QmqError as error:  # as the server's loop does
             self._scheduler.note(f"tick failed: {error!r:.200}")
         self.in_loop("tick", self._tick, _TICK_US)
 
@@ -190,6 +199,8 @@ class BrokerHost:
         except Died:
             self._after_death(disk)
             return
+        except QmqError as error:
+            raise StuckError(f"the broker does not start: {error}") from error
         disk.calls_left = None
         self.life = life
         process.on_death = lambda: self._on_death(life)
@@ -207,11 +218,13 @@ class BrokerHost:
         if self.life is None:
             return
         life = self.life
+        self.is_power_cut = False
         try:
             life.stop()
         except Died:
             return
-        self.is_power_cut = False
+        except QmqError as error:  # its disk failed: it ends all the same
+            self._scheduler.note(f"broker did not stop in order: {error!r:.200}")
         life.process.kill()
 
     def end(self) -> None:

@@ -78,13 +78,20 @@ class Played:
         self.scheduler = scheduler
         self.clock = PlayedClock(scheduler)
         self.tell = tell
-        #: Chances of a statement that begins a transaction to fail, and of a COMMIT to be unheard.
+        #: Chances of BEGIN to fail, and of COMMIT to end in an error, whether it was done or not.
         self.fails = 0.0
-        self.loses_commits = 0.0
+        self.spoils_commits = 0.0
 
     def draw(self, chance: float) -> bool:
         """Whether something of this chance happens now."""
         return chance > 0 and self.scheduler.rng.random() < chance
+
+    def commit_error(self) -> sqlite3.Error:
+        """What is seen of a COMMIT that failed, or whose answer was lost: nobody can tell."""
+        if self.scheduler.rng.random() < 0.5:
+            return sqlite3.OperationalError("trouble in COMMIT (played)")
+        # What SQLAlchemy takes for a lost connection.
+        return sqlite3.ProgrammingError("Cannot operate on a closed database. (played)")
 
 
 class PlayedCursor(sqlite3.Cursor):
@@ -145,13 +152,16 @@ class PlayedConnection(sqlite3.Connection):
             super().commit()
             return
         process.sleep(played.scheduler.rng.randrange(200), "commits")
+        is_spoilt = played.draw(played.spoils_commits)
+        if is_spoilt and played.draw(0.5):
+            raise played.commit_error()
         self._patiently(super().commit, process)
         changes, self._changes = self._changes, []
         for change in changes:
             played.tell(process, change)
         process.check()
-        if played.draw(played.loses_commits):
-            raise sqlite3.OperationalError("the answer to the commit was lost (played)")
+        if is_spoilt:
+            raise played.commit_error()
 
     def rollback(self) -> None:
         self._changes.clear()

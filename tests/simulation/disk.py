@@ -9,11 +9,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from tests.crash.image import Image, Moment
 from tests.crash.power_cut import Kept, Lost, Scattered, Torn
 from tests.crash.recording_disk import Operation, PassingDisk
 from tests.simulation.scheduler import Died, Process, Scheduler
+
+#: Of a quick disk.
+SYNC_US: Final = 2_000
 
 
 class PlayedDisk(PassingDisk):
@@ -27,7 +31,8 @@ class PlayedDisk(PassingDisk):
         self.calls_left: int | None = None
         #: Above 0 a lock may be held, and nobody may give his turn back.
         self._holds = 0
-        self.sync_us = 2_000
+        #: The longest time that a sync takes.
+        self.sync_us = SYNC_US
 
     @contextmanager
     def hold(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ last, and at most once means that no consumer ever sees a message twice.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from qmq_broker.service.delivery.delivery import HandOut
 from qmq_client.wire.message_id import format_message_id
@@ -30,6 +30,8 @@ class HandOuts:
         #: Paused groups, with the offset of the action log behind which that is known.
         self._paused: dict[str, int] = {}
         self._highest_ms = 0
+        #: Called once, with the next hand-out.
+        self.on_next: Callable[[], object] = _nothing
 
     def note_time(self) -> None:
         """Look at the broker's clock; to be called before it is set back."""
@@ -38,6 +40,9 @@ class HandOuts:
     def on_hand_out(self, request: PullRequest, given: HandOut, now_ms: int) -> None:
         """The broker gives messages away."""
         self.note_time()
+        on_next, self.on_next = self.on_next, _nothing
+        on_next()
+        self._judge_durable(request, given)
         group = self._groups[request.group]
         attempts = [run.attempt for run in given.head.runs for _ in range(run.count)]
         for attempt, data in zip(attempts, given.records, strict=True):
@@ -54,6 +59,17 @@ class HandOuts:
                 self.faults.append(f"C4: {where} in attempt {attempt} of {group.max_attempts}")
             if group.name in self._paused:
                 self.faults.append(f"pause: {where}, which is paused")
+
+    def _judge_durable(self, request: PullRequest, given: HandOut) -> None:
+        life = self._host.life
+        queue = None if life is None else life.store.queue(request.subject)
+        if life is None or queue is None:
+            return
+        last = max(run.first_sequence + run.count for run in given.head.runs) - 1
+        for entry in queue.entries(last, 1):
+            if entry.physical_offset >= life.store.durable_offset:
+                name = f"{request.subject} {last}"
+                self.faults.append(f"B2: {name} was given before it was durable")
 
     def pause(self, life: BrokerLife, group: GroupPlan, *, is_paused: bool) -> None:
         """An operator pauses a group or lets it go on; in the broker's loop."""
@@ -82,3 +98,7 @@ class HandOuts:
             state = life.broker.delivery.group(group.subject, name)
             if state is None or not state.is_paused:
                 self.faults.append(f"pause: group {name} goes on after a restart")
+
+
+def _nothing() -> None:
+    """Nobody waits for a hand-out."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from qmq_client.errors import QmqError
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.relay.store import OutboxStore
@@ -32,7 +33,7 @@ from tests.simulation.world import World
 TAKEOVER_MS: Final = 2_000
 _BACKOFF: Final = Backoff(first_ms=200, max_ms=3_000)
 _AGAIN_US: Final = 2_000 * MS
-_KEYS: Final = ("red", "green", None)
+_KEYS: Final = ("red", "red", "green", None)
 
 
 class Machine:
@@ -63,7 +64,7 @@ class Machine:
         """As the process's main thread: a failure to begin ends it, and it is begun again."""
         try:
             self.live()
-        except Exception as error:
+        except (QmqError, sa.exc.SQLAlchemyError) as error:
             self.world.scheduler.note(f"{self.process.name} ended: {error!r:.200}")
             self.process.die()
 
@@ -109,15 +110,17 @@ class Shop(Machine):
         world, rng = self.world, self.world.scheduler.rng
         label = world.new_label(self.name)
         ending = rng.choices(("commit", "rollback", "error"), weights=(8, 2, 1))[0]
+        #: Through the ORM or through Core, where nobody tells the product that a commit was done.
+        open_scope = Session if rng.random() < 0.7 else sa.Engine.connect
         try:
-            with Session(self.engine) as session:
-                self._write(session, label)
+            with open_scope(self.engine) as scope:
+                self._write(scope, label)
                 if rng.random() < 0.2:
-                    self._savepoint(session, f"{label}/s")
+                    self._savepoint(scope, f"{label}/s")
                 if rng.random() < 0.3:
                     self.process.sleep(rng.randrange(300 * MS), "works in its transaction")
                 if ending == "commit":
-                    self._commit(session, label)
+                    self._commit(scope, label)
                     return
                 if ending == "error":
                     raise ValueError("the application's own")
@@ -125,11 +128,11 @@ class Shop(Machine):
             pass
         world.ears.tell(Rollback, self.process.name, transaction_id=label)
 
-    def _commit(self, session: Session, label: str) -> None:
+    def _commit(self, scope: Session | sa.Connection, label: str) -> None:
         ears = self.world.ears
         try:
-            session.commit()
-        except Exception:
+            scope.commit()
+        except sa.exc.SQLAlchemyError:
             ears.tell(Unknown, self.process.name, transaction_id=label)
             return
         except Died:
@@ -137,19 +140,19 @@ class Shop(Machine):
             raise
         ears.tell(Commit, self.process.name, transaction_id=label)
 
-    def _savepoint(self, session: Session, label: str) -> None:
-        with session.begin_nested() as savepoint:
-            self._write(session, label)
+    def _savepoint(self, scope: Session | sa.Connection, label: str) -> None:
+        with scope.begin_nested() as savepoint:
+            self._write(scope, label)
             if self.world.scheduler.rng.random() < 0.5:
                 savepoint.rollback()
 
-    def _write(self, session: Session, label: str) -> None:
+    def _write(self, scope: Session | sa.Connection, label: str) -> None:
         rng = self.world.scheduler.rng
-        session.execute(sa.text("INSERT INTO business VALUES (:label)"), {"label": label})
+        scope.execute(sa.text("INSERT INTO business VALUES (:label)"), {"label": label})
         for _ in range(rng.randint(1, 3)):
             message = self.world.new_message(ORDERS, key=rng.choice(_KEYS))
             attempt(self, message, label)
-            self._producer.send(message, session=session)
+            self._producer.send(message, session=scope)
 
 
 def publish(machine: Machine, producer: Producer, committed: Signal) -> None:
@@ -182,7 +185,7 @@ class Watch(Machine):
 
     def live(self) -> None:
         """Sweep for ever."""
-        world, draw = self.world, self.world.scheduler.rng.random
+        draw = self.world.scheduler.rng.random
         database = Database(name="world", store=OutboxStore(self.engine), engine=self.engine)
         sweep = Sweep(
             database,
@@ -195,11 +198,7 @@ class Watch(Machine):
         options = DaemonOptions(poll_s=0.7, idle_after_s=5.0, idle_poll_s=1.5, outage_s_max=2.0)
         job = SweepJob(sweep, options, draw, clock=self.clock)
         while True:
-            try:
-                job.step(lambda: False)
-            except Exception as error:  # as the daemon's workers do
-                world.scheduler.note(f"{self.process.name} sweep failed: {error!r:.200}")
-                job.on_fault()
+            job.step(lambda: False)
             self.process.sleep(max(1, round(job.delay_s * 1_000_000)), "waits for its next sweep")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from tests.simulation.scheduler import MS, StuckError
 from tests.simulation.troubles import Troubles
 from tests.simulation.world import World
 
-_REST_MS = 600_000
+_REST_MS = 120_000
 _QUIET_MS = 1_500
 
 
@@ -72,7 +73,10 @@ def play(seed: int, databases: Databases) -> Outcome:
         try:
             _live(world, databases)
         except StuckError as error:
+            faults += (*world.rows.faults, *world.handouts.faults)
             faults.append(f"O1: the world does not come to rest: {error}")
+        except Exception:  # nobody foresaw it: the story must be told all the same
+            faults.append(f"unforeseen: {traceback.format_exc(limit=-4)}")
         else:
             faults += Judge(world, databases).faults()
         finally:

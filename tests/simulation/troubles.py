@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from qmq_client.wire.errors import QmqError
 from qmq_client.wire.start import Start, StartKind
 from tests.simulation.consuming import Worker
-from tests.simulation.disk import PlayedDisk
+from tests.simulation.disk import SYNC_US, PlayedDisk
 from tests.simulation.people import Machine, Shop, Watch
 from tests.simulation.plan import Kind, Trouble
 from tests.simulation.scheduler import MS
@@ -16,6 +17,8 @@ from tests.simulation.world import World
 #: Whoever is not killed at once dies within so many of the points at which he could.
 _POINTS: Final = 60
 _DISK_CALLS: Final = 40
+_SOON_US: Final = 30 * MS
+_SLOW_SYNC_US: Final = 400 * MS
 _WHILE_MS: Final = 3_000
 #: Clocks are wrong by less than leases, takeovers and the broker's window of ids forgive.
 _WRONG_MS: Final = 5_000
@@ -33,6 +36,8 @@ class Troubles:
             Trouble.BROKER_KILL: lambda: world.host.kill(is_power_cut=False),
             Trouble.BROKER_RESTART: world.host.restart,
             Trouble.DISK_CALL: self._die_at_a_call,
+            Trouble.HAND_OUT_CUT: self._cut_after_a_hand_out,
+            Trouble.SLOW_DISK: self._slow_the_disk,
             Trouble.BAD_DISK: self._fail_a_sync,
             Trouble.PRODUCER_CRASH: lambda: self._crash(Shop),
             Trouble.CONSUMER_CRASH: lambda: self._crash(Worker),
@@ -43,7 +48,7 @@ class Troubles:
             Trouble.SLOW: lambda: self._weather("delays", 0.3),
             Trouble.PARTITION: self._cut_off,
             Trouble.DATABASE: lambda: self._database("fails", 0.3),
-            Trouble.LOST_COMMITS: lambda: self._database("loses_commits", 0.3),
+            Trouble.COMMITS: lambda: self._database("spoils_commits", 0.4),
             Trouble.CLOCKS: self._set_a_clock,
             Trouble.PAUSE: self._pause,
             Trouble.SEEK: self._seek,
@@ -60,11 +65,12 @@ class Troubles:
         weather = world.network.weather
         weather.loses_requests = weather.loses_answers = weather.doubles = weather.delays = 0.0
         weather.cut_off.clear()
-        world.played.fails = world.played.loses_commits = 0.0
+        world.played.fails = world.played.spoils_commits = 0.0
         for machine in world.machines:
             machine.process.points_left = None
         if world.host.life is not None:
             world.host.life.disk.calls_left = None
+            world.host.life.disk.sync_us = SYNC_US
             world.host.life.disk.fails_sync = lambda path: False
         world.host.deaths_at_start.clear()
 
@@ -95,6 +101,22 @@ class Troubles:
             disk.calls_left = rng.randrange(1, _DISK_CALLS)
         # Recoveries die, too, but not for ever.
         host.deaths_at_start = [rng.randrange(1, _DISK_CALLS) for _ in range(rng.randrange(3))]
+
+    def _cut_after_a_hand_out(self) -> None:
+        """What was answered a moment ago is what a power cut takes first."""
+        host, scheduler = self._world.host, self._world.scheduler
+
+        def cut() -> None:
+            if not self._is_over:
+                host.kill(is_power_cut=True)
+
+        delay_us = self._rng.randrange(_SOON_US)
+        self._world.handouts.on_next = lambda: scheduler.after(delay_us, "trouble comes", cut)
+
+    def _slow_the_disk(self) -> None:
+        if (disk := self._disk()) is not None:
+            disk.sync_us = _SLOW_SYNC_US
+            self._later(lambda: setattr(disk, "sync_us", SYNC_US))
 
     def _fail_a_sync(self) -> None:
         if (disk := self._disk()) is not None:
@@ -174,6 +196,14 @@ class Troubles:
                 broker.changes.seek(group.subject, group.name, start, broker.time.now_ms())
 
     def _in_broker(self, call: Callable[[], None]) -> None:
+        """As an operator does, who may be refused."""
+
+        def ask() -> None:
+            try:
+                call()
+            except QmqError as error:
+                self._world.scheduler.note(f"an operator is refused: {error!r:.200}")
+
         life = self._world.host.life
         if life is not None:
-            life.in_loop("an operator", call)
+            life.in_loop("an operator", ask)
