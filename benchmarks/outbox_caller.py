@@ -1,10 +1,12 @@
 """R8: what a send adds to the caller's transaction while the publisher is sending.
 
-Three kinds of transaction, each on a database of its own, in turns of some hundred: one business
+Four kinds of transaction, each on a database of its own, in turns of some hundred: one business
 INSERT; two business INSERTs; one business INSERT and one send, whose publisher hands the messages to a
-real broker and deletes their rows meanwhile. The caller is one thread that begins the next transaction
-at once, so publisher and broker compete with it for processors and disk. What the publisher still has
-to do after the last transaction of a turn is waited for before the next turn begins.
+real broker and deletes their rows meanwhile; and one business INSERT beside a hand-written outbox: the
+same row as text through the session's connection, its record ready-made, sent by nobody. The caller is
+one thread that begins the next transaction at once, so publisher and broker compete with it for
+processors and disk. What the publisher still has to do after the last transaction of a turn is waited
+for before the next turn begins.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from benchmarks.load import BODY_BYTES, make_messages
+from benchmarks.load import BODIES, BODY_BYTES, SUBJECT, encode_message, make_messages
 from benchmarks.measure import interleave, paired_ratios, percentile
 from benchmarks.places import Place, open_places
 from benchmarks.processes import Broker, written_bytes
@@ -27,11 +30,15 @@ from benchmarks.result import Conditions, Goal, Row
 from benchmarks.shop import make_order, make_posting
 from benchmarks.suite import Bench
 from qmq_client import Message, Producer
+from qmq_client.ids import TOKEN_BYTES
+from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.table import DEFAULT_TABLES
+from qmq_client.outbox.transaction.insert import InsertTexts
+from qmq_client.wire.message_id import MESSAGE_ID_BYTES
 
 #: Turns of each kind in one round of the benchmark.
 TURNS: Final = 2
-KINDS: Final = ("plain", "two", "send")
+KINDS: Final = ("plain", "two", "hand", "send")
 #: How much longer than the plain commit a send may take; a server's round trip weighs more than a
 #: file's.
 PLAIN_BOUND: Final = {"sqlite": 1.25}
@@ -109,15 +116,24 @@ def run_place(bench: Bench, place: Place) -> list[Row]:
         broker = processes.start_broker()
         times = run_turns(place, broker, turns, transaction_count)
     bound = PLAIN_BOUND.get(place.kind, SERVER_PLAIN_BOUND)
-    plain, two, sent = ([turn.p(0.5) for turn in times[name]] for name in KINDS)
+    plain, two, hand, sent = ([turn.p(0.5) for turn in times[name]] for name in KINDS)
     slowest = [turn.p(0.99) for turn in times["send"]]
     figures = [
         ("one INSERT, p50", "ms", plain, None, "plain"),
         ("two INSERTs, p50", "ms", two, None, "two"),
+        ("INSERT and hand-written outbox, p50", "ms", hand, None, "hand"),
         ("INSERT and send, p50", "ms", sent, None, "send"),
         ("INSERT and send, p99", "ms", slowest, None, "send"),
         ("p50: send / two INSERTs", "ratio", paired_ratios(sent, two), 1.10, "send"),
         ("p50: send / one INSERT", "ratio", paired_ratios(sent, plain), bound, "send"),
+        (
+            "p50: hand-written outbox / one INSERT",
+            "ratio",
+            paired_ratios(hand, plain),
+            None,
+            "hand",
+        ),
+        ("p50: send / hand-written outbox", "ratio", paired_ratios(sent, hand), None, "send"),
     ]
     return [
         Row(
@@ -150,15 +166,20 @@ def run_turns(
     engines = {kind: place.open(f"{kind}_caller") for kind in KINDS}
     messages = make_messages()
     with Producer(engines["send"], broker.url) as producer:
-        send = partial(send_one, producer, messages)
-        fills: dict[str, Fill] = {"plain": insert_one, "two": insert_two, "send": send}
+        hand = HandWritten(engines["hand"])
+        fills: dict[str, Fill] = {
+            "plain": insert_one,
+            "two": insert_two,
+            "hand": hand.insert,
+            "send": partial(send_one, producer, messages),
+        }
         callers = {
             kind: Caller(
                 engines[kind],
                 fills[kind],
                 place=place,
                 broker=broker,
-                after_turn=producer.flush,
+                after_turn=hand.delete if kind == "hand" else producer.flush,
             )
             for kind in KINDS
         }
@@ -171,6 +192,29 @@ def run_turns(
     for engine in engines.values():
         engine.dispose()
     return times
+
+
+class HandWritten:
+    """An outbox without us: one INSERT as text, of a row like ours."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        now_ms = dialect_of(engine).now_ms
+        outbox = DEFAULT_TABLES.outbox
+        self._text = InsertTexts(engine, outbox, now_ms=now_ms, takeover_ms=5_000).text(1)
+        self._records = [encode_message(message) for message in islice(make_messages(), BODIES)]
+
+    def insert(self, session: Session, i: int) -> None:
+        """The transaction with a message."""
+        session.add(make_order(i))
+        record = self._records[i % BODIES]
+        values = (i.to_bytes(MESSAGE_ID_BYTES), SUBJECT, None, record, bytes(TOKEN_BYTES))
+        session.connection().exec_driver_sql(self._text, values)
+
+    def delete(self) -> None:
+        """What a publisher would have done."""
+        with self._engine.begin() as connection:
+            connection.execute(sa.delete(DEFAULT_TABLES.outbox))
 
 
 def insert_one(session: Session, i: int) -> None:

@@ -37,7 +37,7 @@ from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
 from qmq_client.outbox.transaction.insert import InsertTexts
 from qmq_client.outbox.transaction.joining import has_transaction, join, join_to_cancel, noted
-from qmq_client.outbox.transaction.tracker import owning, watch
+from qmq_client.outbox.transaction.tracker import watch
 from qmq_client.publisher import Publisher
 from qmq_client.publisher_stats import Flushed, PublisherStats
 from qmq_client.publisher_thread import PublisherThread
@@ -317,11 +317,11 @@ class Producer:
         self._store.close()
 
     def _send_alone(self, connection: sa.Connection, messages: Sequence[Message]) -> list[str]:
-        with owning(connection):
+        with connection.begin():
             return self.send_many(messages, session=connection)
 
     def _cancel_alone(self, connection: sa.Connection, message_id: str) -> bool:
-        with owning(connection):
+        with connection.begin():
             return bool(self.cancel(message_id, session=connection))
 
     def _make_row(self, message: Message, now_ms: int) -> OutboxRow:

@@ -1,6 +1,7 @@
 """Open a transaction around code that sends: `@transactional` for sessions, `transaction` for Core.
 
-Both intend to write, so on SQLite they take the write lock at once instead of failing half-way.
+Both intend to write, so on SQLite their first statement takes the write lock, or waits for it,
+instead of a later one failing half-way.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from sqlalchemy.orm import Session
 from qmq_client.current import as_current, current_scopes, sync_of
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE
-from qmq_client.outbox.transaction.tracker import before_commit, confirm, forget, owning
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -72,8 +72,8 @@ def transaction(engine: AsyncEngine) -> AbstractAsyncContextManager[AsyncConnect
 def transaction(engine: Any) -> Any:
     """A transaction on a connection of its own, for Core: `send(message, session=connection)`.
 
-    Commits at the end of the block, rolls back when it raises. Core tells nobody when a commit is
-    done; this does, so that messages go out at once. With an `AsyncEngine` write `async with`.
+    Commits at the end of the block, rolls back when it raises. With an `AsyncEngine` write
+    `async with`.
     """
     if isinstance(engine, sa.Engine):
         return _transaction(engine)
@@ -84,7 +84,7 @@ def transaction(engine: Any) -> Any:
 def _transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
     with engine.connect() as connection:
         connection.execution_options(**_TO_WRITE)
-        with as_current(connection), owning(connection):
+        with as_current(connection), connection.begin():
             yield connection
 
 
@@ -93,20 +93,8 @@ async def _async_transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnecti
     async with engine.connect() as connection:
         await connection.execution_options(**_TO_WRITE)
         with as_current(connection):
-            try:
-                async with connection.begin():
-                    yield connection
-                    await connection.run_sync(before_commit)
-            except BaseException:
-                forget(_sync(connection))
-                raise
-            confirm(_sync(connection))
-
-
-def _sync(connection: AsyncConnection) -> sa.Connection:
-    found = connection.sync_connection
-    assert found is not None, "it was connected at the begin of the block"
-    return found
+            async with connection.begin():
+                yield connection
 
 
 def _around(function: Callable[P, R], source: SessionSource, requires_new: bool) -> Callable[P, R]:

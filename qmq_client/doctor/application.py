@@ -12,10 +12,12 @@ from sqlalchemy.pool import QueuePool
 from qmq_client.doctor.finding import Findings, found
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.driver import driver_of, root_engine
-from qmq_client.outbox.transaction import tracker
+from qmq_client.outbox.database.link import link_of
+from qmq_client.outbox.transaction import calls
 
 _AUTOCOMMIT: Final = "AUTOCOMMIT"
-_TRACKER: Final = tracker.__name__
+#: Under whatever name a copy of the product was imported.
+_FOLLOWER: Final = calls.__name__.removeprefix("qmq_client")
 
 
 def sessions(engine: sa.Engine, session_factory: Callable[[], Any], outbox: sa.Table) -> Findings:
@@ -40,7 +42,7 @@ def sessions(engine: sa.Engine, session_factory: Callable[[], Any], outbox: sa.T
         with plain:
             connection = plain.connection(bind_arguments={"clause": outbox})
             has_begun = _has_begun(connection)
-            is_autocommit = not dialect_of(chosen).is_transactional(connection)
+            is_autocommit = not dialect_of(chosen).is_transactional(link_of(connection))
             plain.rollback()
     if is_autocommit:
         fix = "remove isolation_level='AUTOCOMMIT' from the engine, or give the sessions another"
@@ -78,14 +80,21 @@ def relay(engine: sa.Engine) -> Findings:
 
 
 def _followers(engine: sa.Engine) -> int:
-    listeners: Any = engine.dispatch
-    names = [getattr(one, "__module__", "") for one in listeners.commit]
-    return sum(name.endswith(_TRACKER.removeprefix("qmq_client")) for name in names)
+    """How many copies of the product stand before the dialect, one behind the other."""
+    count = 0
+    method: Any = engine.dialect.do_commit
+    while method is not None:
+        count += getattr(method, "__module__", "").endswith(_FOLLOWER)
+        method = getattr(getattr(method, "__self__", None), "followed", {}).get("do_commit")
+    return count
 
 
 def _has_begun(connection: sa.Connection) -> bool:
-    """On SQLite the driver may wait with its BEGIN; servers have no such gap."""
-    return connection.dialect.name != "sqlite" or bool(driver_of(connection).in_transaction)
+    """On SQLite the driver may wait with its BEGIN until a change; servers have no such gap."""
+    if connection.dialect.name != "sqlite":
+        return True
+    connection.exec_driver_sql("SELECT 1")
+    return bool(driver_of(connection).in_transaction)
 
 
 def _says_autocommit(engine: sa.Engine) -> bool:

@@ -27,6 +27,7 @@ from qmq_client.inbox.statements import (
 )
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.driver import error_number
+from qmq_client.outbox.database.link import link_of
 from qmq_client.outbox.database.mysql import NOW_MS
 from qmq_client.outbox.relay.deletes import delete_by
 
@@ -56,7 +57,7 @@ class MySqlInboxDialect:
         )
 
     def begin(self, connection: sa.Connection) -> None:
-        if not self._outbox_dialect.is_transactional(connection):
+        if not self._outbox_dialect.is_transactional(link_of(connection)):
             raise autocommit_error()
 
     def insert(self, connection: sa.Connection, group: str, message_ids: Sequence[bytes]) -> Noted:

@@ -23,6 +23,7 @@ from qmq_client.inbox.statements import (
     parameters,
 )
 from qmq_client.outbox.database.dialect import dialect_of
+from qmq_client.outbox.database.link import link_of
 from qmq_client.outbox.database.postgresql import NOW_MS
 
 
@@ -54,7 +55,7 @@ class PostgresInboxDialect:
         )
 
     def begin(self, connection: sa.Connection) -> None:
-        if not self._outbox_dialect.is_transactional(connection):
+        if not self._outbox_dialect.is_transactional(link_of(connection)):
             raise autocommit_error()
 
     def insert(self, connection: sa.Connection, group: str, message_ids: Sequence[bytes]) -> Noted:

@@ -15,7 +15,7 @@ from qmq_client.message import Message
 from qmq_client.wire.message_id import dedupe_message_id
 from qmq_client.wire.requests import ErrorAnswer, SendAnswer
 from tests.client.publishing import Answers, sweep, with_transport
-from tests.client.world import SUBJECT, World, a_world
+from tests.client.world import SUBJECT, Statements, World, a_world
 from tests.services.databases import Database
 
 KEY = "order-17-paid"
@@ -168,10 +168,10 @@ def test_S7_a_dedupe_key_that_cannot_work_is_refused_before_any_sql(
     tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     with a_world(tmp_path) as world:
-        world.statements.clear()
+        statements = Statements(world.sync_engine)
         with Session(world.sync_engine) as session, pytest.raises(InvalidMessageError):
             world.producer.send(Message(**{"subject": SUBJECT, **fields}), session=session)
-        assert world.statements.texts == []
+        assert statements.texts == []
 
 
 def test_O2_O7_an_id_that_only_looks_like_one_of_a_dedupe_key_is_parked_on_a_conflict(

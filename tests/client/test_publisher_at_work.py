@@ -142,7 +142,8 @@ def test_a_locked_database_delays_deletes_and_settles_and_nothing_else(
         publisher = world.producer.publisher
         ids = send_each(world, 2)
         world.broker.faults.refused_ids = {ids[0]}
-        with transaction(world.engine):
+        with transaction(world.engine) as connection:
+            connection.exec_driver_sql("SELECT 1")
             locked = publisher.step(0.0, is_hurried=True)
             assert (locked.sent, locked.deleted) == (1, 0)
             assert publisher.stats.database_errors == 2

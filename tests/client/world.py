@@ -6,7 +6,7 @@ by a plain driver connection of its own (`truth.py`): what it sees is what commi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,10 @@ class Order(Base):
 
 
 class Statements:
-    """Statements that an engine was given, without those that only control transactions."""
+    """Statements that an engine is given from now on, without those that only control transactions.
+
+    Where somebody listens, the outbox goes another way (`outlet.py`): only for tests that must.
+    """
 
     def __init__(self, engine: sa.Engine) -> None:
         self.texts: list[str] = []
@@ -67,11 +70,19 @@ class Statements:
         if not text.startswith(CONTROL):
             self.texts.append(text)
 
-    def clear(self) -> None:
-        self.texts.clear()
-
     def of_outbox(self) -> list[str]:
         return [text for text in self.texts if OUTBOX in text]
+
+
+class Commits:
+    """The driver's COMMIT, below everything of ours; a test may step in."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        dialect: Any = engine.dialect
+        self.loaded_dbapi: Any = dialect.loaded_dbapi
+        self.real: Callable[[Any], None] = dialect.do_commit
+        self.now = self.real
+        dialect.do_commit = lambda given: self.now(given)  # noqa: PLW0108  # `now` changes
 
 
 class World:
@@ -103,12 +114,12 @@ class World:
             self.engine = sa.create_engine(self.url, **(engine_options or {}))
         self.sync_engine: sa.Engine = self.engine.sync_engine if is_async else self.engine
         prepare(self.sync_engine)
+        self.commits = Commits(self.sync_engine)
         self.clock: Any = SYSTEM_CLOCK if real_clock else FakeClock()
         self.broker = MemoryBroker(clock=self.clock)
         self.transport = MemoryTransport(self.broker)
         self.producer = self.make_producer(**options)
         self.store = OutboxStore(self.sync_engine)
-        self.statements = Statements(self.sync_engine)
 
     def make_producer(self, **options: Any) -> Producer:
         """Another producer of the same process on the same engine."""

@@ -1,7 +1,7 @@
 """The port to what differs between databases; one module per database stands behind it.
 
 A further database is a module with a function `make_dialect` and a line in `_MODULES`; nothing else
-here or in `store.py`, `tracker.py` and `unit.py` changes.
+here or in `store.py`, `calls.py`, `tracker.py` and `unit.py` changes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.database.driver import root_engine
+from qmq_client.outbox.database.link import Link
 from qmq_client.outbox.row import OutboxRow
 
 #: Execution option of a connection: how its transactions begin, where the database knows more than
@@ -49,14 +50,24 @@ class OutboxDialect(Protocol):
         """
         ...
 
-    def is_transactional(self, connection: sa.Connection) -> bool:
+    def before_statement(
+        self, connection: sa.Connection, link: Link, cursor: Any, statement: str
+    ) -> None:
+        """The application is about to execute something in a transaction not known to be open."""
+        ...
+
+    def note_answer(self, link: Link, statement: str) -> None:
+        """It has been answered: note whether the transaction is open now."""
+        ...
+
+    def is_transactional(self, link: Link) -> bool:
         """Whether what is written next can still be rolled back; False in AUTOCOMMIT.
 
         Asks the driver, which always knows. Requires: SQLAlchemy's transaction has begun.
         """
         ...
 
-    def has_ended(self, connection: sa.Connection) -> bool:
+    def has_ended(self, link: Link) -> bool:
         """Whether the driver is out of the transaction that SQLAlchemy holds for open.
 
         False in AUTOCOMMIT, and when that transaction is older than the producer.
@@ -67,18 +78,18 @@ class OutboxDialect(Protocol):
         """Whether a statement failed because a table or a column is not there."""
         ...
 
-    def is_in_transaction(self, connection: sa.Connection) -> bool:
+    def is_in_transaction(self, link: Link) -> bool:
         """Whether the driver's transaction is open, or will be with its first statement.
 
         False when it has ended behind SQLAlchemy's back. The driver is asked, nothing is sent.
         """
         ...
 
-    def is_void(self, connection: sa.Connection) -> bool:
+    def is_void(self, link: Link) -> bool:
         """Whether a COMMIT would return normally now and store nothing."""
         ...
 
-    def undoes_transaction(self, connection: sa.Connection, error: BaseException | None) -> bool:
+    def undoes_transaction(self, link: Link, error: BaseException | None) -> bool:
         """Whether this error of the driver took the whole transaction with it.
 
         What the application does next happens in another one, and nobody tells it.

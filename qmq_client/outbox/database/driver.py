@@ -14,7 +14,11 @@ import sqlalchemy as sa
 
 def driver_of(connection: sa.Connection) -> Any:
     """The driver's own connection, also of an asynchronous engine."""
-    proxied = connection.connection
+    return unwrapped(connection.connection)
+
+
+def unwrapped(proxied: Any) -> Any:
+    """The same for what a pool gave out."""
     if (driver := proxied.driver_connection) is not None:
         return driver
     adapted = proxied.dbapi_connection  # detached from its pool

@@ -21,7 +21,8 @@ from qmq_client.outbox.database.claiming import (
     table_text,
     wanted_rows,
 )
-from qmq_client.outbox.database.driver import driver_of, error_number
+from qmq_client.outbox.database.driver import error_number
+from qmq_client.outbox.database.link import Link
 from qmq_client.outbox.database.server import ServerDialect, refuse
 from qmq_client.outbox.row import OutboxRow
 
@@ -61,28 +62,27 @@ class MySqlDialect(ServerDialect):
         super().__init__()
         self._is_undone_by_timeout = False
 
-    def is_open(self, connection: sa.Connection) -> bool:
-        driver = driver_of(connection)
+    def is_open(self, link: Link) -> bool:
+        driver = link.driver
         # asyncmy 0.2 keeps the connection's old flags when an answer says "none of them", which is
         # what ends a transaction; the answer itself is right. Both are None until the first one.
         status = getattr(getattr(driver, "_result", None), "server_status", None)
         return bool(((driver.server_status if status is None else status) or 0) & _IN_TRANSACTION)
 
-    def _on_answer(self, connection: sa.Connection, *given: Any) -> None:
+    def note_answer(self, link: Link, statement: str) -> None:
         # PyMySQL drops the flags that end an answer of rows, so after an INSERT … RETURNING, which is
         # how the ORM writes on MariaDB, it does not know of its own transaction. Told so, it forgets
         # it with the next COMMIT or ROLLBACK.
-        if connection not in self._seen and not self.is_autocommit(connection):
-            driver, statement = driver_of(connection), given[1]
-            result = getattr(driver, "_result", None)
-            if getattr(result, "server_status", 0) is None and _WRITING.match(statement):
-                driver.server_status |= _IN_TRANSACTION
-        super()._on_answer(connection, *given)
+        result = getattr(link.driver, "_result", None)
+        is_forgotten = getattr(result, "server_status", 0) is None and _WRITING.match(statement)
+        if is_forgotten and not self.is_autocommit(link):
+            link.driver.server_status |= _IN_TRANSACTION
+        super().note_answer(link, statement)
 
-    def is_autocommit(self, connection: sa.Connection) -> bool:
-        return bool(driver_of(connection).get_autocommit())
+    def is_autocommit(self, link: Link) -> bool:
+        return bool(link.driver.get_autocommit())
 
-    def undoes_transaction(self, _: sa.Connection, error: BaseException | None) -> bool:
+    def undoes_transaction(self, _: Link, error: BaseException | None) -> bool:
         number = error_number(error)
         return number in _UNDOING or (number == _LOCK_WAIT_TIMEOUT and self._is_undone_by_timeout)
 

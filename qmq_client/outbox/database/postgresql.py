@@ -20,7 +20,7 @@ from qmq_client.outbox.database.claiming import (
     table_text,
     wanted_rows,
 )
-from qmq_client.outbox.database.driver import driver_of
+from qmq_client.outbox.database.link import Link
 from qmq_client.outbox.database.server import ServerDialect, refuse
 from qmq_client.outbox.row import OutboxRow
 
@@ -55,17 +55,17 @@ class PostgresDialect(ServerDialect):
 
     now_ms = NOW_MS
 
-    def is_open(self, connection: sa.Connection) -> bool:
-        return _status(connection) != _IDLE
+    def is_open(self, link: Link) -> bool:
+        return _status(link) != _IDLE
 
-    def is_autocommit(self, connection: sa.Connection) -> bool:
-        return bool(driver_of(connection).autocommit)
+    def is_autocommit(self, link: Link) -> bool:
+        return bool(link.driver.autocommit)
 
-    def is_void(self, connection: sa.Connection) -> bool:
-        return _status(connection) == _IN_ERROR
+    def is_void(self, link: Link) -> bool:
+        return _status(link) == _IN_ERROR
 
-    def undoes_transaction(self, connection: sa.Connection, _: BaseException | None) -> bool:
-        return not self.is_in_transaction(connection)
+    def undoes_transaction(self, link: Link, _: BaseException | None) -> bool:
+        return not self.is_in_transaction(link)
 
     def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
         return getattr(error.orig, "sqlstate", None) in _MISSING
@@ -137,5 +137,5 @@ class PostgresDialect(ServerDialect):
         connection.exec_driver_sql(f"SELECT {', '.join(settings)}")
 
 
-def _status(connection: sa.Connection) -> int:
-    return int(driver_of(connection).info.transaction_status)
+def _status(link: Link) -> int:
+    return int(link.driver.pgconn.transaction_status)

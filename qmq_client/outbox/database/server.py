@@ -2,7 +2,7 @@
 
 Their drivers begin a transaction with its first statement, so "not in a transaction" means two
 things: not begun yet, or ended behind SQLAlchemy's back. Which one it is is known by having seen it
-open once; see `ServerDialect.is_in_transaction`. The publisher's connections are READ COMMITTED
+open once; see `Link.was_open`. The publisher's connections are READ COMMITTED
 always: at MariaDB's default an open claim blocks every business insert.
 """
 
@@ -13,13 +13,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
-from weakref import WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy import event
 
 from qmq_client.outbox.database.deadline import TRANSACTION_S_MAX, answered_within
 from qmq_client.outbox.database.driver import driver_of
+from qmq_client.outbox.database.link import Link, leave_out
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.table import ORDER_LOCKS
 
@@ -35,8 +35,6 @@ class ServerDialect(ABC):
     now_ms: str
 
     def __init__(self) -> None:
-        #: Transactions of which an answer said that they are open.
-        self._seen: WeakSet[sa.Connection] = WeakSet()
         #: After so long a transaction of the publisher or watchdog is cut; see `deadline.py`.
         self.transaction_s_max = TRANSACTION_S_MAX
         self.statement_s_max: float | None = None
@@ -44,11 +42,11 @@ class ServerDialect(ABC):
     # -- what a subclass knows
 
     @abstractmethod
-    def is_open(self, connection: sa.Connection) -> bool:
+    def is_open(self, link: Link) -> bool:
         """Whether a transaction is open on the server, as far as its last answer said."""
 
     @abstractmethod
-    def is_autocommit(self, connection: sa.Connection) -> bool:
+    def is_autocommit(self, link: Link) -> bool:
         """Whether each statement commits by itself; the driver is asked, nothing is sent."""
 
     @abstractmethod
@@ -75,28 +73,30 @@ class ServerDialect(ABC):
 
     # -- transactions of the application
 
-    def prepare_application(self, engine: sa.Engine) -> None:
-        if not event.contains(engine, "after_cursor_execute", self._on_answer):
-            event.listen(engine, "after_cursor_execute", self._on_answer)
-            event.listen(engine, "begin", self._seen.discard)
+    def prepare_application(self, engine: sa.Engine) -> None:  # noqa: B027  # no choice to be made
+        """Nothing: the driver begins by itself."""
 
-    def _on_answer(self, connection: sa.Connection, *_: Any) -> None:
-        if connection not in self._seen and self.is_open(connection):
-            self._seen.add(connection)
+    def before_statement(  # noqa: B027  # no choice to be made
+        self, connection: sa.Connection, link: Link, cursor: Any, statement: str
+    ) -> None:
+        """Nothing: the driver begins by itself."""
 
-    def is_transactional(self, connection: sa.Connection) -> bool:
-        return not self.is_autocommit(connection)
+    def note_answer(self, link: Link, _: str) -> None:
+        link.was_open = self.is_open(link)
 
-    def is_in_transaction(self, connection: sa.Connection) -> bool:
-        if self.is_open(connection):
-            self._seen.add(connection)
+    def is_transactional(self, link: Link) -> bool:
+        return not self.is_autocommit(link)
+
+    def is_in_transaction(self, link: Link) -> bool:
+        if self.is_open(link):
+            link.was_open = True
             return True
-        return connection not in self._seen
+        return not link.was_open
 
-    def has_ended(self, connection: sa.Connection) -> bool:
-        return not self.is_autocommit(connection) and not self.is_in_transaction(connection)
+    def has_ended(self, link: Link) -> bool:
+        return not self.is_in_transaction(link) and not self.is_autocommit(link)
 
-    def is_void(self, _: sa.Connection) -> bool:
+    def is_void(self, _: Link) -> bool:
         return False
 
     # -- the publisher's own connections
@@ -104,6 +104,7 @@ class ServerDialect(ABC):
     def open_sibling(self, engine: sa.Engine) -> sa.Engine:
         sibling = self._make_sibling(engine)
         event.listen(sibling, "connect", self.on_connect)
+        event.listen(sibling, "connect", lambda _, entry: leave_out(entry))
         return sibling
 
     def _make_sibling(self, engine: sa.Engine) -> sa.Engine:

@@ -11,14 +11,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, Final
+from weakref import WeakKeyDictionary, WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy import event
 
+from qmq_client.clock import SYSTEM_CLOCK
+
 #: How long the publisher's side waits for the application to give the connection back.
-ENTER_S_MAX = 1.0
+ENTER_S_MAX: Final = 1.0
+#: Between two looks: a pool that gives one connection to several tells of not every return.
+_LOOK_S: Final = 0.002
+#: How long the application's next use lets the publisher go first. Bounded, because the application
+#: may hold the connection already that this waits for.
+TURN_S_MAX: Final = 0.05
 
 
 class SharedConnection:
@@ -26,44 +33,51 @@ class SharedConnection:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._checked_out = 0
+        #: What the application was given; those that came back have no connection any more.
+        self._given: WeakSet[Any] = WeakSet()
         self._inside: int | None = None
+        #: How many want to be inside, or are.
+        self._entering = 0
 
     @contextmanager
     def enter(self) -> Iterator[None]:
         """Keep the application out; raises SQLAlchemy's `TimeoutError` when it does not leave."""
         with self._changed:
-            is_free = self._changed.wait_for(
-                lambda: not self._checked_out and self._inside is None, ENTER_S_MAX
-            )
-            if not is_free:
-                raise sa.exc.TimeoutError(
-                    "the one connection of this database in memory is in use by the application"
-                )
-            self._inside = threading.get_ident()
+            self._entering += 1
         try:
+            self._wait_until_free()
             yield
         finally:
             with self._changed:
-                self._inside = None
+                self._entering -= 1
+                if self._inside == threading.get_ident():
+                    self._inside = None
                 self._changed.notify_all()
 
-    def on_checkout(self, *_: Any) -> None:
+    def on_checkout(self, _: Any, __: Any, given: Any) -> None:
         """Called by the pool before a connection is given out."""
         with self._changed:
             if self._inside == threading.get_ident():
                 return
+            if self._entering:
+                self._changed.wait_for(lambda: not self._entering, TURN_S_MAX)
             self._changed.wait_for(lambda: self._inside is None)
-            self._checked_out += 1
+            self._given.add(given)
 
-    def on_checkin(self, *_: Any) -> None:
-        """Called by the pool after a connection was reset and given back."""
+    def _wait_until_free(self) -> None:
+        end_s = SYSTEM_CLOCK.monotonic_s() + ENTER_S_MAX
         with self._changed:
-            if self._inside == threading.get_ident():
-                return
-            # Connections given out before this gate was there come back uncounted.
-            self._checked_out = max(0, self._checked_out - 1)
-            self._changed.notify_all()
+            while not self._is_free():
+                if SYSTEM_CLOCK.monotonic_s() >= end_s:
+                    raise sa.exc.TimeoutError(
+                        "the one connection of this database in memory is in use by the application"
+                    )
+                self._changed.wait(_LOOK_S)
+            self._inside = threading.get_ident()
+
+    def _is_free(self) -> bool:
+        in_use = any(given.dbapi_connection is not None for given in list(self._given))
+        return not in_use and self._inside is None
 
 
 _gates: WeakKeyDictionary[sa.Pool, SharedConnection] = WeakKeyDictionary()
@@ -75,5 +89,4 @@ def shared_connection(pool: sa.Pool) -> SharedConnection:
     if gate is None:
         gate = _gates[pool] = SharedConnection()
         event.listen(pool, "checkout", gate.on_checkout)
-        event.listen(pool, "checkin", gate.on_checkin)
     return gate

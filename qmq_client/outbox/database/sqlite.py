@@ -1,7 +1,7 @@
 """The outbox on SQLite.
 
 Traps met here, each reproduced: the driver's own transaction mode lets a SAVEPOINT as the first
-statement commit by itself at its release, so BEGIN is made explicit; `FOR UPDATE SKIP LOCKED` is
+statement commit by itself at its release, so an explicit BEGIN goes before it; `FOR UPDATE SKIP LOCKED` is
 dropped without a word, so a claim is one UPDATE … RETURNING; a transaction that read before it writes
 fails at once when another wrote in between, so whoever intends to write begins IMMEDIATE.
 """
@@ -9,12 +9,11 @@ fails at once when another wrote in between, so whoever intends to write begins 
 from __future__ import annotations
 
 import os
-import sqlite3
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
-from weakref import WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -23,7 +22,7 @@ from sqlalchemy.pool import StaticPool
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.database.claiming import row_id, table_text, wanted_rows
 from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE
-from qmq_client.outbox.database.driver import driver_of
+from qmq_client.outbox.database.link import Link, find_link, leave_out
 from qmq_client.outbox.database.shared_connection import shared_connection
 from qmq_client.outbox.row import OutboxRow
 
@@ -37,11 +36,10 @@ BUSY_MS_MAX: Final = 2_000
 #: starve the publisher. Bounded, because the application may hold the lock that this waits for.
 TURN_S_MAX: Final = 0.05
 _ID_BYTES: Final = 16
+_BEGIN: Final = re.compile(r"\s*BEGIN\b", re.IGNORECASE)
 #: Per database file: held by the publisher while it wants or has the write lock.
 _TURNS: Final[dict[str, threading.Lock]] = {}
 os.register_at_fork(after_in_child=_TURNS.clear)
-#: Connections whose transactions are begun here, so that one which has ended by itself is known.
-_BEGUN: Final[WeakSet[sa.Connection]] = WeakSet()
 #: Pools inherited through a fork. SQLite forbids even closing such a connection in the child.
 _LEFT_TO_THE_PARENT: Final[list[sa.Pool]] = []
 
@@ -74,36 +72,53 @@ class SqliteDialect:
         self._is_shared = is_shared
 
     def prepare_application(self, engine: sa.Engine) -> None:
-        if not event.contains(engine, "begin", begin_explicitly):
-            event.listen(engine, "begin", begin_explicitly)
+        if not event.contains(engine, "reset", _end_for_certain):
             event.listen(engine, "reset", _end_for_certain)
 
-    def is_transactional(self, connection: sa.Connection) -> bool:
-        driver = driver_of(connection)
-        if not driver.in_transaction:
-            begin_explicitly(connection)  # a transaction older than the producer has not begun yet
-        if driver.in_transaction:
-            _BEGUN.add(connection)
-        return bool(driver.in_transaction)
+    def before_statement(
+        self, connection: sa.Connection, link: Link, cursor: Any, statement: str
+    ) -> None:
+        """Really begin, where the driver would wait, with the transaction's first statement.
 
-    def has_ended(self, connection: sa.Connection) -> bool:
-        driver = driver_of(connection)
-        if driver.in_transaction or driver.isolation_level is None:
+        Leaves alone a BEGIN of the application, and an engine that begins by itself or is in
+        AUTOCOMMIT (`isolation_level` None).
+        """
+        if link.driver.isolation_level is None or not link.is_begun or _BEGIN.match(statement):
+            return
+        if not link.driver.in_transaction:
+            is_to_write = connection.get_execution_options().get(BEGIN_OPTION) == BEGIN_TO_WRITE
+            if is_to_write:
+                _let_the_publisher_go_first(connection.engine)
+            # Straight to the driver: on SQLAlchemy's way it would take ten times longer.
+            cursor.execute("BEGIN IMMEDIATE" if is_to_write else "BEGIN")
+        link.was_open = True
+
+    def note_answer(self, link: Link, statement: str) -> None:
+        link.was_open = link.is_begun and link.driver.in_transaction
+
+    def is_transactional(self, link: Link) -> bool:
+        if link.driver.in_transaction:
+            link.was_open = True
+            return True
+        return link.driver.isolation_level is not None  # it begins with its first statement
+
+    def has_ended(self, link: Link) -> bool:
+        if not link.was_open or link.driver.in_transaction:
             return False
-        return connection in _BEGUN
+        return link.driver.isolation_level is not None
 
     def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
         text = str(error.orig)
         return "no such table" in text or "has no column named" in text
 
-    def is_in_transaction(self, connection: sa.Connection) -> bool:
-        return bool(driver_of(connection).in_transaction)
+    def is_in_transaction(self, link: Link) -> bool:
+        return link.driver.in_transaction or not link.was_open
 
-    def is_void(self, _: sa.Connection) -> bool:
+    def is_void(self, _: Link) -> bool:
         return False
 
-    def undoes_transaction(self, connection: sa.Connection, _: BaseException | None) -> bool:
-        return connection in _BEGUN and not self.is_in_transaction(connection)
+    def undoes_transaction(self, link: Link, _: BaseException | None) -> bool:
+        return not self.is_in_transaction(link)
 
     def lock_keys(
         self, connection: sa.Connection, order_lock: sa.Table, rows: Sequence[OutboxRow]
@@ -131,12 +146,13 @@ class SqliteDialect:
                 engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True
             )
         event.listen(sibling, "connect", _relax)
+        event.listen(sibling, "connect", lambda _, entry: leave_out(entry))
         return sibling
 
     @contextmanager
     def write(self, sibling: sa.Engine) -> Iterator[sa.Connection]:
         with _turn_of(sibling), self._connect(sibling) as connection, connection.begin():
-            if not self.is_in_transaction(connection):
+            if find_link(connection.connection) is None:  # else `before_statement` begins
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
             yield connection
 
@@ -230,31 +246,6 @@ def _give_ids(
             sa.update(outbox).where(outbox.c.id == number).values(message_id=message_id)
         )
     return new_ids
-
-
-def begin_explicitly(connection: sa.Connection) -> None:
-    """At each begin of the application's engine: really begin, where the driver would wait.
-
-    Leaves alone an engine that begins by itself or is in AUTOCOMMIT (`isolation_level` None).
-    """
-    driver = driver_of(connection)
-    if driver.isolation_level is None:
-        return
-    _BEGUN.add(connection)
-    if driver.in_transaction:
-        return
-    is_to_write = connection.get_execution_options().get(BEGIN_OPTION) == BEGIN_TO_WRITE
-    if is_to_write:
-        _let_the_publisher_go_first(connection.engine)
-    statement = "BEGIN IMMEDIATE" if is_to_write else "BEGIN"
-    if connection.dialect.is_async:
-        connection.exec_driver_sql(statement)
-        return
-    # Straight to the driver: each transaction pays for this, and on SQLAlchemy's way ten times more.
-    try:
-        driver.execute(statement)
-    except sqlite3.OperationalError as error:
-        raise sa.exc.OperationalError(statement, None, error) from error
 
 
 def _let_the_publisher_go_first(engine: sa.Engine) -> None:

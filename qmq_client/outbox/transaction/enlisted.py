@@ -67,13 +67,11 @@ def enlist_parent(session: Session, ended: SessionTransaction, parent: SessionTr
             enlisted[pool] = (parent, connection)
 
 
-def end(session: Session) -> list[sa.Connection]:
-    """The outermost transaction is over; which connections it was on."""
+def end(session: Session) -> None:
+    """The outermost transaction is over."""
     _active.sessions.pop(session, None)
-    connections = enlisted_connections(session)
     session.info.pop(_INFO_KEY, None)
     session.info.pop(_OTHERS_KEY, None)
-    return connections
 
 
 def enlisted_connections(session: Session) -> list[sa.Connection]:

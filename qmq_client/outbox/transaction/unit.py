@@ -21,6 +21,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from qmq_client.errors import OutboxRowLostError
+from qmq_client.outbox.database.link import Link
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.table import LIVE, PARKED
 from qmq_client.outbox.transaction.handoff import HandOver
@@ -47,22 +48,12 @@ _IDS_PER_LOOK: Final = 1_000
 
 @dataclass(slots=True)
 class _Mark:
-    """A savepoint: what was there before it. Its object is known only afterwards."""
+    """A savepoint: what was there before it."""
 
+    name: str
     row_count: int
     #: Rows of before that are written inside it are unwritten again when it is rolled back.
     written: int
-    savepoint: sa.NestedTransaction | None = None
-    #: The name of one that was made by a statement.
-    text_name: str | None = None
-
-    @property
-    def name(self) -> str | None:
-        # The events tell the name of a savepoint at its end but not at its begin; the object that
-        # stands for it keeps the name to itself.
-        if self.savepoint is None:
-            return self.text_name
-        return plain_name(self.savepoint._savepoint or "")
 
 
 class Unit:
@@ -74,6 +65,7 @@ class Unit:
         "_is_overdue",
         "_is_strict",
         "_is_writing",
+        "_link",
         "_marks",
         "_must_look",
         "_rows",
@@ -81,13 +73,13 @@ class Unit:
         "_was_written_early",
         "_written",
         "_written_at_s",
-        "awaits_confirmation",
-        "is_committing",
+        "is_ending",
         "is_lost",
         "is_suspect",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self._rows: list[tuple[Outlet, OutboxRow]] = []
         #: How many of them are written.
         self._written = 0
@@ -109,10 +101,8 @@ class Unit:
         self.is_suspect = False
         #: The transaction has ended behind SQLAlchemy's back.
         self.is_lost = False
-        #: Somebody will say when the commit is done, so nobody need look.
-        self.awaits_confirmation = False
-        #: COMMIT may have been sent.
-        self.is_committing = False
+        #: What is executed from now on is the end of the transaction, in two phases.
+        self.is_ending = False
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -188,16 +178,15 @@ class Unit:
         if not self._rows:
             return
         dialect = self._rows[0][0].dialect
-        if self.is_lost or not dialect.is_in_transaction(connection) or dialect.is_void(connection):
+        link = self._link
+        if self.is_lost or not dialect.is_in_transaction(link) or dialect.is_void(link):
             raise lost_error(self.names())
         if self._must_look and self._written:
             self._reread(connection)
         self._must_look = False
         self.write(connection)
 
-    def on_error(
-        self, connection: sa.Connection, error: BaseException | None, *, is_disconnect: bool
-    ) -> None:
+    def on_error(self, error: BaseException | None, *, is_disconnect: bool) -> None:
         """A statement of this transaction failed; whether anybody minds is not known here."""
         if self._before_text is not None:  # it did not happen
             self._rows, self._written, self._marks = self._before_text
@@ -206,7 +195,7 @@ class Unit:
             return
         self.is_suspect = self._must_look = True
         dialect = self._rows[0][0].dialect
-        if is_disconnect or dialect.undoes_transaction(connection, error):
+        if is_disconnect or dialect.undoes_transaction(self._link, error):
             self.is_lost = True
 
     def on_statement(self, connection: sa.Connection, statement: str) -> None:
@@ -217,44 +206,39 @@ class Unit:
         transaction, rows are written: then the database undoes or keeps them with everything else.
         """
         self._before_text = None
-        if not self._rows or self.is_lost or self.is_committing or self._is_writing:
+        if not self._rows or self.is_lost or self.is_ending or self._is_writing:
             return
-        if not self._rows[0][0].dialect.is_in_transaction(connection):
+        if not self._rows[0][0].dialect.is_in_transaction(self._link):
             self.is_lost = True
         elif is_plain(statement):
             if self._is_overdue:
                 self.write(connection)
         elif (found := savepoint_text(statement)) is not None:
-            self._on_savepoint_text(connection, found)
+            self._on_savepoint_text(found)
         else:
             self._was_written_early = self._must_look = True
             self.write(connection)
 
-    def _on_savepoint_text(self, connection: sa.Connection, text: SavepointText) -> None:
+    def _on_savepoint_text(self, text: SavepointText) -> None:
         self._before_text = (list(self._rows), self._written, list(self._marks))
-        if text.verb == "SAVEPOINT":
-            self._name_last_mark(connection)
-            self._marks.append(_Mark(len(self._rows), self._written, text_name=text.name))
-            return
-        self.on_savepoint_end(connection, text.name, is_undone=text.verb == "ROLLBACK")
-        if text.verb == "ROLLBACK":  # it may be rolled back to again
-            self._marks.append(_Mark(len(self._rows), self._written, text_name=text.name))
+        if text.verb != "SAVEPOINT":
+            self.on_savepoint_end(text.name, is_undone=text.verb == "ROLLBACK")
+        if text.verb != "RELEASE":  # one that was rolled back to may be rolled back to again
+            self.on_savepoint(text.name)
 
-    def on_savepoint(self, connection: sa.Connection) -> None:
-        """A savepoint is about to be made."""
-        self._name_last_mark(connection)
-        self._marks.append(_Mark(len(self._rows), self._written))
+    def on_savepoint(self, name: str) -> None:
+        """A savepoint was made."""
+        self._marks.append(_Mark(plain_name(name), len(self._rows), self._written))
 
-    def on_savepoint_end(self, connection: sa.Connection, name: str, *, is_undone: bool) -> None:
-        """The savepoint `name` is about to be rolled back to, or released."""
-        self._name_last_mark(connection)
+    def on_savepoint_end(self, name: str, *, is_undone: bool) -> None:
+        """The savepoint `name` was rolled back to, or released."""
         names = [mark.name for mark in self._marks]
         name = plain_name(name)
         # One that is not known was made before the first send: everything was sent inside. Of two
         # with one name the newer is meant.
         index = len(names) - 1 - names[::-1].index(name) if name in names else 0
         if is_undone:
-            mark = self._marks[index] if name in names else _Mark(0, 0)
+            mark = self._marks[index] if name in names else _Mark(name, 0, 0)
             del self._rows[mark.row_count :]
             self._written = mark.written
             self._unwritten_bytes = sum(len(row.record) for _, row in self._rows[self._written :])
@@ -291,15 +275,6 @@ class Unit:
             rows.append(row)
         return outlet, rows
 
-    def _name_last_mark(self, connection: sa.Connection) -> None:
-        if not self._marks or self._marks[-1].name is not None:
-            return
-        savepoint = connection.get_nested_transaction()
-        if savepoint is None or any(mark.savepoint is savepoint for mark in self._marks):
-            self._marks.pop()  # SAVEPOINT itself failed
-        else:
-            self._marks[-1].savepoint = savepoint
-
     def _reread(self, connection: sa.Connection) -> None:
         for outbox in {outlet.outbox for outlet, _ in self._rows[: self._written]}:
             expected = {
@@ -320,16 +295,14 @@ class Unit:
                     "whole transaction again."
                 )
 
-    def was_ended_elsewhere(self, connection: sa.Connection) -> bool:
+    def was_ended_elsewhere(self) -> bool:
         """Whether messages wait here for a commit that has been, unknown to SQLAlchemy, or never comes.
 
         Not when an error ended the transaction, which the application has been told.
         """
         if self.is_lost or self.is_suspect or self._written == len(self._rows):
             return False
-        if connection.invalidated:
-            return False
-        return self._rows[-1][0].dialect.has_ended(connection)
+        return self._rows[-1][0].dialect.has_ended(self._link)
 
     def names(self) -> str:
         """Ids of the messages, for an error or a log."""

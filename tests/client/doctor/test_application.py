@@ -12,8 +12,9 @@ from sqlalchemy.orm import scoped_session, sessionmaker
 
 from qmq_client import Producer
 from qmq_client.doctor import examine
+from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.table import create_tables
-from qmq_client.outbox.transaction import tracker
+from qmq_client.outbox.transaction import calls
 from qmq_client.testing import MemoryBroker, MemoryTransport
 from tests.client.doctor.ward import ids, run
 from tests.services.databases import Database
@@ -49,13 +50,20 @@ def test_X1_an_engine_without_a_producer_is_found_and_sound_with_one(engine: sa.
 
 
 def test_X1_two_copies_of_the_product_are_found(engine: sa.Engine, producer: Producer) -> None:
-    def on_commit(_: Any) -> None: ...
+    dialect: Any = engine.dialect
 
-    on_commit.__module__ = f"vendored.{tracker.__name__}"
-    sa.event.listen(engine, "commit", on_commit)
+    class Vendored(calls.Calls):
+        """As another copy has it."""
+
+        def do_commit(self, given: Any) -> None:
+            super().do_commit(given)
+
+    Vendored.do_commit.__module__ = f"vendored.{calls.__name__}"
+    first = dialect.do_commit
+    dialect.do_commit = Vendored(dialect, dialect_of(engine)).do_commit
     (finding,) = examine(engine, session_factory=sessionmaker(engine))
     assert (finding.id, finding.read) == ("session.hook", "2 copies of the product follow it")
-    sa.event.remove(engine, "commit", on_commit)
+    dialect.do_commit = first
     assert examine(engine, session_factory=sessionmaker(engine)) == ()
 
 

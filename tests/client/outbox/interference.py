@@ -56,14 +56,11 @@ def kill_driver(world: World, driver: Any) -> None:
 
 
 class Fate:
-    """Decides what becomes of the application's next COMMIT. `close` gives the dialect back."""
+    """Decides what becomes of the application's next COMMIT, until `close`."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        dialect: Any = world.sync_engine.dialect
-        self._dialect = dialect
-        self._real = self._dialect.do_commit
-        self._dialect.do_commit = self._commit
+        world.commits.now = self._commit
         self._next: str | None = None
 
     def arm(self, what: str) -> None:
@@ -74,15 +71,15 @@ class Fate:
         self._next = None
 
     def close(self) -> None:
-        self._dialect.do_commit = self._real
+        self._world.commits.now = self._world.commits.real
 
     def _commit(self, driver: Any) -> None:
         what, self._next = self._next, None
         if what == "kill":
             kill_driver(self._world, getattr(driver, "driver_connection", driver))
-        self._real(driver)
+        self._world.commits.real(driver)
         if what == "lose":
-            raise self._dialect.loaded_dbapi.OperationalError(2013, "the answer was lost")
+            raise self._world.commits.loaded_dbapi.OperationalError(2013, "the answer was lost")
 
 
 class Deadlock:

@@ -13,12 +13,14 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
+from qmq_client.current import current_session
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.table import create_tables
 from qmq_client.producer import Producer
 from qmq_client.testing import MemoryBroker, MemoryTransport
-from tests.client.world import OUTBOX, SUBJECT, Base, Order, open_engine
+from qmq_client.transactional import transaction, transactional
+from tests.client.world import OUTBOX, SUBJECT, Base, Order, World, open_engine
 
 
 @pytest.mark.parametrize("kind", ["own BEGIN", "options"])
@@ -59,6 +61,23 @@ def test_engines_set_up_in_other_ways_keep_the_promise(tmp_path: Path, kind: str
     engine.dispose()
 
 
+@pytest.mark.parametrize("text", ["BEGIN IMMEDIATE", "  begin"])
+def test_S1_S3_an_application_may_begin_by_its_first_statement(world: World, text: str) -> None:
+    with Session(world.engine) as session:
+        session.execute(sa.text(text))
+        session.execute(sa.insert(Order).values(label="a"))
+        world.send("a", session)
+        with session.begin_nested() as nested:
+            world.send("no", session)
+            nested.rollback()
+        session.commit()
+        session.execute(sa.text(text))
+        session.execute(sa.insert(Order).values(label="b"))
+        world.send("b", session)
+        session.rollback()
+    assert world.outcome() == (["a"], ["a"], set())
+
+
 def test_a_database_in_memory_works_while_the_publisher_thread_runs() -> None:
     engine = sa.create_engine(
         "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
@@ -79,4 +98,35 @@ def test_a_database_in_memory_works_while_the_publisher_thread_runs() -> None:
     with Session(engine) as session:
         assert set(session.scalars(sa.select(Order.label))) == expected
         assert session.scalar(sa.text(f"SELECT count(*) FROM {OUTBOX}")) == 0
+    engine.dispose()
+
+
+def test_immediate_begins_are_used_where_asked_for(tmp_path: Path) -> None:
+    engine = open_engine(tmp_path / "shop.sqlite")
+    create_tables(engine)
+    Base.metadata.create_all(engine)
+    engine.dispose()
+    begins: list[str] = []
+
+    @sa.event.listens_for(engine, "connect")
+    def _trace(driver: Any, _: Any) -> None:
+        driver.set_trace_callback(
+            lambda text: begins.append(text) if text.startswith("BEGIN") else None
+        )
+
+    transport = MemoryTransport(MemoryBroker())
+    with Producer(engine, transport, options=ProducerOptions(background=False)) as producer:
+        begins.clear()
+        with Session(engine) as session:
+            session.execute(sa.select(Order))
+        transactional(producer)(lambda: current_session().execute(sa.select(Order)))()
+        producer.send_now(Message(SUBJECT, "a"))
+        with transaction(engine) as connection:
+            connection.execute(sa.select(Order))
+        assert begins == ["BEGIN"] + ["BEGIN IMMEDIATE"] * 3
+    options = ProducerOptions(background=False, sqlite_begin="IMMEDIATE")
+    with Producer(engine, transport, options=options), Session(engine) as session:
+        begins.clear()
+        session.execute(sa.select(Order))
+        assert begins == ["BEGIN IMMEDIATE"]
     engine.dispose()

@@ -29,7 +29,7 @@ from qmq_client.producer import Producer
 from qmq_client.testing import MemoryBroker, MemoryTransport
 from qmq_client.transactional import transaction, transactional
 from qmq_client.wire.limits import Limits
-from tests.client.world import OUTBOX, SUBJECT, Base, Order, World, a_world, open_engine
+from tests.client.world import OUTBOX, SUBJECT, Order, Statements, World, a_world, open_engine
 
 BAD_MESSAGES: list[tuple[Message, type[InvalidMessageError]]] = [
     (Message("no spaces"), InvalidNameError),
@@ -55,6 +55,7 @@ def producer(world: World) -> Producer:
 def test_S7_a_bad_message_is_refused_before_any_sql(
     world: World, message: Message, kind: type[InvalidMessageError]
 ) -> None:
+    statements = Statements(world.sync_engine)
     with Session(world.engine) as session:
         with pytest.raises(kind) as caught:
             world.producer.send(message, session=session)
@@ -64,7 +65,7 @@ def test_S7_a_bad_message_is_refused_before_any_sql(
             world.producer.send_many([Message(SUBJECT, "good"), message], session=session)
         assert not session.in_transaction()
         session.commit()
-    assert world.statements.texts == []
+    assert statements.texts == []
     assert world.stored_ids() == set()
 
 
@@ -253,6 +254,7 @@ def test_a_refused_insert_at_the_commit_of_a_bare_connection_stores_nothing(worl
 def test_S13_a_transaction_with_up_to_100_messages_pays_one_insert(
     world: World, count: int
 ) -> None:
+    statements = Statements(world.sync_engine)
     with Session(world.engine) as session, session.begin():
         session.add(Order(label="a"))
         with session.begin_nested():
@@ -262,9 +264,9 @@ def test_S13_a_transaction_with_up_to_100_messages_pays_one_insert(
             if 0 < count < 100:
                 world.send("undone", session)
             nested.rollback()
-    inserts = [text for text in world.statements.texts if text.startswith(f"INSERT INTO {OUTBOX}")]
+    inserts = [text for text in statements.texts if text.startswith(f"INSERT INTO {OUTBOX}")]
     assert len(inserts) == min(count, 1)
-    assert len(world.statements.texts) == 1 + len(inserts)
+    assert len(statements.texts) == 1 + len(inserts)
     assert len(world.stored_ids()) == count
     assert world.producer.flush()
     assert world.producer.stats.reclaimed == 0
@@ -272,19 +274,21 @@ def test_S13_a_transaction_with_up_to_100_messages_pays_one_insert(
 
 @pytest.mark.parametrize(("count", "inserts"), [(101, 2), (1000, 10)])
 def test_many_messages_are_written_in_blocks(world: World, count: int, inserts: int) -> None:
+    statements = Statements(world.sync_engine)
     with Session(world.engine) as session, session.begin():
         messages = [Message(SUBJECT, f"{i}") for i in range(count)]
         world.producer.send_many(messages, session=session)
-    assert len(world.statements.of_outbox()) == inserts
+    assert len(statements.of_outbox()) == inserts
     assert world.producer.flush()
     assert world.sent() == [f"{i}" for i in range(count)]
 
 
 def test_large_messages_do_not_gather_in_memory(world: World) -> None:
+    statements = Statements(world.sync_engine)
     with Session(world.engine) as session, session.begin():
         for _ in range(5):
             world.producer.send(Message(SUBJECT, bytes(400_000)), session=session)
-        assert len(world.statements.of_outbox()) == 1
+        assert len(statements.of_outbox()) == 1
 
 
 def test_a_row_is_born_owned_for_the_takeover_time_by_the_databases_clock(tmp_path: Path) -> None:
@@ -349,37 +353,6 @@ def test_an_engine_that_cannot_work_is_refused(tmp_path: Path) -> None:
         Producer("sqlite://", transport)
     with pytest.raises(ConfigurationError, match="session maker"):
         Producer(sessionmaker(), transport)
-
-
-def test_immediate_begins_are_used_where_asked_for(tmp_path: Path) -> None:
-    engine = open_engine(tmp_path / "shop.sqlite")
-    create_tables(engine)
-    Base.metadata.create_all(engine)
-    engine.dispose()
-    begins: list[str] = []
-
-    @sa.event.listens_for(engine, "connect")
-    def _trace(driver: Any, _: Any) -> None:
-        driver.set_trace_callback(
-            lambda text: begins.append(text) if text.startswith("BEGIN") else None
-        )
-
-    transport = MemoryTransport(MemoryBroker())
-    with Producer(engine, transport, options=ProducerOptions(background=False)) as producer:
-        begins.clear()
-        with Session(engine) as session:
-            session.execute(sa.select(Order))
-        transactional(producer)(lambda: None)()
-        producer.send_now(Message(SUBJECT, "a"))
-        with transaction(engine):
-            pass
-        assert begins == ["BEGIN"] + ["BEGIN IMMEDIATE"] * 3
-    options = ProducerOptions(background=False, sqlite_begin="IMMEDIATE")
-    with Producer(engine, transport, options=options), Session(engine) as session:
-        begins.clear()
-        session.execute(sa.select(Order))
-        assert begins == ["BEGIN IMMEDIATE"]
-    engine.dispose()
 
 
 def test_a_database_in_memory_is_one_connection(tmp_path: Path) -> None:

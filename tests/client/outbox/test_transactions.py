@@ -16,11 +16,10 @@ from qmq_client.errors import OutboxRowLostError
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.table import create_tables
-from qmq_client.outbox.transaction.tracker import before_commit
 from qmq_client.producer import Producer
 from qmq_client.testing import MemoryBroker, MemoryTransport
 from qmq_client.transactional import transaction
-from tests.client.world import OUTBOX, SUBJECT, Base, Order, World, a_world, open_engine
+from tests.client.world import OUTBOX, SUBJECT, Base, Order, Statements, World, a_world, open_engine
 
 BROKEN_PROMISE = {"label": "broken", "promise": 10**9}
 
@@ -121,13 +120,14 @@ def test_S3_a_savepoint_made_before_the_first_send_counts_too(world: World) -> N
 
 
 def test_S3_rows_written_early_inside_a_savepoint_are_written_again_after_it(world: World) -> None:
+    statements = Statements(world.sync_engine)
     with Session(world.engine) as session, session.begin():
         world.send("outer", session)
         with session.begin_nested() as nested:
             world.producer.send_many(
                 [Message(SUBJECT, f"{i}") for i in range(150)], session=session
             )
-            assert len(world.statements.of_outbox()) == 2
+            assert len(statements.of_outbox()) == 2
             nested.rollback()
     assert len(world.stored_ids()) == 1
     assert world.producer.flush()
@@ -207,31 +207,16 @@ def test_S4_two_transactions_of_one_session_are_two(world: World) -> None:
     assert world.sent() == ["b"]
 
 
-def test_a_connection_committed_behind_the_sessions_back_is_found(world: World) -> None:
+def test_a_connection_committed_behind_the_sessions_back_is_sent_at_once(world: World) -> None:
     with Session(world.engine) as session:
         world.send("a", session)
         session.connection().commit()
     assert len(world.stored_ids()) == 1
     assert world.producer.flush()
-    assert (world.sent(), world.producer.stats.reclaimed) == (["a"], 1)
+    assert (world.sent(), world.producer.stats.reclaimed) == (["a"], 0)
 
 
-def test_an_owner_that_never_confirms_its_commit_is_looked_after_at_the_next_begin(
-    world: World,
-) -> None:
-    with world.engine.connect() as connection:
-        connection.begin()
-        world.send("a", connection)
-        before_commit(connection)
-        connection.commit()
-        assert world.producer.flush()
-        assert world.sent() == []
-        connection.begin()
-        assert world.producer.flush()
-    assert (world.sent(), world.producer.stats.reclaimed) == (["a"], 1)
-
-
-def test_a_bare_connection_is_sent_after_a_look_from_another_connection(world: World) -> None:
+def test_a_bare_connection_is_sent_at_once_because_its_commit_was_seen(world: World) -> None:
     with world.engine.connect() as connection:
         connection.begin()
         world.send("a", connection)
@@ -240,7 +225,19 @@ def test_a_bare_connection_is_sent_after_a_look_from_another_connection(world: W
         world.send("b", connection)
         connection.rollback()
     assert world.producer.flush()
-    assert (world.sent(), world.producer.stats.reclaimed) == (["a"], 1)
+    assert (world.sent(), world.producer.stats.reclaimed) == (["a"], 0)
+
+
+def test_S1_a_connection_let_go_is_not_committed_without_its_message(tmp_path: Path) -> None:
+    """Not by a pool either that is set to commit what it is given back."""
+    options = {"pool_reset_on_return": "commit"}
+    with a_world(tmp_path, engine_options=options) as world:
+        connection = world.engine.connect()
+        connection.execute(sa.insert(Order).values(label="a"))
+        world.send("a", connection)
+        del connection
+        gc.collect()
+        assert world.outcome() == ([], [], set())
 
 
 def test_a_commit_whose_answer_is_lost_is_looked_for_and_sent(world: World) -> None:
@@ -250,13 +247,10 @@ def test_a_commit_whose_answer_is_lost_is_looked_for_and_sent(world: World) -> N
 
     with Session(world.engine) as session:
         world.send("a", session)
-        dialect: Any = session.connection().dialect
-        real, dialect.do_commit = dialect.do_commit, commit_and_fail
-        try:
-            with pytest.raises(sa.exc.OperationalError, match="answer was lost"):
-                session.commit()
-        finally:
-            dialect.do_commit = real
+        world.commits.now = commit_and_fail
+        with pytest.raises(sa.exc.OperationalError, match="answer was lost"):
+            session.commit()
+        world.commits.now = world.commits.real
     assert world.producer.flush()
     assert world.sent() == ["a"]
 
@@ -323,10 +317,10 @@ def test_the_suspect_mark_does_not_stick_to_the_pooled_connection(world: World) 
         with pytest.raises(sa.exc.OperationalError):
             session.execute(sa.text("SELECT * FROM nowhere"))
         session.rollback()
-    world.statements.clear()
+    statements = Statements(world.sync_engine)
     with Session(world.engine) as session, session.begin():
         world.send("b", session)
-    assert len(world.statements.of_outbox()) == 1
+    assert len(statements.of_outbox()) == 1
     assert world.producer.flush()
     assert world.producer.stats.reclaimed == 0
 

@@ -215,15 +215,11 @@ def test_S4_an_invalidated_connection_rolls_back_and_is_used_again(any_world: Wo
     assert world.outcome() == (["kept"], ["kept"], set())
 
 
-def test_S8_a_send_while_the_commit_is_under_way_is_refused(any_world: World) -> None:
+def test_S1_a_send_in_a_listener_of_the_commit_goes_with_it(any_world: World) -> None:
     world = any_world
-    refused: list[NoTransactionError] = []
 
     def send_now(connection: sa.Connection) -> None:
-        try:
-            world.send("too late", connection)
-        except NoTransactionError as error:
-            refused.append(error)
+        world.send("late", connection)
 
     with world.engine.connect() as connection:
         event.listen(world.engine, "commit", send_now)
@@ -233,6 +229,28 @@ def test_S8_a_send_while_the_commit_is_under_way_is_refused(any_world: World) ->
                 if label == "b":
                     world.send("b", connection)
         event.remove(world.engine, "commit", send_now)
+    assert world.outcome() == (["a", "b"], ["b", "late", "late"], set())
+
+
+def test_S8_a_send_while_the_commit_is_under_way_is_refused(any_world: World) -> None:
+    world = any_world
+    refused: list[NoTransactionError] = []
+    with world.engine.connect() as connection:
+
+        def commit(given: object) -> None:
+            try:
+                world.send("too late", connection)
+            except NoTransactionError as error:
+                refused.append(error)
+            world.commits.real(given)
+
+        world.commits.now = commit
+        for label in ("a", "b"):
+            with connection.begin():
+                connection.execute(sa.insert(Order).values(label=label))
+                if label == "b":
+                    world.send("b", connection)
+        world.commits.now = world.commits.real
     assert len(refused) == 2
     assert world.outcome() == (["a", "b"], ["b"], set())
 

@@ -1,0 +1,117 @@
+"""What is known of one connection of the driver and of the transaction on it.
+
+Kept in the `info` of the pool's entry, so one look finds it, it outlives the many objects that SQLAlchemy
+puts before a driver's connection, and it ends with that. A transaction that reaches its end unseen
+(by the driver's own `commit`, by the database) is known by having been open before; see `was_open`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from weakref import ReferenceType, WeakSet, ref
+
+import sqlalchemy as sa
+
+from qmq_client.outbox.database.driver import unwrapped
+
+_INFO_KEY: Final = "qmq_link"
+#: In `info` when nothing was noted yet; None there says that nothing is to be.
+_NOTHING: Final = object()
+_links: WeakSet[Link] = WeakSet()
+
+
+class Link:
+    """One connection of the driver. Used by one thread at a time."""
+
+    __slots__ = (
+        "__weakref__",
+        "connection",
+        "driver",
+        "is_begun",
+        "is_committing",
+        "proxied",
+        "unit",
+        "was_open",
+    )
+
+    def __init__(self, proxied: Any) -> None:
+        #: The driver's own connection, whichever way it is wrapped.
+        self.driver: Any = unwrapped(proxied)
+        #: SQLAlchemy holds a transaction for begun. One that is older than the producer is, too.
+        self.is_begun = True
+        #: The driver was seen inside this transaction: if it is outside now, the transaction is over.
+        self.was_open = False
+        #: COMMIT has been sent, and no transaction has begun since.
+        self.is_committing = False
+        #: The messages of this transaction (`Unit`, of which nothing here knows), when there are any.
+        self.unit: Any = None
+        #: Through which they were sent.
+        self.connection: ReferenceType[sa.Connection] | None = None
+        #: What the pool gave out.
+        self.proxied: ReferenceType[Any] = ref(proxied)
+
+    def begin(self, proxied: Any) -> None:
+        """A transaction begins, through what the pool gave out."""
+        self.proxied = ref(proxied)
+        self.is_committing = False
+        if self.is_begun and self.unit is not None and not self.unit.is_lost:
+            return  # two share one connection (a database in memory), and the other's goes on
+        self.is_begun, self.was_open, self.unit = True, False, None
+
+    def end(self) -> Any:
+        """The transaction is about to end; its messages are not its own any more. Which they were."""
+        unit, self.unit, self.is_begun = self.unit, None, False
+        return unit
+
+
+def find_link(proxied: Any) -> Link | None:
+    """The link of what a pool gave out; None where no transaction is followed, or none began yet."""
+    info = _info_of(proxied)
+    return None if info is None else info.get(_INFO_KEY)
+
+
+def make_link(proxied: Any) -> Link | None:
+    """The same, made where it is missing; None for connections that are left out."""
+    info = _info_of(proxied)
+    if info is None:
+        return None
+    link: Any = info.get(_INFO_KEY, _NOTHING)
+    if link is _NOTHING:
+        link = info[_INFO_KEY] = Link(proxied)
+        _links.add(link)
+    found: Link | None = link
+    return found
+
+
+def _info_of(proxied: Any) -> Any:
+    try:
+        return proxied.info
+    except NotImplementedError:  # of what stands in while the first connection is looked at
+        return None
+
+
+def link_of(connection: sa.Connection) -> Link:
+    """The link of a connection in a transaction; a new one for a transaction older than the producer.
+
+    Raises SQLAlchemy's own error for a connection that is closed or invalidated.
+    """
+    proxied = connection.connection
+    return make_link(proxied) or Link(proxied)
+
+
+def leave_out(entry: Any) -> None:
+    """Do not follow the connection of this entry of a pool: it is our own."""
+    entry.info[_INFO_KEY] = None
+
+
+def all_links() -> list[Link]:
+    """Of all connections that are alive; for a fork."""
+    return list(_links)
+
+
+def forget_all() -> None:
+    """In a forked child: they are the parent's."""
+    for link in all_links():
+        link.unit = None
+        link.is_begun = False
+    _links.clear()

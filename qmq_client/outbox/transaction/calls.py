@@ -1,0 +1,243 @@
+"""Stands between SQLAlchemy and the driver: every BEGIN, SAVEPOINT, ROLLBACK, COMMIT and statement.
+
+SQLAlchemy asks its dialect for each of these, whoever wanted it: session, connection, pool. So the
+dialect of a followed engine gets methods that do what ours is and then call the method that was there.
+Seen from here a COMMIT has a before and an after: what returned has happened, and what raised may have.
+
+Events of the engine would tell the same, one by one and before the fact, and cost each transaction of
+the application more than all of this; see `docs/decisions/0015-calls-of-the-dialect.md`.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import Any, Final
+from weakref import WeakSet
+
+import sqlalchemy as sa
+from sqlalchemy.sql.elements import (
+    ReleaseSavepointClause,
+    RollbackToSavepointClause,
+    SavepointClause,
+)
+
+from qmq_client.outbox.database.dialect import OutboxDialect
+from qmq_client.outbox.database.link import Link, find_link, link_of, make_link
+from qmq_client.outbox.transaction.unit import Unit, lost_error
+
+_log = logging.getLogger("qmq.outbox")
+#: Savepoints that SQLAlchemy makes, for which it calls the dialect.
+_SAVEPOINT_CLAUSES: Final = (
+    SavepointClause,
+    RollbackToSavepointClause,
+    ReleaseSavepointClause,
+)
+_METHODS: Final = (
+    "do_begin",
+    "do_commit",
+    "do_rollback",
+    "do_begin_twophase",
+    "do_prepare_twophase",
+    "do_commit_twophase",
+    "do_rollback_twophase",
+    "do_savepoint",
+    "do_rollback_to_savepoint",
+    "do_release_savepoint",
+    "do_execute",
+    "do_executemany",
+    "do_execute_no_params",
+)
+_followed: WeakSet[Any] = WeakSet()
+
+
+def follow(dialect: Any, outbox: OutboxDialect) -> None:
+    """Stand before this dialect from now on. Requires: it is not followed yet."""
+    _followed.add(dialect)
+    calls = Calls(dialect, outbox)
+    for name in _METHODS:
+        setattr(dialect, name, getattr(calls, name))
+
+
+def is_followed(dialect: Any) -> bool:
+    """Whether `follow` was called for it."""
+    return dialect in _followed
+
+
+class Calls:
+    """The methods of one dialect, as SQLAlchemy knows them (`sqlalchemy.engine.Dialect`).
+
+    `given` is what a pool gives out around a connection of the driver.
+    """
+
+    def __init__(self, dialect: Any, outbox: OutboxDialect) -> None:
+        self._outbox = outbox
+        #: What was there before; `qmq doctor` counts how many stand behind each other.
+        self.followed: dict[str, Any] = {name: getattr(dialect, name) for name in _METHODS}
+        self._begin = dialect.do_begin
+        self._commit = dialect.do_commit
+        self._rollback = dialect.do_rollback
+        self._execute = dialect.do_execute
+        self._executemany = dialect.do_executemany
+        self._execute_no_params = dialect.do_execute_no_params
+
+    def do_begin(self, given: Any) -> None:
+        link = make_link(given)
+        if link is not None:
+            link.begin(given)
+        self._begin(given)
+
+    def do_commit(self, given: Any) -> None:
+        link = find_link(given)
+        if link is None:
+            self._commit(given)
+            return
+        unit = self._finished(link, given)
+        link.is_committing = True
+        try:
+            self._commit(given)
+        except BaseException:
+            _hand_over(unit, is_confirmed=False)
+            raise
+        link.is_begun = False
+        _hand_over(unit, is_confirmed=True)
+
+    def do_rollback(self, given: Any) -> None:
+        link = find_link(given)
+        if link is not None and (unit := link.end()) is not None:
+            connection = None if link.connection is None else link.connection()
+            if connection is not None and not connection.invalidated and unit.was_ended_elsewhere():
+                _log.error(
+                    "%s was not stored: its transaction was ended by the driver's own connection, "
+                    "perhaps by a commit. Commit and roll back through SQLAlchemy.",
+                    unit.names(),
+                )
+        self._rollback(given)
+
+    def do_begin_twophase(self, connection: sa.Connection, xid: Any) -> None:
+        given = connection.connection
+        link = make_link(given)
+        if link is not None:
+            link.begin(given)
+        self.followed["do_begin_twophase"](connection, xid)
+
+    def do_prepare_twophase(self, connection: sa.Connection, xid: Any) -> None:
+        link = find_link(connection.connection)
+        if link is not None and link.unit is not None:
+            self._finish(link, connection.connection)
+            link.unit.is_ending = True
+        self.followed["do_prepare_twophase"](connection, xid)
+
+    def do_commit_twophase(
+        self, connection: sa.Connection, xid: Any, is_prepared: bool = True, recover: bool = False
+    ) -> None:
+        commit = self.followed["do_commit_twophase"]
+        link = find_link(connection.connection)
+        if link is None:
+            commit(connection, xid, is_prepared, recover)
+            return
+        unit = link.end() if is_prepared else self._finished(link, connection.connection)
+        link.is_committing = True
+        try:
+            commit(connection, xid, is_prepared, recover)
+        except BaseException:
+            _hand_over(unit, is_confirmed=False)
+            raise
+        link.is_begun = False
+        _hand_over(unit, is_confirmed=True)
+
+    def do_rollback_twophase(
+        self, connection: sa.Connection, xid: Any, is_prepared: bool = True, recover: bool = False
+    ) -> None:
+        link = find_link(connection.connection)
+        if link is not None:
+            link.end()
+        self.followed["do_rollback_twophase"](connection, xid, is_prepared, recover)
+
+    def do_savepoint(self, connection: sa.Connection, name: str) -> None:
+        self.followed["do_savepoint"](connection, name)
+        if (unit := _unit_of(connection)) is not None:
+            unit.on_savepoint(name)
+
+    def do_rollback_to_savepoint(self, connection: sa.Connection, name: str) -> None:
+        self.followed["do_rollback_to_savepoint"](connection, name)
+        if (unit := _unit_of(connection)) is not None:
+            unit.on_savepoint_end(name, is_undone=True)
+
+    def do_release_savepoint(self, connection: sa.Connection, name: str) -> None:
+        self.followed["do_release_savepoint"](connection, name)
+        if (unit := _unit_of(connection)) is not None:
+            unit.on_savepoint_end(name, is_undone=False)
+
+    def do_execute(self, cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
+        link = self._before(cursor, statement, context)
+        self._execute(cursor, statement, parameters, context)
+        if link is not None and not link.was_open:
+            self._outbox.note_answer(link, statement)
+
+    def do_executemany(
+        self, cursor: Any, statement: str, parameters: Any, context: Any = None
+    ) -> None:
+        link = self._before(cursor, statement, context)
+        self._executemany(cursor, statement, parameters, context)
+        if link is not None and not link.was_open:
+            self._outbox.note_answer(link, statement)
+
+    def do_execute_no_params(self, cursor: Any, statement: str, context: Any = None) -> None:
+        link = self._before(cursor, statement, context)
+        self._execute_no_params(cursor, statement, context)
+        if link is not None and not link.was_open:
+            self._outbox.note_answer(link, statement)
+
+    def _before(self, cursor: Any, statement: str, context: Any) -> Link | None:
+        """A statement is about to be executed; the link of its connection, where it is followed."""
+        if context is None:
+            return None
+        connection = context.root_connection
+        link = find_link(connection.connection)
+        if link is None:
+            return None
+        if not link.was_open:
+            self._outbox.before_statement(connection, link, cursor, statement)
+        if link.unit is not None and not _is_savepoint(context):
+            link.unit.on_statement(connection, statement)
+        return link
+
+    def _finished(self, link: Link, given: Any) -> Unit | None:
+        """The messages of a transaction that is about to be committed, all of them written."""
+        if link.unit is not None:
+            self._finish(link, given)
+        unit: Unit | None = link.unit
+        link.unit = None  # what is executed from here on is the COMMIT
+        return unit
+
+    def _finish(self, link: Link, given: Any) -> None:
+        """Write what waits. An error here stops the COMMIT."""
+        connection = None if link.connection is None else link.connection()
+        try:
+            if connection is None:  # its owner is gone, and the pool is set to commit what is left
+                raise lost_error(link.unit.names())
+            link.unit.finish(connection)
+        except BaseException:
+            link.end()
+            # SQLAlchemy takes a failed commit for the end of the transaction and sends no ROLLBACK.
+            # What fails now must not hide the error, or the cancellation, that is on its way.
+            if connection is not None and not connection.invalidated:
+                with suppress(Exception):
+                    self._rollback(given)
+            raise
+
+
+def _unit_of(connection: sa.Connection) -> Unit | None:
+    unit: Unit | None = link_of(connection).unit
+    return unit
+
+
+def _hand_over(unit: Unit | None, *, is_confirmed: bool) -> None:
+    if unit is not None:
+        unit.hand_over(is_confirmed=is_confirmed)
+
+
+def _is_savepoint(context: Any) -> bool:
+    compiled = getattr(context, "compiled", None)
+    return compiled is not None and isinstance(compiled.statement, _SAVEPOINT_CLAUSES)
