@@ -242,6 +242,8 @@ def test_one_that_has_nothing_to_send_lets_the_next_try_at_once() -> None:
     assert gate.wait_s() == 0.0
     gate.on_failure(at_least_s=77.0)
     assert gate.wait_s() == 77.0
+    gate.on_nothing()
+    assert gate.wait_s() == 77.0, "what one had to send is no news of the broker"
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_large_records_make_the_next_claim_smaller(
 ) -> None:
     body = bytes(BATCH_BYTES_AIM // 10)
     sweep = Sweep(database, MemoryTransport(broker), SweepOptions(batch_rows=40))
-    for claims in ([40, 0], [20, 10, 5, 5, 0]):
+    for claims in ([40, 0], [9, 9, 9, 9, 4]):
         put_rows(database, 40, body=body)
         with executed() as statements:
             assert sweep.step().sent == 40

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,13 @@ class Stored:
         return [record_message_id(each.record) for each in self.pull(wait_ms=0)]
 
 
+@pytest.fixture
+def sweep(database: Database, broker_process: BrokerProcess) -> Iterator[Sweep]:
+    """Of this process."""
+    with closing(HttpTransport(broker_process.url)) as transport:
+        yield Sweep(database, transport)
+
+
 def dead_producer(path: Path, broker_url: str) -> None:
     """A process commits one message and is killed before the send."""
     process = start("producer", path, broker_url)
@@ -75,17 +83,15 @@ def dead_producer(path: Path, broker_url: str) -> None:
 
 
 def test_W1_rows_of_a_killed_producer_are_taken_over_as_soon_as_they_are_due(
-    database: Database, path: Path, broker_process: BrokerProcess, stored: Stored
+    database: Database, path: Path, broker_process: BrokerProcess, stored: Stored, sweep: Sweep
 ) -> None:
     dead_producer(path, broker_process.url)
     (message_id,) = left(database)
-    sweep = Sweep(database, HttpTransport(broker_process.url))
     assert sweep.step().claimed == 0, "until it is due the row belongs to its sender"
     make_due(database)
     assert sweep.step().sent == 1
     assert left(database) == set()
     assert stored.ids() == [message_id]
-    sweep.close()
 
 
 def test_W1_a_running_watchdog_takes_over_within_ten_seconds_at_defaults(
@@ -110,15 +116,19 @@ def test_W1_a_running_watchdog_takes_over_within_ten_seconds_at_defaults(
 
 @pytest.mark.parametrize("moment", ["before_send", "after_send"])
 def test_W2_a_watchdog_stopped_inside_its_claim_does_no_harm(
-    moment: str, database: Database, path: Path, broker_process: BrokerProcess, stored: Stored
+    moment: str,
+    database: Database,
+    path: Path,
+    broker_process: BrokerProcess,
+    stored: Stored,
+    sweep: Sweep,
 ) -> None:
     ids = put_rows(database, 20)
     first = start(moment, path, broker_process.url)
     wait_until_stopped(first)
-    second = Sweep(database, HttpTransport(broker_process.url))
-    assert second.step().claimed == 0, "the claim of the stopped one still holds"
+    assert sweep.step().claimed == 0, "the claim of the stopped one still holds"
     make_due(database)  # its lease has ended
-    assert second.step().sent == 20
+    assert sweep.step().sent == 20
 
     late = put_rows(database, 3, due_in_ms=60_000)
     counts = resume(first)
@@ -126,11 +136,10 @@ def test_W2_a_watchdog_stopped_inside_its_claim_does_no_harm(
     assert left(database) == set(late), "the late owner changed no row"
     found = stored.ids()
     assert sorted(found) == sorted(ids), "nothing lost, and nothing stored twice"
-    second.close()
 
 
 def test_W2_a_watchdog_killed_inside_its_claim_loses_nothing(
-    database: Database, path: Path, broker_process: BrokerProcess, stored: Stored
+    database: Database, path: Path, broker_process: BrokerProcess, stored: Stored, sweep: Sweep
 ) -> None:
     ids = put_rows(database, 20)
     first = start("after_send", path, broker_process.url)
@@ -138,15 +147,13 @@ def test_W2_a_watchdog_killed_inside_its_claim_loses_nothing(
     os.kill(first.pid, signal.SIGKILL)
     first.communicate(timeout=DEADLINE_S)
     make_due(database)
-    second = Sweep(database, HttpTransport(broker_process.url))
-    assert second.step().sent == 20
+    assert sweep.step().sent == 20
     assert sorted(stored.ids()) == sorted(ids)
     assert left(database) == set()
-    second.close()
 
 
 def test_W2_four_watchdogs_at_once_send_every_row_once(
-    database: Database, path: Path, broker_process: BrokerProcess, stored: Stored
+    database: Database, path: Path, broker_process: BrokerProcess, stored: Stored, sweep: Sweep
 ) -> None:
     ids = put_rows(database, 2_000)
     command = [sys.executable, "-m", "qmq_client.cli", "watchdog", "sweep", "--json"]
@@ -158,9 +165,7 @@ def test_W2_four_watchdogs_at_once_send_every_row_once(
     # One that finds the database locked for two seconds leaves its rows to whoever comes after.
     assert {watchdog.returncode for watchdog in watchdogs} <= {0, 3}
     make_due(database)
-    last = Sweep(database, HttpTransport(broker_process.url))
-    assert last.step().error is None
-    last.close()
+    assert sweep.step().error is None
     assert left(database) == set()
     found = stored.ids()
     assert len(found) == len(ids)

@@ -32,6 +32,8 @@ class BrokerGate:
         self._lock = threading.Lock()
         self._failures = 0
         self._shut_until_s = 0.0
+        #: Somebody went ahead, and nobody has failed since.
+        self._is_tried = False
 
     def wait_s(self) -> float:
         """0 to go ahead; else how long to leave the broker and the rows alone."""
@@ -42,19 +44,21 @@ class BrokerGate:
             left_s = self._shut_until_s - now_s
             if left_s <= 0:
                 self._shut_until_s = now_s + _TRY_S  # this caller tries for all
+                self._is_tried = True
                 return 0.0
             return left_s * (1.0 + 0.1 * self._random())
 
     def on_nothing(self) -> None:
         """The one that went ahead had nothing to send: let another try."""
         with self._lock:
-            if self.is_shut:
+            if self._is_tried:  # else another's failure has set a wait, which holds
                 self._shut_until_s = self._clock.monotonic_s()
 
     def on_failure(self, *, at_least_s: float = 0.0) -> None:
         """The broker gave no answer, or asks to be left alone for so long."""
         with self._lock:
             self._failures += 1
+            self._is_tried = False
             if self.is_shut:
                 tries = self._failures - _FAILURES_MAX + 1
                 delay_s = self._backoff.delay_ms(tries, self._random()) / 1000
@@ -64,6 +68,7 @@ class BrokerGate:
         """It took something."""
         with self._lock:
             self._failures = 0
+            self._is_tried = False
 
     @property
     def is_shut(self) -> bool:

@@ -24,7 +24,7 @@ from qmq_watchdog.chores import do_chores
 from qmq_watchdog.connections import ConnectionBudget
 from qmq_watchdog.events import log_event
 from qmq_watchdog.outage import Outage
-from qmq_watchdog.sweep import Sweep, SweepCounts
+from qmq_watchdog.sweep import COUNTED_ROWS_MAX, Sweep, SweepCounts
 
 #: Share by which a poll wait may be shorter, so that several watchdogs spread out.
 _POLL_JITTER: Final = 0.2
@@ -32,8 +32,6 @@ _FIRST_RETRY_MS: Final = 1_000
 BROKER_AWAY: Final = "broker_unreachable"
 READ_ONLY: Final = "read_only"
 FAULT: Final = "fault"
-#: Rows counted for the metrics: a look must cost little however many wait.
-COUNTED_ROWS_MAX: Final = 10_000
 #: How the databases say that they cannot be written to.
 _READ_ONLY_TEXTS: Final = ("read-only", "readonly")
 

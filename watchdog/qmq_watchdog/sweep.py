@@ -36,11 +36,11 @@ from qmq_watchdog.rate import RowRate
 PROBE_ROWS: Final = 100
 #: Ordering keys whose followers are looked for at once.
 KEYS_FOLLOWED_MAX: Final = 500
-#: Claims grow while a batch stays below half of this and shrink above it: what one batch may hold
-#: in memory, whatever the size of the records.
+#: Claims grow while a batch stays below half of this and shrink to it above: what batches hold in
+#: memory, but for the first of those whose records are larger than the ones before.
 BATCH_BYTES_AIM: Final = 8 * 1024 * 1024
-#: Parked rows are counted up to here: a look must cost little however many there are.
-PARKED_COUNTED_MAX: Final = 10_000
+#: Rows of each state are counted up to here: a look must cost little however many there are.
+COUNTED_ROWS_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class SweepCounts:
     rate_wait_s: float = 0.0
     #: Why the last of the rows that were not sent was not.
     last_error: str = ""
-    #: Parked rows in all, those of earlier sweeps too, counted up to `PARKED_COUNTED_MAX`; None when
+    #: Parked rows in all, those of earlier sweeps too, counted up to `COUNTED_ROWS_MAX`; None when
     #: they were not counted.
     parked_total: int | None = None
     #: What the database did not do; the sweep ended there.
@@ -188,7 +188,6 @@ class Sweep:
             # The next try begins with a new connection, which is looked at before it is used: what
             # this one leads to may have become a replica.
             self.database.close()
-        if counts.error is not None:
             self._is_checked = False
         if counts.error is not None or counts.unreachable:
             self._limit_rows = min(PROBE_ROWS, self._options.batch_rows)
@@ -198,15 +197,10 @@ class Sweep:
         """Look how many rows are parked in all, up to a bound."""
         try:
             with database_errors(self.database.name):
-                found = self.database.store.counts(rows_max=PARKED_COUNTED_MAX)
+                found = self.database.store.counts(rows_max=COUNTED_ROWS_MAX)
                 counts.parked_total = found.parked
         except (DatabaseUnavailableError, OutboxMissingError) as error:
             counts.error = counts.error or error
-
-    def close(self) -> None:
-        """Give up the connections to database and broker."""
-        self._transport.close()
-        self.database.close()
 
     def _batch(self, counts: SweepCounts) -> bool:
         """One batch; whether it is worth asking for another."""
@@ -280,7 +274,7 @@ class Sweep:
         """Choose the next claim's size by what this one held."""
         batch_bytes = sum(len(row.record) for row in rows)
         if batch_bytes > BATCH_BYTES_AIM:
-            self._limit_rows = max(1, len(rows) // 2)
+            self._limit_rows = max(1, len(rows) * BATCH_BYTES_AIM // batch_bytes)
         elif batch_bytes <= BATCH_BYTES_AIM // 2 and len(rows) == self._limit_rows:
             self._limit_rows = min(self._options.batch_rows, self._limit_rows * 2)
 
