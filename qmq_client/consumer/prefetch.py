@@ -22,6 +22,8 @@ from qmq_client.consumer.options import ConsumerOptions
 _AHEAD_S: Final = 0.25
 #: Weight of the newest batch in the moving average of handler time.
 _WEIGHT: Final = 0.2
+#: How long an idle worker may take to begin, before the next request goes out without it.
+BEGIN_S: Final = 0.001
 #: A wait ends at least this often, so that a lost wake-up is never for ever.
 _LOOK_S: Final = 1.0
 
@@ -41,12 +43,15 @@ class Running:
 class Prefetch:
     """The messages that one handler has in this process. Thread safe."""
 
-    def __init__(self, options: ConsumerOptions, clock: Clock) -> None:
+    def __init__(self, options: ConsumerOptions, clock: Clock, *, begin_s: float = BEGIN_S) -> None:
         self._options = options
         self._clock = clock
+        self._begin_s = begin_s
         lock = threading.Lock()
         self._arrived = threading.Condition(lock)
         self._finished = threading.Condition(lock)
+        self._taken = threading.Condition(lock)
+        self._idle = 0
         self._waiting: deque[Received] = deque()
         self._oldest_at_s = 0.0
         self._running: dict[int, Running] = {}
@@ -59,21 +64,33 @@ class Prefetch:
         """Messages waiting or with a worker."""
         return self._in_hand
 
+    @property
+    def idle(self) -> int:
+        """Workers that wait for messages."""
+        return self._idle
+
     def running(self) -> list[Running]:
         """Handler calls under way."""
         with self._arrived:
             return list(self._running.values())
 
     def put(self, received: Sequence[Received]) -> bool:
-        """Add messages that were just handed out; False, and nothing done, when the stop began."""
+        """Add messages that were just handed out; False, and nothing done, when the stop began.
+
+        When there is an idle worker for each of them, returns when one has begun, or after a moment:
+        the next request would hold the interpreter, and the handler would wait for that.
+        """
         with self._arrived:
             if self._is_stopping:
                 return False
+            begin_now = 0 < len(received) <= self._idle and not self._waiting
             if not self._waiting:
                 self._oldest_at_s = self._clock.monotonic_s()
             self._waiting.extend(received)
             self._in_hand += len(received)
             self._arrived.notify(len(received))
+            if begin_now and self._wait_s() == 0.0:
+                self._taken.wait(self._begin_s)
             return True
 
     def take(self, *, is_blocking: bool) -> list[Received]:
@@ -87,11 +104,14 @@ class Prefetch:
                 wait_s = self._wait_s()
                 if wait_s == 0.0:
                     break
+                self._idle += 1
                 self._arrived.wait(wait_s)
+                self._idle -= 1
             if self._is_stopping or (not is_blocking and self._wait_s() != 0.0):
                 return []
             batch = self._next_batch()
             if batch:
+                self._taken.notify()
                 self._running[threading.get_ident()] = Running(
                     started_at_s=self._clock.monotonic_s(), received=tuple(batch)
                 )

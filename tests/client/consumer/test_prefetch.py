@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.consumer.delivery import Received
 from qmq_client.consumer.options import ConsumerOptions
 from qmq_client.consumer.prefetch import Prefetch
 from qmq_client.testing import FakeClock
+from tests.kit.waiting import wait_for
+
+LONG_S = 30.0
 
 
 def received(*attempts: int) -> list[Received]:
@@ -89,3 +95,32 @@ def test_a_stop_takes_what_waits_and_refuses_what_comes() -> None:
     assert not prefetch.put(received(1))
     assert prefetch.take(is_blocking=True) == []
     assert prefetch.room(is_blocking=True) == 0
+
+
+def test_an_idle_worker_has_begun_when_a_lone_message_is_put() -> None:
+    options = ConsumerOptions(subject="s", group="g")
+    prefetch = Prefetch(options, SYSTEM_CLOCK, begin_s=LONG_S)
+    may_end = threading.Event()
+
+    def work() -> None:
+        batch = prefetch.take(is_blocking=True)
+        may_end.wait(LONG_S)
+        prefetch.finish(len(batch))
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    wait_for(lambda: prefetch.idle == 1)
+    prefetch.put(received(1))
+    began = [len(one.received) for one in prefetch.running()]
+    may_end.set()
+    worker.join(LONG_S)
+    assert began == [1]
+    assert prefetch.in_hand == 0
+
+
+def test_messages_without_an_idle_worker_are_put_at_once() -> None:
+    prefetch = Prefetch(
+        ConsumerOptions(subject="s", group="g"), FakeClock(), begin_s=threading.TIMEOUT_MAX
+    )
+    prefetch.put(received(1))
+    assert prefetch.in_hand == 1
