@@ -26,7 +26,8 @@ from qmq_client.wire.requests import PullRequest, Settlement, SettleRequest
 
 PULL_MESSAGES: Final = 1000
 PULL_BYTES: Final = 2 * 1024 * 1024
-WAIT_MS: Final = 200
+#: Short: the last pull finds nothing, and ends so long after the last message.
+WAIT_MS: Final = 20
 GROUP: Final = "board"
 
 #: Requests in flight; the client's publisher is meant to have up to two, so two have the goal.

@@ -193,7 +193,7 @@ class BoundedProtocol(HttpToolsProtocol):
             and not self.expect_100_continue
             and not self.parser.should_upgrade()
             and not self._has_open_request()
-            and any(name == b"content-length" for name, _ in self.headers)
+            and b"content-length" in dict(self.headers)
         )
 
     def _has_open_request(self) -> bool:

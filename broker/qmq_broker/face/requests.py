@@ -65,6 +65,9 @@ class Head:
 
     def answer_encoding(self) -> Encoding:
         """How the answer is written: as the request, unless `Accept` names the other one."""
+        accepted = _ENCODINGS.get(self.accept or b"")
+        if accepted is not None:  # one of the two and nothing else, as clients of ours say it
+            return accepted
         wanted = [
             encoding
             for encoding in Encoding
