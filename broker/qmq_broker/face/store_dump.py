@@ -27,7 +27,7 @@ from qmq_broker.storage.files.retained import read_retained
 from qmq_broker.storage.files.small_file import read_file, unseal
 from qmq_broker.storage.files.snapshots import Snapshot
 from qmq_broker.storage.logs.action_log import ACTION_KINDS
-from qmq_broker.storage.logs.actions import Action
+from qmq_broker.storage.logs.actions import decode_actions
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_broker.storage.logs.kinds import COMMIT_KINDS, QUEUED_KINDS
 from qmq_broker.storage.logs.log_recovery import torn_bytes_behind
@@ -41,7 +41,7 @@ from qmq_broker.storage.upkeep.verify_segment import log_frame
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind
 from qmq_client.wire.frame_kind import MESSAGE_KINDS
-from qmq_client.wire.requests import decode_msgpack, sized_part
+from qmq_client.wire.requests import sized_part
 
 Row = dict[str, Any]
 _ENTRY: Final = struct.Struct(">QIQ")
@@ -221,7 +221,7 @@ def _actions(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Ro
             yield frame
         elif frame.header.kind is FrameKind.ACTIONS:
             try:
-                actions = decode_msgpack(sized_part(frame.data, FRAME_HEADER_BYTES), list[Action])
+                actions = decode_actions(sized_part(frame.data, FRAME_HEADER_BYTES))
             except ProtocolError as error:
                 yield _damaged(layout.ACTION_LOG, frame.offset, None, str(error))
                 continue

@@ -15,14 +15,14 @@ import msgspec
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files.snapshots import SnapshotFiles
-from qmq_broker.storage.logs.actions import Action
+from qmq_broker.storage.logs.actions import Action, decode_actions
 from qmq_broker.storage.logs.frame_scan import FrameScan
 from qmq_broker.storage.logs.frame_seek import LogRange, offset_at
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.logs.segments import Segments
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, build_frame
-from qmq_client.wire.requests import decode_msgpack, sized_part
+from qmq_client.wire.requests import sized_part
 
 #: What the action log holds.
 ACTION_KINDS: Final = frozenset({FrameKind.ACTIONS})
@@ -75,7 +75,8 @@ class ActionLog:
     def replay(self) -> Iterator[Action]:
         """All actions behind the snapshot that were there when the log was opened, in order.
 
-        Raises `CorruptionError` where the log is damaged.
+        Raises `CorruptionError` where the log is damaged, and `UnknownFormatError` where a later
+        version has written it.
         """
         first_offset = self.snapshot_offset
         scan = FrameScan(
@@ -131,7 +132,7 @@ class ActionLog:
 
     def _decode(self, offset: int, data: bytes) -> list[Action]:
         try:
-            return decode_msgpack(sized_part(data, FRAME_HEADER_BYTES), list[Action])
+            return decode_actions(sized_part(data, FRAME_HEADER_BYTES))
         except ProtocolError as error:
             raise CorruptionError(
                 segment=self._segments.path(offset), offset=offset, reason=str(error)

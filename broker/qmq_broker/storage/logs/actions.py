@@ -1,35 +1,43 @@
 """What consumers did, as values: the entries of the action log.
 
-One tagged array of MessagePack each; the tag is the first element and never given to another kind.
-Fields are added at the end only, with a default. What they mean is the service's affair; replaying
+One tagged array of MessagePack each; the tag is the first element and never given to another kind: it
+is the version of this format. A new kind needs no new version of the directory; a program that does not
+know it refuses the log. Fields are added at the end only, with a default. What they mean is the service's affair; replaying
 them in order gives the state of every group. Ranges are half open, of pull sequences unless a
 field says otherwise.
 """
 
 from __future__ import annotations
 
+from typing import Any, Final, get_args
+
 import msgspec
 
+from qmq_broker.errors import UnknownFormatError
 from qmq_client.wire.deliveries import DeliveryRun
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.requests import decode_msgpack
 
 
-class GroupDefined(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A group began to consume a subject, or its settings were changed."""
+class GroupAction(msgspec.Struct, frozen=True, array_like=True):
+    """What all actions say: when, and of which group. Each adds its fields behind these."""
 
     at_ms: int
     subject: str
     group: str
+
+
+class GroupDefined(GroupAction, frozen=True, tag=1):
+    """A group began to consume a subject, or its settings were changed."""
+
     #: Consume queue sequence that the group begins with.
     first_sequence: int
     max_attempts: int
 
 
-class Pulled(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class Pulled(GroupAction, frozen=True, tag=2):
     """Messages were handed out to a consumer."""
 
-    at_ms: int
-    subject: str
-    group: str
     consumer: str
     #: The broker's epoch; with a pull sequence it names one hand-out for ever.
     token: int
@@ -38,23 +46,17 @@ class Pulled(msgspec.Struct, frozen=True, array_like=True, tag=2):
     lease_until_ms: int
 
 
-class Acked(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class Acked(GroupAction, frozen=True, tag=3):
     """Messages are done for the group."""
 
-    at_ms: int
-    subject: str
-    group: str
     consumer: str
     first: int
     next: int
 
 
-class Nacked(msgspec.Struct, frozen=True, array_like=True, tag=4):
+class Nacked(GroupAction, frozen=True, tag=4):
     """Messages were given back."""
 
-    at_ms: int
-    subject: str
-    group: str
     consumer: str
     first: int
     next: int
@@ -62,36 +64,27 @@ class Nacked(msgspec.Struct, frozen=True, array_like=True, tag=4):
     error: str
 
 
-class Extended(msgspec.Struct, frozen=True, array_like=True, tag=5):
+class Extended(GroupAction, frozen=True, tag=5):
     """Leases were prolonged."""
 
-    at_ms: int
-    subject: str
-    group: str
     consumer: str
     first: int
     next: int
     lease_until_ms: int
 
 
-class Expired(msgspec.Struct, frozen=True, array_like=True, tag=6):
+class Expired(GroupAction, frozen=True, tag=6):
     """Leases ended without a sign of life."""
 
-    at_ms: int
-    subject: str
-    group: str
     consumer: str
     first: int
     next: int
     retry_at_ms: int
 
 
-class Dead(msgspec.Struct, frozen=True, array_like=True, tag=7):
+class Dead(GroupAction, frozen=True, tag=7):
     """A message became a dead letter of the group."""
 
-    at_ms: int
-    subject: str
-    group: str
     #: Consume queue sequence of the message.
     sequence: int
     attempts: int
@@ -99,12 +92,9 @@ class Dead(msgspec.Struct, frozen=True, array_like=True, tag=7):
     error: str
 
 
-class Skipped(msgspec.Struct, frozen=True, array_like=True, tag=8):
+class Skipped(GroupAction, frozen=True, tag=8):
     """Messages that were given up by force before the group was done with them."""
 
-    at_ms: int
-    subject: str
-    group: str
     #: Consume queue sequences.
     first: int
     next: int
@@ -133,49 +123,34 @@ class GroupSettings(msgspec.Struct, frozen=True, array_like=True):
     idle_ms: int = 0
 
 
-class Configured(msgspec.Struct, frozen=True, array_like=True, tag=9):
+class Configured(GroupAction, frozen=True, tag=9):
     """The group's settings are these from now on."""
 
-    at_ms: int
-    subject: str
-    group: str
     settings: GroupSettings
 
 
-class Sought(msgspec.Struct, frozen=True, array_like=True, tag=10):
+class Sought(GroupAction, frozen=True, tag=10):
     """The group goes on at this consume queue sequence; what it held or waited for is given up."""
 
-    at_ms: int
-    subject: str
-    group: str
     sequence: int
 
 
-class Paused(msgspec.Struct, frozen=True, array_like=True, tag=11):
+class Paused(GroupAction, frozen=True, tag=11):
     """The group is given nothing, or again something, from now on."""
 
-    at_ms: int
-    subject: str
-    group: str
     is_paused: bool
 
 
-class Passed(msgspec.Struct, frozen=True, array_like=True, tag=12):
+class Passed(GroupAction, frozen=True, tag=12):
     """Messages up to here, of those not given yet, are none for the group: they do not fit it."""
 
-    at_ms: int
-    subject: str
-    group: str
     #: Consume queue sequence that the group comes to next.
     next: int
 
 
-class Keyed(msgspec.Struct, frozen=True, array_like=True, tag=13):
+class Keyed(GroupAction, frozen=True, tag=13):
     """An ordered group came to these messages: each waits until it is the first of its key."""
 
-    at_ms: int
-    subject: str
-    group: str
     #: Consume queue sequence that the group comes to next.
     next: int
     #: Those that are for the group.
@@ -184,12 +159,9 @@ class Keyed(msgspec.Struct, frozen=True, array_like=True, tag=13):
     keys: tuple[int, ...]
 
 
-class Replayed(msgspec.Struct, frozen=True, array_like=True, tag=14):
+class Replayed(GroupAction, frozen=True, tag=14):
     """Dead letters are to be delivered again, as if for the first time."""
 
-    at_ms: int
-    subject: str
-    group: str
     #: Consume queue sequences.
     first: int
     next: int
@@ -197,31 +169,21 @@ class Replayed(msgspec.Struct, frozen=True, array_like=True, tag=14):
     keys: tuple[int, ...] = ()
 
 
-class Purged(msgspec.Struct, frozen=True, array_like=True, tag=15):
+class Purged(GroupAction, frozen=True, tag=15):
     """Dead letters are forgotten."""
 
-    at_ms: int
-    subject: str
-    group: str
     #: Consume queue sequences.
     first: int
     next: int
 
 
-class Ended(msgspec.Struct, frozen=True, array_like=True, tag=16):
+class Ended(GroupAction, frozen=True, tag=16):
     """The group is no more."""
 
-    at_ms: int
-    subject: str
-    group: str
 
-
-class SetAside(msgspec.Struct, frozen=True, array_like=True, tag=17):
+class SetAside(GroupAction, frozen=True, tag=17):
     """Messages that waited for their next delivery are away until they are brought back."""
 
-    at_ms: int
-    subject: str
-    group: str
     #: Consume queue sequences.
     first: int
     next: int
@@ -229,12 +191,9 @@ class SetAside(msgspec.Struct, frozen=True, array_like=True, tag=17):
     ticket: int
 
 
-class BroughtBack(msgspec.Struct, frozen=True, array_like=True, tag=18):
+class BroughtBack(GroupAction, frozen=True, tag=18):
     """A message that was away waits again, and is read from its copy."""
 
-    at_ms: int
-    subject: str
-    group: str
     #: Consume queue sequence of the message.
     sequence: int
     #: Consume queue sequence of its copy, in the subject of copies.
@@ -261,3 +220,40 @@ Action = (
     | SetAside
     | BroughtBack
 )
+
+#: Kinds that this version knows: 1 to this.
+KIND_MAX: Final = max(kind.__struct_config__.tag for kind in get_args(Action))
+
+
+def decode_actions(content: bytes) -> list[Action]:
+    """The actions of one frame; raises `ProtocolError`.
+
+    Raises `UnknownFormatError` when a later version wrote an action of a kind that is not known here:
+    that is no damage, and nothing may be made of the actions around it.
+    """
+    try:
+        return decode_msgpack(content, list[Action])
+    except ProtocolError:
+        later = later_kind(content)
+        if later is None:
+            raise
+        raise unknown_kind(later) from None
+
+
+def later_kind(content: bytes) -> int | None:
+    """A kind of action in a frame that this version does not know; None when there is none."""
+    try:
+        kinds = [one[0] for one in decode_msgpack(content, list[list[Any]]) if one]
+    except ProtocolError:
+        return None
+    return max((kind for kind in kinds if type(kind) is int and kind > KIND_MAX), default=None)
+
+
+def unknown_kind(kind: int) -> UnknownFormatError:
+    """The refusal of a log with an action of a later version."""
+    return UnknownFormatError(
+        setting="an action",
+        found=f"of kind {kind}",
+        known=f"kinds 1 to {KIND_MAX}",
+        remedy="Start the version that wrote it, or a later one.",
+    )

@@ -53,6 +53,8 @@ class SegmentSurvey:
     #: Epoch of the first and of the last good frame.
     first_epoch: int = 0
     last_epoch: int = 0
+    #: A kind of action that only a later version knows.
+    later_kind: int | None = None
     #: Up to where the log had been synced, by what the good frames say.
     durable_claim: int = 0
     #: Where the last good frame begins; -1 when there is none.

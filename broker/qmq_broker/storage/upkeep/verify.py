@@ -19,6 +19,7 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.faults import Fault, Level, damaged, ignored, rebuilt
 from qmq_broker.storage.files.format_file import Format, read_format
+from qmq_broker.storage.logs.actions import unknown_kind
 from qmq_broker.storage.logs.log_recovery import torn_bytes_behind
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.queues.queue_files import QueueFiles
@@ -218,6 +219,9 @@ class _Look:
             )
             bases = [base for base in segments.bases if base >= claims.first_offset]
             outcomes = self._run([replace(task, base=base) for base in bases])
+            for outcome in outcomes:
+                if outcome.survey.later_kind is not None:
+                    raise unknown_kind(outcome.survey.later_kind)
             verdict = judge_log([outcome.survey for outcome in outcomes], claims)
             self.faults += [*verdict.faults, *verdict.unexplained]
             for outcome in outcomes:

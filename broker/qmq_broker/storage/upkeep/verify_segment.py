@@ -13,13 +13,13 @@ from typing import Final
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError
+from qmq_broker.errors import CorruptionError, UnknownFormatError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.faults import Fault, damaged, rebuilt
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.logs.action_log import ACTION_KINDS
-from qmq_broker.storage.logs.actions import Action
+from qmq_broker.storage.logs.actions import decode_actions, later_kind
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_broker.storage.logs.kinds import COMMIT_KINDS, QUEUED_KINDS
 from qmq_broker.storage.logs.lost import lost_entries, lost_runs
@@ -33,7 +33,7 @@ from qmq_broker.storage.upkeep.inspect_log import SegmentSurvey, survey_segment
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, MessageFrame, parse_message_frame
 from qmq_client.wire.record import verify_record
-from qmq_client.wire.requests import decode_msgpack, sized_part
+from qmq_client.wire.requests import sized_part
 
 #: Entries of one subject that are gathered before they are compared with its files.
 _GATHERED_BYTES: Final = 256 * 1024
@@ -76,7 +76,7 @@ def verify_segment(disk: Disk, task: SegmentTask) -> SegmentOutcome:
             task.base,
             COMMIT_KINDS if is_commit else ACTION_KINDS,
             store_id=task.format.store_id,
-            visit=check.visit if check else _visit_actions,
+            visit=check.visit if check else lambda frame: _visit_actions(frame, outcome.survey),
             survey=outcome.survey,
         )
         if check:
@@ -93,9 +93,14 @@ def log_frame(scanned: ScannedFrame) -> MessageFrame:
     return parse_message_frame(scanned.data, LOG_LIMITS, is_verified=True)
 
 
-def _visit_actions(frame: ScannedFrame) -> None:
-    if frame.header.kind is FrameKind.ACTIONS:
-        decode_msgpack(sized_part(frame.data, FRAME_HEADER_BYTES), list[Action])
+def _visit_actions(frame: ScannedFrame, survey: SegmentSurvey) -> None:
+    if frame.header.kind is not FrameKind.ACTIONS:
+        return
+    content = sized_part(frame.data, FRAME_HEADER_BYTES)
+    try:
+        decode_actions(content)
+    except UnknownFormatError:
+        survey.later_kind = later_kind(content)
 
 
 class _Messages:
