@@ -17,6 +17,8 @@ there. Together they name one delayed message for ever. Big-endian; see `docs/fo
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -98,6 +100,9 @@ def frame_marks(frame: MessageFrame) -> Marks:
     return read_marks(header, frame.data[-mark_bytes(header.kind, header.record_count) :])
 
 
-def numbers(data: bytes) -> tuple[int, ...]:
-    """A column of 8-byte numbers."""
-    return struct.unpack(f">{len(data) // _NUMBER.size}Q", data)
+def numbers(data: bytes) -> array[int]:
+    """A column of 8-byte numbers; there may be millions, so none is made an object yet."""
+    column = array("Q", data)
+    if sys.byteorder == "little":
+        column.byteswap()
+    return column

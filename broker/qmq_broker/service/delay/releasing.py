@@ -23,8 +23,8 @@ from qmq_broker.clock import Clock
 from qmq_broker.errors import CorruptionError
 from qmq_broker.service.delay.clock import DelayClock
 from qmq_broker.service.delay.counts import DamagedMessage, DelayCounts
-from qmq_broker.service.delay.load import LOAD_MAX, frozen_sequences, load
-from qmq_broker.service.delay.wheel import Pending, Wheel, end_of
+from qmq_broker.service.delay.load import LOAD_MAX, Load, frozen_sequences
+from qmq_broker.service.delay.wheel import Key, Pending, Wheel, end_of
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
 from qmq_broker.storage.schedule.records import Wanted
@@ -45,6 +45,8 @@ AHEAD_MS: Final = 600_000
 AGAIN_MS: Final = 60_000
 #: Longest sleep: the clock is looked at so often, so that a jump of it is seen.
 SLEEP_S: Final = 0.5
+#: How long a load goes on before what is due meanwhile is released.
+LOAD_SLICE_S: Final = 0.02
 #: How long a release waits that the writer refused.
 PAUSE_S: Final = 1.0
 
@@ -98,6 +100,8 @@ class Delay:
         self._overdue = Wheel(end_of(0), loaded_max=limits.delayed_loaded)
         self._overdue_until_ms = 0
         self._overdue_frozen: dict[int, int] = {}
+        #: The load that is under way.
+        self._loading: Load | None = None
         schedule.on_arrivals = self._on_arrivals
 
     def begin(self) -> None:
@@ -127,8 +131,8 @@ class Delay:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something was taken that has no outcome yet."""
-        return bool(self._in_flight or self._done or self._held)
+        """Whether something was taken that has no outcome yet, or is being loaded."""
+        return bool(self._in_flight or self._done or self._held or self._loading)
 
     def step(self) -> float:
         """Release what is due, as far as there is room; returns the seconds until there is more."""
@@ -185,12 +189,15 @@ class Delay:
             self._settle(release, outcome, now_ms, now_s)
         for arrival in arrivals:
             self._add(arrival)
+            if self._loading is not None:
+                self._loading.arrivals.append(arrival)
 
-    def _add(self, arrival: Arrival) -> None:
+    def _add(self, arrival: Arrival, after: Key | None = None) -> None:
+        """Take new messages into the wheel as far as it reaches; only those behind `after`."""
         if arrival.bucket > self.loaded_until_ms:
             return
-        bucket, first, after = arrival
-        for columns in self._schedule.columns(bucket, first, after):
+        bucket, first, next_ = arrival
+        for columns in self._schedule.columns(bucket, first, next_):
             self._wheel.add(
                 Pending(
                     columns.due_at_ms[index],
@@ -202,7 +209,8 @@ class Delay:
                     columns.subjects[index],
                 )
                 for index, sequence in enumerate(columns.sequences)
-                if first <= sequence < after
+                if first <= sequence < next_
+                and (after is None or (columns.due_at_ms[index], bucket, sequence) > after)
             )
 
     def _settle(
@@ -222,18 +230,38 @@ class Delay:
                 self.counts.note_late(now_ms - message.due_at_ms)
 
     def _load(self, now_ms: int) -> None:
-        """Bring what is due soon into memory, before it is needed."""
-        if self._overdue_frozen and self._overdue.room >= self._limits.delayed_loaded // 2:
-            wheel, until_ms = self._overdue, self._overdue_until_ms
-            frozen = self._overdue_frozen
-            load(self._schedule, wheel, frozen, until_ms=until_ms, damaged=self.damaged)
-            if wheel.loaded_until >= end_of(until_ms):
+        """Bring what is due soon into memory, before it is needed, for a while."""
+        if self._loading is None:
+            self._loading = self._next_load(now_ms)
+        loading = self._loading
+        if loading is None:
+            return
+        until_s = self._clock.monotonic_s() + LOAD_SLICE_S
+        try:
+            is_over = loading.advance(lambda: self._clock.monotonic_s() < until_s)
+        except Exception:
+            self._loading = None
+            raise
+        if not is_over:
+            return
+        self._loading = None
+        if loading.wheel is self._overdue:
+            if self._overdue.loaded_until >= end_of(loading.until_ms):
                 self._overdue_frozen = {}
-        wheel = self._wheel
-        is_near = wheel.loaded_until.due_at_ms < now_ms + AGAIN_MS
-        if is_near and wheel.room >= min(LOAD_MAX, self._limits.delayed_loaded // 2):
-            frozen, until_ms = frozen_sequences(self._schedule), now_ms + AHEAD_MS
-            load(self._schedule, wheel, frozen, until_ms=until_ms, damaged=self.damaged)
+            return
+        for arrival in loading.arrivals:
+            self._add(arrival, after=loading.after)
+
+    def _next_load(self, now_ms: int) -> Load | None:
+        """What is loaded next: what is due now, then what was overdue at the start, then the rest."""
+        reaches_ms, enough = self._wheel.loaded_until.due_at_ms, self._limits.delayed_loaded // 2
+        wheel, frozen, until_ms = self._overdue, self._overdue_frozen, self._overdue_until_ms
+        if not frozen or wheel.room < enough or reaches_ms < now_ms:
+            wheel, until_ms = self._wheel, now_ms + AHEAD_MS
+            if reaches_ms >= now_ms + AGAIN_MS or wheel.room < min(LOAD_MAX, enough):
+                return None
+            frozen = frozen_sequences(self._schedule)
+        return Load(self._schedule, wheel, frozen, until_ms=until_ms, damaged=self.damaged)
 
     def _take(self, now_ms: int, now_s: float) -> tuple[list[Pending], bool]:
         """What goes next: what was refused, what was overdue at the start, what is due."""
@@ -250,6 +278,8 @@ class Delay:
         return self._wheel.take(now_ms, RELEASE_MAX), False
 
     def _wait_s(self, now_ms: int) -> float:
+        if self._loading is not None:
+            return 0.0
         if len(self._overdue) or self._overdue_frozen:
             return 0.01
         next_ms = self._wheel.next_due_ms()

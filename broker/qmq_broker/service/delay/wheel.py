@@ -16,6 +16,8 @@ import heapq
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import islice
+from operator import itemgetter, le
 from typing import Final, NamedTuple
 
 from qmq_broker.storage.schedule.columns import Columns
@@ -83,20 +85,22 @@ class Rows:
             columns.record_bytes,
             columns.subjects,
         )
+        is_all = len(indexes) == len(columns)
         for column, source in zip(self.columns, sources, strict=True):
             if source is None:
-                column.extend([columns.bucket] * len(indexes))
+                column.extend(array(column.typecode, [columns.bucket]) * len(indexes))
             else:
-                column.extend([source[index] for index in indexes])
+                column.extend(source if is_all else _picked(source, indexes))
 
     def sort(self) -> None:
         """Into the order of release. Sorting indexes by one column after the other is stable."""
+        due_at_ms, buckets, sequences = self.columns[:3]
         order: Sequence[int] = range(len(self))
-        for column in (self.columns[2], self.columns[1], self.columns[0]):
-            order = sorted(order, key=column.__getitem__)
-        self.columns = [
-            array(column.typecode, [column[index] for index in order]) for column in self.columns
-        ]
+        if not (_is_sorted(buckets) and _is_sorted(sequences)):
+            order = sorted(order, key=sequences.__getitem__)
+            order = sorted(order, key=buckets.__getitem__)
+        order = sorted(order, key=due_at_ms.__getitem__)
+        self.columns = [_picked(column, order) for column in self.columns]
 
     def part(self, first: int, after: int) -> Rows:
         """A copy of some of them."""
@@ -107,6 +111,17 @@ class Rows:
     def messages(self) -> list[Pending]:
         """All of them as values."""
         return [Pending(*row) for row in zip(*self.columns, strict=True)]
+
+
+def _picked(column: array[int], indexes: Sequence[int]) -> array[int]:
+    """Some values of a column in this order."""
+    # Several at once by an itemgetter, which is no loop of ours; it gives one alone as no sequence.
+    values = itemgetter(*indexes)(column) if len(indexes) > 1 else [column[one] for one in indexes]
+    return array(column.typecode, values)
+
+
+def _is_sorted(column: array[int]) -> bool:
+    return all(map(le, column, islice(column, 1, None)))
 
 
 class _Run:

@@ -17,8 +17,9 @@ import sys
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from threading import Lock
-from typing import Final
+from typing import Final, NamedTuple
 
 from qmq_broker.errors import CorruptionError, DiskError
 from qmq_broker.storage.files import layout
@@ -79,6 +80,28 @@ class BucketFile:
         return self._files.read(self._log, self._bucket, offset - self._bucket, count)
 
 
+class _KnownFrame(NamedTuple):
+    """A frame of a schedule log that was read before; frames never change."""
+
+    frame_bytes: int
+    last_sequence: int
+    first_due_at_ms: int
+    last_due_at_ms: int
+
+
+def _known(header: FrameHeader, marks: Marks) -> _KnownFrame:
+    last_sequence, due_at_ms = max(marks.sequences), marks.due_at_ms
+    return _KnownFrame(header.frame_bytes, last_sequence, min(due_at_ms), max(due_at_ms))
+
+
+def _is_wanted(frame: _KnownFrame, first_sequence: int, within: tuple[int, int] | None) -> bool:
+    if frame.last_sequence < first_sequence:
+        return False
+    return within is None or (
+        frame.first_due_at_ms <= within[1] and frame.last_due_at_ms >= within[0]
+    )
+
+
 class ScheduleFiles:
     """Schedule and dispatch logs. `append` belongs to one thread, reads to any."""
 
@@ -88,6 +111,9 @@ class ScheduleFiles:
         self._lock = Lock()
         self._open: OrderedDict[tuple[str, int], DiskFile] = OrderedDict()
         self._directories: set[str] = set()
+        #: Bucket → position → what is known of a frame of its schedule log; some 200 bytes for 4,096
+        #: messages, so that most of a large bucket is not looked through for each part of it.
+        self._known: dict[int, dict[int, _KnownFrame]] = {}
         #: Stamped on every frame; that of this opening once it is known.
         self.epoch = 0
 
@@ -175,37 +201,42 @@ class ScheduleFiles:
         if not self.has(log, bucket):
             return
         path = layout.bucket_path(log, bucket)
+        self._known.pop(bucket, None)
         with self._lock:
             if (file := self._open.pop((log, bucket), None)) is not None:
                 file.close()
             self._disk.unlink(path)
 
     def columns(
-        self, bucket: int, subjects: Subjects, *, next_position: int, first_sequence: int = 0
+        self,
+        bucket: int,
+        subjects: Subjects,
+        *,
+        next_position: int,
+        first_sequence: int = 0,
+        within: tuple[int, int] | None = None,
     ) -> Iterator[Columns]:
         """The messages of a schedule log frame by frame, without reading their records.
 
-        From the frame that holds `first_sequence` on. Raises `CorruptionError`.
+        From the frame that holds `first_sequence` on; frames without a due time `within` these are
+        left out once they are known. Raises `CorruptionError`.
         """
         position = SEGMENT_HEAD_BYTES
+        known = self._known.setdefault(bucket, {})
         while position < next_position:
-            try:
-                header = self._header(bucket, position)
-                marks_bytes = mark_bytes(header.kind, header.record_count)
-                marks = read_marks(
-                    header,
-                    self.read(
-                        layout.SCHEDULE,
-                        bucket,
-                        position + header.frame_bytes - marks_bytes,
-                        marks_bytes,
-                    ),
-                )
-                if max(marks.sequences) >= first_sequence:
-                    yield self._columns(bucket, position, header, subjects, marks)
-            except (ProtocolError, DiskError, ValueError) as error:
-                raise self._corruption(layout.SCHEDULE, bucket, position, str(error)) from error
-            position += header.frame_bytes
+            frame = known.get(position)
+            if frame is None or _is_wanted(frame, first_sequence, within):
+                try:
+                    header, marks = self._marks(bucket, position)
+                    columns = self._columns(bucket, position, header, subjects, marks)
+                except (ProtocolError, DiskError, ValueError) as error:
+                    reason = str(error)
+                    raise self._corruption(layout.SCHEDULE, bucket, position, reason) from error
+                if frame is None:
+                    frame = known[position] = _known(header, marks)
+                if _is_wanted(frame, first_sequence, within):
+                    yield columns
+            position += frame.frame_bytes
 
     def fates(self, bucket: int, *, next_position: int) -> Iterator[tuple[Fate, int]]:
         """The entries of a dispatch log; raises `CorruptionError`."""
@@ -262,6 +293,13 @@ class ScheduleFiles:
         """Make what was removed from a bucket's folder stay removed."""
         self._disk.sync_directory(layout.bucket_directory(log, bucket))
 
+    def _marks(self, bucket: int, position: int) -> tuple[FrameHeader, Marks]:
+        header = self._header(bucket, position)
+        marks_bytes = mark_bytes(header.kind, header.record_count)
+        first_mark = position + header.frame_bytes - marks_bytes
+        data = self.read(layout.SCHEDULE, bucket, first_mark, marks_bytes)
+        return header, read_marks(header, data)
+
     def _header(self, bucket: int, position: int) -> FrameHeader:
         data = self.read(layout.SCHEDULE, bucket, position, FRAME_HEADER_BYTES)
         header = read_header(data)
@@ -284,11 +322,8 @@ class ScheduleFiles:
         lengths = array("I", data[table_position : table_position + 4 * count])
         if sys.byteorder == "little":
             lengths.byteswap()
-        places = array("Q")
-        place = IN_SCHEDULE | position + table_position + 12 * count
-        for record_bytes in lengths:
-            places.append(place)
-            place += record_bytes
+        first_place = IN_SCHEDULE | position + table_position + 12 * count
+        places = array("Q", accumulate(lengths[:-1], initial=first_place))
         columns = Columns(
             bucket=bucket,
             sequences=array("Q", marks.sequences),
@@ -299,7 +334,7 @@ class ScheduleFiles:
             message_ids=bytearray(marks.message_ids),
         )
         for run in runs:
-            columns.subjects.extend([subjects.number(run.subject)] * run.count)
+            columns.subjects.extend(array("I", [subjects.number(run.subject)]) * run.count)
         return columns
 
     def _make_directory(self, log: str, directory: str) -> None:

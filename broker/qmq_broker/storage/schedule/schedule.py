@@ -278,10 +278,18 @@ class Schedule:
         with self.lock:
             return dict(self.pending)
 
-    def columns(self, bucket: int, first_sequence: int, next_sequence: int) -> Iterator[Columns]:
+    def columns(
+        self,
+        bucket: int,
+        first_sequence: int,
+        next_sequence: int,
+        *,
+        within: tuple[int, int] | None = None,
+    ) -> Iterator[Columns]:
         """Messages of a bucket, pending or not, in portions; raises `CorruptionError`.
 
-        Those from `first_sequence` on are among them, those from `next_sequence` on are not.
+        Those from `first_sequence` on are among them, those from `next_sequence` on are not. Portions
+        without due times `within` these, both inclusive, may be left out.
         """
         with self.lock:
             state = self.buckets.get(bucket)
@@ -296,6 +304,7 @@ class Schedule:
                 self.subjects,
                 next_position=copied.schedule_bytes,
                 first_sequence=first_sequence,
+                within=within,
             )
         if waiting:
             yield waiting
