@@ -20,7 +20,8 @@ from qmq_pipeline.errors import DamagedRangeError
 from qmq_pipeline.lake import Lake
 from qmq_pipeline.options import Place
 from qmq_pipeline.range_work import ingest_range
-from qmq_pipeline.schemas import MESSAGES, SCHEDULED, TABLES, Table
+from qmq_pipeline.schemas import MESSAGES, SCHEDULED, TABLES
+from qmq_pipeline.table import Table
 
 _COLUMNS: Final = (
     "subject",

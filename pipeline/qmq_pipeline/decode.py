@@ -24,7 +24,8 @@ from qmq_client.wire.names import OWN_PREFIX
 from qmq_client.wire.record import TIME_MAX_MS
 from qmq_pipeline.columns import Numbers, repeated_text, times
 from qmq_pipeline.record_columns import Records
-from qmq_pipeline.schemas import MESSAGES, Table
+from qmq_pipeline.schemas import MESSAGES
+from qmq_pipeline.table import Table
 
 #: A batch is handed on after so many bytes of frames or so many rows: small enough for the caches
 #: and the heap of a small executor, large enough that the work for a batch does not count.

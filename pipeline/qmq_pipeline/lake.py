@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 
 from qmq_pipeline.commits import Commit, DataFile, RangeFacts
 from qmq_pipeline.errors import LakeError
-from qmq_pipeline.schemas import Table
+from qmq_pipeline.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -342,7 +342,7 @@ class Lake:
         chosen = self.ranges(table) if ranges is None else ranges
         paths = [file.path for one in chosen for file in one.files if file.rows]
         if not paths:
-            return spark.createDataFrame([], table.ddl())
+            return spark.sql(table.nothing())
         base = self.url(self.folder(table))
         reader = spark.read.schema(table.ddl()).option("basePath", base)
         return reader.parquet(*(f"{base}/{path}" for path in paths)).select(*table.names)
@@ -354,7 +354,7 @@ class Lake:
         paths = [file.path for one in ranges for file in one.files if file.rows]
         schema = f"{table.ddl()}, {PART} STRING"
         if not paths:
-            return spark.createDataFrame([], schema)
+            return spark.sql(table.nothing()).selectExpr("*", f"CAST(NULL AS STRING) AS {PART}")
         base = self.url(self.folder(table))
         reader = spark.read.schema(schema).option("basePath", base)
         return reader.parquet(*(f"{base}/{path}" for path in paths)).select(*table.names, PART)

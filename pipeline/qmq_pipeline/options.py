@@ -17,7 +17,8 @@ from qmq_client.wire.names import is_name
 from qmq_client.wire.record import TIME_MAX_MS
 from qmq_pipeline.errors import OptionError
 from qmq_pipeline.log import RANGE_BYTES
-from qmq_pipeline.schemas import ACTIONS, MESSAGES, SCHEDULED, Table
+from qmq_pipeline.schemas import ACTIONS, MESSAGES, SCHEDULED
+from qmq_pipeline.table import Table
 
 _Value = TypeVar("_Value")
 _TABLES: Final = {table.name: table for table in (MESSAGES, ACTIONS, SCHEDULED)}

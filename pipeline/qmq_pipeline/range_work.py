@@ -31,7 +31,8 @@ from qmq_pipeline.lake import Lake
 from qmq_pipeline.log import ACTION_LOG
 from qmq_pipeline.options import Place
 from qmq_pipeline.places import open_log
-from qmq_pipeline.schemas import ACTIONS, CANCELLED, MESSAGES, SCHEDULED, Table
+from qmq_pipeline.schemas import ACTIONS, CANCELLED, MESSAGES, SCHEDULED
+from qmq_pipeline.table import Table
 
 _DIGITS: Final = 20
 _Runs = dict[str, list[tuple[int, int]]]

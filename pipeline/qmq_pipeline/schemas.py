@@ -7,48 +7,9 @@ here, and a test holds it equal. No Spark: workers and plain programs use it too
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
-import pyarrow as pa
-
-from qmq_pipeline.kinds import KINDS, Column
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """One table."""
-
-    name: str
-    #: bronze, silver, gold or audit.
-    layer: str
-    version: int
-    #: Columns that together name one row.
-    key: tuple[str, ...]
-    columns: tuple[Column, ...]
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # Tables travel to workers by name, so that the same table is the same object there.
-        return _table, (self.name,)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The columns' names in order."""
-        return tuple(column.name for column in self.columns)
-
-    def ddl(self, names: Sequence[str] | None = None) -> str:
-        """The schema as Spark reads it, of all columns or of those named, in the order given."""
-        by_name = {column.name: column for column in self.columns}
-        chosen = [by_name[name] for name in names or self.names]
-        return ", ".join(f"`{column.name}` {KINDS[column.kind][0]}" for column in chosen)
-
-    def arrow(self, names: Sequence[str] | None = None) -> pa.Schema:
-        """The same for Arrow."""
-        by_name = {column.name: column for column in self.columns}
-        chosen = [by_name[name] for name in names or self.names]
-        return pa.schema([(column.name, KINDS[column.kind][1]) for column in chosen])
-
+from qmq_pipeline.table import Column, Table
 
 _ID_COLUMNS: Final = (
     Column("message_id", "text", "32 hex digits"),
@@ -394,7 +355,3 @@ TABLES: Final = {
         AUDIT_FINDINGS,
     )
 }
-
-
-def _table(name: str) -> Table:
-    return TABLES[name]

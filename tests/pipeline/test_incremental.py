@@ -36,7 +36,8 @@ from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import MARTS, marts
 from qmq_pipeline.lake import Lake
 from qmq_pipeline.options import Place
-from qmq_pipeline.schemas import DELIVERIES, LIFECYCLE, Table
+from qmq_pipeline.schemas import DELIVERIES, LIFECYCLE
+from qmq_pipeline.table import Table
 from tests.pipeline.world import START_MS, DataDirectory, OutboxDatabase, messages
 
 if TYPE_CHECKING:

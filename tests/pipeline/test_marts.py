@@ -23,8 +23,8 @@ from qmq_pipeline.schemas import (
     GROUP_LAG,
     LATENCY_MINUTE,
     PRODUCERS,
-    Table,
 )
+from qmq_pipeline.table import Table
 from tests.pipeline.gold import minute, shop
 
 if TYPE_CHECKING:

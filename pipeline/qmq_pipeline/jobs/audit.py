@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.jobs import audit_sql
-from qmq_pipeline.jobs.deliveries import folded, groups
+from qmq_pipeline.jobs.deliveries import actions_end, folded, groups
 from qmq_pipeline.jobs.ingest_outbox import last_scans, outbox_now
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.lake import Lake
@@ -112,6 +112,7 @@ def audit(
     _write(spark, lake, config, result, window, found)
     found.unpersist()
     outbox.unpersist()
+    spark.catalog.uncacheTable("qmq_suspects")
     on_progress(Progress(stage="audit", done=2, total=2, rows=result.committed + result.stored))
     return result
 
@@ -128,6 +129,11 @@ def judged_window(lake: Lake, config: PipelineConfig) -> Window:
         coverage.append("no log was ingested: nothing is stored")
     if not scans:
         coverage.append("no outbox was scanned: losses and ghosts cannot be told")
+    known = folded(lake)
+    if actions_end(lake) > (known.actions if known else 0):
+        coverage.append(
+            "actions came in since `lifecycle` was run: deliveries are counted up to there"
+        )
     next_ms = min([read_at_ms, *scans.values()]) - grace_ms
     first_ms = 0
     if ranges and ranges[0].first > 0:
@@ -170,7 +176,8 @@ def findings(
     """All findings, one row each. Requires: the views of `audit`."""
     options = config.audit
     suspects = audit_sql.ALL_SUSPECTS if cross_check else audit_sql.SUSPECTS
-    spark.sql(suspects).createOrReplaceTempView("qmq_suspects")
+    # A few rows, asked for by most of the queries: Spark would else make bitmaps of everything for each.
+    spark.sql(suspects).cache().createOrReplaceTempView("qmq_suspects")
     late_us = round(options.late_s * 1_000_000)
     parts = [
         audit_sql.LOST,

@@ -35,7 +35,9 @@ WITH sides AS (
           ON released = message_id)
   WHERE NOT {_IS_DEDUPE} GROUP BY ALL
 )
-SELECT producer, bucket
+SELECT producer, bucket,
+       COALESCE(SUM(ids) FILTER (WHERE is_row = 0), 0)
+         <> COALESCE(SUM(bitmap_count(bits)) FILTER (WHERE is_row = 0), 0) AS has_copies
 FROM sides GROUP BY producer, bucket
 HAVING bitmap_count(bitmap_or_agg(bits)) <> COALESCE(SUM(bitmap_count(bits)) FILTER (WHERE is_row = 0), 0)
     OR bitmap_count(bitmap_or_agg(bits)) <> COALESCE(SUM(bitmap_count(bits)) FILTER (WHERE is_row = 1), 0)
@@ -44,13 +46,19 @@ HAVING bitmap_count(bitmap_or_agg(bits)) <> COALESCE(SUM(bitmap_count(bits)) FIL
 """
 #: The same without bitmaps: everything is suspect.
 ALL_SUSPECTS: Final = """
-SELECT DISTINCT producer, bitmap_bucket_number(counter) AS bucket FROM
+SELECT DISTINCT producer, bitmap_bucket_number(counter) AS bucket, TRUE AS has_copies FROM
   (SELECT producer, counter FROM qmq_outbox_all UNION ALL SELECT producer, counter FROM qmq_stored_all)
 """
 
 _IN_SUSPECTS: Final = f"""
   ({_IS_DEDUPE} OR EXISTS (SELECT 1 FROM qmq_suspects s
     WHERE s.producer = t.producer AND s.bucket = bitmap_bucket_number(t.counter)))
+"""
+
+#: Whoever looks for copies need not look where rows alone differ.
+_IN_COPIED: Final = f"""
+  ({_IS_DEDUPE} OR EXISTS (SELECT 1 FROM qmq_suspects s WHERE s.has_copies
+    AND s.producer = t.producer AND s.bucket = bitmap_bucket_number(t.counter)))
 """
 
 LOST: Final = f"""
@@ -90,7 +98,7 @@ SELECT 'duplicate' AS kind, message_id, MIN(subject) AS subject,
        MIN(sequence) AS sequence, MIN(stored_at) AS at,
        CONCAT('stored ', COUNT(*), ' times, as sequences ',
          ARRAY_JOIN(SLICE(SORT_ARRAY(COLLECT_LIST(sequence)), 1, 20), ', ')) AS evidence
-FROM qmq_stored t WHERE {_IN_SUSPECTS}
+FROM qmq_stored t WHERE {_IN_COPIED}
 GROUP BY message_id HAVING COUNT(*) > 1
 """
 
@@ -175,7 +183,7 @@ SELECT 'altered' AS kind, message_id, MIN(subject) AS subject,
        MIN(sequence) AS sequence, MIN(stored_at) AS at,
        CONCAT('stored ', COUNT(*), ' times with ', COUNT(DISTINCT record_crc), ' contents')
          AS evidence
-FROM qmq_stored t WHERE {_IN_SUSPECTS}
+FROM qmq_stored t WHERE {_IN_COPIED}
 GROUP BY message_id HAVING COUNT(DISTINCT record_crc) > 1
 """
 

@@ -23,8 +23,9 @@ from qmq_pipeline.lake import Lake
 from qmq_pipeline.log import ACTION_LOG, COMMIT_LOG, LogBounds, LogReader
 from qmq_pipeline.options import Place
 from qmq_pipeline.places import open_log, with_token
-from qmq_pipeline.schemas import ACTIONS, CANCELLED, MESSAGES, SCHEDULED, TABLES, Table
+from qmq_pipeline.schemas import ACTIONS, CANCELLED, MESSAGES, SCHEDULED, TABLES
 from qmq_pipeline.sources.task_source import run_tasks
+from qmq_pipeline.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

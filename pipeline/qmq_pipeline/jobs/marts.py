@@ -22,7 +22,8 @@ from qmq_pipeline.errors import LakeError
 from qmq_pipeline.jobs.marts_sql import BY_DAY, BY_WINDOW, DAYS, SUMMED, of_days
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.lake import PART, Lake
-from qmq_pipeline.schemas import FLOW_MINUTE, GROUP_SPANS, LIFECYCLE, PRODUCER_PARTS, Table
+from qmq_pipeline.schemas import FLOW_MINUTE, GROUP_SPANS, LIFECYCLE, PRODUCER_PARTS
+from qmq_pipeline.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

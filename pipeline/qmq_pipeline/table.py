@@ -1,0 +1,79 @@
+"""What a table is: its name, its columns and their kinds; and what Spark and Arrow call them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Final
+
+import pyarrow as pa
+
+#: Our name of a type → Spark's in DDL and Arrow's.
+KINDS: Final[dict[str, tuple[str, pa.DataType]]] = {
+    "text": ("STRING", pa.string()),
+    "texts": ("ARRAY<STRING>", pa.list_(pa.string())),
+    "pairs": ("MAP<STRING, STRING>", pa.map_(pa.string(), pa.string())),
+    "bytes": ("BINARY", pa.binary()),
+    "long": ("BIGINT", pa.int64()),
+    "int": ("INT", pa.int32()),
+    "double": ("DOUBLE", pa.float64()),
+    "flag": ("BOOLEAN", pa.bool_()),
+    "time": ("TIMESTAMP", pa.timestamp("us", tz="UTC")),
+    "day": ("DATE", pa.date32()),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column."""
+
+    name: str
+    #: A key of `KINDS`.
+    kind: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One table."""
+
+    name: str
+    #: bronze, silver, gold or audit.
+    layer: str
+    version: int
+    #: Columns that together name one row.
+    key: tuple[str, ...]
+    columns: tuple[Column, ...]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Tables travel to workers by name, so that the same table is the same object there.
+        return _named, (self.name,)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns' names in order."""
+        return tuple(column.name for column in self.columns)
+
+    def ddl(self, names: Sequence[str] | None = None) -> str:
+        """The schema as Spark reads it, of all columns or of those named, in the order given."""
+        by_name = {column.name: column for column in self.columns}
+        chosen = [by_name[name] for name in names or self.names]
+        return ", ".join(f"`{column.name}` {KINDS[column.kind][0]}" for column in chosen)
+
+    def nothing(self) -> str:
+        """A query without rows, which Spark knows to have none: what is joined to it falls away."""
+        kinds = (f"CAST(NULL AS {KINDS[one.kind][0]}) AS `{one.name}`" for one in self.columns)
+        return f"SELECT {', '.join(kinds)} LIMIT 0"
+
+    def arrow(self, names: Sequence[str] | None = None) -> pa.Schema:
+        """The same for Arrow."""
+        by_name = {column.name: column for column in self.columns}
+        chosen = [by_name[name] for name in names or self.names]
+        return pa.schema([(column.name, KINDS[column.kind][1]) for column in chosen])
+
+
+def _named(name: str) -> Table:
+    # The tables stand in a module above this one, which a worker may not have imported yet.
+    found: Table = import_module("qmq_pipeline.schemas").TABLES[name]
+    return found
