@@ -125,7 +125,7 @@ def test_C1_an_acked_message_never_comes_again(transport: Transport, subject: st
     assert pull(transport, subject, wait_ms=3 * SHORT_LEASE_MS).messages == ()
 
 
-def test_C3_a_silent_consumer_loses_its_message_and_its_late_ack_is_stale(
+def test_F30_C3_a_silent_consumer_loses_its_message_and_its_late_ack_is_stale(
     transport: Transport, subject: str
 ) -> None:
     transport.send(frame_of(subject, b"a"))
@@ -232,7 +232,7 @@ def test_a_pull_carries_settlements_and_reports_the_stale_ones(
     assert more.head.stale == ((token, after + 50, after + 52),)
 
 
-def test_an_ack_repeated_after_a_lost_answer_is_not_stale(
+def test_F30_an_ack_repeated_after_a_lost_answer_is_not_stale(
     transport: Transport, subject: str
 ) -> None:
     transport.send(frame_of(subject, b"a"))
@@ -241,7 +241,7 @@ def test_an_ack_repeated_after_a_lost_answer_is_not_stale(
     assert settle(transport, subject, acks(got)).stale == ()
 
 
-def test_an_outcome_under_another_token_is_stale(transport: Transport, subject: str) -> None:
+def test_F30_an_outcome_under_another_token_is_stale(transport: Transport, subject: str) -> None:
     transport.send(frame_of(subject, b"a"))
     got = pull(transport, subject, wait_ms=WAIT_MS)
     wrong = Settlement(token=got.head.token + 1, acks=(span(got),))

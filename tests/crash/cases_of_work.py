@@ -14,7 +14,7 @@ _DELAY = "test_D1_D3_D4_hold_whatever_a_power_cut_leaves"
 CASES: dict[str, Case] = {
     "D1": Case(
         "the tail of the action log is torn or lost",
-        (_EVERYWHERE, "test_C1_what_a_killed_broker_had_handed_out_is_settled_at_the_next_one"),
+        (_EVERYWHERE, "test_F30_C1_what_a_killed_broker_had_handed_out_is_settled_at_the_next_one"),
     ),
     "D2": Case(
         "damage in the middle of the action log",
@@ -97,15 +97,15 @@ CASES: dict[str, Case] = {
         "very many are due at once",
         (
             "test_D2_D3_very_many_due_in_one_second_take_bounded_memory_and_hold_up_no_send",
-            "test_D3_a_hundred_thousand_messages_due_at_one_moment_come_once_each",
+            "test_F34_D3_a_hundred_thousand_messages_due_at_one_moment_come_once_each",
         ),
     ),
     "E8": Case(
         "the clock jumps while they wait",
         (
-            "test_D1_messages_are_held_while_the_clock_is_back_and_come_once",
+            "test_F35_D1_messages_are_held_while_the_clock_is_back_and_come_once",
             "test_D1_a_clock_that_is_set_forward_is_followed_in_bounded_steps_with_an_alarm",
-            "test_D1_D3_a_broker_whose_clock_is_set_back_and_forward_releases_nothing_early_or_twice",
+            "test_F35_D1_D3_a_broker_whose_clock_is_set_back_and_forward_releases_nothing_early_or_twice",
         ),
     ),
     "E9": Case("the log is cut behind records that were copied already", (_DELAY,)),
@@ -151,7 +151,7 @@ CASES: dict[str, Case] = {
         "a second process on the directory",
         (
             "test_B9_a_second_broker_is_refused_before_it_touches_anything",
-            "test_B9_a_second_broker_on_a_directory_refuses_and_disturbs_nobody",
+            "test_F29_B9_a_second_broker_on_a_directory_refuses_and_disturbs_nobody",
         ),
     ),
     "F9": Case(
@@ -205,7 +205,7 @@ CASES: dict[str, Case] = {
         "a queue in bytes that is full",
         (
             "test_B10_too_many_bytes_waiting_for_the_disk_are_refused",
-            "test_B10_too_many_waiting_pulls_are_asked_to_come_back",
+            "test_F37_B10_too_many_waiting_pulls_are_asked_to_come_back",
         ),
     ),
     "G7": Case(

@@ -22,7 +22,7 @@ STARTS = 4
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_killed_after_any_statement_is_completed_by_the_next(
+def test_F39_a_run_killed_after_any_statement_is_completed_by_the_next(
     make_database: MakeDatabase, kind: str
 ) -> None:
     whole = make_database(kind).engine()
@@ -69,7 +69,7 @@ def test_of_four_starts_at_once_one_migrates_and_all_succeed(
 
 
 @pytest.mark.parametrize("kind", ["mysql", "postgresql"])
-def test_a_run_whose_server_was_killed_is_completed_when_it_is_back(
+def test_F39_a_run_whose_server_was_killed_is_completed_when_it_is_back(
     databases: Databases, make_private_server: MakeServer, kind: str
 ) -> None:
     server = make_private_server(kind)

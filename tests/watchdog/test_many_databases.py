@@ -120,7 +120,7 @@ def all_running_are_slow(daemon: Daemon, clock: HandClock) -> None:
     daemon.step()
 
 
-def test_W3_hundreds_of_databases_go_round_while_ten_hang_and_twenty_are_broken(
+def test_F20_W3_hundreds_of_databases_go_round_while_ten_hang_and_twenty_are_broken(
     tmp_path: Path, template: Path, broker: MemoryBroker
 ) -> None:
     let_go, hangs = threading.Event(), threading.Semaphore(0)

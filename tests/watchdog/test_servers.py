@@ -80,7 +80,7 @@ class Contenders:
 
 
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "READ COMMITTED"])
-def test_W2_W5_three_watchdogs_and_three_senders_meet_no_deadlock_and_claim_no_row_twice(
+def test_F15_W2_W5_three_watchdogs_and_three_senders_meet_no_deadlock_and_claim_no_row_twice(
     a_server_database: ServedDatabase, broker: MemoryBroker, isolation: str
 ) -> None:
     """F15. Every claim of a row is settled by its owner: none is lost to another."""
@@ -131,7 +131,7 @@ def test_W2_W5_three_watchdogs_and_three_senders_meet_no_deadlock_and_claim_no_r
 
 
 @pytest.mark.parametrize("moment", ["before_send", "after_send"])
-def test_W2_a_watchdog_stopped_in_its_claim_changes_no_row_when_it_comes_back(
+def test_F14_W2_a_watchdog_stopped_in_its_claim_changes_no_row_when_it_comes_back(
     moment: str, a_server_database: ServedDatabase, broker_process: BrokerProcess
 ) -> None:
     """F14."""
@@ -229,7 +229,7 @@ def test_W4_a_watchdog_whose_machine_is_a_day_off_takes_what_is_due_and_nothing_
     database.close()
 
 
-def test_W3_O6_O7_poison_rows_are_parked_with_a_reason_and_their_neighbours_go(
+def test_F19_W3_O6_O7_poison_rows_are_parked_with_a_reason_and_their_neighbours_go(
     shop: Database, broker: MemoryBroker
 ) -> None:
     """F19."""
@@ -257,7 +257,7 @@ def never() -> bool:
     return False
 
 
-def test_W6_a_mysql_server_that_becomes_read_only_is_refused_and_taken_again_as_a_primary(
+def test_F21_W6_a_mysql_server_that_becomes_read_only_is_refused_and_taken_again_as_a_primary(
     make_private_server: MakeServer, broker: MemoryBroker
 ) -> None:
     """F21. Under a live connection too, and for a user who may not write past `read_only`."""
@@ -291,7 +291,7 @@ def test_W6_a_mysql_server_that_becomes_read_only_is_refused_and_taken_again_as_
     administrator.dispose()
 
 
-def test_W6_a_postgresql_database_that_is_read_only_is_refused_and_taken_again(
+def test_F21_W6_a_postgresql_database_that_is_read_only_is_refused_and_taken_again(
     postgresql_database: ServedDatabase, broker: MemoryBroker
 ) -> None:
     """F21."""
@@ -328,7 +328,7 @@ def standby_of(primary: PrivateServer, standby: PrivateServer) -> None:
     standby.start()
 
 
-def test_W6_a_hot_standby_is_refused_and_taken_up_when_it_is_promoted(
+def test_F21_W6_a_hot_standby_is_refused_and_taken_up_when_it_is_promoted(
     make_private_server: MakeServer, broker: MemoryBroker
 ) -> None:
     """F21, with a real replica and a real failover."""

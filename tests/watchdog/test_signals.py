@@ -72,7 +72,7 @@ def test_SIGHUP_takes_the_databases_of_the_configuration_as_it_is_now(
     assert left(two[1]) == set()
 
 
-def test_a_second_signal_ends_a_daemon_that_waits_for_a_sweep(
+def test_F38_a_second_signal_ends_a_daemon_that_waits_for_a_sweep(
     two: list[Database], tmp_path: Path
 ) -> None:
     put_rows(two[0], 1)

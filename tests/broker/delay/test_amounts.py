@@ -22,7 +22,9 @@ def fill(rig: DelayRig, due_at_ms: int, count: int = COUNT) -> None:
         rig.send_delayed({f"{first + n}".encode(): due_at_ms for n in range(min(PER_FRAME, count))})
 
 
-def test_D3_a_hundred_thousand_messages_due_at_one_moment_come_once_each(tmp_path: Path) -> None:
+def test_F34_D3_a_hundred_thousand_messages_due_at_one_moment_come_once_each(
+    tmp_path: Path,
+) -> None:
     rig = DelayRig(tmp_path, limits=ServiceLimits(delayed_loaded=30_000))
     fill(rig, rig.now_ms + 2 * HOUR_MS)
     rig.pass_and_release(2 * HOUR_MS - 1)
@@ -63,7 +65,7 @@ def test_D2_D3_very_many_due_in_one_second_take_bounded_memory_and_hold_up_no_se
     rig.close()
 
 
-def test_D2_what_is_overdue_after_a_stop_goes_first_at_a_bounded_rate_and_holds_up_nobody(
+def test_F34_D2_what_is_overdue_after_a_stop_goes_first_at_a_bounded_rate_and_holds_up_nobody(
     tmp_path: Path,
 ) -> None:
     rig = DelayRig(tmp_path, limits=ServiceLimits(overdue_per_s=1_000))

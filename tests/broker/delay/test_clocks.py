@@ -56,7 +56,7 @@ def test_D1_drift_and_small_corrections_are_no_alarm() -> None:
             assert time.alarm == ""
 
 
-def test_D1_messages_are_held_while_the_clock_is_back_and_come_once(tmp_path: Path) -> None:
+def test_F35_D1_messages_are_held_while_the_clock_is_back_and_come_once(tmp_path: Path) -> None:
     rig = DelayRig(tmp_path)
     rig.send_delayed({b"soon": rig.now_ms + 10_000, b"later": rig.now_ms + 2 * HOUR_MS})
     rig.pass_and_release(5_000)
@@ -74,7 +74,7 @@ def test_D1_messages_are_held_while_the_clock_is_back_and_come_once(tmp_path: Pa
     rig.close()
 
 
-def test_D3_edges_of_buckets_and_years_and_changes_of_summer_time(tmp_path: Path) -> None:
+def test_F34_D3_edges_of_buckets_and_years_and_changes_of_summer_time(tmp_path: Path) -> None:
     """All of it is UTC: nothing happens at these times, which is what must be shown."""
     rig = DelayRig(tmp_path)
     #: 2023-12-31T23:00Z, 2024-02-29, 2024-03-31T01:00Z and 2024-10-27T01:00Z: Europe's changes.

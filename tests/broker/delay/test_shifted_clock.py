@@ -40,7 +40,7 @@ def send(broker: BrokerProcess, *after_ms: int) -> None:
     transport.close()
 
 
-def test_D1_D3_a_broker_whose_clock_is_set_back_and_forward_releases_nothing_early_or_twice(
+def test_F35_D1_D3_a_broker_whose_clock_is_set_back_and_forward_releases_nothing_early_or_twice(
     tmp_path: Path,
 ) -> None:
     shift = tmp_path / "shift"

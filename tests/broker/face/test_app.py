@@ -266,7 +266,7 @@ def test_a_client_that_went_away_while_waiting_is_given_nothing(rig: Rig, client
     assert rig.pull("two").bodies == [b"a"]
 
 
-def test_B10_too_many_waiting_pulls_are_asked_to_come_back(rig: Rig, client: Client) -> None:
+def test_F37_B10_too_many_waiting_pulls_are_asked_to_come_back(rig: Rig, client: Client) -> None:
     rig.broker.delivery.waiting._pulls_max = 0
     reply = client.post("/v1/pull", {**PULL, "wait_ms": 1_000})
     assert (reply.status, error_of(reply).code) == (429, "busy")

@@ -193,7 +193,7 @@ def test_B10_a_client_that_does_not_read_is_left(tight: BrokerProcess) -> None:
         tight.wait_for("unread=1")
 
 
-def test_B10_one_connection_too_many_is_asked_to_come_back(tight: BrokerProcess) -> None:
+def test_F37_B10_one_connection_too_many_is_asked_to_come_back(tight: BrokerProcess) -> None:
     with (
         tight.connection() as one,
         tight.connection() as two,

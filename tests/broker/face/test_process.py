@@ -116,7 +116,7 @@ def test_B3_everything_accepted_before_a_kill_is_there_and_the_rest_wholly_or_no
     assert set(found) <= known
 
 
-def test_a_stop_under_load_loses_nothing_that_was_accepted(tmp_path: Path) -> None:
+def test_F38_a_stop_under_load_loses_nothing_that_was_accepted(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with BrokerProcess(data) as broker:
         senders = Senders(broker.url, 4)
@@ -130,7 +130,9 @@ def test_a_stop_under_load_loses_nothing_that_was_accepted(tmp_path: Path) -> No
     assert found <= accepted | {message_id for ids in senders.unanswered for message_id in ids}
 
 
-def test_C1_what_a_killed_broker_had_handed_out_is_settled_at_the_next_one(tmp_path: Path) -> None:
+def test_F30_C1_what_a_killed_broker_had_handed_out_is_settled_at_the_next_one(
+    tmp_path: Path,
+) -> None:
     data = tmp_path / "data"
     request = PullRequest(subject=SUBJECT, group=GROUP, consumer="one", max_messages=2)
     with BrokerProcess(data) as broker, httpx.Client(base_url=broker.url) as client:
@@ -149,7 +151,7 @@ def test_C1_what_a_killed_broker_had_handed_out_is_settled_at_the_next_one(tmp_p
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_is_clean_and_the_next_start_says_so(tmp_path: Path, number: int) -> None:
+def test_F38_a_stop_is_clean_and_the_next_start_says_so(tmp_path: Path, number: int) -> None:
     data = tmp_path / "data"
     with BrokerProcess(data) as broker, httpx.Client(base_url=broker.url) as client:
         assert send(client, make_frame([b"a"])).status_code == 200
@@ -223,7 +225,7 @@ def test_damage_in_the_action_log_is_an_exit_code_of_its_own(tmp_path: Path) -> 
     assert "Traceback" not in broker.log
 
 
-def test_a_second_signal_ends_a_stop_that_takes_long(tmp_path: Path) -> None:
+def test_F38_a_second_signal_ends_a_stop_that_takes_long(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker, broker.connection() as slow:
         slow.sendall(b"POST /v1/send HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n")
         slow.sendall(b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n")
@@ -235,7 +237,7 @@ def test_a_second_signal_ends_a_stop_that_takes_long(tmp_path: Path) -> None:
         assert " forced " in broker.log
 
 
-def test_B9_a_second_broker_on_a_directory_refuses_and_disturbs_nobody(tmp_path: Path) -> None:
+def test_F29_B9_a_second_broker_on_a_directory_refuses_and_disturbs_nobody(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with BrokerProcess(data) as first, httpx.Client(base_url=first.url) as client:
         send(client, make_frame([b"a"]))

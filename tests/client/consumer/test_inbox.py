@@ -53,7 +53,7 @@ def test_C5_an_effect_and_its_inbox_row_are_there_together(bench: Bench, engine:
     assert bench.broker.lag(SUBJECT, GROUP) == 0
 
 
-def test_C5_a_message_whose_ack_was_lost_is_acked_again_without_its_effect(
+def test_F30_C5_a_message_whose_ack_was_lost_is_acked_again_without_its_effect(
     bench: Bench, engine: sa.Engine
 ) -> None:
     bench.put(1)
@@ -195,7 +195,7 @@ def test_an_async_handler_may_use_the_inboxs_session(bench: Bench, engine: sa.En
     assert count_of(engine) == 2
 
 
-def test_C5_two_consumers_with_the_same_message_at_the_same_time_have_one_effect(
+def test_F32_C5_two_consumers_with_the_same_message_at_the_same_time_have_one_effect(
     bench: Bench, engine: sa.Engine
 ) -> None:
     inbox = Inbox(engine, group=GROUP)

@@ -32,7 +32,7 @@ def consume(database: Database, moment: str, batch_size: int, *, is_async: bool)
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("moment", KILLED_AT)
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_C5_a_process_killed_at_any_moment_has_each_effect_once(
+def test_F30_F32_C5_a_process_killed_at_any_moment_has_each_effect_once(
     a_database: Database, moment: str, batch_size: int, is_async: bool
 ) -> None:
     engine = make_engine(a_database.url)

@@ -53,7 +53,7 @@ def test_C5_of_several_ids_only_those_are_new_that_were_not_there(inbox: Inbox) 
     assert note(inbox, *range(1_200)) == set(range(1_200)) - {1, 3, 5, 7, 9}
 
 
-def test_C5_an_id_that_another_transaction_is_noting_is_waited_for(inbox: Inbox) -> None:
+def test_F32_C5_an_id_that_another_transaction_is_noting_is_waited_for(inbox: Inbox) -> None:
     """And is then new or not, as that one ends."""
     found: list[set[int]] = []
     for number, is_undone in ((1, False), (2, True)):
@@ -104,7 +104,7 @@ def test_C5_a_snapshot_older_than_the_id_does_not_make_it_new_again(inbox: Inbox
     assert note_at_last(inbox, 1, 2, 3) == {3}
 
 
-def test_C5_many_consumers_with_the_same_messages_have_each_effect_once(inbox: Inbox) -> None:
+def test_F32_C5_many_consumers_with_the_same_messages_have_each_effect_once(inbox: Inbox) -> None:
     """A deadlock may undo an attempt, but never makes an effect of it."""
     engine = inbox._notes.engine
     together = threading.Barrier(6)

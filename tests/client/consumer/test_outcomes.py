@@ -72,7 +72,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda one: type(one).__name__)
-def test_C9_whatever_a_handler_raises_gives_the_message_back_with_a_bounded_reason(
+def test_F31_C9_whatever_a_handler_raises_gives_the_message_back_with_a_bounded_reason(
     bench: Bench, error: BaseException
 ) -> None:
     handler = failing(error, max_attempts=1)
@@ -235,7 +235,7 @@ def test_a_record_of_another_version_is_given_back_to_who_knows_it() -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_C9_a_handler_that_ends_the_interpreter_gives_its_message_back_first(
+def test_F31_C9_a_handler_that_ends_the_interpreter_gives_its_message_back_first(
     bench: Bench, error: BaseException
 ) -> None:
     handler = failing(error)

@@ -46,14 +46,14 @@ def started(kind: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_C8_a_signal_lets_the_handler_finish_and_ends_the_process_well(number: int) -> None:
+def test_F38_C8_a_signal_lets_the_handler_finish_and_ends_the_process_well(number: int) -> None:
     program = started("short")
     os.kill(program.pid, number)
     output, _ = program.communicate(timeout=WAIT_S)
     assert (output, program.returncode) == ("finished\nTrue 0\n", 0)
 
 
-def test_C8_a_second_signal_does_not_wait_for_the_handler() -> None:
+def test_F38_C8_a_second_signal_does_not_wait_for_the_handler() -> None:
     program = started("hang")
     began_at_s = time.monotonic()
     while program.poll() is None and time.monotonic() - began_at_s < WAIT_S:

@@ -34,7 +34,7 @@ class Hanging:
         assert not self._thread.is_alive()
 
 
-def test_C6_a_plain_handler_over_its_time_has_its_message_given_back_while_it_goes_on(
+def test_F31_C6_a_plain_handler_over_its_time_has_its_message_given_back_while_it_goes_on(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun, may_finish = threading.Event(), threading.Event()
@@ -162,7 +162,7 @@ def test_a_timeout_of_the_handlers_own_is_told_as_its_own(bench: Bench) -> None:
     assert dead.error == "TimeoutError: the bank did not answer"
 
 
-def test_C6_an_async_handler_that_blocks_the_loop_has_its_message_given_back_too(
+def test_F31_C6_an_async_handler_that_blocks_the_loop_has_its_message_given_back_too(
     bench: Bench,
 ) -> None:
     begun, may_finish = threading.Event(), threading.Event()
@@ -216,7 +216,7 @@ def test_C5_an_effect_committed_after_the_timeout_is_not_repeated(
     assert bench.broker.lag(SUBJECT, GROUP) == 0
 
 
-def test_threads_give_back_a_message_whose_handler_hangs_and_handle_the_others(
+def test_F31_threads_give_back_a_message_whose_handler_hangs_and_handle_the_others(
     bench: Bench,
 ) -> None:
     may_finish, other = threading.Event(), threading.Event()
