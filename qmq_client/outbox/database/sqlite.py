@@ -72,8 +72,7 @@ class SqliteDialect:
         self._is_shared = is_shared
 
     def prepare_application(self, engine: sa.Engine) -> None:
-        if not event.contains(engine, "reset", _end_for_certain):
-            event.listen(engine, "reset", _end_for_certain)
+        end_failed_commits(engine)
 
     def before_statement(
         self, connection: sa.Connection, link: Link, cursor: Any, statement: str
@@ -256,6 +255,15 @@ def _let_the_publisher_go_first(engine: sa.Engine) -> None:
 
 def _turn_of(engine: sa.Engine) -> threading.Lock:
     return _TURNS.setdefault(str(engine.url.database), threading.Lock())
+
+
+def end_failed_commits(engine: sa.Engine) -> None:
+    """Let no connection of this engine keep the transaction, and the lock, of a COMMIT that failed.
+
+    Safe to repeat.
+    """
+    if not event.contains(engine, "reset", _end_for_certain):
+        event.listen(engine, "reset", _end_for_certain)
 
 
 def _end_for_certain(driver: Any, _: Any, state: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
 from qmq_client.consumer import consumer
+from qmq_client.inbox import Inbox
+from qmq_client.outbox.table import create_tables
 from qmq_client.testing import drain
 from tests.client.consumer.kit import GROUP, SUBJECT, Bench
 from tests.client.consumer.shop import count_of, make_engine, rows_in_inbox
@@ -134,3 +137,34 @@ def test_C5_an_error_inside_a_savepoint_may_be_swallowed(bench: Bench, engine: s
 
     counted = ended(bench, engine, ending, goes_on=True)
     assert (counted["acked"], count_of(engine)) == (1, 1)
+
+
+def test_C5_what_a_failed_commit_left_open_is_undone_and_locks_nobody_out(
+    tmp_path: Path,
+) -> None:
+    """SQLite leaves the transaction open when a reader lets no COMMIT through, and so does the pool."""
+    url = f"sqlite:///{tmp_path}/shop.db"
+    engine = sa.create_engine(url, connect_args={"timeout": 0})
+    create_tables(engine)
+    engine.dispose()  # or the mode below could not be changed
+    others = sa.create_engine(url, connect_args={"timeout": 0}, isolation_level="AUTOCOMMIT")
+    with others.connect() as other:
+        # With a write-ahead log no reader is in a writer's way.
+        other.exec_driver_sql("PRAGMA journal_mode = DELETE")
+        other.exec_driver_sql("CREATE TABLE effect (label)")
+        other.exec_driver_sql("BEGIN")
+        other.exec_driver_sql("SELECT count(*) FROM effect").all()
+        inbox = Inbox(engine, group=GROUP)
+        with (
+            pytest.raises(sa.exc.OperationalError, match="locked"),
+            inbox.open([b"1" * 16]) as work,
+        ):
+            work.session.execute(sa.text("INSERT INTO effect VALUES ('undone')"))
+        other.exec_driver_sql("COMMIT")
+        other.exec_driver_sql("BEGIN IMMEDIATE")  # nobody holds the lock
+        other.exec_driver_sql("COMMIT")
+        with inbox.open([b"2" * 16]) as work:
+            work.session.execute(sa.text("INSERT INTO effect VALUES ('done')"))
+        assert other.exec_driver_sql("SELECT label FROM effect").all() == [("done",)]
+    engine.dispose()
+    others.dispose()
