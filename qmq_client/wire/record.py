@@ -165,10 +165,12 @@ def decode_record(subject: str, data: bytes) -> Record:
     Raises `ChecksumError` when the bytes were altered or belong to another subject, and
     `ProtocolError` when they were never a record; nothing else.
     """
-    verify_record(subject, data)
-    _, message_id, flags, key_bytes, tags_bytes, headers_bytes, header_count, born_at_ms = (
+    if len(data) < RECORD_FIXED_BYTES:
+        raise _too_short(data)
+    crc, message_id, flags, key_bytes, tags_bytes, headers_bytes, header_count, born_at_ms = (
         _FIXED.unpack_from(data)
     )
+    _check_crc(subject, data, crc)
     body_kind = _BODY_KINDS.get(flags)
     if body_kind is None:
         raise ProtocolError(f"record flags {flags:#04x} are not known", offset=FLAGS_POSITION)
@@ -208,13 +210,8 @@ def decode_record(subject: str, data: bytes) -> Record:
 def verify_record(subject: str, data: bytes) -> None:
     """Check the checksum alone; raises `ProtocolError` when it does not fit."""
     if len(data) < RECORD_FIXED_BYTES:
-        raise ProtocolError(f"record of {len(data)} bytes is shorter than {RECORD_FIXED_BYTES}")
-    try:
-        subject_crc = _subject_crc(subject)
-    except InvalidNameError as error:
-        raise ProtocolError(f"subject {shorten(subject)} is not a name") from error
-    if extend_crc32c(subject_crc, data[_CRC.size :]) != _CRC.unpack_from(data)[0]:
-        raise ChecksumError(f"record checksum under subject {subject}")
+        raise _too_short(data)
+    _check_crc(subject, data, record_crc(data))
 
 
 def record_message_id(data: bytes) -> bytes:
@@ -248,6 +245,19 @@ def record_key(data: bytes, position: int = 0) -> bytes:
 def is_delayed_record(data: bytes) -> bool:
     """Whether an encoded record carries a due time."""
     return bool(data[FLAGS_POSITION] & DELAYED_FLAG)
+
+
+def _too_short(data: bytes) -> ProtocolError:
+    return ProtocolError(f"record of {len(data)} bytes is shorter than {RECORD_FIXED_BYTES}")
+
+
+def _check_crc(subject: str, data: bytes, crc: int) -> None:
+    try:
+        subject_crc = _subject_crc(subject)
+    except InvalidNameError as error:
+        raise ProtocolError(f"subject {shorten(subject)} is not a name") from error
+    if extend_crc32c(subject_crc, data[_CRC.size :]) != crc:
+        raise ChecksumError(f"record checksum under subject {subject}")
 
 
 def _subject_crc(subject: str) -> int:
