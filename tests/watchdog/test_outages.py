@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import sqlalchemy as sa
 
+from qmq_client.outbox.database.driver import driver_of
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.table import create_tables
 from qmq_client.sections import DatabaseSection, WatchdogSection
@@ -79,6 +84,36 @@ def test_W3_a_server_that_is_frozen_holds_a_thread_for_a_bounded_time(
     finally:
         server.thaw()
     assert watched.step(never).sent == 2
+
+
+def test_W3_a_session_of_postgresql_that_is_frozen_after_a_look_holds_a_thread_for_a_bounded_time(
+    make_private_server: MakeServer,
+) -> None:
+    """Nothing but the end of the transaction is left to be said then, and libpq knows no time-out."""
+    database, frozen = at(make_private_server("postgresql")), list[int]()
+
+    def freeze(connection: sa.Connection, _: object, statement: str, *__: object) -> None:
+        if "min(" in statement and not frozen:
+            frozen.append(driver_of(connection).info.backend_pid)
+            os.kill(frozen[0], signal.SIGSTOP)
+
+    def look() -> None:
+        with suppress(sa.exc.OperationalError):
+            database.store.oldest_unsent_age_ms()
+
+    looking = threading.Thread(target=look, daemon=True)
+    sa.event.listen(sa.Engine, "after_cursor_execute", freeze)
+    try:
+        looking.start()
+        looking.join(DEADLINE_S)
+        assert frozen
+        assert not looking.is_alive()
+    finally:
+        sa.event.remove(sa.Engine, "after_cursor_execute", freeze)
+        for process in frozen:
+            os.kill(process, signal.SIGCONT)
+    assert database.store.oldest_unsent_age_ms() is None
+    database.close()
 
 
 def test_W1_one_daemon_takes_over_rows_in_databases_of_all_kinds(

@@ -127,7 +127,11 @@ class PostgresDialect(ServerDialect):
     def read(self, sibling: sa.Engine) -> Iterator[sa.Connection]:
         with super().read(sibling) as connection:
             self._set(connection, _BY_INDEX)
-            yield connection
+            try:
+                yield connection
+            finally:
+                # Here, where it is watched: the pool would wait for the answer for ever.
+                connection.rollback()
 
     def _set(self, connection: sa.Connection, *settings: str) -> None:
         """For this transaction only: behind a pooler the session may be somebody else's afterwards."""
