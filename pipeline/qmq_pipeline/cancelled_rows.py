@@ -1,4 +1,7 @@
-"""Frames of the commit log that say which delayed messages will not be delivered, as rows of `cancelled`."""
+"""Frames of the commit log that say which delayed messages will not be delivered, as rows of `cancelled`.
+
+Messages of the broker's own subjects are its own affair, here as in `decode.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import pyarrow as pa
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_broker.storage.schedule.cancelled import read_cancelled
 from qmq_client.wire.frame import FrameKind
+from qmq_client.wire.names import OWN_PREFIX
 from qmq_pipeline.columns import hex_text, longs, times
 from qmq_pipeline.schemas import CANCELLED
 
@@ -19,7 +23,8 @@ def batches(frames: Iterable[ScannedFrame]) -> Iterator[pa.RecordBatch]:
     for frame in frames:
         if frame.header.kind is not FrameKind.CANCELLED:
             continue
-        found = read_cancelled(frame.data)
+        told = read_cancelled(frame.data)
+        found = [one for one in told if not one.subject.startswith(OWN_PREFIX)]
         ids = np.frombuffer(b"".join(one.message_id for one in found), np.uint8).reshape(-1, 16)
         halves = ids.view(">u8")
         at_ms = np.full(len(found), frame.header.stored_at_ms, np.int64)

@@ -162,7 +162,7 @@ def _pieces(frame: ScannedFrame) -> Iterator[_Piece]:
     for run in runs:
         after = first + run.count
         begin = int(ends[first] - lengths[first])
-        yield _Piece(
+        piece = _Piece(
             subject=run.subject,
             data=data[begin : int(ends[after - 1])],
             lengths=lengths[first:after],
@@ -173,6 +173,8 @@ def _pieces(frame: ScannedFrame) -> Iterator[_Piece]:
             stored_at_ms=frame.header.stored_at_ms,
         )
         first = after
+        if _is_wanted(run.subject, None):
+            yield piece
 
 
 def _put_off_ms(frame: ScannedFrame) -> Numbers | None:

@@ -9,9 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
+from qmq_broker.storage.logs.repeats import LOG_LIMITS
 from qmq_client.wire.frame import FrameKind, build_message_frame, read_header, stamp_frame
+from qmq_client.wire.marks import Marks, pack_marks
+from qmq_client.wire.names import OWN_PREFIX
 from qmq_client.wire.record import BodyKind, Record, decode_record, encode_record
-from qmq_pipeline.decode import Selection, batches
+from qmq_pipeline.decode import Selection, batches, batches_by_subject
 from qmq_pipeline.schemas import SCHEDULED
 
 _NAMES = st.from_regex(r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,20}\Z")
@@ -161,3 +164,47 @@ def test_delayed_messages_are_rows_of_another_table_without_a_sequence() -> None
     assert (row["sequence"], row["due_at"]) == (None, time(5))
     assert list(row) == list(SCHEDULED.names)
     assert row["now_due_at"] == time(5)
+
+
+@given(st.lists(st.lists(_RECORDS, min_size=1, max_size=6), max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_rows_by_subject_are_the_same_rows_without_those_of_the_broker_itself(
+    frames: list[list[Record]],
+) -> None:
+    own = OWN_PREFIX + "copies"
+    some = [
+        scanned([(one.subject, encode_record(one)) for one in records] + [(own, b"x" * 40)])
+        for records in frames
+    ]
+    plain = [row for frame in some for row in rows_of(frame)]
+    by_subject = [
+        row for batch in batches_by_subject(some, Selection()) for row in batch.to_pylist()
+    ]
+    assert by_subject == sorted(plain, key=lambda row: str(row["subject"]))
+    assert own not in {row["subject"] for row in by_subject}
+
+
+def test_a_message_that_was_put_off_is_due_when_its_frame_says() -> None:
+    due = [Record(message_id=bytes(16), subject="a", body=b"", born_at_ms=1, due_at_ms=5)]
+    marks = Marks(buckets=[0], sequences=[0], sources=[0], due_at_ms=[9_000])
+    kind = FrameKind.RESCHEDULED
+    frame = build_message_frame(
+        {"a": [encode_record(one) for one in due]},
+        kind=kind,
+        limits=LOG_LIMITS,
+        marks=pack_marks(kind, marks),
+    )
+    head = stamp_frame(
+        frame,
+        physical_offset=4096,
+        stored_at_ms=7,
+        epoch=1,
+        durable_offset=4096,
+        first_sequences=[10],
+    )
+    data = head + frame[len(head) :]
+    put_off = ScannedFrame(4096, read_header(data), data)
+    selection = Selection(table=SCHEDULED, columns=SCHEDULED.names)
+    for rows in (batches([put_off], selection), batches_by_subject([put_off], selection)):
+        (row,) = [row for batch in rows for row in batch.to_pylist()]
+        assert (row["due_at"], row["now_due_at"]) == (time(5), time(9_000))
