@@ -12,7 +12,8 @@ Between 1 and 2 the checkpoint is taken back to where a scan may begin, and the 
 places, consume queues, key index and summaries, are given up to be made again. Interrupted anywhere it is
 begun again by the next start with the option; one without it halts as before, or finds the logs whole.
 
-What damage of the action log comes to is told in `quarantine_actions.py`. Not for: `FORMAT`, which never
+What damage of the action log comes to is told in `quarantine_actions.py`, of the files of delayed messages
+in `quarantine_schedule.py`. Not for: `FORMAT`, which never
 changes and stands in every backup, and `state/retained`; their damage still stops a start.
 """
 
@@ -40,8 +41,10 @@ from qmq_broker.storage.upkeep.inspect_log import DamagedRange
 from qmq_broker.storage.upkeep.quarantine_actions import ActionQuarantine
 from qmq_broker.storage.upkeep.quarantine_cover import RangeCover
 from qmq_broker.storage.upkeep.quarantine_report import QuarantineReport, read_reports, write_report
+from qmq_broker.storage.upkeep.quarantine_schedule import ScheduleQuarantine
 from qmq_broker.storage.upkeep.rebuild import remove_index
 from qmq_broker.storage.upkeep.verify import judge_action_log, judge_commit_log
+from qmq_broker.storage.upkeep.verify_journals import inspect_journals, known_next
 from qmq_broker.storage.upkeep.verify_log import LogVerdict
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, read_header
 
@@ -68,6 +71,15 @@ def quarantine_damage(disk: Disk, clock: Clock) -> list[QuarantineReport]:
             messages.prepare()
             of_actions = ActionQuarantine(disk, clock, format_, files, actions)
             stack.callback(of_actions.close)
+            delayed = ScheduleQuarantine(
+                disk,
+                format_.store_id,
+                first_offset=files.retained.first_offset,
+                next_offset=verdict.next_offset,
+            )
+            stack.callback(delayed.close)
+            delayed.prepare(verdict.damaged)
+            delayed.run()
             reports = messages.run() if verdict.damaged else []
             return reports + (of_actions.run() if actions.damaged else [])
     finally:
@@ -127,8 +139,8 @@ class _Quarantine:
 
     def _known_next(self) -> dict[str, int]:
         """Behind the last sequence of each subject, by the queues and by runs that were interrupted."""
-        table = self._files.table
-        known = {state.subject: state.next_sequence for state in (table.queues if table else ())}
+        journals = inspect_journals(self._disk, self._format.store_id, self._files)
+        known = known_next(self._files, journals)
         for report in read_reports(self._disk):
             for run in report.lost if report.store_id == self._format.store_id.hex() else ():
                 next_sequence = run.first_sequence + run.count

@@ -25,7 +25,7 @@ from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.queues.queue_files import QueueFiles
 from qmq_broker.storage.upkeep.inspect_files import CheckGroups, SmallFiles, inspect_files
 from qmq_broker.storage.upkeep.verify_index import index_faults
-from qmq_broker.storage.upkeep.verify_journals import JournalFindings, inspect_journals
+from qmq_broker.storage.upkeep.verify_journals import JournalFindings, inspect_journals, known_next
 from qmq_broker.storage.upkeep.verify_log import LogClaims, LogVerdict, judge_log, lost_fault
 from qmq_broker.storage.upkeep.verify_schedule import schedule_faults
 from qmq_broker.storage.upkeep.verify_segment import (
@@ -115,7 +115,7 @@ def _look(disk: Disk, check_groups: CheckGroups, is_deep: bool, run: Run) -> Ver
     commit, commit_verdict = look.log(_commit_claims(files, journals, format_))
     actions, action_verdict = look.log(_action_claims(files, format_))
     faults = [*files.faults, *journals.faults, *look.faults]
-    faults += _queues(disk, files, commit_verdict, format_)
+    faults += _queues(disk, files, journals, commit_verdict, format_)
     faults += index_faults(disk, format_, commit_verdict.next_offset)
     faults += _ends(files, journals, commit_verdict, action_verdict)
     faults += schedule_faults(disk, format_.store_id, commit_verdict.next_offset)
@@ -275,29 +275,34 @@ def _strays(disk: Disk, segments: Segments, claims: LogClaims) -> Iterator[Fault
                 yield ignored(path, what, "Nobody reads them.", offset=base + claims.segment_bytes)
 
 
-def _queues(disk: Disk, files: SmallFiles, verdict: LogVerdict, format_: Format) -> Iterator[Fault]:
-    """The table of the queues against the files, and against where the log ends."""
+def _queues(
+    disk: Disk,
+    files: SmallFiles,
+    journals: JournalFindings,
+    verdict: LogVerdict,
+    format_: Format,
+) -> Iterator[Fault]:
+    """The table of the queues against the files; table and journal against where the log ends."""
     table, firsts = files.table, files.retained.first_sequences
     for name in disk.names(layout.CONSUME_QUEUES):
         if layout.parse_subject(name) is None:
             path = f"{layout.CONSUME_QUEUES}/{name}"
             yield ignored(path, "not the folder of a subject", "Nobody reads it.")
-    if table is None:
-        return
-    known = {state.subject for state in table.queues}
-    for subject in sorted(firsts.keys() - known):
+    states = {state.subject: state for state in (table.queues if table else ())}
+    for subject in sorted(firsts.keys() - states.keys() if table else ()):
         yield rebuilt(layout.QUEUE_TABLE, f"does not know {subject}, which state/retained does")
     queue_files = QueueFiles(disk, entries_per_file=format_.queue_entries_per_file, open_files=4)
-    for state in table.queues:
-        first = firsts.get(state.subject, 0)
+    for subject, state in states.items():
+        first = firsts.get(subject, 0)
         if first > state.next_sequence or not queue_files.is_as_flushed(
-            state.subject, first, state.next_sequence, list(state.crcs)
+            subject, first, state.next_sequence, list(state.crcs)
         ):
-            path = layout.queue_directory(state.subject)
+            path = layout.queue_directory(subject)
             yield rebuilt(path, "its files are missing or not as the table says")
-        next_sequence = verdict.next_sequences.get(state.subject, first)
-        if state.next_sequence > next_sequence:
-            yield lost_fault(layout.COMMIT_LOG, state.subject, next_sequence, state.next_sequence)
+    for subject, known in known_next(files, journals).items():
+        next_sequence = verdict.next_sequences.get(subject, firsts.get(subject, 0))
+        if known > next_sequence:
+            yield lost_fault(layout.COMMIT_LOG, subject, next_sequence, known)
 
 
 def _ends(

@@ -13,6 +13,8 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.faults import Fault, ignored, rebuilt
 from qmq_broker.storage.files.journal import JournalFile, journal_bases
+from qmq_broker.storage.queues.entry_chunk import decode_entry_chunk
+from qmq_broker.storage.queues.queue_files import ENTRY_BYTES
 from qmq_broker.storage.upkeep.inspect_files import SmallFiles
 
 
@@ -23,6 +25,8 @@ class JournalFindings:
     #: A start reads no frame below for the ids that are remembered, or for the queues.
     ids_offset: int
     entries_offset: int
+    #: Behind the last sequence of each subject that waits for its queue.
+    next_sequences: dict[str, int]
     faults: list[Fault] = field(default_factory=list)
 
     @property
@@ -42,8 +46,17 @@ def inspect_journals(disk: Disk, store_id: bytes, files: SmallFiles) -> JournalF
     return JournalFindings(
         ids_offset=ids.next_offset,
         entries_offset=entries.next_offset,
+        next_sequences=_next_sequences(entries.contents),
         faults=[*ids.faults(), *entries.faults()],
     )
+
+
+def known_next(files: SmallFiles, journals: JournalFindings) -> dict[str, int]:
+    """Behind the last sequence of each subject, by the table of the queues and by their journal."""
+    known = {one.subject: one.next_sequence for one in (files.table.queues if files.table else ())}
+    for subject, next_sequence in journals.next_sequences.items():
+        known[subject] = max(known.get(subject, 0), next_sequence)
+    return known
 
 
 class _Chain:
@@ -55,11 +68,14 @@ class _Chain:
         self._directory = directory
         self._bases = journal_bases(disk, directory)
         self._read: list[JournalFile] = []
+        #: Of chunks of entries that are not in their queues: some dozen megabytes at most.
+        self.contents: list[bytes] = []
         base = max((base for base in self._bases if base <= first_offset), default=None)
         while base is not None:
             file = JournalFile(disk, directory, base, store_id)
-            for _ in file.chunks():
-                pass
+            for chunk in file.chunks():
+                if chunk.next_offset > first_offset and directory == layout.ENTRIES:
+                    self.contents.append(chunk.content)
             self._read.append(file)
             self.next_offset = max(self.next_offset, file.next_offset)
             base = file.next_offset if base < file.next_offset in self._bases else None
@@ -81,3 +97,12 @@ class _Chain:
             elif file.rest_bytes:
                 what = f"{file.rest_bytes} bytes from position {file.position} are no whole chunk"
                 yield rebuilt(file.path, what)
+
+
+def _next_sequences(contents: list[bytes]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for content in contents:
+        chunk = decode_entry_chunk(content)
+        for run in chunk.runs if chunk is not None else ():
+            found[run.subject] = run.first_sequence + len(run.entries) // ENTRY_BYTES
+    return found

@@ -1,0 +1,174 @@
+"""Damage where delayed messages stand: what a quarantine keeps, what is made again, what is lost."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qmq_broker.errors import CorruptionError
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.upkeep.quarantine import quarantine_damage
+from qmq_broker.storage.upkeep.quarantine_report import QuarantineReport
+from qmq_broker.storage.upkeep.verify import verify_store
+from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
+from tests.broker.delay.test_backup_and_damage import waiting
+from tests.broker.service.rig import SUBJECT, FakeClock
+
+RARELY: dict[str, Any] = {"queue_flush_bytes": 2**30}
+
+
+def quarantine(directory: Path) -> list[QuarantineReport]:
+    disk = OsDisk(str(directory))
+    reports = quarantine_damage(disk, FakeClock())
+    found = verify_store(disk, FakeClock(), check_groups=len)
+    disk.close()
+    assert not [fault.line() for fault in found.faults if fault.level == "damaged"]
+    return reports
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+def damage_log(rig: DelayRig, offset: int) -> None:
+    """Damage the frame at `offset`, and let the next start read it."""
+    flip(rig.directory / "commitlog" / f"{0:020d}", offset + 70)
+    shutil.rmtree(rig.directory / layout.IDS)
+
+
+def kill(rig: DelayRig) -> None:
+    """End without a stop: nothing more is copied."""
+    rig.store._lock.release()
+    rig._disk.close()
+
+
+def three_sent(directory: Path) -> tuple[DelayRig, list[int]]:
+    """Three delayed messages in frames of their own, in the commit log alone."""
+    rig = DelayRig(directory, **RARELY)
+    offsets = [
+        rig.send_delayed({body: rig.now_ms + (n + 1) * HOUR_MS}).physical_offset
+        for n, body in enumerate((b"a", b"b", b"c"))
+    ]
+    return rig, offsets
+
+
+def test_B4_a_lost_frame_of_delayed_messages_takes_none_but_its_own(tmp_path: Path) -> None:
+    rig, offsets = three_sent(tmp_path)
+    kill(rig)
+    damage_log(rig, offsets[1])
+    (report,) = quarantine(tmp_path)
+    assert report.first_offset == offsets[1]
+    rig.start()
+    assert rig.broker.delayed.query.status().pending == 2
+    for _ in range(5):
+        rig.pass_and_release(HOUR_MS)
+    assert rig.bodies() == [b"a", b"c"]
+    rig.close()
+
+
+def test_D3_a_lost_release_is_made_up_for_by_another(tmp_path: Path) -> None:
+    rig, _ = three_sent(tmp_path)
+    released_offset = rig.store.durable_offset
+    rig.pass_and_release(HOUR_MS)
+    assert rig.bodies() == [b"a"]
+    rig.clock.pass_ms(2_000)
+    rig.store.step()
+    kill(rig)
+    damage_log(rig, released_offset)
+    quarantine(tmp_path)
+    rig.start()
+    for _ in range(5):
+        rig.pass_and_release(HOUR_MS)
+    queue = rig.store.queue(SUBJECT)
+    assert queue is not None
+    lost, *there = queue.entries(0, queue.next_sequence)
+    assert lost.record_bytes == 0, "the journal knew of its first place"
+    records = rig.store.read_records(there, subject=SUBJECT)
+    assert sorted(record[-1:] for record in records) == [b"a", b"b", b"c"]
+    rig.close()
+
+
+def test_B4_what_was_copied_before_the_damage_is_all_there(tmp_path: Path) -> None:
+    rig, due = waiting(tmp_path)
+    rig.close()
+    damage_log(rig, 88)
+    quarantine(tmp_path)
+    rig.start()
+    for _ in range(12):
+        rig.pass_and_release(HOUR_MS)
+    queue = rig.store.queue(SUBJECT)
+    assert queue is not None
+    there = [e for e in queue.entries(0, queue.next_sequence) if e.record_bytes]
+    records = rig.store.read_records(there, subject=SUBJECT)
+    assert sorted(record[-3:] for record in records) == sorted(due)
+    rig.close()
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+HARMS: dict[str, Callable[[Path], object]] = {
+    "gone": Path.unlink,
+    "cut": _cut,
+    "empty": lambda path: path.write_bytes(b""),
+    "head": lambda path: flip(path, 60),
+    "first frame": lambda path: flip(path, 88 + 60),
+    "a record": lambda path: flip(path, len(path.read_bytes()) // 2),
+}
+
+
+@pytest.mark.parametrize("log", ["schedule", "dispatch"])
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
+def test_B4_D3_D4_a_damaged_bucket_is_made_again_while_the_log_has_it(
+    tmp_path: Path, log: str, harm: Callable[[Path], object]
+) -> None:
+    rig, due = waiting(tmp_path)
+    rig.close()
+    for path in sorted((tmp_path / log).rglob("2*/*")):
+        harm(path)
+    assert quarantine(tmp_path) == [], "nothing is lost"
+    rig.start()
+    for _ in range(12):
+        rig.pass_and_release(HOUR_MS)
+    assert sorted(rig.bodies()) == sorted(due), "each once, and what was cancelled never"
+    rig.restart()
+    assert rig.release() == 0
+    rig.close()
+
+
+def test_B4_a_damaged_bucket_that_the_log_has_not_is_left_as_it_is(tmp_path: Path) -> None:
+    rig = DelayRig(
+        tmp_path,
+        segment_bytes=4096,
+        growth_bytes=1024,
+        retain_ms=HOUR_MS,
+        dedupe_ids=1,
+        checkpoint_ms=1,
+        queue_flush_bytes=1,
+    )
+    rig.send_delayed({b"long": rig.now_ms + 900 * HOUR_MS})
+    for _ in range(9):
+        rig.send(b"x" * 1_000)
+        rig.settle(rig.pull().ack())
+        rig.pass_and_release(2 * HOUR_MS)
+        rig.broker.step()
+        rig.commit()
+        rig.commit()
+    assert rig.store.first_offset > 0
+    rig.close()
+    (path,) = (tmp_path / "schedule").rglob("2*/*")
+    _cut(path)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != "LOCK"}
+    disk = OsDisk(str(tmp_path))
+    with pytest.raises(CorruptionError, match="does not have all of its messages"):
+        quarantine_damage(disk, FakeClock())
+    disk.close()
+    assert before == {p: p.read_bytes() for p in before}
