@@ -69,8 +69,7 @@ async def test_C8_the_applications_loop_goes_on_while_consumers_stop() -> None:
         assert may_finish.wait(WAIT_S)
 
     async def let_it_finish() -> None:
-        while not consumers._stopping.is_set():
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(consumers._stopping.wait, WAIT_S)
         may_finish.set()
 
     broker.put(Message(SUBJECT, 1))
