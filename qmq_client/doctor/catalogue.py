@@ -78,7 +78,9 @@ CHECKS: Final = (
         _BREAKS,
         "S9",
         _SERVERS,
-        "Comparing is not exact: names and keys that differ in case or a blank are taken for one.",
+        "Comparing is not exact: names and keys that differ in case or a blank are taken for one. On "
+        "PostgreSQL an upgrade of the operating system may change the order, and an index then misses "
+        "what is there.",
     ),
     _check(
         "table.key",

@@ -82,7 +82,7 @@ PLANTED = [
         (
             "postgresql",
             f'{ALTER} ALTER subject TYPE varchar(127) COLLATE "default"',
-            "default, whi",
+            "default, whose order an upgrade",
         ),
         ("postgresql", f'{ALTER} ALTER subject TYPE char(127) COLLATE "C"', "lengthens what is st"),
         ("postgresql", "DROP INDEX qmq_outbox_state_due", "no index on (state, due_at_ms)"),

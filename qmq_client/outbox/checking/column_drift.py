@@ -44,8 +44,8 @@ _MYSQL_COLLATION: Final = (
     "WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table "
     "AND column_name = :column"
 )
-#: As exact as ours, on PostgreSQL.
-_EXACT: Final = ("C", "POSIX", "ucs_basic")
+#: As exact as ours, and the same for ever, on PostgreSQL.
+_LASTING: Final = ("C", "POSIX", "ucs_basic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,10 @@ def _wrong_collation(connection: sa.Connection, column: sa.Column[Any]) -> str:
         return ""
     if connection.dialect.name == "postgresql":
         found = _live(connection, column, _POSTGRESQL_COLLATION)
-        return "" if found in _EXACT else f"{found}, which is not exact"
+        # Equal is equal in most of them, but their order comes from the operating system.
+        return (
+            "" if found in _LASTING else f"{found}, whose order an upgrade of the system may change"
+        )
     found = _live(connection, column, _MYSQL_COLLATION)
     if not found.startswith((wanted.split("_")[0], "utf8mb4")):
         return f"{found}, which lacks characters that we store"
