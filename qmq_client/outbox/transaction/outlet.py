@@ -92,7 +92,9 @@ def _execute(
 
 def _is_listened_to(connection: sa.Connection) -> bool:
     inner: Any = connection
-    return bool(inner._echo or inner._has_events or inner.engine._has_events)
+    if inner._echo or inner._has_events or inner.engine._has_events:
+        return True
+    return bool(inner.dialect.dispatch.do_execute)
 
 
 def lock_keys(connection: sa.Connection, unwritten: list[tuple[Outlet, OutboxRow]]) -> None:

@@ -78,6 +78,53 @@ def test_S1_S3_an_application_may_begin_by_its_first_statement(world: World, tex
     assert world.outcome() == (["a"], ["a"], set())
 
 
+@pytest.mark.parametrize("name", ["before_cursor_execute", "do_execute", "after_cursor_execute"])
+def test_who_listens_to_statements_hears_the_one_of_the_outbox(world: World, name: str) -> None:
+    heard: list[str] = []
+
+    def note(*given: Any) -> None:
+        heard.extend(each for each in given if isinstance(each, str))
+
+    event.listen(world.engine, name, note)
+    with Session(world.engine) as session, session.begin():
+        world.send("a", session)
+    event.remove(world.engine, name, note)
+    assert [text for text in heard if text.startswith(f"INSERT INTO {OUTBOX}")]
+    assert world.outcome() == ([], ["a"], set())
+
+
+def test_a_log_of_statements_has_the_one_of_the_outbox(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.engine.echo = True
+    with Session(world.engine) as session, session.begin():
+        world.send("a", session)
+    world.engine.echo = False
+    assert f"INSERT INTO {OUTBOX}" in caplog.text
+
+
+def test_S1_two_sessions_at_once_in_memory_share_one_transaction_and_lose_no_message() -> None:
+    engine = sa.create_engine(
+        "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
+    )
+    create_tables(engine)
+    Base.metadata.create_all(engine)
+    broker = MemoryBroker()
+    options = ProducerOptions(background=False)
+    with Producer(engine, MemoryTransport(broker), options=options) as producer:
+        with Session(engine) as first, Session(engine) as second:
+            for label, session in (("a", first), ("b", second)):
+                session.execute(sa.insert(Order).values(label=label))
+                producer.send(Message(SUBJECT, label), session=session)
+            second.commit()  # of both: the database knows one transaction
+            first.commit()
+        assert producer.flush()
+    with Session(engine) as session:
+        assert set(session.scalars(sa.select(Order.label))) == {"a", "b"}
+    assert sorted(message.body for message in broker.messages(SUBJECT)) == ["a", "b"]
+    engine.dispose()
+
+
 def test_a_database_in_memory_works_while_the_publisher_thread_runs() -> None:
     engine = sa.create_engine(
         "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}

@@ -20,6 +20,7 @@ from qmq_client.producer import Producer
 from qmq_client.testing import MemoryBroker, MemoryTransport
 from qmq_client.transactional import transaction
 from tests.client.world import OUTBOX, SUBJECT, Base, Order, Statements, World, a_world, open_engine
+from tests.services.databases import Database
 
 BROKEN_PROMISE = {"label": "broken", "promise": 10**9}
 
@@ -228,10 +229,12 @@ def test_a_bare_connection_is_sent_at_once_because_its_commit_was_seen(world: Wo
     assert (world.sent(), world.producer.stats.reclaimed) == (["a"], 0)
 
 
-def test_S1_a_connection_let_go_is_not_committed_without_its_message(tmp_path: Path) -> None:
+def test_S1_a_connection_let_go_is_not_committed_without_its_message(
+    a_database: Database, tmp_path: Path
+) -> None:
     """Not by a pool either that is set to commit what it is given back."""
     options = {"pool_reset_on_return": "commit"}
-    with a_world(tmp_path, engine_options=options) as world:
+    with a_world(tmp_path, database=a_database, engine_options=options) as world:
         connection = world.engine.connect()
         connection.execute(sa.insert(Order).values(label="a"))
         world.send("a", connection)
