@@ -46,7 +46,7 @@ class Connections:
     """
 
     def __init__(self, clock: Clock, deadline: CallDeadline, context: ssl.SSLContext) -> None:
-        self._backend = _DeadlineBackend(clock, deadline)
+        self._backend = DeadlineBackend(clock, deadline)
         self._transport = httpx.HTTPTransport(verify=context, trust_env=False)
         # httpx has no argument for httpcore's network backend, so its pool is put in by hand.
         self._transport._pool = httpcore.ConnectionPool(
@@ -79,9 +79,16 @@ class Connections:
             stream.close()
 
 
-class _DeadlineBackend(httpcore.NetworkBackend):
-    def __init__(self, clock: Clock, deadline: CallDeadline) -> None:
-        self._inner = httpcore.SyncBackend()
+class DeadlineBackend(httpcore.NetworkBackend):
+    """Connects, and holds everything on its sockets to the deadline of the call."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        deadline: CallDeadline,
+        inner: httpcore.NetworkBackend | None = None,
+    ) -> None:
+        self._inner = inner or httpcore.SyncBackend()
         self._clock = clock
         self._deadline = deadline
         #: Every socket that is open, or was and is not collected yet.
