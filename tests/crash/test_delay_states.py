@@ -10,13 +10,15 @@ import pytest
 from qmq_broker.storage.schedule.copy import ScheduleCopier, write_table
 from qmq_broker.storage.schedule.fates import Fate, Fates
 from qmq_broker.storage.schedule.schedule import Schedule
+from qmq_broker.storage.store import Store
 from qmq_client.wire.errors import QmqError
-from tests.crash.delay_world import DelayLife, check_delayed
+from tests.crash.delay_world import OPTIONS as DELAY_OPTIONS
+from tests.crash.delay_world import START_MS, DelayLife, check_delayed
 from tests.crash.enumeration import SEED, quietly
 from tests.crash.image import Image
 from tests.crash.power_cut import cut_states
 from tests.crash.recording_disk import RecordingDisk, images
-from tests.crash.world import BrokenPromiseError
+from tests.crash.world import BrokenPromiseError, FakeClock
 
 Scenario = Callable[[DelayLife], None]
 
@@ -130,6 +132,68 @@ def test_D1_D3_D4_hold_whatever_a_power_cut_leaves(scenario: Scenario) -> None:
     assert states >= STATES_MIN
 
 
+#: Every n-th crash state of a life is opened, and of each of these openings every m-th again.
+OPENED, OPENED_AGAIN = 37, 11
+#: Together, somewhat less than there are.
+RECOVERY_STATES_MIN = 400
+
+
+@pytest.mark.parametrize("scenario", [copies, cancellations, retention, kills])
+def test_D1_D3_D4_hold_when_the_power_goes_while_the_schedule_is_recovered(
+    scenario: Scenario,
+) -> None:
+    """And when it goes once more while that is recovered."""
+    rng = random.Random(SEED)
+    life = DelayLife(RecordingDisk())
+    scenario(life)
+    checked = number = 0
+    with quietly():
+        for count, image in images(life.disk.first_image, life.disk.operations):
+            for state in [*cut_states(image, rng, scattered=1), image.copy()]:
+                number += 1
+                if number % OPENED == 0:
+                    where = f"{scenario.__name__}, {count} operations"
+                    checked += _crash_openings(state, life, count, rng, where)
+    print(f"{checked} crash states of openings, seed {SEED}")
+    assert checked >= RECOVERY_STATES_MIN
+
+
+def _crash_openings(
+    state: Image, life: DelayLife, count: int, rng: random.Random, where: str
+) -> int:
+    """Crash at every operation of an opening, and somewhere in some openings after that."""
+    checked = 0
+    opening = _opened(state)
+    for step, image in images(opening.first_image, opening.operations):
+        for cut in cut_states(image, rng, scattered=1):
+            checked += 1
+            if checked % OPENED_AGAIN == 0:
+                for deeper in _cuts_of_another(cut.copy(), rng):
+                    checked += 1
+                    _check(deeper, life, count, f"{where}, opened twice")
+            _check(cut, life, count, f"{where}, opened, {step} operations")
+    return checked
+
+
+def _cuts_of_another(state: Image, rng: random.Random) -> list[Image]:
+    """What a power cut at one moment of the opening after this state may leave."""
+    opening = _opened(state)
+    last = rng.randrange(len(opening.operations))
+    for step, image in images(opening.first_image, opening.operations):
+        if step == last:
+            return list(cut_states(image, rng, scattered=1))
+    raise AssertionError("the step is one of them")
+
+
+def _opened(state: Image) -> RecordingDisk:
+    """The operations of one opening."""
+    disk = RecordingDisk(state)
+    clock = FakeClock()
+    clock.wall_ms = START_MS
+    Store.open(disk, clock, DELAY_OPTIONS)
+    return disk
+
+
 def _check(state: Image, life: DelayLife, count: int, where: str) -> None:
     try:
         check_delayed(state, life, count)
@@ -163,7 +227,7 @@ def planted(scenario: Scenario) -> Callable[[Callable[[pytest.MonkeyPatch], None
 
 @planted(copies)
 def the_table_is_written_before_the_files(patch: pytest.MonkeyPatch) -> None:
-    def begin_with_table(self: ScheduleCopier, buckets_max: int) -> bool:
+    def begin_with_table(self: ScheduleCopier, parts_max: int) -> bool:
         if self._copy is None:
             write_table(
                 self._schedule,
@@ -172,7 +236,7 @@ def the_table_is_written_before_the_files(patch: pytest.MonkeyPatch) -> None:
                 {},
                 {},
             )
-        return real(self, buckets_max)
+        return real(self, parts_max)
 
     real = ScheduleCopier.copy_some
     patch.setattr(ScheduleCopier, "copy_some", begin_with_table)
@@ -188,6 +252,12 @@ def the_writer_does_not_look_at_fates(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Schedule, "fate", lambda *_: Fate.PENDING)
     patch.setattr(Schedule, "unsettled", lambda _, frame, __: frame)
     patch.setattr(Fates, "get", lambda *_: Fate.PENDING)
+
+
+@planted(copies)
+def the_journal_says_that_all_is_copied(patch: pytest.MonkeyPatch) -> None:
+    told = property(lambda self: self._schedule.visible_offset)
+    patch.setattr(ScheduleCopier, "quiet_offset", told)
 
 
 @planted(retention)
