@@ -8,12 +8,17 @@ it keeps blocks of up to that size for itself, and twice as much in all (mallopt
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 #: As long as the longest frame; so twice as much may stay with the process.
 LEARNED_BYTES: Final = 8 * 1024 * 1024
 
 
+@cache
 def learn_block_size() -> None:
-    """Free one block, of which no page was touched; elsewhere than with glibc this does nothing."""
+    """Free one block, of which no page was touched; elsewhere than with glibc this does nothing.
+
+    Once in a process, however often it is called.
+    """
     bytes(LEARNED_BYTES)
