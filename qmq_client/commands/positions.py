@@ -21,7 +21,16 @@ class StartParameter(click.ParamType):  # type: ignore[type-arg]  # generic only
         try:
             return str(parse_start(text))
         except InvalidMessageError:
+            pass
+        try:
             return f"time:{TIME.convert(value, param, ctx)}"
+        except click.BadParameter:
+            self.fail(
+                f"{value!r} is no place; write earliest, latest, a sequence, "
+                "or a time like 2013-01-01T09:57 or with +01:00",
+                param,
+                ctx,
+            )
 
 
 START: Final = StartParameter()

@@ -238,6 +238,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
         error.status_code,
         {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "request"),
         what.get(error.status_code, "the request was refused"),
+        remedy="GET /openapi.json lists what there is.",
     )
     return _json(refused.answer, status=refused.status, headers=dict(error.headers or {}))
 

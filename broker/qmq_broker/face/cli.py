@@ -73,7 +73,11 @@ def broker() -> None:
 
 @broker.command()
 @click.option(
-    "--data", "directory", required=True, help="Data directory; made when it is not there."
+    "--data",
+    "directory",
+    required=True,
+    type=click.Path(file_okay=False),
+    help="Data directory; made when it is not there.",
 )
 @click.option(
     "--listen",

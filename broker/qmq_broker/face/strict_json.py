@@ -23,6 +23,8 @@ JSON_DEPTH_MAX: Final = 64
 
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_FIELD: Final = re.compile(r"field `(.*)`")
+_PATH_CHARACTERS_MAX: Final = 60
 _SURROGATE: Final = re.compile(rb"\\u[dD][89abAB]")
 
 T = TypeVar("T")
@@ -35,13 +37,26 @@ def read_json(data: bytes, kind: type[T]) -> T:
         return decode_json(data, kind)
     except ProtocolError as error:
         if isinstance(error.__cause__, msgspec.ValidationError):
-            raise InvalidMessageError(
-                field="request",
-                limit="the fields of this route",
-                value=shorten(str(error.__cause__)),
-                remedy="Compare the request with the documentation of the route.",
-            ) from error
+            raise _not_of_form(str(error.__cause__)) from error
         raise
+
+
+def _not_of_form(reason: str) -> InvalidMessageError:
+    """What msgspec says, with the field that it means by its path in the request."""
+    what, _, place = reason.partition(" - at `$")
+    name = _FIELD.search(what)
+    path = place.rstrip("`") + (f".{name[1]}" if name is not None else "")
+    return InvalidMessageError(
+        field=_short_path(path.removeprefix(".")) or "request",
+        limit="what GET /openapi.json says of this route",
+        value=shorten(what),
+        remedy="Compare the request with it.",
+    )
+
+
+def _short_path(path: str) -> str:
+    """A path of fields, bounded: names in it may be the sender's own."""
+    return path if path.isascii() and len(path) <= _PATH_CHARACTERS_MAX else ""
 
 
 def check_json(data: bytes) -> None:

@@ -3,19 +3,51 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq_broker.face.strict_json import JSON_DEPTH_MAX, check_json
-from qmq_client.wire.errors import ProtocolError
+from qmq_broker.face.strict_json import JSON_DEPTH_MAX, check_json, read_json
+from qmq_client.wire.errors import InvalidMessageError, ProtocolError
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(codec="utf-8")),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
 )  # fmt: skip
+
+
+class Inner(msgspec.Struct, forbid_unknown_fields=True):
+    size: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Outer(msgspec.Struct, forbid_unknown_fields=True):
+    parts: list[Inner]
+
+
+@pytest.mark.parametrize(
+    ("request_text", "field"),
+    [
+        ('{"parts": [{"size": 0}]}', "parts[0].size"),
+        ('{"parts": [{"size": 1}, {"size": "1"}]}', "parts[1].size"),
+        ('{"parts": [{}]}', "parts[0].size"),
+        ('{"parts": [{"size": 1, "colour": 1}]}', "parts[0].colour"),
+        ('{"parts": 1}', "parts"),
+        ("{}", "parts"),
+        ("[]", "request"),
+        ('{"%s": 1}' % ("x" * 100), "request"),
+    ],
+)
+def test_S7_what_is_not_of_the_form_is_refused_by_the_path_of_its_field(
+    request_text: str, field: str
+) -> None:
+    with pytest.raises(InvalidMessageError) as refused:
+        read_json(request_text.encode(), Outer)
+    assert refused.value.field == field
+    assert "GET /openapi.json" in refused.value.limit
 
 
 @given(VALUES, st.booleans())
