@@ -114,7 +114,7 @@ SMALL_FILES = (
     "state/groups.",
     layout.INDEX_TABLE,
 )
-RAW_FILES = ("commitlog/", "actionlog/", "consumequeue/", "index/", "checkpoint.")
+RAW_FILES = ("commitlog/", "actionlog/", "consumequeue/", "index/", "ids/", "checkpoint.")
 
 
 @pytest.mark.parametrize("prefix", SMALL_FILES)

@@ -12,10 +12,13 @@ from tests.broker.storage.damaged import Directory, flip
 from tests.crash.recording_disk import RecordingDisk
 from tests.crash.world import OPTIONS, FakeClock
 
+#: Where derived files are.
+DERIVED_IN = (layout.CONSUME_QUEUES, layout.STATE, layout.IDS, layout.ENTRIES)
+
 
 def derived(directory: Directory) -> Iterator[str]:
     for path, number in directory.image.names.items():
-        if number is not None and path.startswith((layout.CONSUME_QUEUES, layout.STATE)):
+        if number is not None and path.startswith(DERIVED_IN):
             yield path
 
 
@@ -48,7 +51,7 @@ def test_B11_a_derived_file_that_is_gone_or_wrong_is_made_again(
 
 def test_B11_all_derived_files_may_be_deleted() -> None:
     directory = Directory(is_clean=True)
-    for path in (layout.CONSUME_QUEUES, layout.STATE, *layout.CHECKPOINTS, layout.CLEAN):
+    for path in (*DERIVED_IN, *layout.CHECKPOINTS, layout.CLEAN):
         directory.remove(path)
     store = directory.assert_all_there()
     assert store.recovery.is_rebuilt

@@ -155,7 +155,7 @@ class ConsumeQueues:
         Requires: all frames below `durable_offset` were staged and published, and none behind.
         `copied_offset` is what the next start shall find. Raises `NoRoomError` with nothing lost.
         """
-        if durable_offset <= self._journal.next_offset:
+        if durable_offset <= self.known_offset:
             return
         runs = [
             EntryRun(subject, *queue.unjournaled()) for subject, queue in self._unjournaled.items()
