@@ -2,7 +2,8 @@
 
 Drain: messages that were stored before are taken and their rows deleted. The others call a handler
 that does nothing, so their figure is the most that they could hand on; the watchdog's sweep hands each
-message to a real broker, which has it on the disk before it answers.
+message to a real broker, which has it on the disk before it answers. The goal is against one job at a
+time: procrastinate knows no other way; pgqueuer is measured so, and in the batches of its own pages.
 
 Transaction: one business INSERT with and without one message, on the stack that each project's pages
 show for it. Compared is what the message adds, for the INSERT alone costs differently on each stack.
@@ -29,11 +30,13 @@ from qmq_client import Producer
 from qmq_client.sections import WatchdogSection
 
 US: Final = "qmq"
-#: The module of each, and how it was set.
+ONE_BY_ONE: Final = "pgqueuer, job by job"
+#: The module of each, how it was set, and how many messages it takes at a time.
 PEERS: Final = {
     "faststream-outbox": ("with_faststream_outbox", "fetches of 100, terminal deletes of 100", 100),
-    "procrastinate": ("with_procrastinate", "30 jobs at once, deleted when done", 1),
+    "procrastinate": ("with_procrastinate", "30 workers, one job at a time, deleted when done", 1),
     "pgqueuer": ("with_pgqueuer", "5 consumers, batches of 10", 10),
+    ONE_BY_ONE: ("with_pgqueuer", "5 consumers, one job at a time", 1),
 }
 #: Some seconds of work for each; rates do not depend on it.
 MESSAGES: Final = {
@@ -41,10 +44,11 @@ MESSAGES: Final = {
     "faststream-outbox": {"tiny": 20, "quick": 2_000, "full": 10_000},
     "procrastinate": {"tiny": 10, "quick": 150, "full": 600},
     "pgqueuer": {"tiny": 20, "quick": 500, "full": 3_000},
+    ONE_BY_ONE: {"tiny": 10, "quick": 150, "full": 600},
 }
 DRAIN_GOALS: Final = {
     "procrastinate": Goal(bound=80, is_floor=True),
-    "pgqueuer": Goal(bound=80, is_floor=True),
+    ONE_BY_ONE: Goal(bound=80, is_floor=True),
 }
 
 
@@ -63,8 +67,10 @@ def run(bench: Bench) -> list[Row]:
 def start_peer(processes: Processes, place: Place, python: str, name: str) -> Worker:
     """The process of one project with a database of its own, ready for orders."""
     module = f"benchmarks.peers.{PEERS[name][0]}"
-    dsn = place.make(name.replace("-", "_")).replace("postgresql+psycopg://", "postgresql://")
-    worker = processes.start_worker(f"{module}:work", python=python, dsn=dsn)
+    database = "".join(each if each.isalnum() else "_" for each in name)
+    dsn = place.make(database).replace("postgresql+psycopg://", "postgresql://")
+    batch = {"batch": PEERS[name][2]} if PEERS[name][0] == "with_pgqueuer" else {}
+    worker = processes.start_worker(f"{module}:work", python=python, dsn=dsn, **batch)
     worker.hear()
     return worker
 
@@ -105,7 +111,7 @@ def run_transactions(
             return callers["plain"].turn(count).p(0.5), callers["send"].turn(count).p(0.5)
 
         variants: dict[str, Callable[[], tuple[float, float]]] = {US: ours}
-        variants |= {name: partial(turn_of, workers[name], count) for name in workers}
+        variants |= {name: partial(turn_of, workers[name], count) for name in STACKS}
         interleave(variants, rounds=1)  # connections, imports, prepared statements
         outcomes = interleave(variants, rounds=bench.rounds)
     engine.dispose()
@@ -205,5 +211,6 @@ STACKS: Final = {
 
 def version_of(name: str) -> str:
     """Name and version as installed."""
-    (found,) = [one for one in REQUIREMENTS if one.partition("==")[0].partition("[")[0] == name]
-    return f"{name} {found.partition('==')[2]}"
+    project = name.partition(",")[0]
+    (found,) = [one for one in REQUIREMENTS if one.partition("==")[0].partition("[")[0] == project]
+    return f"{project} {found.partition('==')[2]}"

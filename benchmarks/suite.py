@@ -177,7 +177,7 @@ BENCHMARKS: Final = (
         name="outbox-peers",
         module="outbox_peers",
         summary="faststream-outbox, procrastinate and pgqueuer on the same PostgreSQL",
-        goal="drain ≥ 80 times procrastinate and pgqueuer",
+        goal="drain ≥ 80 times procrastinate and pgqueuer, job by job",
         group="outbox",
     ),
     Benchmark(

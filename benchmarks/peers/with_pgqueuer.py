@@ -1,5 +1,5 @@
 """pgqueuer as its own benchmark has it: five consumers, each with a connection of asyncpg and batches
-of 10, on uvloop; its autovacuum settings.
+of 10, on uvloop; its autovacuum settings. With batches of 1 it works job by job.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from benchmarks.peers.orders import BODY_BYTES, CREATE_ORDERS, CUSTOMER, NOTE, r
 from benchmarks.worker import Control
 
 CONSUMERS = 5
-BATCH = 10
 
 
 class Pgqueuer:
     """See `orders.Peer`."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, batch: int) -> None:
         self.dsn = dsn
+        self.batch = batch
         self.body = bytes(BODY_BYTES)
 
     async def create(self) -> None:
@@ -40,7 +40,10 @@ class Pgqueuer:
     async def drain(self, count: int) -> None:
         consumers = [await self._consumer() for _ in range(CONSUMERS)]
         await asyncio.gather(
-            *(each.run(batch_size=BATCH, mode=QueueExecutionMode.drain) for each, _ in consumers)
+            *(
+                each.run(batch_size=self.batch, mode=QueueExecutionMode.drain)
+                for each, _ in consumers
+            )
         )
         for _, connection in consumers:
             await connection.close()
@@ -65,11 +68,11 @@ class Pgqueuer:
         return consumer, connection
 
 
-def work(control: Control, *, dsn: str) -> None:
+def work(control: Control, *, dsn: str, batch: int) -> None:
     """The process of this peer."""
 
     async def main(control: Control) -> None:
-        peer = Pgqueuer(dsn)
+        peer = Pgqueuer(dsn, batch)
         await peer.create()
         await serve(control, peer)
 
