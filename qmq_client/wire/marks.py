@@ -17,7 +17,6 @@ there. Together they name one delayed message for ever. Big-endian; see `docs/fo
 from __future__ import annotations
 
 import struct
-import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,8 @@ from qmq_client.wire.message_id import MESSAGE_ID_BYTES
 
 _CRC: Final = struct.Struct(">I4x")
 _NUMBER: Final = struct.Struct(">Q")
+#: Whether this machine has the other end of a number first.
+_IS_LITTLE: Final = struct.pack("=H", 1) == b"\1\0"
 #: What of the header goes into the checksum: what says how to read the columns.
 _HEAD: Final = struct.Struct(">II")
 #: Columns of numbers in each kind, beside the bucket of RELEASED and the ids of SCHEDULED.
@@ -103,6 +104,6 @@ def frame_marks(frame: MessageFrame) -> Marks:
 def numbers(data: bytes) -> array[int]:
     """A column of 8-byte numbers; there may be millions, so none is made an object yet."""
     column = array("Q", data)
-    if sys.byteorder == "little":
+    if _IS_LITTLE:
         column.byteswap()
     return column

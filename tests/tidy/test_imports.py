@@ -16,7 +16,7 @@ SPARK = {"pyspark", "pyarrow", "pandas", "numpy"}
 
 #: The wire computes; it neither waits, reads the clock, nor opens anything.
 WIRE_MAY_USE = {
-    "__future__", "binascii", "bisect", "collections", "dataclasses", "enum", "functools",
+    "__future__", "array", "binascii", "bisect", "collections", "dataclasses", "enum", "functools",
     "hashlib", "itertools", "json", "operator", "re", "string", "struct", "types", "typing", "unicodedata",
     "zlib", "google_crc32c", "msgspec", "qmq_client",
 }  # fmt: skip

@@ -38,8 +38,9 @@ from qmq_broker.storage.logs.kinds import COMMIT_KINDS, SENT_KINDS
 from qmq_broker.storage.logs.log_recovery import LogFinding, examine, mend
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.queues.consume_queues import UNFLUSHED_BYTES_MAX, ConsumeQueues
-from qmq_broker.storage.schedule.copy import UNCOPIED_MAX, ScheduleCopier, clear_strays
-from qmq_broker.storage.schedule.copy import load as load_schedule
+from qmq_broker.storage.schedule.copy import UNCOPIED_MAX, ScheduleCopier
+from qmq_broker.storage.schedule.opening import clear_strays
+from qmq_broker.storage.schedule.opening import load as load_schedule
 from qmq_broker.storage.schedule.schedule import Schedule
 from qmq_broker.storage.staging import stage_delayed, stage_scanned
 from qmq_client.wire.errors import ProtocolError

@@ -1,14 +1,14 @@
-"""Bringing delayed messages to their files, and making them out of the files at a start.
+"""Bringing delayed messages to their files.
 
 ::
 
     state/schedule    MessagePack of ScheduleTable and a checksum line
 
 A copy adds to the schedule and dispatch logs of every bucket that has something new, each with one
-sync, and then replaces the table: what the table does not say was never copied, and is cut and
-derived from the commit log once more. So a message is copied once, by its source. Without a table the
-files speak for themselves: a record whose source is not above the last one of its bucket is in it.
-A bucket that is done with leaves the table first; then its files go.
+sync for each part, and then replaces the table: what the table does not say was never copied, and is
+cut and derived from the commit log once more. So a message is copied once, by its source. A part is
+small, because everything that is sent waits while it is copied. A bucket that is done with leaves the
+table first; then its files go.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 
 from qmq_broker.errors import CorruptionError, NoRoomError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
+from qmq_broker.storage.files.small_file import replace_file
 from qmq_broker.storage.schedule.bucket import (
     LOGS,
     Bucket,
@@ -32,6 +32,7 @@ from qmq_broker.storage.schedule.bucket import (
 )
 from qmq_broker.storage.schedule.columns import Columns
 from qmq_broker.storage.schedule.files import dispatched_frames
+from qmq_broker.storage.schedule.records import Wanted
 from qmq_broker.storage.schedule.schedule import Schedule, marked_frame
 from qmq_client.wire.frame import FrameKind
 from qmq_client.wire.marks import Marks
@@ -42,16 +43,18 @@ FRAME_MESSAGES_MAX: Final = 4096
 FRAME_BYTES_MAX: Final = 1024 * 1024
 #: Messages and fates that stay in memory before they are copied; a start derives as many.
 UNCOPIED_MAX: Final = 100_000
-#: Buckets copied between two commits; each costs up to two syncs.
-BUCKETS_PER_STEP: Final = 4
-BUCKETS_PER_STEP_BEHIND: Final = 32
+#: Messages of one part.
+PART_MESSAGES_MAX: Final = 2_000
+#: Parts copied between two commits; each costs a sync or two.
+PARTS_PER_STEP: Final = 4
+PARTS_PER_STEP_BEHIND: Final = 16
 #: Steps without a try after one that had no room: the log does not fill up with it.
 SKIPS_WITHOUT_ROOM: Final = 100
 
 
 @dataclass(slots=True, kw_only=True)
 class _Part:
-    """What is copied of one bucket: all that was visible when the copy was begun."""
+    """Some of what is copied of one bucket."""
 
     bucket: Bucket
     messages: Columns
@@ -66,6 +69,7 @@ class _Copy:
     bucket_ms: int
     pending: dict[str, int]
     stored_at_ms: int
+    #: Of all that was visible when it was begun; the last is next, and those of a bucket are in order.
     left: list[_Part]
     #: What the table will say.
     states: dict[int, BucketState]
@@ -113,7 +117,7 @@ class ScheduleCopier:
             return False
         is_behind = schedule.uncopied > 2 * UNCOPIED_MAX
         try:
-            self.copy_some(BUCKETS_PER_STEP_BEHIND if is_behind else BUCKETS_PER_STEP)
+            self.copy_some(PARTS_PER_STEP_BEHIND if is_behind else PARTS_PER_STEP)
         except NoRoomError:
             self._skips = SKIPS_WITHOUT_ROOM
             raise
@@ -121,18 +125,18 @@ class ScheduleCopier:
 
     def copy_all(self) -> None:
         """Bring everything visible to its files; durable on return."""
-        while not self.copy_some(len(self._schedule.buckets) + 1):
+        while not self.copy_some(PARTS_PER_STEP_BEHIND):
             pass
         if self._schedule.uncopied or self._is_over():
-            while not self.copy_some(len(self._schedule.buckets) + 1):
+            while not self.copy_some(PARTS_PER_STEP_BEHIND):
                 pass
 
-    def copy_some(self, buckets_max: int) -> bool:
-        """Go on with the copy, or begin one, for at most so many buckets; whether it is finished."""
+    def copy_some(self, parts_max: int) -> bool:
+        """Go on with the copy, or begin one, for at most so many parts; whether it is finished."""
         if self._copy is None:
             self._copy = self._begin()
         copy = self._copy
-        for _ in range(min(buckets_max, len(copy.left))):
+        for _ in range(min(parts_max, len(copy.left))):
             part = copy.left[-1]
             state = self._copy_bucket(part, copy.stored_at_ms)
             with self._schedule.lock:
@@ -181,15 +185,7 @@ class ScheduleCopier:
                 bucket_ms=schedule.bucket_ms,
                 pending=dict(schedule.pending),
                 stored_at_ms=schedule.stored_at_ms,
-                left=[
-                    _Part(
-                        bucket=one,
-                        messages=one.waiting.part(0, len(one.waiting)),
-                        fates=one.undispatched[:],
-                    )
-                    for one in buckets
-                    if not one.is_copied
-                ],
+                left=[part for one in buckets for part in reversed(_parts(one))],
                 states={
                     one.bucket: one.copied
                     for one in buckets
@@ -236,10 +232,19 @@ class ScheduleCopier:
             subject = schedule.subjects.names[messages.subjects[index]]
             by_subject.setdefault(subject, []).append(index)
         order = [index for indexes in by_subject.values() for index in indexes]
-        records = {
-            subject: [schedule.read(messages.message(i, schedule.subjects)) for i in indexes]
-            for subject, indexes in by_subject.items()
-        }
+        records: dict[str, list[bytes]] = {}
+        for subject, indexes in by_subject.items():
+            wanted = [
+                Wanted(
+                    messages.sequences[index],
+                    messages.places[index],
+                    messages.record_bytes[index],
+                    subject,
+                )
+                for index in indexes
+            ]
+            found = schedule.records.read_all(messages.bucket, wanted)
+            records[subject] = [_whole(record) for record in found]
         marks = Marks(
             sequences=[messages.sequences[index] for index in order],
             sources=[messages.sources[index] for index in order],
@@ -262,6 +267,29 @@ class ScheduleCopier:
             for month in sorted({layout.bucket_directory(log, bucket) for bucket in copy.over}):
                 if month.rpartition("/")[2] in schedule.disk.names(log):
                     schedule.disk.sync_directory(month)
+
+
+def _parts(bucket: Bucket) -> list[_Part]:
+    """What is not in the files of a bucket: its messages, and then what became of some."""
+    waiting, nothing = bucket.waiting, array("Q")
+    parts = [
+        _Part(
+            bucket=bucket,
+            messages=waiting.part(first, min(first + PART_MESSAGES_MAX, len(waiting))),
+            fates=nothing,
+        )
+        for first in range(0, len(waiting), PART_MESSAGES_MAX)
+    ]
+    if bucket.undispatched:
+        fates = bucket.undispatched[:]
+        parts.append(_Part(bucket=bucket, messages=waiting.part(0, 0), fates=fates))
+    return parts
+
+
+def _whole(record: bytes | CorruptionError) -> bytes:
+    if isinstance(record, CorruptionError):
+        raise record
+    return record
 
 
 def _portions(messages: Columns) -> list[tuple[int, int]]:
@@ -296,105 +324,3 @@ def write_table(
         pending=pending,
     )
     replace_file(schedule.disk, layout.SCHEDULE_TABLE, msgspec.msgpack.encode(table))
-
-
-def read_table(schedule: Schedule) -> ScheduleTable | None:
-    """What the table says; None for one that is missing, damaged, or of another store."""
-    data = read_file(schedule.disk, layout.SCHEDULE_TABLE)
-    content = None if data is None else unseal(data)
-    if content is None:
-        return None
-    try:
-        table = msgspec.msgpack.decode(content, type=ScheduleTable)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    return table if table.store_id == schedule.store_id else None
-
-
-def load(schedule: Schedule, *, first_offset: int, next_offset: int) -> bool:
-    """Take over what the files hold; whether there was a table. Changes nothing.
-
-    `first_offset` and `next_offset` are those of the commit log. Raises `CorruptionError`.
-    """
-    table = read_table(schedule)
-    if table is None:
-        _load_files(schedule)
-        schedule.copied_offset = first_offset
-        return False
-    if table.copied_offset > next_offset:
-        raise CorruptionError(
-            segment=layout.COMMIT_LOG,
-            offset=next_offset,
-            reason=f"the log ends here; {layout.SCHEDULE_TABLE} says synced up to offset "
-            f"{table.copied_offset}",
-        )
-    for state in table.buckets:
-        for log, length in zip(LOGS, (state.schedule_bytes, state.dispatch_bytes), strict=True):
-            there = schedule.files.length(log, state.bucket)
-            if there < length:
-                reason = f"{length} bytes were synced, {there} are there"
-                path = layout.bucket_path(log, state.bucket)
-                raise CorruptionError(segment=path, offset=there, reason=reason)
-        schedule.buckets[state.bucket] = Bucket(state)
-    schedule.pending = dict(table.pending)
-    schedule.bucket_ms = table.bucket_ms
-    schedule.copied_offset = max(table.copied_offset, first_offset)
-    return True
-
-
-def _load_files(schedule: Schedule) -> None:
-    """All buckets by what their files say of themselves."""
-    for bucket in schedule.files.buckets(layout.SCHEDULE):
-        state, subjects = _read_bucket(schedule, bucket)
-        if not state.schedule_bytes:
-            continue
-        loaded = schedule.buckets[bucket] = Bucket(state)
-        fates = loaded.fates(schedule.files)
-        for sequence, subject in subjects.items():
-            if not fates.get(sequence):
-                schedule.pending[subject] = schedule.pending.get(subject, 0) + 1
-
-
-def _read_bucket(schedule: Schedule, bucket: int) -> tuple[BucketState, dict[int, str]]:
-    files = schedule.files
-    schedule_bytes = files.good_bytes(layout.SCHEDULE, bucket)
-    subjects: dict[int, str] = {}
-    last_source = 0
-    for columns in files.columns(bucket, schedule.subjects, next_position=schedule_bytes):
-        for sequence, number in zip(columns.sequences, columns.subjects, strict=True):
-            subjects[sequence] = schedule.subjects.names[number]
-        last_source = max(last_source, *columns.sources)
-    dispatch_bytes = 0
-    if files.has(layout.DISPATCH, bucket):
-        dispatch_bytes = files.good_bytes(layout.DISPATCH, bucket)
-    settled = {sequence for _, sequence in files.fates(bucket, next_position=dispatch_bytes)}
-    return (
-        BucketState(
-            bucket, len(subjects), schedule_bytes, last_source, len(settled), dispatch_bytes
-        ),
-        subjects,
-    )
-
-
-def clear_strays(schedule: Schedule) -> int:
-    """Remove files of buckets that are not there; returns how many.
-
-    Requires: a table was read. They are of a copy that was interrupted, or were done with.
-    """
-    removed = 0
-    for log in LOGS:
-        months = set()
-        for bucket in schedule.files.buckets(log):
-            state = schedule.buckets.get(bucket)
-            is_needed = state is not None and (
-                state.copied.schedule_bytes
-                if log == layout.SCHEDULE
-                else state.copied.dispatch_bytes
-            )
-            if not is_needed:
-                schedule.files.remove(log, bucket)
-                months.add(layout.bucket_directory(log, bucket))
-                removed += 1
-        for month in sorted(months):
-            schedule.disk.sync_directory(month)
-    return removed
