@@ -131,7 +131,9 @@ class BrokerLife:
         if self.broker.writer.waiting_bytes:
             self._is_work_new = True
             self._scheduler.give(self._has_work)
-        self._scheduler.give(self._delay_is_wanted)
+        delay = self.broker.delayed.delay
+        if delay.is_busy or delay._arrivals:  # what its thread is notified of
+            self._scheduler.give(self._delay_is_wanted)
 
     def _write(self) -> None:
         while True:

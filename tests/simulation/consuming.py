@@ -33,12 +33,14 @@ class Worker(Machine):
     def __init__(self, world: World, name: str, slot: Slot, group: GroupPlan) -> None:
         super().__init__(world, name, slot)
         self._group = group
+        self.member: Member | None = None
 
     def live(self) -> None:
         """Begin the three strands of the member."""
+        self.member = None
         handler = self._make_handler()
         consumers = Consumers([handler], self.line, consumer_id=self.process.name, clock=self.clock)
-        self.member = member = consumers.members[0]
+        member = consumers.members[0]
         self._committed = Signal()
         if self._group.kind is Kind.RELAY:
             options = ProducerOptions(background=False, takeover_ms=TAKEOVER_MS)
@@ -46,20 +48,39 @@ class Worker(Machine):
             self.process.spawn("publisher", lambda: publish(self, self._producer, self._committed))
         member.check()
         self._changed = Signal()
+        self.member = member
+        self._busy_strands = 2
         self.process.spawn("pulls", lambda: self._loop(self._pull))
         self.process.spawn("works", lambda: self._loop(self._work))
         self.process.spawn("settles", lambda: self._loop(self._settle))
 
+    def stop(self) -> None:
+        """End in order, as `Consumers.stop` does: nothing new, what was begun to its end."""
+        if not self.is_stopping and not self.process.is_dead and self.member is not None:
+            self.is_stopping = True
+            self.member.stop()
+            self.world.scheduler.give(self._changed)
+
     def _loop(self, step: Callable[[Member], Pass | None]) -> None:
         """One thread of `Consumers`: a pass, then its pause, or a wait for something to do."""
-        while True:
-            done = step(self.member)
+        member, is_settling = self.member, step == self._settle
+        assert member is not None
+        while is_settling or not self.is_stopping:
+            if is_settling and self._is_done(member):
+                self.has_stopped = True
+                self.process.die()
+            done = step(member)
             if done is None:
                 self.process.wait(self._changed, _LOOK_US, "has nothing to do")
                 continue
             self.world.scheduler.give(self._changed)
             if done.pause_s:
                 self.process.sleep(round(done.pause_s * 1_000_000), "pauses")
+        self._busy_strands -= 1
+        self.world.scheduler.give(self._changed)
+
+    def _is_done(self, member: Member) -> bool:
+        return self.is_stopping and not self._busy_strands and not len(member.ledger)
 
     def _pull(self, member: Member) -> Pass | None:
         return member.pull_once() if member.prefetch.room(is_blocking=False) else None

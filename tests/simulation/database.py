@@ -28,7 +28,7 @@ _DAY_MS: Final = 86_400_000.0
 _BUSY: Final = "PRAGMA busy_timeout"
 #: What the driver itself waits for a lock unless told otherwise.
 _PATIENCE_MS: Final = 5_000
-_LOOK_AGAIN_US: Final = 7 * MS
+_LOOK_AGAIN_US: Final = 20 * MS
 _BUSY_SNAPSHOT: Final = 517
 _SCHEMA: Final = """
 CREATE TABLE business (label TEXT NOT NULL);

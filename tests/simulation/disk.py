@@ -16,8 +16,9 @@ from tests.crash.power_cut import Kept, Lost, Scattered, Torn
 from tests.crash.recording_disk import Operation, PassingDisk
 from tests.simulation.scheduler import Died, Process, Scheduler
 
-#: Of a quick disk.
+#: The longest sync of a quick disk, and of a slow one.
 SYNC_US: Final = 2_000
+SLOW_SYNC_US: Final = 400_000
 
 
 class PlayedDisk(PassingDisk):

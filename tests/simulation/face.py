@@ -1,4 +1,4 @@
-"""The broker's face in the played world: send, pull and settle as `qmq_broker.face.hot` serves them.
+"""The broker's face in the played world: send, pull, settle and cancel, as the real one serves them.
 
 Requests and answers are the bytes of the wire and statuses; only HTTP itself is left out. A pull waits
 in the broker's own list of waiting pulls.
@@ -10,19 +10,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from qmq_broker.face.answers import error_answer, error_status, retry_after
+from qmq_broker.face.delayed_routes import _outcome
 from qmq_broker.service.broker import send_answer
 from qmq_broker.service.delivery.delivery import HandOut
 from qmq_broker.service.delivery.settling import Stale
 from qmq_broker.service.delivery.waiting import WaitingPull
+from qmq_broker.storage.schedule.cancelled import Cancelled
+from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.store import Placed
+from qmq_client.wire.delayed import CancelAnswer, CancelRequest
 from qmq_client.wire.deliveries import build_deliveries
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.groups import group_of
+from qmq_client.wire.message_id import parse_message_id
 from qmq_client.wire.requests import (
     PullRequest,
     SettleRequest,
     decode_control,
+    decode_json,
     encode_control,
+    encode_json,
 )
 from tests.simulation.broker import BrokerLife
 from tests.simulation.scheduler import MS
@@ -61,7 +68,12 @@ class Face:
     _routes: dict[str, Callable[[Call], None]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._routes = {"send": self._send, "pull": self._pull, "settle": self._settle}
+        self._routes = {
+            "send": self._send,
+            "pull": self._pull,
+            "settle": self._settle,
+            "cancel": self._cancel,
+        }
 
     def serve(self, call: Call) -> None:
         """One request, in the broker's loop; its answer may come later."""
@@ -93,6 +105,29 @@ class Face:
         broker.serving.check_delivers()
         settled = broker.delivery.settle(request, broker.time.now_ms())
         call.respond(Answer(200, encode_control(settled)))
+
+    def _cancel(self, call: Call) -> None:
+        """Of delayed messages, as `delayed_routes` does it."""
+        broker = self.life.broker
+        (text,) = decode_json(call.body, CancelRequest).message_ids
+        broker.serving.check_delivers()
+        message_id = parse_message_id(text)
+        found = [one.message for one in broker.delayed.query.find(message_id)]
+        places = [
+            Cancelled(one.bucket, one.sequence, one.source, one.subject, message_id)
+            for one in found
+        ]
+
+        def on_done(outcome: list[Fate | None] | Exception) -> None:
+            if isinstance(outcome, QmqError):
+                call.respond(_refusal(outcome))
+            elif isinstance(outcome, Exception):
+                raise outcome
+            else:
+                answer = CancelAnswer(outcomes=(_outcome(outcome),))
+                call.respond(Answer(200, encode_json(answer)))
+
+        broker.delayed.changes.cancel(places, on_done)
 
     def _pull(self, call: Call) -> None:
         broker = self.life.broker

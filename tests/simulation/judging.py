@@ -15,16 +15,18 @@ from qmq_broker.storage.store import Store
 from qmq_client.wire.message_id import format_message_id
 from qmq_client.wire.record import Record, decode_record
 from tests.kit.checker import check
-from tests.kit.events import AnyEvent, DeadLetter, Delivered, Effect, Stored, Truth
+from tests.kit.events import AnyEvent, DeadLetter, Delivered, Effect, Parked, Stored, Truth
 from tests.kit.expectations import Group, Promises
 from tests.simulation.consuming import LEASE_MS
 from tests.simulation.database import Databases
+from tests.simulation.disk import SLOW_SYNC_US, SYNC_US
 from tests.simulation.ears import hash_of
 from tests.simulation.plan import ORDERS, GroupPlan, Kind, Trouble
+from tests.simulation.scheduler import MS
 from tests.simulation.world import World
 
-#: The interval of the action log's sync, and the sync itself.
-_ACK_DURABLE_MS: Final = 150
+#: The interval of the action log's sync, and two syncs beside it: the one under way and the next.
+_ACK_DURABLE_MS: Final = 110
 
 
 class Judge:
@@ -48,6 +50,7 @@ class Judge:
         found += self._judge_dead_letters()
         found += self._judge_once()
         found += self._judge_audits()
+        found += self._judge_cancelled()
         verdict = check(self._history(), groups=self._groups(), promises=self._promises())
         found += [f"{one.oracle}: {one.sentence}" for one in verdict.findings]
         return found
@@ -118,6 +121,22 @@ class Judge:
                 self._world.ears.tell(DeadLetter, group=group.name, message_id=message_id)
         return faults
 
+    def _judge_cancelled(self) -> list[str]:
+        """What the broker called cancelled is nowhere; without its word it may be or not."""
+        stored = {
+            format_message_id(record.message_id)
+            for records in self._records.values()
+            for record in records
+        }
+        wanted = self._world.taken_back
+        for message_id in sorted(wanted.keys() - stored):
+            self._world.ears.tell(Parked, message_id=message_id, reason="cancelled")
+        return [
+            f"D4: {message_id} was cancelled and came all the same"
+            for message_id in sorted(wanted.keys() & stored)
+            if wanted[message_id]
+        ]
+
     def _judge_audits(self) -> list[str]:
         """After the last move to the beginning everything comes once more."""
         faults: list[str] = []
@@ -160,9 +179,11 @@ class Judge:
         }
 
     def _promises(self) -> Promises:
+        is_slow = Trouble.SLOW_DISK in self._plan.troubles
+        sync_ms = (SLOW_SYNC_US if is_slow else SYNC_US) // MS
         return Promises(
             ordered_subjects=frozenset({ORDERS}) if self._plan.is_ordered else frozenset(),
-            ack_durable_ms=_ACK_DURABLE_MS,
+            ack_durable_ms=_ACK_DURABLE_MS + 2 * sync_ms,
             lease_ms=LEASE_MS,
             drain_ms_max=120_000,
             recovery_ms_max=120_000,

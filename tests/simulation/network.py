@@ -16,15 +16,19 @@ import httpx
 from qmq_client.errors import BrokerUnreachableError
 from qmq_client.transport.http import _decode
 from qmq_client.transport.http_errors import check_status
+from qmq_client.wire.delayed import CancelAnswer, Cancellation, CancelRequest
 from qmq_client.wire.deliveries import Deliveries, parse_deliveries
 from qmq_client.wire.frame import parse_message_frame
 from qmq_client.wire.requests import (
     FRAME_CONTENT_TYPE,
+    JSON_CONTENT_TYPE,
     PullRequest,
     SendAnswer,
     SettleAnswer,
     SettleRequest,
+    decode_json,
     encode_control,
+    encode_json,
 )
 from tests.simulation.broker import BrokerLife
 from tests.simulation.ears import Ears
@@ -190,10 +194,18 @@ class Line:
         self._ears.on_settled(self._process, request, answer.stale, began_us)
         return answer
 
+    def cancel(self, message_ids: tuple[str, ...]) -> tuple[Cancellation, ...]:
+        """See `Cancelling`."""
+        body = encode_json(CancelRequest(message_ids=message_ids))
+        answer = self._call("cancel", body, content_type=JSON_CONTENT_TYPE)
+        return decode_json(answer, CancelAnswer).outcomes
+
     def close(self) -> None:
         """Nothing is kept open."""
 
-    def _call(self, route: str, body: bytes, wait_us: int = 0) -> bytes:
+    def _call(
+        self, route: str, body: bytes, wait_us: int = 0, content_type: str = FRAME_CONTENT_TYPE
+    ) -> bytes:
         answer = self._network.call(self._process, route, body, ANSWER_US + wait_us)
         if answer.status != 200:
             headers = {"content-type": FRAME_CONTENT_TYPE}

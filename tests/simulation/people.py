@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -19,6 +20,8 @@ from qmq_client.options import ProducerOptions
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.producer import Producer
 from qmq_client.retry import Backoff
+from qmq_client.transport.cancelling import cancel_at_broker
+from qmq_client.wire.delayed import Cancellation
 from qmq_watchdog.databases import Database
 from qmq_watchdog.job import DaemonOptions, SweepJob
 from qmq_watchdog.sweep import Sweep, SweepOptions
@@ -31,6 +34,8 @@ from tests.simulation.scheduler import MS, Died, PlayedClock, Process, Signal
 from tests.simulation.world import World
 
 TAKEOVER_MS: Final = 2_000
+#: What cheap quartz is off by, and more.
+DRIFT_PPM: Final = 300
 _BACKOFF: Final = Backoff(first_ms=200, max_ms=3_000)
 _AGAIN_US: Final = 2_000 * MS
 _KEYS: Final = ("red", "red", "green", None)
@@ -46,6 +51,10 @@ class Machine:
         self.clock = PlayedClock(world.scheduler)
         self.process: Process = Process(world.scheduler, name)
         self.is_wanted = True
+        #: Asked to end in order, which only some can.
+        self.is_stopping = False
+        #: Ended in order: nothing of what it held may come again for its sake.
+        self.has_stopped = False
         self._lives = 0
 
     def start(self) -> None:
@@ -53,9 +62,12 @@ class Machine:
         if not self.is_wanted:
             return
         self._lives += 1
+        self.is_stopping = self.has_stopped = False
         self.process = process = Process(self.world.scheduler, f"{self.name}.{self._lives}")
         process.on_death = self._on_death
-        self.clock = PlayedClock(self.world.scheduler, process)
+        ahead_ms, self.clock = self.clock.ahead_ms, PlayedClock(self.world.scheduler, process)
+        self.clock.ahead_ms = ahead_ms
+        self.clock.drift_ppm = self.world.scheduler.rng.randint(-DRIFT_PPM, DRIFT_PPM)
         self.engine = self.slot.take(process, self.world.played)
         self.line = Line(self.world.network, process, self.world.ears)
         process.spawn("main", self._main)
@@ -74,7 +86,8 @@ class Machine:
 
     def _on_death(self) -> None:
         world = self.world
-        world.ears.fault("crash", self.process.name, "begin")
+        if not self.has_stopped:
+            world.ears.fault("crash", self.process.name, "begin")
         self.slot.release()
         delay_us = world.scheduler.rng.randrange(_AGAIN_US)
         world.scheduler.after(delay_us, f"{self.name} starts", self.start)
@@ -153,6 +166,22 @@ class Shop(Machine):
             message = self.world.new_message(ORDERS, key=rng.choice(_KEYS))
             attempt(self, message, label)
             self._producer.send(message, session=scope)
+            if message.delay is not None and rng.random() < 0.4:
+                self._regret(message)
+
+    def _regret(self, message: Message) -> None:
+        """Some time later somebody wants a delayed message back."""
+        world, message_id = self.world, message.message_id
+        assert message_id is not None
+
+        def take_back() -> None:
+            self.process.sleep(world.scheduler.rng.randrange(4_000 * MS), "changes its mind")
+            world.taken_back.setdefault(message_id, False)
+            with suppress(QmqError):
+                if cancel_at_broker(self.line, message_id) is Cancellation.CANCELLED:
+                    world.taken_back[message_id] = True
+
+        self.process.spawn("regrets", take_back)
 
 
 def publish(machine: Machine, producer: Producer, committed: Signal) -> None:

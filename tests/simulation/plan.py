@@ -42,6 +42,7 @@ class Trouble(StrEnum):
     BAD_DISK = "failing syncs of the broker's disk"
     PRODUCER_CRASH = "crash of a producer"
     CONSUMER_CRASH = "crash of a consumer"
+    CONSUMER_STOP = "stop of a consumer in order"
     WATCHDOG_CRASH = "crash of a watchdog"
     LOST_REQUESTS = "lost requests"
     LOST_ANSWERS = "lost answers"

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from qmq_broker.service.broker import Broker
+from qmq_broker.service.delay.changes import DelayChanges, OnCancelled
 from qmq_broker.service.delay.releasing import Delay
 from qmq_broker.service.delay.wheel import Wheel
 from qmq_broker.service.delivery import delivery, picking
@@ -26,6 +27,8 @@ from qmq_broker.service.delivery.settling import Outcome, plan_settlements
 from qmq_broker.storage.logs.actions import Action
 from qmq_broker.storage.logs.dedupe_window import DedupeWindow
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
+from qmq_broker.storage.schedule.cancelled import Cancelled
+from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.schedule.schedule import Schedule
 from qmq_client import publish, publisher
 from qmq_client.consumer.delivery import ACKED, Received
@@ -198,6 +201,13 @@ def delayed_messages_are_due_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def cancellations_are_only_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(self: DelayChanges, places: Sequence[Cancelled], on_done: OnCancelled) -> None:
+        self._tell(on_done, [Fate.CANCELLED] * len(places))
+
+    monkeypatch.setattr(DelayChanges, "cancel", answer)
+
+
 def the_inbox_commits_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     insert = SqliteInboxDialect.insert
 
@@ -272,6 +282,9 @@ BUGS: dict[str, Bug] = {
     "repeats are stored": Bug(repeats_are_not_recognised),
     "delayed messages are released twice": Bug(a_release_is_done_again),
     "delayed messages are early": Bug(delayed_messages_are_due_at_once),
+    "cancellations are only answered": Bug(
+        cancellations_are_only_answered, lambda plan: plan.has_delays
+    ),
     "the inbox row in another transaction": Bug(the_inbox_commits_by_itself),
     "acked before it is handled": Bug(outcomes_are_noted_before_the_handler),
 }

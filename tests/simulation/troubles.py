@@ -8,7 +8,7 @@ from typing import Final
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.start import Start, StartKind
 from tests.simulation.consuming import Worker
-from tests.simulation.disk import SYNC_US, PlayedDisk
+from tests.simulation.disk import SLOW_SYNC_US, SYNC_US, PlayedDisk
 from tests.simulation.people import Machine, Shop, Watch
 from tests.simulation.plan import Kind, Trouble
 from tests.simulation.scheduler import MS
@@ -18,7 +18,6 @@ from tests.simulation.world import World
 _POINTS: Final = 60
 _DISK_CALLS: Final = 40
 _SOON_US: Final = 30 * MS
-_SLOW_SYNC_US: Final = 400 * MS
 _WHILE_MS: Final = 3_000
 #: Clocks are wrong by less than leases, takeovers and the broker's window of ids forgive.
 _WRONG_MS: Final = 5_000
@@ -41,6 +40,7 @@ class Troubles:
             Trouble.BAD_DISK: self._fail_a_sync,
             Trouble.PRODUCER_CRASH: lambda: self._crash(Shop),
             Trouble.CONSUMER_CRASH: lambda: self._crash(Worker),
+            Trouble.CONSUMER_STOP: self._stop_a_consumer,
             Trouble.WATCHDOG_CRASH: lambda: self._crash(Watch),
             Trouble.LOST_REQUESTS: lambda: self._weather("loses_requests", 0.3),
             Trouble.LOST_ANSWERS: lambda: self._weather("loses_answers", 0.4),
@@ -115,7 +115,7 @@ class Troubles:
 
     def _slow_the_disk(self) -> None:
         if (disk := self._disk()) is not None:
-            disk.sync_us = _SLOW_SYNC_US
+            disk.sync_us = SLOW_SYNC_US
             self._later(lambda: setattr(disk, "sync_us", SYNC_US))
 
     def _fail_a_sync(self) -> None:
@@ -136,6 +136,11 @@ class Troubles:
             machine.process.kill()
         else:
             machine.process.points_left = self._rng.randrange(1, _POINTS)
+
+    def _stop_a_consumer(self) -> None:
+        worker = self._victim(Worker)
+        if isinstance(worker, Worker):
+            worker.stop()
 
     def _weather(self, name: str, chance: float) -> None:
         weather = self._world.network.weather

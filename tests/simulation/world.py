@@ -39,6 +39,8 @@ class World:
         self.machines: list[Machine] = []
         #: Transactions of handlers and of applications, whose truth is asked for at the end.
         self.labels: list[str] = []
+        #: Messages that somebody wanted back: True when the broker said that they are cancelled.
+        self.taken_back: dict[str, bool] = {}
         #: When the groups that only look were moved to the beginning for the last time.
         self.sought_at_ns = 0
         self._messages = 0
