@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
 from qmq_client.consumer import Consumers, consumer
+from qmq_client.consumer.member import Member
 from qmq_client.testing import drain
 from qmq_client.wire.requests import PullRequest
 from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S, Bench
@@ -20,16 +22,34 @@ LONG_MS = 10 * 60_000
 
 
 class Hanging:
-    """A handler call on a thread of its own that goes on until it is let go."""
+    """One handler call, on a thread of its own, that goes on until it is let go."""
 
-    def __init__(self, consumers: Consumers) -> None:
-        self._thread = threading.Thread(target=consumers.members[0].work_once, daemon=True)
+    def __init__(self) -> None:
+        self._begun, self._may_finish = threading.Event(), threading.Event()
 
-    def start(self, begun: threading.Event) -> None:
+    def hang(self) -> None:
+        """What the handler does."""
+        self._begun.set()
+        assert self._may_finish.wait(WAIT_S)
+
+    def start(self, bench: Bench, handler: Callable[..., object]) -> tuple[Consumers, Member]:
+        """Give the handler the message 1, and let it begin."""
+        bench.put(1)
+        consumers = bench.consumers(handler)
+        (member,) = consumers.members
+        member.pull_once(is_blocking=False)
+        self.begin(member)
+        return consumers, member
+
+    def begin(self, member: Member) -> None:
+        """Let the member handle what it has in hand; the handler hangs on return."""
+        self._thread = threading.Thread(target=member.work_once, daemon=True)
         self._thread.start()
-        assert begun.wait(WAIT_S)
+        assert self._begun.wait(WAIT_S)
 
     def end(self) -> None:
+        """Let it go, and see it return."""
+        self._may_finish.set()
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive()
 
@@ -37,21 +57,15 @@ class Hanging:
 def test_F31_C6_a_plain_handler_over_its_time_has_its_message_given_back_while_it_goes_on(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    begun, may_finish = threading.Event(), threading.Event()
+    hanging = Hanging()
     done: list[int] = []
 
     @consumer(SUBJECT, group=GROUP, timeout_ms=5_000)
     def handler(body: int) -> None:
-        begun.set()
-        assert may_finish.wait(WAIT_S)
+        hanging.hang()
         done.append(body)
 
-    bench.put(1)
-    consumers = bench.consumers(handler)
-    (member,) = consumers.members
-    member.pull_once(is_blocking=False)
-    hanging = Hanging(consumers)
-    hanging.start(begun)
+    consumers, member = hanging.start(bench, handler)
     bench.clock.advance(4_999)
     member.settle_once()
     assert bench.broker.in_flight(SUBJECT, GROUP) == 1
@@ -60,7 +74,6 @@ def test_F31_C6_a_plain_handler_over_its_time_has_its_message_given_back_while_i
     assert bench.broker.in_flight(SUBJECT, GROUP) == 0
     assert "handler_timed_out" in caplog.text
     assert "it goes on, and takes up one of 1 threads" in caplog.text
-    may_finish.set()
     hanging.end()
     member.settle_once()
     assert done == [1]
@@ -73,12 +86,11 @@ def test_F31_C6_a_plain_handler_over_its_time_has_its_message_given_back_while_i
 def test_C6_what_waits_behind_handlers_that_are_all_over_their_time_is_given_back_at_once(
     bench: Bench,
 ) -> None:
-    begun, may_finish = threading.Event(), threading.Event()
+    hanging = Hanging()
 
     @consumer(SUBJECT, group=GROUP, timeout_ms=1_000)
     def handler(body: int) -> None:
-        begun.set()
-        assert may_finish.wait(WAIT_S)
+        hanging.hang()
 
     bench.put(1, 2, 3)
     consumers = bench.consumers(handler)
@@ -87,8 +99,7 @@ def test_C6_what_waits_behind_handlers_that_are_all_over_their_time_is_given_bac
         PullRequest(subject=SUBJECT, group=GROUP, consumer=consumers.consumer_id, max_messages=3)
     )
     member._receive(given, bench.clock.monotonic_s())
-    hanging = Hanging(consumers)
-    hanging.start(begun)
+    hanging.begin(member)
     bench.clock.advance(999)
     member.settle_once()
     assert bench.broker.in_flight(SUBJECT, GROUP) == 3
@@ -100,30 +111,22 @@ def test_C6_what_waits_behind_handlers_that_are_all_over_their_time_is_given_bac
     )
     assert [one.sequence for one in others.messages] == [1, 2], "the first waits for its backoff"
     assert member.prefetch.room(is_blocking=False) == 0, "no more is asked for meanwhile"
-    may_finish.set()
     hanging.end()
     assert member.prefetch.room(is_blocking=False) >= 1
 
 
 def test_the_next_attempt_says_that_the_one_before_took_too_long(bench: Bench) -> None:
-    begun, may_finish = threading.Event(), threading.Event()
+    hanging = Hanging()
 
     @consumer(SUBJECT, group=GROUP, timeout_ms=1_000, max_attempts=1)
     def handler(body: int) -> None:
-        begun.set()
-        assert may_finish.wait(WAIT_S)
+        hanging.hang()
 
-    bench.put(1)
-    consumers = bench.consumers(handler)
-    (member,) = consumers.members
-    member.pull_once(is_blocking=False)
-    hanging = Hanging(consumers)
-    hanging.start(begun)
+    _, member = hanging.start(bench, handler)
     bench.clock.advance(1_000)
     member.settle_once()
     (dead,) = bench.broker.dead_letters(SUBJECT, GROUP)
     assert dead.error == "HandlerTimeoutError: the handler ran longer than its timeout_ms, 1000"
-    may_finish.set()
     hanging.end()
 
 
@@ -165,24 +168,17 @@ def test_a_timeout_of_the_handlers_own_is_told_as_its_own(bench: Bench) -> None:
 def test_F31_C6_an_async_handler_that_blocks_the_loop_has_its_message_given_back_too(
     bench: Bench,
 ) -> None:
-    begun, may_finish = threading.Event(), threading.Event()
+    hanging = Hanging()
 
     @consumer(SUBJECT, group=GROUP, timeout_ms=LONG_MS)
     async def handler(body: int) -> None:
-        begun.set()
-        assert may_finish.wait(WAIT_S)
+        hanging.hang()
 
-    bench.put(1)
-    consumers = bench.consumers(handler)
-    (member,) = consumers.members
-    member.pull_once(is_blocking=False)
-    hanging = Hanging(consumers)
-    hanging.start(begun)
+    consumers, member = hanging.start(bench, handler)
     bench.clock.advance(LONG_MS + 1_000)
     member.prefetch.running()[0].received[0].lease_ends_at_s += LONG_MS  # as prolonged meanwhile
     member.settle_once()
     assert bench.counters(consumers)["timed_out"] == 1
-    may_finish.set()
     hanging.end()
     consumers.stop()
 
@@ -190,24 +186,17 @@ def test_F31_C6_an_async_handler_that_blocks_the_loop_has_its_message_given_back
 def test_C5_an_effect_committed_after_the_timeout_is_not_repeated(
     bench: Bench, engine: sa.Engine
 ) -> None:
-    begun, may_finish = threading.Event(), threading.Event()
+    hanging = Hanging()
     calls: list[Any] = []
 
     @consumer(SUBJECT, group=GROUP, timeout_ms=1_000, inbox=sessionmaker(engine))
     def handler(body: int, session: Session) -> None:
         calls.append(body)
-        begun.set()
-        assert may_finish.wait(WAIT_S)
+        hanging.hang()
 
-    bench.put(1)
-    consumers = bench.consumers(handler)
-    (member,) = consumers.members
-    member.pull_once(is_blocking=False)
-    hanging = Hanging(consumers)
-    hanging.start(begun)
+    consumers, member = hanging.start(bench, handler)
     bench.clock.advance(1_000)
     member.settle_once()
-    may_finish.set()
     hanging.end()
     bench.clock.advance(2_000)
     drain(consumers)
