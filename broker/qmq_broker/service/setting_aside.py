@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from qmq_broker.errors import BusyError, CorruptionError, PoisonedError
+from qmq_broker.errors import BusyError, CorruptionError, NoRoomError, PoisonedError
 from qmq_broker.service.delivery.bodies import (
     Copy,
     group_queue,
@@ -94,7 +94,11 @@ class SettingAside:
 
     def step(self, now_ms: int) -> bool:
         """A bounded part in both directions; whether there is more to bring back at once."""
-        is_unfinished = all(self.bring_back(now_ms) for _ in range(PASSES_MAX))
+        try:
+            is_unfinished = all(self.bring_back(now_ms) for _ in range(PASSES_MAX))
+        except NoRoomError as error:  # what was not noted is brought back once more
+            _log.warning("messages not brought back: reason=%s", error)
+            return False
         if now_ms >= self._next_ms and self._going is None:
             self._next_ms = now_ms + INTERVAL_MS
             self._put_away(now_ms)
@@ -201,7 +205,12 @@ class SettingAside:
             [run for run in going.runs if state.redeliveries.is_waiting(run)]
         ):
             actions.append(SetAside(now_ms, state.subject, state.group, first, next_, going.ticket))
-        self._delivery.journal.write(actions, state)
+        try:
+            self._delivery.journal.write(actions, state)
+        except NoRoomError as error:  # the copies are nobody's, and are passed over when they come
+            self._not_before[going.group.key] = now_ms + PAUSE_MS
+            _log.warning("messages not set aside: reason=%s", error)
+            return
         self._delivery.after_change(going.group, now_ms)
         self._next_ms = now_ms  # there may be more
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from qmq_broker.errors import NoRoomError
 from qmq_broker.service.delivery.fates import Fate, fate_of
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.limits import ServiceLimits
@@ -238,6 +239,33 @@ def test_a_wait_beyond_two_years_is_refused(rig: AsideRig) -> None:
     with pytest.raises(InvalidMessageError, match="delay_ms"):
         rig.settle(given.nack(3 * 366 * DAY_MS))
     rig.settle(given.nack(2 * 366 * DAY_MS))
+
+
+def test_D3_an_action_log_without_room_loses_and_doubles_nothing(
+    rig: AsideRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> None:
+        raise NoRoomError("no space left on device")
+
+    rig.send(b"a")
+    rig.settle(rig.pull().nack(MONTH_MS))
+    with monkeypatch.context() as patch:
+        rig.broker.setting_aside.step(rig.now_ms)
+        patch.setattr(rig.store.actions, "append", full)
+        rig.commit()
+    assert (rig.state.aside.count, rig.state.redeliveries.count) == (0, 1)
+    rig.clock.pass_ms(HOUR_MS)
+    rig.turn()
+    assert rig.state.aside.count == 1
+    rig.clock.pass_ms(MONTH_MS)
+    rig.release()
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.store.actions, "append", full)
+        rig.broker.setting_aside.step(rig.now_ms)
+    assert rig.state.aside.count == 1
+    rig.turn()
+    assert rig.pull().attempts == [2]
+    assert rig.pull("two").bodies == []
 
 
 def test_what_is_over_the_limit_waits_in_the_heap(tmp_path: Path) -> None:
