@@ -22,6 +22,16 @@ def ask(broker: BrokerProcess, path: str) -> Any:
         return json.load(answer)
 
 
+def post(broker: BrokerProcess, path: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(
+        f"{broker.url}{path}",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
 def stored(broker: BrokerProcess) -> int:
     subjects = ask(broker, "/v1/subjects")["subjects"]
     return sum(one["next_sequence"] for one in subjects)
@@ -67,4 +77,35 @@ def test_F35_D1_D3_a_broker_whose_clock_is_set_back_and_forward_releases_nothing
         broker.kill()
     with BrokerProcess(tmp_path / "data", *arguments, command=SERVE_SHIFTED) as broker:
         assert (stored(broker), status(broker)["pending"]) == (3, 2)
+        assert broker.stop() == 0
+
+
+def test_D3_what_was_given_back_for_hours_comes_back_to_a_broker_that_was_killed(
+    tmp_path: Path,
+) -> None:
+    shift = tmp_path / "shift"
+    shift.write_text("0")
+    arguments = ("--shift", str(shift))
+    whose = {"subject": "orders", "group": "billing", "consumer": "one"}
+    with BrokerProcess(tmp_path / "data", *arguments, command=SERVE_SHIFTED) as broker:
+        post(broker, "/v1/send", {"messages": [{"subject": "orders", "body": "a"}]})
+        given = post(broker, "/v1/pull", {**whose, "wait_ms": 10_000})
+        (message,) = given["messages"]
+        place = [message["pull_sequence"], message["pull_sequence"] + 1]
+        nack = {"range": place, "delay_ms": 3 * HOUR_MS, "error": "later"}
+        settlement = {"token": given["token"], "nacks": [nack]}
+        assert post(broker, "/v1/settle", {**whose, "settlements": [settlement]})["settled"] == 1
+        groups = "/v1/groups?subject=orders"
+        wait_for(
+            lambda: ask(broker, groups)["groups"][0]["set_aside"] == 1, "set aside", within_s=30
+        )
+        (found,) = ask(broker, f"/v1/messages?id={message['message_id']}")["messages"]
+        assert (found["groups"][0]["state"], found["groups"][0]["error"]) == ("waiting", "later")
+        broker.kill()
+    shift.write_text(str(4 * HOUR_MS))
+    with BrokerProcess(tmp_path / "data", *arguments, command=SERVE_SHIFTED) as broker:
+        wait_for(lambda: not status(broker)["pending"], "the release", within_s=30)
+        (back,) = post(broker, "/v1/pull", {**whose, "wait_ms": 20_000})["messages"]
+        assert (back["message_id"], back["attempt"]) == (message["message_id"], 2)
+        assert [one["subject"] for one in ask(broker, "/v1/subjects")["subjects"]] == ["orders"]
         assert broker.stop() == 0
