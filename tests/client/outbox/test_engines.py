@@ -78,6 +78,29 @@ def test_S1_S3_an_application_may_begin_by_its_first_statement(world: World, tex
     assert world.outcome() == (["a"], ["a"], set())
 
 
+@pytest.mark.parametrize("scope", ["session", "core"])
+def test_S1_S4_a_full_disk_stops_the_commit_and_nothing_is_left_of_it(
+    world: World, scope: str
+) -> None:
+    with world.engine.connect() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 2}")
+        connection.rollback()
+        joined: Any = Session(connection) if scope == "session" else connection
+        joined.execute(sa.insert(Order).values(label="full"))
+        message_id = world.producer.send(Message(SUBJECT, bytes(200_000)), session=joined)
+        with pytest.raises(sa.exc.OperationalError, match=f"(?s)full.*{message_id}") as caught:
+            joined.commit()
+        joined.rollback()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 1_000}")
+        connection.rollback()
+        joined.execute(sa.insert(Order).values(label="room"))
+        world.send("room", joined)
+        joined.commit()
+    assert caught.value.__notes__
+    assert world.outcome() == (["room"], ["room"], set())
+
+
 @pytest.mark.parametrize("name", ["before_cursor_execute", "do_execute", "after_cursor_execute"])
 def test_who_listens_to_statements_hears_the_one_of_the_outbox(world: World, name: str) -> None:
     heard: list[str] = []
