@@ -19,7 +19,7 @@ from qmq_pipeline.jobs.marts import marts
 from qmq_pipeline.jobs.report import report
 from qmq_pipeline.lake import Lake
 from qmq_pipeline.report.buckets import buckets_of, held, length_text
-from qmq_pipeline.report.charts import bar_chart, line_chart, nice_end
+from qmq_pipeline.report.charts import bar_chart, line_chart, nice_end, time_chart
 from qmq_pipeline.report.facts import Bar, Grid, Series, TimeChart
 from qmq_pipeline.report.page import grid
 from qmq_pipeline.report.words import cell, number
@@ -129,3 +129,21 @@ def test_tables_on_the_page_are_escaped_and_bounded() -> None:
     assert "No such things." in grid(Grid(title="Such things", columns=("a",), rows=()))
     texts = [cell(None), cell(True), cell(AT), cell(0.25), number(12_345), number(2_500_000)]
     assert texts == ["–", "yes", "2026-01-31 12:00:00", "0.25", "12.3 k", "2.5 M"]
+
+
+def test_a_single_minute_is_bars_and_not_a_lonely_dot() -> None:
+    series = tuple(
+        Series(name=name, values=(value,)) for name, value in (("p50", 3.0), ("p99", 90.0))
+    )
+    one = TimeChart(title="From commit to ack", unit="ms", times=(AT,), series=series)
+    drawn = time_chart(one, bucket_s=60)
+    assert drawn.count('class="bar"') == 2
+    assert "<circle" not in drawn
+    assert drawn.index("p50") < drawn.index("p99")
+    two = TimeChart(
+        title="From commit to ack",
+        unit="ms",
+        times=(AT, AT + timedelta(minutes=1)),
+        series=(Series(name="p50", values=(3.0, 4.0)),),
+    )
+    assert time_chart(two, bucket_s=60) == line_chart(two, bucket_s=60)

@@ -69,6 +69,14 @@ def nice_end(value: float) -> float:
     return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= value * 0.999)
 
 
+def time_chart(chart: TimeChart, *, bucket_s: int) -> str:
+    """Lines over time; of a single bucket bars, for one point is no line."""
+    if len(chart.times) != 1 or not any(series.values[0] for series in chart.series):
+        return line_chart(chart, bucket_s=bucket_s)
+    bars = [Bar(name=one.name, value=one.values[0] or 0.0) for one in chart.series]
+    return f"{_heading(chart)}{bar_chart(chart.title, bars, is_ordered=False)}"
+
+
 def line_chart(chart: TimeChart, *, bucket_s: int) -> str:
     """The chart with its legend; a sentence where there is nothing to draw."""
     values = [value for series in chart.series for value in known(series.values)]
@@ -86,14 +94,14 @@ def line_chart(chart: TimeChart, *, bucket_s: int) -> str:
     return _legend(chart) + "".join(parts)
 
 
-def bar_chart(title: str, bars: Sequence[Bar]) -> str:
-    """Bars from the left, the longest first."""
+def bar_chart(title: str, bars: Sequence[Bar], *, is_ordered: bool = True) -> str:
+    """Bars from the left, the longest first, or as they come."""
     if not bars:
         return ""
     most = max(bar.value for bar in bars) or 1
     height = len(bars) * _BAR_HEIGHT + 6
     parts = [f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">']
-    for index, bar in enumerate(sorted(bars, key=lambda one: -one.value)):
+    for index, bar in enumerate(sorted(bars, key=lambda one: -one.value) if is_ordered else bars):
         y = index * _BAR_HEIGHT + 4
         width = round((WIDTH - _BAR_LEFT - 90) * bar.value / most, 1)
         parts.append(
@@ -158,16 +166,17 @@ def _titles(chart: TimeChart, bucket_s: int) -> list[str]:
     return parts
 
 
+def _heading(chart: TimeChart) -> str:
+    return f"<h3>{escape(chart.title)} <small>{escape(chart.unit)}</small></h3>"
+
+
 def _legend(chart: TimeChart) -> str:
     entries = "".join(
         f'<li><svg viewBox="0 0 26 8" aria-hidden="true"><line class="line s{index % STYLES + 1}" '
         f'x1="0" x2="26" y1="4" y2="4"/></svg>{escape(series.name)}</li>'
         for index, series in enumerate(chart.series)
     )
-    return (
-        f'<h3>{escape(chart.title)} <small>{escape(chart.unit)}</small></h3><ul class="legend">'
-        f"{entries}</ul>"
-    )
+    return f'{_heading(chart)}<ul class="legend">{entries}</ul>'
 
 
 def _x(place: int, count: int) -> float:

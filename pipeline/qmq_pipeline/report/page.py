@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import Final
 
-from qmq_pipeline.report.charts import bar_chart, line_chart
-from qmq_pipeline.report.facts import Grid, ReportFacts, Verdict
+from qmq_pipeline.report.charts import bar_chart, time_chart
+from qmq_pipeline.report.facts import Grid, ReportFacts, Verdict, known
 from qmq_pipeline.report.style import STYLE
 from qmq_pipeline.report.words import cell, stamp
 
@@ -25,18 +25,18 @@ def render(facts: ReportFacts) -> str:
     """The whole page."""
     charts = facts.bucket_s
     sections = (
-        ("flow", "Flow", line_chart(facts.flow, bucket_s=charts) + grid(facts.subjects)),
-        ("latency", "Latency", line_chart(facts.latency, bucket_s=charts) + grid(facts.stages)),
-        ("lag", "Lag of the groups", line_chart(facts.lag, bucket_s=charts) + grid(facts.groups)),
+        ("flow", "Flow", time_chart(facts.flow, bucket_s=charts) + grid(facts.subjects)),
+        ("latency", "Latency", time_chart(facts.latency, bucket_s=charts) + grid(facts.stages)),
+        ("lag", "Lag of the groups", _lag(facts) + grid(facts.groups)),
         (
             "dead",
             "Retries and dead letters",
-            line_chart(facts.redeliveries, bucket_s=charts) + _reasons(facts) + grid(facts.dead),
+            time_chart(facts.redeliveries, bucket_s=charts) + _reasons(facts) + grid(facts.dead),
         ),
         (
             "delay",
             "Delayed messages",
-            line_chart(facts.lateness, bucket_s=charts) + grid(facts.delays),
+            time_chart(facts.lateness, bucket_s=charts) + grid(facts.delays),
         ),
         ("audit", "Audit", _audit(facts)),
     )
@@ -103,6 +103,8 @@ def _right(is_number: bool) -> str:
 def _span(facts: ReportFacts) -> str:
     if facts.first_at is None or facts.last_at is None:
         return "No message is in the tables yet."
+    if facts.first_at == facts.last_at:
+        return f"The minute from {stamp(facts.first_at)} UTC on"
     return f"{stamp(facts.first_at)} to {stamp(facts.last_at)} UTC"
 
 
@@ -136,6 +138,13 @@ def _reasons(facts: ReportFacts) -> str:
         return ""
     title = "Dead letters by reason"
     return f"<h3>{title}</h3>{bar_chart(title, facts.dead_by_reason)}"
+
+
+def _lag(facts: ReportFacts) -> str:
+    """The chart, unless there is nothing but zeros to see."""
+    if facts.lag.series and not any(any(known(one.values)) for one in facts.lag.series):
+        return '<p class="none">No group was behind at the end of any minute.</p>'
+    return time_chart(facts.lag, bucket_s=facts.bucket_s)
 
 
 def _audit(facts: ReportFacts) -> str:
