@@ -112,7 +112,9 @@ def _earliest_settlement_ns(ledger: Ledger, copy: Copy) -> int:
     times = [ack.began_ns for ack in ledger.acked.get(copy, ())]
     times += [ack.began_ns for ack in ledger.ack_unknown.get(copy, ())]
     if copy in ledger.dead:
-        times.append(deliveries[-1].at_ns)
+        # A broker that lost its last moments makes the last attempt, and the dead letter, once more.
+        last = max(delivery.attempt for delivery in deliveries)
+        times += [delivery.at_ns for delivery in deliveries if delivery.attempt == last]
     if times:
         return min(times)
     for delivery in deliveries:
