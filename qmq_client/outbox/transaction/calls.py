@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from typing import Any, Final
-from weakref import WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy.sql.elements import (
@@ -48,20 +47,23 @@ _METHODS: Final = (
     "do_executemany",
     "do_execute_no_params",
 )
-_followed: WeakSet[Any] = WeakSet()
+#: At a dialect that this copy of the product follows.
+_MARK: Final = f"followed by {__name__}"
 
 
-def follow(dialect: Any, outbox: OutboxDialect) -> None:
-    """Stand before this dialect from now on. Requires: it is not followed yet."""
-    _followed.add(dialect)
+def follow(dialect: Any, outbox: OutboxDialect) -> bool:
+    """Stand before this dialect from now on; False when that is so already, whatever thread did it."""
     calls = Calls(dialect, outbox)
+    if vars(dialect).setdefault(_MARK, calls) is not calls:
+        return False
     for name in _METHODS:
         setattr(dialect, name, getattr(calls, name))
+    return True
 
 
 def is_followed(dialect: Any) -> bool:
     """Whether `follow` was called for it."""
-    return dialect in _followed
+    return _MARK in vars(dialect)
 
 
 class Calls:

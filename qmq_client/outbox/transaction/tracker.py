@@ -41,9 +41,8 @@ from qmq_client.outbox.transaction.unit import Unit, lost_error
 
 def watch(engine: sa.Engine) -> None:
     """Follow the transactions of this engine from now on; safe to repeat."""
-    if is_followed(engine.dialect):
+    if not follow(engine.dialect, dialect_of(engine)):
         return
-    follow(engine.dialect, dialect_of(engine))
     event.listen(engine, "handle_error", _on_error)
     for name, listener in _SESSION_LISTENERS.items():
         if not event.contains(Session, name, listener):
