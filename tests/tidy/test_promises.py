@@ -8,7 +8,9 @@ import re
 from tests.tidy.house import ROOT, Source, python, read
 
 PROMISE = re.compile(r"\b[SOWBDCPX]\d{1,2}\b")
-TEST = re.compile(r"test_([SOWBDCPX]\d{1,2})_")
+#: The ids at the head of a test's name: faults, experiments and promises.
+TEST = re.compile(r"^test_((?:[A-Z]\d{1,2}_)+)")
+OF_PROMISE = re.compile(r"[SOWBDCPX]\d{1,2}(?=_)")
 
 
 def printed(page: str) -> set[str]:
@@ -29,7 +31,8 @@ def attacked(sources: list[Source]) -> set[str]:
     for source in sources:
         for node in ast.walk(source.tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                ids.update(TEST.findall(node.name))
+                for head in TEST.findall(node.name):
+                    ids.update(OF_PROMISE.findall(head))
     return ids
 
 
