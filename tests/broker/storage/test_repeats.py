@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from qmq_broker.storage.files import layout
 from qmq_broker.storage.logs.repeats import is_same_message
 from qmq_client.wire.frame import build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds
@@ -11,7 +12,7 @@ from qmq_client.wire.record import Record, encode_record
 from qmq_client.wire.requests import SubjectPlace
 from tests.broker.storage.lives import restarted
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import World, make_frame, records_of, visible
+from tests.crash.world import World, make_frame, records_at, records_of, visible
 
 
 def test_B7_a_repeat_is_answered_with_its_first_place_also_after_a_restart() -> None:
@@ -139,3 +140,22 @@ def test_B7_a_message_that_is_made_anew_under_its_id_is_a_repeat() -> None:
         (made(1, due_at_ms=5), made(1, expires_at_ms=5)),
     ):
         assert not is_same_message(first, other)
+
+
+def test_B4_B7_a_repeat_of_a_damaged_frame_is_stored_again_and_known_from_then_on() -> None:
+    world = World(RecordingDisk())
+    frame = world.frame(orders=[40, 50])
+    world.send(frame)
+    path = layout.segment_path(layout.COMMIT_LOG, 0)
+    inode = world.disk.image.inodes[world.disk.image.names[path] or 0]
+    position = world.history.sent[0].placed.physical_offset + frame.positions[0] + 60
+    content = bytearray(inode.seen)
+    content[position] ^= 1
+    inode.durable = bytes(content)
+    inode.versions.clear()
+    for duplicates in (0, 2, 2):
+        placed = world.store.append([frame])[0]
+        world.store.sync()
+        assert (placed.duplicates, placed.conflict) == (duplicates, None)
+        assert placed.places[0].first_sequence == 2
+    assert records_at(world.store, placed.places[0]) == [frame.record(0), frame.record(1)]

@@ -9,11 +9,13 @@ The common frame, with nothing remembered of it, passes with one look-up for eac
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.logs.dedupe_window import DedupeWindow, IdRun, IdRunPlace, RunTable, id_runs
 from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.limits import Limits
@@ -27,6 +29,7 @@ from qmq_client.wire.record import (
 )
 from qmq_client.wire.requests import SubjectPlace
 
+_log = logging.getLogger(__name__)
 #: For frames that stand in the log already: they passed the limits of their day.
 LOG_LIMITS: Final = Limits(
     record_bytes=1024 * 1024 * 1024 - 1024,
@@ -144,11 +147,19 @@ class RepeatFinder:
             self._earlier.append(verdict.stored)
         return verdict
 
+    def _readable(self, place: int) -> StoredFrame | None:
+        """A frame to compare with; None for a damaged one: what its sender still has is stored again."""
+        try:
+            return self._read_frame(place)
+        except CorruptionError as error:
+            _log.warning("repeat of a damaged frame is stored again: reason=%s", error)
+            return None
+
     def _sorted_out(
         self, frame: MessageFrame, known: Sequence[IdRunPlace], earlier: Sequence[IdRunPlace]
     ) -> Verdict:
-        by_place = {place: self._read_frame(place) for _, place in known}
-        sources = [(run, by_place[place]) for run, place in known]
+        by_place = {place: self._readable(place) for _, place in known}
+        sources = [(run, found) for run, place in known if (found := by_place[place])]
         sources += [(run, self._earlier[place]) for run, place in earlier]
         fresh = StoredFrame(frame=frame, runs=[])
         #: Records of this frame that are new, by id, with their index in what will be stored.
