@@ -27,7 +27,7 @@ from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
 from benchmarks.watchdog_drain import Stuck
 from qmq_client import Producer
-from qmq_client.sections import WatchdogSection
+from qmq_client.settings.sections import WatchdogSection
 
 US: Final = "qmq"
 ONE_BY_ONE: Final = "pgqueuer, job by job"

@@ -22,7 +22,7 @@ from benchmarks.worker import Control
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import Message, message_to_record
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE
-from qmq_client.sections import DatabaseSection, WatchdogSection
+from qmq_client.settings.sections import DatabaseSection, WatchdogSection
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.record import encode_record
 

@@ -32,8 +32,8 @@ if _TYPE_CHECKING:
     from qmq_client.options import ProducerOptions
     from qmq_client.outbox.table import create_tables, make_tables, metadata
     from qmq_client.producer import Producer
-    from qmq_client.publisher_stats import Flushed
-    from qmq_client.receipts import Fate, Receipt
+    from qmq_client.publishing.receipts import Fate, Receipt
+    from qmq_client.publishing.stats import Flushed
     from qmq_client.request_headers import request_headers
     from qmq_client.retry import Reject, Retry
     from qmq_client.transactional import transaction, transactional
@@ -48,8 +48,8 @@ _MODULES = {
     "ConfigurationError": "qmq_client.errors",
     "Consumers": "qmq_client.consumer",
     "Delivery": "qmq_client.consumer",
-    "Fate": "qmq_client.receipts",
-    "Flushed": "qmq_client.publisher_stats",
+    "Fate": "qmq_client.publishing.receipts",
+    "Flushed": "qmq_client.publishing.stats",
     "HandlerCall": "qmq_client.consumer",
     "Inbox": "qmq_client.inbox",
     "InvalidMessageError": "qmq_client.errors",
@@ -61,7 +61,7 @@ _MODULES = {
     "Producer": "qmq_client.producer",
     "ProducerOptions": "qmq_client.options",
     "QmqError": "qmq_client.errors",
-    "Receipt": "qmq_client.receipts",
+    "Receipt": "qmq_client.publishing.receipts",
     "Reject": "qmq_client.retry",
     "Retry": "qmq_client.retry",
     "TransportError": "qmq_client.errors",

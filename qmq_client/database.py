@@ -16,9 +16,9 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import URL, make_url
 
-from qmq_client.config import DatabaseSection, mask_secrets
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, OutboxMissingError
 from qmq_client.outbox.table import Tables, choose_journal, make_tables
+from qmq_client.settings.config import DatabaseSection, mask_secrets
 
 #: Those with a module in `outbox/` and `inbox/`.
 KNOWN_DATABASES: Final = ("mariadb", "mysql", "postgresql", "sqlite")

@@ -38,10 +38,10 @@ from qmq_client.outbox.table import DEFAULT_TABLES, Tables
 from qmq_client.outbox.transaction.insert import InsertTexts
 from qmq_client.outbox.transaction.joining import has_transaction, join, join_to_cancel, noted
 from qmq_client.outbox.transaction.tracker import watch
-from qmq_client.publisher import Publisher
-from qmq_client.publisher_stats import Flushed, PublisherStats
-from qmq_client.publisher_thread import PublisherThread
-from qmq_client.receipts import Receipt
+from qmq_client.publishing.publisher import Publisher
+from qmq_client.publishing.receipts import Receipt
+from qmq_client.publishing.stats import Flushed, PublisherStats
+from qmq_client.publishing.thread import PublisherThread
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.cancelling import cancel_at_broker
 from qmq_client.transport.port import Transport

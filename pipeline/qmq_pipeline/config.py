@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from qmq_client.config import DatabaseSection
+from qmq_client.settings.config import DatabaseSection
 from qmq_pipeline.errors import OptionError
 from qmq_pipeline.log import RANGE_BYTES
 from qmq_pipeline.options import Place

@@ -22,10 +22,10 @@ import numpy as np
 import pyarrow as pa
 import sqlalchemy as sa
 
-from qmq_client.config import DatabaseSection
 from qmq_client.database import database_errors, open_engine, section_tables
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.table import LIVE, PARKED, SENT
+from qmq_client.settings.config import DatabaseSection
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
 from qmq_client.wire.record import DUE_BYTES, RECORD_FIXED_BYTES
 from qmq_pipeline.columns import hex_text, longs, times

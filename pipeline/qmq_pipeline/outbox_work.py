@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from qmq_client.config import DatabaseSection
+from qmq_client.settings.config import DatabaseSection
 from qmq_pipeline.commits import RangeFacts
 from qmq_pipeline.lake import Lake
 from qmq_pipeline.outbox_rows import OPEN, STATES, batches

@@ -17,7 +17,6 @@ import sqlalchemy as sa
 
 from qmq_client.commands.exit_codes import ATTENTION
 from qmq_client.commands.settings import database_options, json_option, the_database
-from qmq_client.config import DatabaseSection
 from qmq_client.database import (
     database_errors,
     database_url,
@@ -26,6 +25,7 @@ from qmq_client.database import (
 )
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError
 from qmq_client.outbox.checking.drift import find_drift
+from qmq_client.settings.config import DatabaseSection
 from qmq_migrations.errors import MigrationBusyError, MigrationError
 from qmq_migrations.upgrade import downgrade as downgrade_tables
 from qmq_migrations.upgrade import migrate as migrate_tables

@@ -12,11 +12,11 @@ import click
 
 from qmq_client.commands.exit_codes import ATTENTION, DONE, exit_code_of
 from qmq_client.commands.settings import database_options, json_option, loaded
-from qmq_client.config import BrokerSection, DatabaseSection
 from qmq_client.database import database_errors, open_engine, section_tables
 from qmq_client.doctor import Finding, Severity, examine_configured
 from qmq_client.doctor.broker import broker as examine_broker
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError
+from qmq_client.settings.config import BrokerSection, DatabaseSection
 from qmq_client.transport.address import BrokerAddress
 
 _MARKS = {Severity.BREAKS: "BREAKS", Severity.RISK: "risk", Severity.NOTE: "note"}

@@ -24,12 +24,12 @@ from qmq_client.commands.outbox_view import (
     row_values,
 )
 from qmq_client.commands.settings import database_options, json_option, the_database
-from qmq_client.config import DatabaseSection
 from qmq_client.database import database_errors, open_engine, section_tables
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import ROW_FILTER_IDS_MAX, RowFilter
 from qmq_client.outbox.table import LIVE, PARKED, SENT
+from qmq_client.settings.config import DatabaseSection
 from qmq_client.wire.message_id import parse_message_id
 
 _STATES: Final = {name: state for state, name in STATE_NAMES.items()}

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from qmq_client.config import DatabaseSection, LoadedConfig, load_config
 from qmq_client.errors import ConfigurationError
+from qmq_client.settings.config import DatabaseSection, LoadedConfig, load_config
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

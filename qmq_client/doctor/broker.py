@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import httpx
 
-from qmq_client.config import mask_secrets
 from qmq_client.doctor.finding import Findings, found
 from qmq_client.errors import ConfigurationError
+from qmq_client.settings.config import mask_secrets
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http_errors import as_transport_error
 

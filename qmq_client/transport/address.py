@@ -22,7 +22,7 @@ from typing import Final, Self
 from urllib.parse import urlsplit
 
 from qmq_client.errors import ConfigurationError
-from qmq_client.sections import BrokerSection
+from qmq_client.settings.sections import BrokerSection
 from qmq_client.wire.names import shorten
 
 _VARIABLES: Final = {

@@ -6,10 +6,10 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from qmq_client.ordering import turns_of
 from qmq_client.outbox.row import BatchOutcome
-from qmq_client.publish import publish_rows
-from qmq_client.publisher import Publisher
+from qmq_client.publishing.ordering import turns_of
+from qmq_client.publishing.publish import publish_rows
+from qmq_client.publishing.publisher import Publisher
 from qmq_client.retry import Backoff
 from qmq_client.wire.requests import SendAnswer
 from tests.client.world import Statements, World

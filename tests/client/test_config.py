@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq_client.config import (
+from qmq_client.database import database_url, open_engine
+from qmq_client.errors import ConfigurationError
+from qmq_client.settings.config import (
     DATABASES_MAX,
     BrokerSection,
     Config,
@@ -18,9 +20,7 @@ from qmq_client.config import (
     load_config,
     mask_secrets,
 )
-from qmq_client.database import database_url, open_engine
-from qmq_client.errors import ConfigurationError
-from qmq_client.layers import FILE_BYTES_MAX
+from qmq_client.settings.layers import FILE_BYTES_MAX
 from qmq_client.transport.http import DEFAULT_BROKER_URL
 
 FILE = """

@@ -28,7 +28,7 @@ from qmq_client.commands.groups import groups, lag, subjects
 from qmq_client.commands.message import message
 from qmq_client.commands.send import send
 from qmq_client.commands.tail import tail
-from qmq_client.config import load_config
+from qmq_client.settings.config import load_config
 from qmq_watchdog.cli import watchdog
 from tests.broker.face.guard import Authority, add_token
 from tests.broker.face.process import BrokerProcess

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq_client.ordering import HELD_MS, HELD_MS_MAX, Pair, sort_out, turns_of
 from qmq_client.outbox.row import OutboxRow
+from qmq_client.publishing.ordering import HELD_MS, HELD_MS_MAX, Pair, sort_out, turns_of
 from tests.wire.hostile import examples
 
 

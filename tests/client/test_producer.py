@@ -14,7 +14,7 @@ from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.table import LIVE, SENT
 from qmq_client.producer import Producer
-from qmq_client.publisher_stats import Flushed
+from qmq_client.publishing.stats import Flushed
 from qmq_client.transactional import transaction
 from qmq_client.wire.delayed import Cancellation
 from tests.client.publishing import sweep

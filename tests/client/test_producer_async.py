@@ -15,7 +15,7 @@ from qmq_client.errors import ConfigurationError, InvalidMessageError
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.producer import Producer
-from qmq_client.receipts import Fate
+from qmq_client.publishing.receipts import Fate
 from qmq_client.request_headers import request_headers
 from qmq_client.testing import MemoryBroker, MemoryTransport
 from qmq_client.transactional import transaction

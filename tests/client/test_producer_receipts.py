@@ -18,7 +18,7 @@ from qmq_client.errors import NoTransactionError, OutboxError
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.producer import Producer
-from qmq_client.receipts import Fate, Receipt
+from qmq_client.publishing.receipts import Fate, Receipt
 from qmq_client.transactional import transaction
 from tests.client.world import SUBJECT, World, a_world
 from tests.services.databases import Database
@@ -142,7 +142,7 @@ def test_a_receipt_is_asked_for_in_the_transaction_of_its_message(world: World) 
 def test_receipts_that_nobody_holds_are_gone_and_those_held_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qmq_client.receipts.RECEIPTS_MAX", 3)
+    monkeypatch.setattr("qmq_client.publishing.receipts.RECEIPTS_MAX", 3)
     with a_world(tmp_path) as world, Session(world.sync_engine) as session, session.begin():
         for _ in range(10):
             send(world, session)

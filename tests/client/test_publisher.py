@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from qmq_client.errors import BrokerRefusedError
 from qmq_client.message import Message
 from qmq_client.outbox.row import BatchOutcome, RowFilter
-from qmq_client.publish import publish_rows
+from qmq_client.publishing.publish import publish_rows
 from qmq_client.retry import Backoff
 from qmq_client.testing import MemoryTransport
 from qmq_client.wire.requests import ErrorAnswer, SendAnswer

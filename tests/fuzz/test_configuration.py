@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq_client.config import load_config
 from qmq_client.errors import ConfigurationError
+from qmq_client.settings.config import load_config
 
 # Lines that a tired person, or a program with a fault, may leave behind.
 HEADS = [

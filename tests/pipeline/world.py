@@ -14,8 +14,8 @@ from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.logs.actions import Action
 from qmq_broker.storage.store import Store
-from qmq_client.config import DatabaseSection
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, SENT, create_tables
+from qmq_client.settings.config import DatabaseSection
 from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record, encode_record, record_crc

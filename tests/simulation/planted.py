@@ -30,18 +30,18 @@ from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.schedule.schedule import Schedule
-from qmq_client import publish, publisher
 from qmq_client.consumer.delivery import ACKED, Received
 from qmq_client.consumer.work import Work
 from qmq_client.inbox.dialect import Noted
 from qmq_client.inbox.sqlite import SqliteInboxDialect
-from qmq_client.ordering import Turns
 from qmq_client.outbox.database import sqlite
 from qmq_client.outbox.database.claiming import Wanted
 from qmq_client.outbox.database.driver import driver_of
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.transaction.handoff import HandoffQueue, HandOver
+from qmq_client.publishing import publish, publisher
+from qmq_client.publishing.ordering import Turns
 from qmq_client.wire.requests import PullRequest
 from qmq_watchdog import sweep
 from tests.crash.planted_writing import messages_visible_before_the_sync

@@ -9,7 +9,7 @@ import pytest
 
 from qmq_client.outbox.table import create_tables
 from qmq_client.retry import Backoff
-from qmq_client.sections import DatabaseSection, WatchdogSection
+from qmq_client.settings.sections import DatabaseSection, WatchdogSection
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_watchdog.broker_gate import BrokerGate
 from qmq_watchdog.connections import CONNECTIONS_PER_RUN, ConnectionBudget

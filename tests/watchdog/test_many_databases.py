@@ -20,7 +20,7 @@ from sqlalchemy import event
 
 from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError
 from qmq_client.outbox.relay.store import OutboxStore
-from qmq_client.sections import DatabaseSection, WatchdogSection
+from qmq_client.settings.sections import DatabaseSection, WatchdogSection
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_client.wire.requests import SendAnswer
 from qmq_watchdog.connections import ConnectionBudget

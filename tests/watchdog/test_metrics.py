@@ -16,11 +16,11 @@ import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from qmq_client.config import Config
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.retry import Backoff
-from qmq_client.sections import BrokerSection, DatabaseSection, WatchdogSection
+from qmq_client.settings.config import Config
+from qmq_client.settings.sections import BrokerSection, DatabaseSection, WatchdogSection
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_watchdog.broker_gate import BrokerGate
 from qmq_watchdog.daemon import Daemon, DaemonOptions, SweepJob

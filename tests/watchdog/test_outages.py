@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from qmq_client.outbox.database.driver import driver_of
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.table import create_tables
-from qmq_client.sections import DatabaseSection, WatchdogSection
+from qmq_client.settings.sections import DatabaseSection, WatchdogSection
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_watchdog.daemon import DaemonOptions, SweepJob
 from qmq_watchdog.databases import Database, open_database

@@ -14,9 +14,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from qmq_client.commands.root import root
-from qmq_client.config import DATABASES_MAX, Config
 from qmq_client.errors import ConfigurationError
-from qmq_client.sections import BrokerSection, DatabaseSection, RegistrySection, WatchdogSection
+from qmq_client.settings.config import DATABASES_MAX, Config
+from qmq_client.settings.sections import (
+    BrokerSection,
+    DatabaseSection,
+    RegistrySection,
+    WatchdogSection,
+)
 from qmq_watchdog.metrics import WatchdogCollector
 from qmq_watchdog.registry import Registry
 from qmq_watchdog.service import Service

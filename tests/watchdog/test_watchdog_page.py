@@ -14,8 +14,8 @@ import pytest
 from apscheduler.triggers.cron import CronTrigger
 
 from qmq_client.commands.outbox import outbox
-from qmq_client.config import DATABASES_MAX, load_config
-from qmq_client.sections import RegistrySection, WatchdogSection
+from qmq_client.settings.config import DATABASES_MAX, load_config
+from qmq_client.settings.sections import RegistrySection, WatchdogSection
 from qmq_watchdog.cli import watchdog
 from qmq_watchdog.daemon import Daemon
 from qmq_watchdog.endpoint import Endpoint, Health

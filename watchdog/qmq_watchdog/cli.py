@@ -32,8 +32,8 @@ import msgspec
 from qmq_client.commands.exit_codes import ATTENTION, DONE, UNREACHABLE, WRONG_CALL, exit_code_of
 from qmq_client.commands.logs import log_level_option, log_to_stderr
 from qmq_client.commands.settings import config_option, json_option, loaded
-from qmq_client.config import BrokerSection, Config, RegistrySection, WatchdogSection
 from qmq_client.errors import ConfigurationError
+from qmq_client.settings.config import BrokerSection, Config, RegistrySection, WatchdogSection
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
 from qmq_watchdog.events import LOGGER, event_line

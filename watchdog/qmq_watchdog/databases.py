@@ -20,7 +20,7 @@ from qmq_client.database import open_engine, section_tables
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.table import DEFAULT_TABLES
-from qmq_client.sections import DatabaseSection, WatchdogSection
+from qmq_client.settings.sections import DatabaseSection, WatchdogSection
 
 #: Statements that the longest of our transactions may wait for, each as long as it may.
 _STATEMENTS_MAX: Final = 2

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from qmq_client.errors import ConfigurationError
-from qmq_client.sections import DatabaseSection
+from qmq_client.settings.sections import DatabaseSection
 from qmq_watchdog.daemon import Daemon, Job
 from qmq_watchdog.events import log_event
 

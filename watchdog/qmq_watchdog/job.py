@@ -18,7 +18,7 @@ from qmq_client.database import database_errors
 from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError, QmqError
 from qmq_client.outbox.row import OutboxCounts
 from qmq_client.retry import Backoff
-from qmq_client.sections import WatchdogSection
+from qmq_client.settings.sections import WatchdogSection
 from qmq_watchdog.broker_gate import BrokerGate
 from qmq_watchdog.chores import do_chores
 from qmq_watchdog.connections import ConnectionBudget
@@ -38,7 +38,7 @@ _READ_ONLY_TEXTS: Final = ("read-only", "readonly")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonOptions:
-    """Pace and bounds of the daemon; see `qmq_client.sections.WatchdogSection`."""
+    """Pace and bounds of the daemon; see `qmq_client.settings.sections.WatchdogSection`."""
 
     poll_s: float = WatchdogSection().poll_s
     idle_after_s: float = WatchdogSection().idle_after_s

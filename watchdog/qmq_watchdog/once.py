@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
-from qmq_client.config import mask_secrets
 from qmq_client.errors import DatabaseUnavailableError
-from qmq_client.sections import WatchdogSection
+from qmq_client.settings.config import mask_secrets
+from qmq_client.settings.sections import WatchdogSection
 from qmq_watchdog.events import LOGGER
 from qmq_watchdog.sweep import Sweep, SweepCounts
 from qmq_watchdog.workers import Workers

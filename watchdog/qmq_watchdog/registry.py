@@ -19,10 +19,10 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
-from qmq_client.config import DATABASES_MAX, mask_secrets
 from qmq_client.database import database_errors, open_engine
 from qmq_client.errors import ConfigurationError, OutboxMissingError
-from qmq_client.sections import DatabaseSection, RegistrySection, WatchdogSection
+from qmq_client.settings.config import DATABASES_MAX, mask_secrets
+from qmq_client.settings.sections import DatabaseSection, RegistrySection, WatchdogSection
 from qmq_watchdog.databases import limit_in_time
 
 _PASSWORD_VARIABLE: Final = re.compile(r"\A[A-Z0-9_]*PASSWORD[A-Z0-9_]*\Z")

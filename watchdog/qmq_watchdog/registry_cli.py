@@ -16,7 +16,7 @@ import msgspec
 from qmq_client.commands.exit_codes import ATTENTION
 from qmq_client.commands.settings import config_option, json_option, loaded
 from qmq_client.errors import ConfigurationError
-from qmq_client.sections import DatabaseSection
+from qmq_client.settings.sections import DatabaseSection
 from qmq_watchdog.registry import Registry
 
 

@@ -15,9 +15,9 @@ from contextlib import ExitStack
 from typing import Final
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
-from qmq_client.config import Config
 from qmq_client.errors import ConfigurationError
-from qmq_client.sections import DatabaseSection
+from qmq_client.settings.config import Config
+from qmq_client.settings.sections import DatabaseSection
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
 from qmq_watchdog.broker_gate import BrokerGate

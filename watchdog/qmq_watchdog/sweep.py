@@ -19,13 +19,13 @@ from dataclasses import dataclass, field, fields
 from typing import Final
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
-from qmq_client.config import WatchdogSection
 from qmq_client.database import database_errors
 from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError, QmqError
-from qmq_client.ordering import turns_of
 from qmq_client.outbox.row import BatchOutcome, FailedRow, OutboxRow
-from qmq_client.publish import NOT_ITS_TURN, publish_rows
+from qmq_client.publishing.ordering import turns_of
+from qmq_client.publishing.publish import NOT_ITS_TURN, publish_rows
 from qmq_client.retry import Backoff
+from qmq_client.settings.config import WatchdogSection
 from qmq_client.transport.port import Transport
 from qmq_watchdog.claiming import Claims, one_thread
 from qmq_watchdog.databases import Database
@@ -45,7 +45,7 @@ COUNTED_ROWS_MAX: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
-    """Bounds of a sweep; see `qmq_client.config.WatchdogSection` for the reasons."""
+    """Bounds of a sweep; see `qmq_client.settings.config.WatchdogSection` for the reasons."""
 
     batch_rows: int = WatchdogSection().batch_rows
     lease_ms: int = WatchdogSection().lease_ms

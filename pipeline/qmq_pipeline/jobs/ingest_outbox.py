@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from qmq_client.config import DatabaseSection
+from qmq_client.settings.config import DatabaseSection
 from qmq_pipeline.commits import RangeFacts, range_facts
 from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody

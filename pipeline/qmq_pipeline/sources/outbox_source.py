@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from qmq_client.config import DatabaseSection, load_config
+from qmq_client.settings.config import DatabaseSection, load_config
 from qmq_pipeline.errors import OptionError
 from qmq_pipeline.options import known_options, number_option
 from qmq_pipeline.outbox_rows import RANGE_ROWS, batches, first_and_next_id, id_ranges

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from qmq_broker.face.access import Role
 from qmq_broker.face.cli import broker as broker_command
-from qmq_client.sections import BrokerSection
+from qmq_client.settings.sections import BrokerSection
 from qmq_client.transport.address import BrokerAddress
 from tests.broker.face.guard import Authority
 from tests.broker.face.process import ROOT, BrokerProcess

@@ -1,0 +1,142 @@
+"""Receipts: what became of one message, for those who want to know and wait for it.
+
+A receipt is asked for before the commit and answers once, with a `Fate`. Nobody who does not ask pays
+for it. That a transaction was rolled back is told by nobody to a message: its note is dropped, wherever
+that happens, and the receipt watches the note itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Generator, Iterable
+from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from enum import StrEnum
+from typing import Any, Final
+from weakref import ReferenceType, WeakValueDictionary, ref
+
+from qmq_client.errors import OutboxError
+from qmq_client.outbox.row import OutboxRow
+from qmq_client.wire.message_id import format_message_id
+
+#: Receipts of one producer that may be open at once: far more than a process can wait for.
+RECEIPTS_MAX: Final = 100_000
+
+
+class Fate(StrEnum):
+    """What became of a message, as far as the process that sent it can know."""
+
+    #: The broker has it.
+    ACCEPTED = "accepted"
+    #: Its transaction, or its savepoint, did not commit; it was never sent.
+    ROLLED_BACK = "rolled back"
+    #: The broker refused it, or its attempts are used up; it waits for a person.
+    PARKED = "parked"
+    #: Not accepted here. If its transaction has committed, its row is in the outbox and the watchdog
+    #: sends it.
+    LEFT = "left to the watchdog"
+
+
+class Receipt:
+    """What will become of one message. From any thread or task, any number of times.
+
+    `await receipt` gives the fate without blocking the loop; put a limit around it
+    (`asyncio.timeout`) as around any wait for another system.
+    """
+
+    __slots__ = ("__weakref__", "_error", "_future", "_row", "message_id")
+
+    def __init__(self, message_id: str) -> None:
+        #: 32 hex digits.
+        self.message_id = message_id
+        self._future: Future[Fate] = Future()
+        self._error = ""
+        self._row: ReferenceType[OutboxRow] | None = None
+
+    @property
+    def fate(self) -> Fate | None:
+        """The fate, None as long as it is open."""
+        return self._future.result() if self._future.done() else None
+
+    @property
+    def error(self) -> str:
+        """Why the message was not accepted, where somebody said so."""
+        return self._error
+
+    def wait(self, deadline_s: float = 10.0) -> Fate | None:
+        """Block until the fate is known; None when it is not before the deadline."""
+        try:
+            return self._future.result(deadline_s)
+        except FutureTimeoutError:
+            return None
+
+    def __await__(self) -> Generator[Any, None, Fate]:
+        # Shielded: a task that is cancelled while it waits must not cancel it for the others.
+        return asyncio.shield(asyncio.wrap_future(self._future)).__await__()
+
+    def __repr__(self) -> str:
+        return f"<Receipt {self.message_id}: {self.fate or 'open'}>"
+
+    def watch(self, row: OutboxRow) -> None:
+        """Answer when nobody holds this row any more. Requires: it is not handed over yet."""
+        receipt = ref(self)  # a circle would keep receipts that nobody holds
+
+        def on_gone(_: ReferenceType[OutboxRow]) -> None:
+            if (watching := receipt()) is not None:
+                watching.tell(Fate.ROLLED_BACK)
+
+        self._row = ref(row, on_gone)
+
+    def unwatch(self) -> None:
+        """Let the row go without an answer."""
+        self._row = None
+
+    def tell(self, fate: Fate, error: str = "") -> None:
+        """Answer; what is said first, holds."""
+        if self._future.done():
+            return
+        self._error = self._error or error
+        with contextlib.suppress(InvalidStateError):  # another thread was faster
+            self._future.set_result(fate)
+
+
+class Receipts:
+    """The open receipts of one publisher. From any thread.
+
+    A receipt that its owner has let go of is no longer kept.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: WeakValueDictionary[bytes, Receipt] = WeakValueDictionary()
+
+    def open(self, row: OutboxRow) -> Receipt:
+        """The receipt for a message that was not handed over yet; one for each message."""
+        with self._lock:
+            receipt = self._open.get(row.message_id)
+            if receipt is None or receipt.fate is not None:
+                if len(self._open) >= RECEIPTS_MAX:
+                    raise OutboxError(
+                        f"{RECEIPTS_MAX} receipts are open already. Let go of those that nobody waits "
+                        "for, or use `ProducerOptions.on_sent`, which has no limit"
+                    )
+                receipt = Receipt(format_message_id(row.message_id))
+                receipt.watch(row)
+                self._open[row.message_id] = receipt
+        return receipt
+
+    def tell(self, message_ids: Iterable[bytes], fate: Fate, error: str = "") -> None:
+        """Answer those of these messages that somebody asked for."""
+        if not self._open:
+            return
+        for message_id in message_ids:
+            receipt = self._open.pop(message_id, None)
+            if receipt is not None:
+                receipt.tell(fate, error)
+
+    def abandon(self) -> None:
+        """Never answer those that are open: what becomes of them is seen in another process."""
+        for receipt in list(self._open.values()):
+            receipt.unwatch()

@@ -1,0 +1,85 @@
+"""What a publisher did, in numbers: all in all, in one pass, between two flushes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherStats:
+    """What a publisher did since it was made; counts of messages but where named."""
+
+    handed_over: int = 0
+    #: Not taken because the queue was full.
+    dropped: int = 0
+    sent: int = 0
+    #: Given back with a later due time.
+    failed: int = 0
+    parked: int = 0
+    #: Left to fall due by themselves, for the watchdog.
+    left: int = 0
+    #: Handed over with an unproven commit, and not there: it failed, they were rolled back to a
+    #: savepoint, cancelled, or known before.
+    gone: int = 0
+    #: Claimed anew or found after a commit of unknown outcome.
+    reclaimed: int = 0
+    #: Times that messages waited for an earlier one of their ordering key.
+    held: int = 0
+    #: Accepted rows deleted, or kept for an audit.
+    deleted: int = 0
+    #: Requests to the broker.
+    requests: int = 0
+    #: Calls of the store that deleted.
+    delete_calls: int = 0
+    #: Calls of the store that failed: locked, unreachable.
+    database_errors: int = 0
+    #: Waiting now.
+    queued: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What one step did and when the next is needed."""
+
+    sent: int = 0
+    failed: int = 0
+    parked: int = 0
+    left: int = 0
+    deleted: int = 0
+    #: Seconds until there is something to do; None until something is handed over.
+    wait_s: float | None = None
+    #: Messages that make it worth to wake up before that.
+    wake_at_messages: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flushed:
+    """What became of the messages committed since the flush before, or since the start.
+
+    True, as in `assert producer.flush()`, when all of them were accepted by the broker.
+    """
+
+    #: Whether nothing waited in this process any more before the deadline.
+    is_done: bool
+    #: Messages that the broker has.
+    accepted: int
+    #: Messages that fell to the watchdog: the broker was away, the queue full, another one ahead.
+    left: int
+    #: Messages that wait for a person.
+    parked: int
+
+    def __bool__(self) -> bool:
+        return self.is_done and not self.left and not self.parked
+
+    @classmethod
+    def between(cls, before: PublisherStats, after: PublisherStats, *, is_done: bool) -> Flushed:
+        """The difference of two looks at one publisher."""
+        given_up = (after.failed + after.left + after.dropped) - (
+            before.failed + before.left + before.dropped
+        )
+        return cls(
+            is_done=is_done,
+            accepted=after.sent - before.sent,
+            left=given_up,
+            parked=after.parked - before.parked,
+        )

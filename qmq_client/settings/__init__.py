@@ -1,0 +1,1 @@
+"""Settings of a process, from the file, the environment and the command line."""
