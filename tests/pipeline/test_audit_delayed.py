@@ -78,25 +78,29 @@ def test_P4_delayed_messages_that_were_put_off_or_cancelled_are_sound_and_plante
             *named("altered", altered),
             *named("late", stuck),
         }
-    lifecycle(spark, config)
-    outcomes = {
-        row["message_id"]: row for row in Lake(config.tables).read(spark, LIFECYCLE).collect()
-    }
-    assert [outcomes[one.message_id.hex()]["outcome"] for one in cancelled] == ["cancelled"] * 2
-    assert {outcomes[one.message_id.hex()]["store_ms"] // 1000 for one in put_off} == {4200.0}
-    assert [outcomes[one.message_id.hex()]["reason"] for one in stuck] == ["not due"] * 2
-    marts(spark, config)
-    late = (
-        Lake(config.tables)
-        .read(spark, DELAY_LATENESS)
-        .where("early = 0")
-        .orderBy("minute")
-        .collect()
-    )
+    _lives(spark, config, cancelled, put_off, stuck)
+    late = Lake(config.tables).read(spark, DELAY_LATENESS).where("early = 0").orderBy("minute")
     # Those put off are as late as the others, by the time they were put off to.
-    assert [row["count"] for row in late] == [len(sound) + len(twice), len(put_off)]
-    assert max(row["max_ms"] for row in late) < 1_000
+    assert [row["count"] for row in late.collect()] == [len(sound) + len(twice), len(put_off)]
+    assert max(row["max_ms"] for row in late.collect()) < 1_000
     database.close()
+
+
+def _lives(
+    spark: SparkSession,
+    config: PipelineConfig,
+    cancelled: list[Record],
+    put_off: list[Record],
+    stuck: list[Record],
+) -> None:
+    """What `lifecycle` says of them."""
+    lifecycle(spark, config)
+    marts(spark, config)
+    rows = Lake(config.tables).read(spark, LIFECYCLE).collect()
+    found = {row["message_id"]: row for row in rows}
+    assert [found[one.message_id.hex()]["outcome"] for one in cancelled] == ["cancelled"] * 2
+    assert {found[one.message_id.hex()]["store_ms"] // 1000 for one in put_off} == {4200.0}
+    assert [found[one.message_id.hex()]["reason"] for one in stuck] == ["not due"] * 2
 
 
 def delayed(ids: MessageIds, due_at_ms: int) -> list[Record]:
