@@ -21,6 +21,7 @@ from qmq_broker.service.delivery.changes import Changes
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.journal import Journal
 from qmq_broker.service.delivery.lanes import KeyLanes
+from qmq_broker.service.delivery.moves import apply_action
 from qmq_broker.service.delivery.picking import Picked
 from qmq_broker.service.delivery.registry import Group
 from qmq_broker.service.delivery.settling import Outcome, plan_settlements
@@ -132,7 +133,7 @@ def groups_change_before_the_journal_knows(monkeypatch: pytest.MonkeyPatch) -> N
             self.is_unsynced = True
         waiting[id(self)] = actions, state
         for action in actions:
-            state.apply(action)
+            apply_action(state, action)
 
     monkeypatch.setattr(Journal, "write", write_later)
 
@@ -144,7 +145,7 @@ def at_most_once_is_answered_before_the_sync(monkeypatch: pytest.MonkeyPatch) ->
 def pauses_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     def apply_only(self: Changes, group: Group, actions: Sequence[Action], now_ms: int) -> None:
         for action in actions:
-            group.state.apply(action)
+            apply_action(group.state, action)
         self._delivery.after_change(group, now_ms)
 
     monkeypatch.setattr(Changes, "_write", apply_only)

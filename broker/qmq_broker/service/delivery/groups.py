@@ -41,7 +41,6 @@ from qmq_broker.service.delivery.history import (
 )
 from qmq_broker.service.delivery.lanes import KeyLanes
 from qmq_broker.service.delivery.leases import Lease, PullLog
-from qmq_broker.service.delivery.moves import apply_move
 from qmq_broker.service.delivery.redelivery import Redelivery, RedeliveryHeap
 from qmq_broker.storage.logs.actions import (
     Acked,
@@ -158,7 +157,7 @@ class GroupState:
             self.lanes.add(sequence, key, is_given=sequence in given)
 
     def apply(self, action: Action) -> None:
-        """Change the state as this action says. Requires: it is of this subject and group."""
+        """What this action does to messages one by one; called by `apply_action` alone."""
         match action:
             case Pulled():
                 self._on_pulled(action)
@@ -179,8 +178,6 @@ class GroupState:
                 self.max_attempts = action.max_attempts
             case Passed() | Keyed():
                 self._on_passed(action)
-            case _:
-                apply_move(self, action)
 
     def configure(self, settings: GroupSettings) -> None:
         """Keep these settings. Requires: whether it is ordered never changes."""

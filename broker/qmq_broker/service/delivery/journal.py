@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from qmq_broker.errors import NoRoomError, PoisonedError, StoreError
 from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.service.delivery.moves import apply_action
 from qmq_broker.storage.logs.actions import Action
 from qmq_broker.storage.store import Store
 
@@ -38,7 +39,7 @@ class Journal:
         self.is_unsynced = True
         try:
             for action in actions:
-                state.apply(action)
+                apply_action(state, action)
         except Exception as error:
             # Log and state disagree now: only a replay of the log can mend that.
             where = f"{state.group} on {state.subject}"

@@ -1,11 +1,12 @@
-"""Actions that move or change a group as a whole: seek, pause, settings, dead letters taken up again,
-messages set aside, messages lost by force. What happens to messages one by one is in `groups.py`.
+"""What an action does to a group: the one door for the journal and for a restart.
+
+Here are those that move or change a group as a whole: seek, pause, settings, dead letters taken up
+again, messages set aside, messages lost by force. What happens to messages one by one is in `groups.py`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.redelivery import Redelivery
 from qmq_broker.storage.logs.actions import (
     Action,
@@ -19,12 +20,9 @@ from qmq_broker.storage.logs.actions import (
     Sought,
 )
 
-if TYPE_CHECKING:
-    from qmq_broker.service.delivery.groups import GroupState
 
-
-def apply_move(state: GroupState, action: Action) -> None:
-    """Change the state as this action says; others change nothing."""
+def apply_action(state: GroupState, action: Action) -> None:
+    """Change the state as this action says. Requires: it is of this subject and group."""
     match action:
         case Skipped():
             _on_skipped(state, action)
@@ -45,6 +43,8 @@ def apply_move(state: GroupState, action: Action) -> None:
             back = state.aside.bring_back(action.sequence, action.copy, action.at_ms)
             if back is not None:
                 state.redeliveries.add(back)
+        case _:
+            state.apply(action)
 
 
 def _on_sought(state: GroupState, action: Sought) -> None:

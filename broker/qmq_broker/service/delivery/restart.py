@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.service.delivery.moves import apply_action
 from qmq_broker.service.delivery.snapshot import decode_groups
 from qmq_broker.storage.logs.actions import Action, Ended, GroupDefined
 
@@ -35,7 +36,7 @@ def groups_at_end(
         if isinstance(action, Ended):
             del groups[key]
             continue
-        state.apply(_not_in_future(action, now_ms))
+        apply_action(state, _not_in_future(action, now_ms))
     return list(groups.values()), count
 
 
