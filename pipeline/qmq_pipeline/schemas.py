@@ -7,6 +7,7 @@ here, and a test holds it equal. No Spark: workers and plain programs use it too
 
 from __future__ import annotations
 
+import copyreg
 from typing import Final
 
 from qmq_pipeline.table import Column, Table
@@ -355,3 +356,12 @@ TABLES: Final = {
         AUDIT_FINDINGS,
     )
 }
+
+
+def table_named(name: str) -> Table:
+    """The table of this name. Raises `KeyError`."""
+    return TABLES[name]
+
+
+# Tables travel to workers by name, so that the same table is the same object there.
+copyreg.pickle(Table, lambda table: (table_named, (table.name,)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Final
 
 import pyarrow as pa
@@ -46,10 +45,6 @@ class Table:
     key: tuple[str, ...]
     columns: tuple[Column, ...]
 
-    def __reduce__(self) -> tuple[object, ...]:
-        # Tables travel to workers by name, so that the same table is the same object there.
-        return _named, (self.name,)
-
     @property
     def names(self) -> tuple[str, ...]:
         """The columns' names in order."""
@@ -71,9 +66,3 @@ class Table:
         by_name = {column.name: column for column in self.columns}
         chosen = [by_name[name] for name in names or self.names]
         return pa.schema([(column.name, KINDS[column.kind][1]) for column in chosen])
-
-
-def _named(name: str) -> Table:
-    # The tables stand in a module above this one, which a worker may not have imported yet.
-    found: Table = import_module("qmq_pipeline.schemas").TABLES[name]
-    return found

@@ -105,7 +105,7 @@ def frame_of(body: bytes, due_at_ms: int | None = None) -> bytes:
         subject=SUBJECT,
         body=body,
         born_at_ms=1,
-        **({} if due_at_ms is None else {"due_at_ms": due_at_ms}),
+        due_at_ms=due_at_ms,
     )
     kind = FrameKind.MESSAGES if due_at_ms is None else FrameKind.DELAYED
     return build_message_frame({SUBJECT: [encode_record(record)]}, kind=kind)
