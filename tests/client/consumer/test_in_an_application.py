@@ -43,6 +43,7 @@ def test_C8_a_starlette_application_runs_its_consumers_for_its_lifetime() -> Non
 
     application = Starlette(routes=[Route("/", order)], lifespan=lifespan)
     server = uvicorn.Server(uvicorn.Config(application, port=0, lifespan="on", log_level="warning"))
+    before = set(threading.enumerate())
     serving = threading.Thread(target=server.run)
     serving.start()
     try:
@@ -54,7 +55,8 @@ def test_C8_a_starlette_application_runs_its_consumers_for_its_lifetime() -> Non
         serving.join(WAIT_S)
     assert answer.json() == {"handled": True}
     assert consumers.stop().is_clean, "stopped before, and tells the same again"
-    assert not [one for one in threading.enumerate() if one.name.startswith("qmq-")]
+    began = set(threading.enumerate()) - before
+    assert not [one for one in began if one.name.startswith("qmq-")]
     assert broker.lag(SUBJECT, GROUP) == 0
 
 

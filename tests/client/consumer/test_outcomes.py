@@ -162,7 +162,7 @@ def test_a_wish_beyond_what_the_broker_allows_is_a_failure_and_does_not_lose_the
 ) -> None:
     @consumer(SUBJECT, group=GROUP, max_attempts=1)
     def handler(body: int) -> None:
-        raise Retry(after=timedelta(days=400))
+        raise Retry(after=timedelta(days=800))
 
     bench.put(1)
     bench.drain(handler)
