@@ -63,8 +63,10 @@ def open_engine(
             remedy=f"The outbox knows {', '.join(KNOWN_DATABASES)}.",
         )
     try:
-        # One connection is kept; a second, as of a claim ahead, goes when it is not needed any more.
-        engine = sa.create_engine(url, pool_size=1, connect_args=_time_bounds(url, may_create))
+        # A second one is for a claim ahead, and goes when the database rests (`OutboxStore.rest`).
+        engine = sa.create_engine(
+            url, pool_size=2, pool_use_lifo=True, connect_args=_time_bounds(url, may_create)
+        )
     except ImportError as error:
         raise _no_driver(section, url, error) from error
     except sa.exc.ArgumentError as error:

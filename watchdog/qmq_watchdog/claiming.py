@@ -82,6 +82,7 @@ class Claims:
         ahead, self._ahead = self._ahead, None
         if thread is not None:
             thread.shutdown(wait=True)
+            self._store().rest()
         if ahead is None or ahead.exception() is not None:
             return None
         return ahead.result()

@@ -3,7 +3,7 @@
 Hundreds of databases must not hold hundreds of connections of servers that have other users. A
 connection is kept while there is room; beyond, it is closed after its sweep, except that one which
 has just had work takes the place of one that had none. A database at rest has one connection, as
-`open_engine` sees to; one that is swept has at most `CONNECTIONS_PER_RUN`.
+`claiming.py` sees to; one that is swept has at most `CONNECTIONS_PER_RUN`.
 """
 
 from __future__ import annotations

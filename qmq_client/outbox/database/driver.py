@@ -48,3 +48,18 @@ def root_engine(engine: sa.Engine) -> sa.Engine:
     while isinstance(proxied := getattr(engine, "_proxied", None), sa.Engine):
         engine = proxied
     return engine
+
+
+def keep_one_connection(pool: sa.Pool) -> None:
+    """Close what the pool keeps but for one connection, which is the next to be given out.
+
+    Requires: the pool gives out first what came back last.
+    """
+    if not isinstance(pool, sa.QueuePool) or pool.checkedin() < 2:
+        return
+    with suppress(sa.exc.SQLAlchemyError):  # one that was gone, and cannot be made anew: not kept
+        kept, *others = [pool.connect() for _ in range(pool.checkedin())]
+        for other in others:
+            other.invalidate()
+            other.close()
+        kept.close()

@@ -18,6 +18,7 @@ from qmq_client.errors import OutboxMissingError
 from qmq_client.outbox.checking.schema import schema_faults
 from qmq_client.outbox.database.deadlock import repeat_when_undone
 from qmq_client.outbox.database.dialect import dialect_of
+from qmq_client.outbox.database.driver import keep_one_connection
 from qmq_client.outbox.relay.choice import conditions, stored_rows
 from qmq_client.outbox.relay.deletes import delete_by
 from qmq_client.outbox.relay.waiting import fill_order_locks, waiting_ids
@@ -303,6 +304,10 @@ class OutboxStore:
     def after_fork(self) -> None:
         """In a forked child: never use or close a connection of the parent."""
         self._dialect.after_fork(self._sibling)
+
+    def rest(self) -> None:
+        """Give up this store's connections but for one."""
+        keep_one_connection(self._sibling.pool)
 
     def close(self) -> None:
         """Give up this store's connections; it may be used again."""
