@@ -2,7 +2,7 @@
 
 What survives is decided by the model of `tests/crash`: content by sectors, names one by one. Mounted by
 a process of its own (run as a module). `mkdir .cut-<seed>` in its root cuts the power, when nobody has a
-file open; with `--forget` a sync does nothing, which a test must notice.
+file open; with `--forget` a sync does nothing and a cut leaves nothing, which a test must notice.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ class Files:
 
     def _cut(self, seed: int) -> None:
         rng = random.Random(seed)
-        fate: Fate = rng.choice((Lost(), Torn(1), Scattered(rng), Scattered(rng)))
+        # A disk that forgets loses all it holds: by luck of the draw it might have lost nothing.
+        fates: tuple[Fate, ...] = (Lost(), Torn(1), Scattered(rng), Scattered(rng))
+        fate = Lost() if self._is_forgetful else rng.choice(fates)
         self._image = Moment(self._image).after_cut(fate).image()
 
 

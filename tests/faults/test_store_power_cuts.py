@@ -65,5 +65,5 @@ def test_B1_B3_B7_B8_C1_whatever_a_power_cut_leaves_of_a_broker_at_work_nothing_
 
 def test_a_file_system_that_forgets_what_was_synced_is_noticed(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", is_forgetful=True) as place:
-        verdict = judged(place, 2)
-    assert verdict.totals[Oracle.LOST] > 0
+        verdict = judged(place, 1)
+    assert verdict.totals.get(Oracle.LOST, 0) > 0, verdict
