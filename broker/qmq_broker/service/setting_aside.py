@@ -21,13 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from qmq_broker.errors import BusyError, CorruptionError, NoRoomError, PoisonedError
-from qmq_broker.service.delivery.bodies import (
-    Copy,
-    group_queue,
-    pack_copy,
-    read_messages,
-    unpack_copy,
-)
+from qmq_broker.service.delivery.bodies import group_queue, read_messages
 from qmq_broker.service.delivery.delivery import Delivery
 from qmq_broker.service.delivery.redelivery import Redelivery
 from qmq_broker.service.delivery.registry import Group
@@ -36,6 +30,7 @@ from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.steady import SteadyTime
 from qmq_broker.service.writer import CommitWriter
 from qmq_broker.storage.logs.actions import Action, BroughtBack, GroupDefined, Passed, SetAside
+from qmq_broker.storage.logs.copies import Copy, pack_copy, unpack_copy
 from qmq_broker.storage.logs.repeats import LOG_LIMITS
 from qmq_broker.storage.queues.consume_queue import Entry
 from qmq_broker.storage.store import Placed, Store
