@@ -40,6 +40,16 @@ def small_disk(kind: str, folder: Path) -> Iterator[Path]:
         _run("umount", str(place))
 
 
+@contextmanager
+def read_only(place: Path) -> Iterator[None]:
+    """Nothing on the disk can be changed meanwhile, as after an error of its file system."""
+    _run("mount", "-o", "remount,ro", str(place))
+    try:
+        yield
+    finally:
+        _run("mount", "-o", "remount,rw", str(place))
+
+
 def fill(place: Path, *, free_bytes: int) -> Path:
     """Write a file that leaves so much; removing it makes room again."""
     ballast = place / "ballast"

@@ -95,7 +95,7 @@ def dump(
 
     question = DumpQuestion(subject=subject, first=first)
     with store_errors():
-        for row in islice(rows(OsDisk(directory), kind, question), limit):
+        for row in islice(rows(OsDisk(directory, is_read_only=True), kind, question), limit):
             if as_json:
                 click.echo(msgspec.json.encode(row))
             else:
@@ -145,7 +145,7 @@ def backup(directory: str, target: str, *, no_links: bool, as_json: bool) -> Non
     from qmq_broker.storage.upkeep.backup import back_up
 
     with store_errors():
-        source, copy = OsDisk(directory), OsDisk(target)
+        source, copy = OsDisk(directory, is_read_only=True), OsDisk(target)
         made = back_up(
             source,
             copy,
@@ -173,7 +173,8 @@ def restore(directory: str, target: str, *, as_json: bool) -> None:
             for line in _lines(found):
                 click.echo(line, err=True)
             sys.exit(ExitCode.CORRUPTION)
-        made = back_up(OsDisk(directory), OsDisk(target), SYSTEM_CLOCK, link=lambda path: False)
+        source = OsDisk(directory, is_read_only=True)
+        made = back_up(source, OsDisk(target), SYSTEM_CLOCK, link=lambda path: False)
     _say_copied(made, as_json)
 
 
@@ -198,7 +199,7 @@ def _verified(directory: str, *, is_deep: bool, workers: int | None) -> Verifica
     from qmq_broker.storage.upkeep.verify import verify_store
 
     return verify_store(
-        OsDisk(directory),
+        OsDisk(directory, is_read_only=True),
         SYSTEM_CLOCK,
         check_groups=lambda content: decode_groups(content, 0),
         is_deep=is_deep,

@@ -37,7 +37,7 @@ def runner(
         count = min(workers, len(tasks), WORKERS_MAX)
         outcomes = []
         if count < 2 or segment_bytes * len(tasks) < ALONE_BYTES_MAX:
-            disk = OsDisk(directory)
+            disk = OsDisk(directory, is_read_only=True)
             try:
                 for task in tasks:
                     outcomes.append(verify_segment(disk, task))
@@ -64,7 +64,7 @@ def workers_here() -> int:
 
 def _verify(work: tuple[str, SegmentTask]) -> SegmentOutcome:
     directory, task = work
-    disk = OsDisk(directory)
+    disk = OsDisk(directory, is_read_only=True)
     try:
         return verify_segment(disk, task)
     finally:

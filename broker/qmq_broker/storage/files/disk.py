@@ -31,6 +31,8 @@ IOV_MAX: Final = 1024
 _NOT_LINKED: Final = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
 )
+#: A file that only others may write, or nobody.
+_NOT_WRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
 _HOLDER_BYTES_MAX: Final = 200
@@ -44,7 +46,8 @@ class OsDisk:
     """The files of the machine below `root`, which is made when absent.
 
     Safe for several threads. Holds one descriptor, of the root, until `close`. One that is read-only makes
-    nothing and asks for no right to write: for a look at a backup, or beside a broker of another user.
+    nothing and asks for no right to write: for a look at a backup, at a disk that takes no writes any more,
+    or beside a broker of another user. Only a lock it takes as any other where that may be.
     """
 
     def __init__(self, root: str, *, is_read_only: bool = False) -> None:
@@ -66,7 +69,7 @@ class OsDisk:
 
     def lock(self, path: str, holder: str) -> OsLock:
         try:
-            descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
+            descriptor, is_writable = self._open_lock(path)
         except OSError as error:
             raise translate(error, "open", path) from error
         try:
@@ -79,13 +82,23 @@ class OsDisk:
             os.close(descriptor)
             raise translate(error, "lock", path) from error
         try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, holder.encode(), 0)
+            if is_writable:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, holder.encode(), 0)
             root = os.dup(self._root)
         except OSError as error:
             os.close(descriptor)
             raise translate(error, "write", path) from error
         return OsLock(self.root, path, root=root, descriptor=descriptor)
+
+    def _open_lock(self, path: str) -> tuple[int, bool]:
+        """A descriptor to lock, and whether the holder can be written into it."""
+        try:
+            return self._open(path, os.O_RDWR | os.O_CREAT), True
+        except OSError as error:
+            if self._access == os.O_RDWR or error.errno not in _NOT_WRITABLE:
+                raise
+        return self._open(path, os.O_RDONLY), False
 
     def open(self, path: str, *, is_new: bool = False) -> OsFile:
         is_made = is_new and self._access == os.O_RDWR
