@@ -19,6 +19,9 @@ MINUTE_MS: Final = 60_000
 SEGMENT_MULTIPLE_BYTES: Final = 512
 #: Segments are given up whole: longer ones would go in steps of a disk.
 SEGMENT_BYTES_MAX: Final = 64 * GIB
+#: What is younger may still be on its way to a consumer that pulls at once; a century is for ever.
+RETAIN_MS_MIN: Final = 1_000
+RETAIN_MS_MAX: Final = 366 * 100 * 24 * 3_600_000
 
 
 def room_for_a_frame_bytes(limits: Limits) -> int:
@@ -91,7 +94,7 @@ class StoreOptions:
         _check_range(self, "checkpoint_bytes", 1, GIB)
         _check_range(self, "checkpoint_ms", 1, 60_000)
         _check_range(self, "queue_flush_bytes", 1, 16 * GIB)
-        _check_range(self, "retain_ms", 1_000, 366 * 100 * 24 * 3_600_000)
+        _check_range(self, "retain_ms", RETAIN_MS_MIN, RETAIN_MS_MAX)
         _check_range(self, "retain_bytes", 0, 2**62)
         _check_range(self, "snapshot_bytes", 1, 16 * GIB)
         _check_range(self, "spare_segments", 0, 1_000)

@@ -37,7 +37,7 @@ def pipeline(context: click.Context) -> None:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing and not set(context.help_option_names) & set(sys.argv):
         click.echo(
-            f"Error: {', '.join(missing)} is not installed. The pipeline is an extra: "
+            f"Error: not installed: {', '.join(missing)}. The pipeline is an extra: "
             'pip install "qmq[pipeline]", or ".[pipeline]" in the folder of the project',
             err=True,
         )
@@ -130,7 +130,9 @@ def marts(*, is_full: bool, **options: Any) -> None:
 
 @pipeline.command()
 @job_options
-@click.option("--out", metavar="FILE", default="qmq-report.html", show_default=True)
+@click.option(
+    "--out", metavar="FILE", default="qmq-report.html", show_default=True, help="The report."
+)
 def report(*, out: str, **options: Any) -> None:
     """Write what the tables say as one page of HTML, to be opened in any browser."""
     from qmq_pipeline.jobs.report import report as work
@@ -182,7 +184,9 @@ def archive(**options: Any) -> None:
 @click.option("--name", help="Names the replay: the same name sends the same ids. Its time else.")
 @click.option("--same-ids", is_flag=True, help="Keep the ids; the broker drops those it remembers.")
 @click.option("--send", "is_sending", is_flag=True, help="Without it only say what would be sent.")
-@click.option("--limit", type=click.IntRange(1), default=10_000, show_default=True)
+@click.option(
+    "--limit", type=click.IntRange(1), default=10_000, show_default=True, help="Messages at most."
+)
 def replay(*, where: str, to: str, name: str | None, **options: Any) -> None:
     """Send messages of the tables again, or give a group its dead letters again.
 

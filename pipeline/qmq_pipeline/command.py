@@ -73,8 +73,20 @@ def audit_options(function: _Function) -> _Function:
     seconds: dict[str, Any] = {"type": float, "show_default": True, "metavar": "SECONDS"}
     for option in reversed(
         (
-            click.option("--grace", "grace_s", default=60.0, **seconds),
-            click.option("--late", "late_s", default=60.0, **seconds),
+            click.option(
+                "--grace",
+                "grace_s",
+                default=60.0,
+                help="What was committed later than so long before the end may still be on its way.",
+                **seconds,
+            ),
+            click.option(
+                "--late",
+                "late_s",
+                default=60.0,
+                help="A message that was stored longer than this after its commit is late.",
+                **seconds,
+            ),
             click.option("--since", metavar="TIME", help="Judge what was committed from then on."),
             click.option("--until", metavar="TIME", help="Judge what was committed before."),
             click.option(

@@ -41,7 +41,13 @@ def dead() -> None:
 @click.argument("subject")
 @click.argument("group")
 @click.option("--first", type=click.IntRange(0), default=0, help="From this sequence on.")
-@click.option("--limit", type=click.IntRange(1, _LISTED_MAX), default=100, show_default=True)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, _LISTED_MAX),
+    default=100,
+    show_default=True,
+    help="Dead letters at most.",
+)
 @broker_options
 def list_(
     *,
@@ -101,7 +107,11 @@ def show(
         for line in (text for letter in letters for text in _lines(letter)):
             click.echo(line)
     if not letters:
-        click.echo(f"{group} has no dead letter {sequence} on {subject}", err=True)
+        click.echo(
+            f"{group} has no dead letter {sequence} on {subject}; "
+            f"`qmq dead list {subject} {group}` has those there are",
+            err=True,
+        )
         raise SystemExit(ATTENTION)
 
 

@@ -39,7 +39,13 @@ def delayed() -> None:
 @click.option("--subject", help="Only of this subject.")
 @click.option("--from", "first_ms", type=TIME, help="Due at this time or later.")
 @click.option("--to", "next_ms", type=TIME, help="Due before this time.")
-@click.option("--limit", type=click.IntRange(1, _LISTED_MAX), default=100, show_default=True)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, _LISTED_MAX),
+    default=100,
+    show_default=True,
+    help="Messages at most.",
+)
 @broker_options
 def list_(
     *,
@@ -129,6 +135,7 @@ def reschedule(
     type=click.Choice(["second", "minute", "hour", "day"]),
     default="hour",
     show_default=True,
+    help="One line for each that has any.",
 )
 @broker_options
 def histogram(
@@ -177,8 +184,9 @@ def status(broker: str | None, config_file: Path | None, as_json: bool) -> None:
             if name == "subjects":
                 continue
             shown = time_text(value) if name == "loaded_until_ms" else value
+            told = "-" if shown in ("", []) else shown
             click.echo(
-                f"{name.removesuffix('_ms') if name == 'loaded_until_ms' else name:<16}{shown}"
+                f"{name.removesuffix('_ms') if name == 'loaded_until_ms' else name:<16}{told}"
             )
         for subject, count in answer.get("subjects", {}).items():
             click.echo(f"{'pending':<16}{count} of {subject}")

@@ -36,7 +36,13 @@ def message() -> None:
 @click.option("--subject", help="Subject of the messages with that key.")
 @click.option("--from", "first_ms", type=TIME, help="Stored at this time or later.")
 @click.option("--to", "next_ms", type=TIME, help="Stored before this time.")
-@click.option("--limit", type=click.IntRange(1, _FOUND_MAX), default=100, show_default=True)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, _FOUND_MAX),
+    default=100,
+    show_default=True,
+    help="Messages at most.",
+)
 @broker_options
 def find(
     *,

@@ -96,7 +96,13 @@ def outbox() -> None:
 @database_options
 @click.option("--state", type=click.Choice(sorted(_LISTED)), help="Only these; all by default.")
 @_filter_options
-@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=100,
+    show_default=True,
+    help="Rows at most.",
+)
 @json_option
 def list_(
     database: str | None,
@@ -186,7 +192,13 @@ def retry(
 @_ids_argument
 @_filter_options
 @click.option("--all", "is_all", is_flag=True, help="All rows of that state.")
-@click.option("--state", type=click.Choice(["live", "parked"]), default="parked", show_default=True)
+@click.option(
+    "--state",
+    type=click.Choice(["live", "parked"]),
+    default="parked",
+    show_default=True,
+    help="Only rows of this state.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def purge(

@@ -29,6 +29,7 @@ class RootGroup(click.Group):
         command = point.load()
         if not isinstance(command, click.Command):
             raise click.ClickException(f"{point.value} is not a click command")
+        _tell_whole_sentences(command)
         return command
 
     def resolve_command(
@@ -49,6 +50,13 @@ class RootGroup(click.Group):
         except QmqError as error:
             click.echo(f"Error: {' '.join(str(error).split())}", err=True)
             ctx.exit(exit_code_of(error))
+
+
+def _tell_whole_sentences(command: click.Command) -> None:
+    """Have a listing of sub-commands tell each one's first sentence, which click would break off."""
+    for below in command.commands.values() if isinstance(command, click.Group) else ():
+        below.short_help = below.short_help or " ".join((below.help or "").split("\n\n")[0].split())
+        _tell_whole_sentences(below)
 
 
 @click.group(cls=RootGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -34,7 +34,14 @@ _BATCH: Final = 500
 @click.command()
 @click.argument("subject")
 @click.argument("body", required=False)
-@click.option("--as", "kind", type=click.Choice(["text", "json", "bytes"]), default="text")
+@click.option(
+    "--as",
+    "kind",
+    type=click.Choice(["text", "json", "bytes"]),
+    default="text",
+    show_default=True,
+    help="What the body is; json is checked.",
+)
 @click.option("--lines", is_flag=True, help="Each line of standard input is a message.")
 @click.option("--key", help="Key of the messages.")
 @click.option("--tag", "tags", multiple=True, help="A tag; may be given several times.")

@@ -46,9 +46,14 @@ def the_database(database: str | None, config_file: Path | None) -> DatabaseSect
     known = loaded(config_file, () if database is None else (database,)).config.databases
     if len(known) == 1:
         return known[0]
-    names = ", ".join(section.name for section in known)
+    if not known:
+        raise ConfigurationError(
+            setting="--database",
+            value="none is configured",
+            remedy="Give --database with a URL like sqlite:///shop.db, or [[database]] in qmq.toml.",
+        )
     raise ConfigurationError(
         setting="--database",
-        value=f"{len(known)} databases are configured" + (f": {names}" if names else ""),
-        remedy="Give --database with a URL or one of the names.",
+        value=f"{len(known)} are configured: {', '.join(section.name for section in known)}",
+        remedy="Give --database with one of the names, or a URL.",
     )

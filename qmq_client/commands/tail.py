@@ -26,7 +26,14 @@ _LOOK_S: Final = 0.5
 
 @click.command()
 @click.argument("subject")
-@click.option("-n", "--count", type=click.IntRange(0), default=10, show_default=True)
+@click.option(
+    "-n",
+    "--count",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    help="Messages at most; with --follow before those to come.",
+)
 @click.option("--first", type=click.IntRange(0), help="From this sequence on, and not the last.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is stored from now on.")
 @broker_options

@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -210,10 +211,17 @@ class _Built:
 
 def _broker_fault(prefix: str, given: Layer) -> ConfigurationError | None:
     url, origin = given.get("url", (None, ""))
-    if prefix != "broker" or not isinstance(url, str) or _BROKER.match(url):
+    if prefix != "broker" or not isinstance(url, str) or _is_broker_url(url):
         return None
     shown = f"{mask_secrets(url)!r} from {origin}"
     return wrong("broker.url", shown, f"Give one like {BrokerSection().url}.")
+
+
+def _is_broker_url(url: str) -> bool:
+    try:
+        return _BROKER.match(url) is not None and urlsplit(url).port != 0
+    except ValueError:  # no number, or one that no port has
+        return False
 
 
 def _settings(section: msgspec.Struct, prefix: str, given: Layer) -> Iterator[Setting]:

@@ -5,6 +5,7 @@ The only place that knows httpx's errors and HTTP's status codes.
 
 from __future__ import annotations
 
+import re
 import ssl
 from typing import TYPE_CHECKING, Final
 
@@ -38,6 +39,8 @@ BUSY: Final = frozenset({408, 429, 503, 507})
 ACCESS: Final = frozenset({401, 403})
 #: Of a reason that the broker gave: some of them are an operator's words.
 _SAID_CHARACTERS_MAX: Final = 1_000
+#: What the system numbers, and where a library's source says it: of no use to who reads an error.
+_REASON: Final = re.compile(r"^\[Errno -?\d+\] | \(_ssl\.c:\d+\)$")
 
 
 def as_transport_error(
@@ -51,14 +54,19 @@ def as_transport_error(
     """
     import httpx
 
-    text = f"{url}: {type(error).__name__}: {shorten(str(error))}"
     if (refused := _refused_certificate(error)) is not None:
         return BrokerUnreachableError(
             f"{url}: the broker's certificate is not accepted: {refused}. "
             "Give the authority that signed it (broker.ca_file), and the host name that it names."
         )
+    text = f"{url}: {type(error).__name__}: {shorten(str(error))}"
     if url.startswith("https:") and _may_be_our_certificate(error):
         text = f"{text}. {_certificate_hint(certificate)}"
+    elif isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        reason = shorten(_REASON.sub("", str(error)))
+        text = f"{url}: no connection: {reason}. {_connection_hint(error)}"
+    elif url.startswith("http:") and isinstance(error, httpx.RemoteProtocolError):
+        text = f"{text}. If the broker speaks TLS, its address begins with https://."
     nonsense = (
         httpx.RemoteProtocolError,
         httpx.DecodingError,
@@ -125,6 +133,13 @@ def _may_be_our_certificate(error: Exception) -> bool:
     if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError):
         return True
     return isinstance(error, httpx.ConnectError) and "alert" in str(error).lower()
+
+
+def _connection_hint(error: BaseException) -> str:
+    """What to do about a connection that did not come about."""
+    if "WRONG_VERSION_NUMBER" in str(error):
+        return "What listens there speaks no TLS: its address begins with http://."
+    return "Start a broker there, or give the address of the one that runs."
 
 
 def _certificate_hint(certificate: str) -> str:

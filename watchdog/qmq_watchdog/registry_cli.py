@@ -69,7 +69,9 @@ def list_(config_file: Path | None, as_json: bool) -> None:
 @click.option("--password-env", default="", help="Variable that holds the password.")
 @click.option("--password-file", default="", help="File that holds the password.")
 @click.option("--schema", default="", help="Schema of the outbox.")
-@click.option("--table-prefix", default="qmq_", show_default=True)
+@click.option(
+    "--table-prefix", default="qmq_", show_default=True, help="How the names of its tables begin."
+)
 @click.option("--rows-per-s", type=int, default=0, help="Rate limit; 0 for none.")
 @click.option("--keep-sent-s", type=float, default=0.0, help="Keep accepted rows for so long.")
 @click.option("--keep-inbox-s", type=float, default=0.0, help="Keep inbox ids for so long.")

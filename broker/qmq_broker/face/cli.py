@@ -15,6 +15,8 @@ from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.face.operate import drain, readonly, status
 from qmq_broker.face.token_cli import token
 from qmq_broker.options import (
+    RETAIN_MS_MAX,
+    RETAIN_MS_MIN,
     SEGMENT_BYTES_MAX,
     SEGMENT_MULTIPLE_BYTES,
     ServeOptions,
@@ -26,6 +28,7 @@ from qmq_client.wire.limits import DEFAULT_LIMITS
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 DEFAULT_LISTEN = "127.0.0.1:9470"
+_HOUR_MS = 3_600_000
 #: The shortest segment that takes the largest frame.
 SEGMENT_BYTES_MIN = room_for_a_frame_bytes(DEFAULT_LIMITS)
 _SEGMENT_RULE = (
@@ -40,6 +43,14 @@ def _check_segment_bytes(_: click.Context, __: click.Parameter, value: int | Non
         return None
     if value % SEGMENT_MULTIPLE_BYTES or not SEGMENT_BYTES_MIN <= value <= SEGMENT_BYTES_MAX:
         raise click.BadParameter(f"{value}; allowed: {_SEGMENT_RULE}.")
+    return value
+
+
+def _check_retain_hours(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
+    """In hours, as it was given: the options of the store count in milliseconds."""
+    if value is not None and not RETAIN_MS_MIN <= value * _HOUR_MS <= RETAIN_MS_MAX:
+        least, most = RETAIN_MS_MIN / _HOUR_MS, RETAIN_MS_MAX // _HOUR_MS
+        raise click.BadParameter(f"{value:g}; allowed: {least:.4f} (a second) to {most} hours.")
     return value
 
 
@@ -108,6 +119,7 @@ def broker() -> None:
 @click.option(
     "--retain-hours",
     type=float,
+    callback=_check_retain_hours,
     help="Age at which segments of the commit log are given up; 72 by default.",
 )
 @click.option(
@@ -141,6 +153,7 @@ def broker() -> None:
     default="info",
     show_default=True,
     type=click.Choice(["debug", "info", "warning", "error"]),
+    help="Log lines of this level and above.",
 )
 def serve(  # noqa: PLR0913  # one argument for each option
     *,
@@ -172,7 +185,7 @@ def serve(  # noqa: PLR0913  # one argument for each option
     of_store = _given(
         segment_bytes=segment_bytes,
         reserve_bytes=reserve_bytes,
-        retain_ms=None if retain_hours is None else round(retain_hours * 3_600_000),
+        retain_ms=None if retain_hours is None else round(retain_hours * _HOUR_MS),
         retain_bytes=retain_bytes,
         index_entries=index_entries,
     )

@@ -103,6 +103,10 @@ def _ask(method: str, url: str, body: object = None) -> tuple[int, dict[str, Any
             f"--broker {url}: {error} Give one like {DEFAULT_BROKER}."
         ) from error
     except (httpx.HTTPError, ValueError) as error:
-        click.echo(f"no answer from a broker at {url}: {error}", err=True)
+        click.echo(
+            f"no answer from a broker at {url}: {error}. "
+            "Start one there, or give its address by --broker or QMQ_BROKER_URL.",
+            err=True,
+        )
         sys.exit(_UNREACHABLE)
     return response.status_code, answer if isinstance(answer, dict) else {}

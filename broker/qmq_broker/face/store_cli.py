@@ -43,6 +43,10 @@ DUMPED: Final = (
     "summaries",
     "waiting",
 )
+_DUMP_HELP: Final = (
+    "Print what stands in the files of one KIND, also beside a running broker.\n\n"
+    f"KIND is one of {', '.join(DUMPED)}."
+)
 _DIRECTORY: Final = click.Path(exists=True, file_okay=False)
 
 
@@ -72,8 +76,8 @@ def verify(directory: str, *, is_deep: bool, as_json: bool, workers: int | None)
     sys.exit(_exit_code(found))
 
 
-@store.command()
-@click.argument("kind", type=click.Choice(DUMPED))
+@store.command(help=_DUMP_HELP)
+@click.argument("kind", metavar="KIND", type=click.Choice(DUMPED))
 @click.argument("directory", type=_DIRECTORY)
 @click.option("--subject", help="Only what belongs to this subject.")
 @click.option(
@@ -83,12 +87,18 @@ def verify(directory: str, *, is_deep: bool, as_json: bool, workers: int | None)
     default=0,
     help="Offset in the log to begin at; of entries, the sequence.",
 )
-@click.option("--limit", type=click.IntRange(1, 2**31), default=100, show_default=True)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 2**31),
+    default=100,
+    show_default=True,
+    help="Rows at most.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each row.")
 def dump(
     kind: str, directory: str, *, subject: str | None, first: int, limit: int, as_json: bool
 ) -> None:
-    """Print what stands in the files of one KIND, also beside a running broker."""
+    """Print rows; `_DUMP_HELP` is what a caller reads."""
     from qmq_broker.face.store_dump import DumpQuestion
     from qmq_broker.face.store_dump import dump as rows
     from qmq_broker.storage.files.disk import OsDisk

@@ -229,7 +229,7 @@ def test_which_database_must_be_clear(tmp_path: Path) -> None:
     config.write_text("".join(f'[[database]]\nname = "{n}"\nurl = "sqlite://"\n' for n in "ab"))
     refused = db("check", "--config", str(config))
     assert refused.exit_code == 2
-    assert "2 databases are configured: a, b" in refused.output
+    assert "2 are configured: a, b" in refused.output
 
 
 def test_a_database_of_a_newer_version_is_refused(url: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import entry_points, version
 
 import click
@@ -86,6 +87,35 @@ def test_every_command_of_ours_has_a_summary_and_can_be_loaded(name: str) -> Non
     assert command.help
     result = CliRunner().invoke(root, [name, "--help"])
     assert result.exit_code == 0, result.output
+
+
+def every_command() -> Iterator[tuple[str, click.Command]]:
+    """Each command and group of ours, with its name as it is typed."""
+    below = [(name, root.get_command(click.Context(root), name)) for name in sorted(OURS)]
+    while below:
+        name, command = below.pop()
+        assert command is not None
+        yield name, command
+        if isinstance(command, click.Group):
+            below += [(f"{name} {one}", found) for one, found in command.commands.items()]
+
+
+def test_every_option_of_every_command_says_what_it_is_for() -> None:
+    silent = [
+        f"{name} {option.opts[0]}"
+        for name, command in every_command()
+        for option in command.params
+        if isinstance(option, click.Option) and not option.help
+    ]
+    assert not silent
+
+
+def test_no_listing_of_commands_breaks_a_sentence_off() -> None:
+    groups = [name for name, command in every_command() if isinstance(command, click.Group)]
+    assert "broker token" in groups
+    for name in groups:
+        shown = CliRunner().invoke(root, [*name.split(), "--help"]).output
+        assert "..." not in shown.partition("Commands:")[2], name
 
 
 def test_help_inside_the_group_is_the_same_text() -> None:
