@@ -1,8 +1,7 @@
 """The broker in the played world: the real service on a played disk, its threads as strands.
 
 What the threads of `Broker` do in loops is done here pass by pass: the writer, the sync of the action
-log, the releases and the tick of the loop. The loop itself is the hub, where nothing waits. The face is
-`face.py`. A life ends by a kill, a power cut, a stop in order, or by the broker's own hand when its disk
+log, the releases and the tick of the loop. The loop is `loop.py`, the face before it `face.py`. A life ends by a kill, a power cut, a stop in order, or by the broker's own hand when its disk
 fails; the next one begins on what that left.
 """
 
@@ -13,13 +12,17 @@ from typing import Final
 
 from qmq_broker.options import StoreOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
+from qmq_broker.service.delivery.delivery import HandOut
 from qmq_broker.service.delivery.redelivery import Backoff
+from qmq_broker.service.delivery.settling import Stale
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.store import Placed, Store
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.frame import MessageFrame
+from qmq_client.wire.requests import PullRequest
 from tests.crash.image import Image
 from tests.simulation.disk import PlayedDisk, after_kill, after_power_cut
+from tests.simulation.loop import PlayedLoop
 from tests.simulation.scheduler import (
     MS,
     Died,
@@ -52,6 +55,10 @@ _IDLE_US: Final = 500 * MS
 _POWER_ON_US: Final = 300 * MS
 
 
+#: A hand-out, for those who judge: request, what was given, broker's time of delivery.
+OnHandOut = Callable[[PullRequest, HandOut, int], None]
+
+
 class PlayedStore(Store):
     """The store, which says where its writer may give its turn back."""
 
@@ -81,45 +88,72 @@ class BrokerLife:
         #: Whether something may have come since the writer looked.
         self._is_work_new = False
         self._delay_is_wanted = Signal()
+        self._is_stopping = False
+        self._busy_strands = 0
+        self._strand_ended = Signal()
         self.store = PlayedStore.open(disk, clock, STORE)
         self.broker = Broker(
             self.store, clock, SETTINGS, post=self._post, draw=scheduler.rng.random
         )
         self.broker.on_end = self._end
+        self.loop = PlayedLoop(scheduler, process)
+        self.loop.on_turn = self._wake_strands
+
+    def watch(self, on_hand_out: OnHandOut) -> None:
+        """Let somebody see what each pull is given, before anybody hears of it."""
+        pull = self.broker.delivery.pull
+
+        def watched(
+            request: PullRequest, now_ms: int, stale: tuple[Stale, ...] = ()
+        ) -> HandOut | None:
+            given = pull(request, now_ms, stale)
+            if given is not None:
+                on_hand_out(request, given, now_ms)
+            return given
+
+        setattr(self.broker.delivery, "pull", watched)  # noqa: B010  # mypy knows it for a method
 
     def start(self) -> None:
         """Rebuild the groups and begin the strands."""
         broker, process = self.broker, self.process
         broker.delivery.start(broker.time.now_ms())
         broker.delayed.delay.begin()
-        process.spawn("writer", self._write)
-        process.spawn("action sync", self._sync_actions)
-        process.spawn("delay", self._release)
+        for name, work in (
+            ("writer", self._write),
+            ("action sync", self._sync_actions),
+            ("delay", self._release),
+        ):
+            self._busy_strands += 1
+            process.spawn(name, work)
         self.in_loop("tick", self._tick)
 
     def in_loop(self, name: str, call: Callable[[], None], delay_us: int = 0) -> None:
-        """Let this be done in the broker's loop, if it lives then."""
-
-        def turn() -> None:
-            if self.process.is_dead:
-                return
-            try:
-                call()
-            except Died:
-                return
-            self._wake_strands()
-
-        self._scheduler.after(delay_us, f"{self.process.name} {name}", turn)
+        """Let this be done in a turn of the broker's loop, if it lives then."""
+        name = f"{self.process.name} {name}"
+        self._scheduler.after(delay_us, name, lambda: self.loop.turn(call))
 
     def stop(self) -> None:
-        """End in order. Only in the hub."""
-        broker = self.broker
-        broker.drain("asked to")
-        with self.disk.hold():
-            broker.writer.stop()
-            while not broker.writer.step().is_stopped:
-                pass
-            self.store.close()
+        """Begin to end in order. Only in the hub."""
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        self.broker.writer.stop()
+        self._is_work_new = True
+        self.loop.turn(lambda: self.broker.drain("asked to"))
+        self._scheduler.give(self._has_work)
+        self._scheduler.give(self._delay_is_wanted)
+        self.process.spawn("stop", self._close)
+
+    def _close(self) -> None:
+        """Close the store behind all strands, as `Broker.stop` does it behind its threads."""
+        while self._busy_strands:
+            self.process.wait(self._strand_ended, _IDLE_US, "waits for its strands")
+        try:
+            with self.disk.hold():
+                self.store.close()
+        except QmqError as error:  # its disk failed: it ends all the same
+            self._scheduler.note(f"broker did not stop in order: {error!r:.200}")
+        self.process.die()
 
     def _end(self) -> None:
         self._scheduler.after(0, f"{self.process.name} ends by itself", self.process.kill)
@@ -136,23 +170,26 @@ class BrokerLife:
             self._scheduler.give(self._delay_is_wanted)
 
     def _write(self) -> None:
-        while True:
+        is_stopped = False
+        while not is_stopped:
             if not self._is_work_new:
                 self.process.wait(self._has_work, _IDLE_US, "writer waits")
             self._is_work_new = False
-            self.broker.writer.step()
+            is_stopped = self.broker.writer.step().is_stopped
+        self._end_strand()
 
     def _sync_actions(self) -> None:
         interval_us = SETTINGS.limits.action_sync_ms * MS
-        while True:
+        while not self._is_stopping:
             self.process.sleep(interval_us, "action sync sleeps")
             try:
                 self.broker._action_sync.step()
             except QmqError as error:  # as the thread's loop does
                 self.broker._on_poisoned(f"action log sync: {error}")
+        self._end_strand()
 
     def _release(self) -> None:
-        while True:
+        while not self._is_stopping:
             try:
                 wait_s = self.broker.delayed.delay.step()
             except QmqError as error:  # as the thread's loop does
@@ -160,6 +197,11 @@ class BrokerLife:
                 wait_s = 1.0
             wait_us = min(500_000, max(10_000, round(wait_s * 1_000_000)))
             self.process.wait(self._delay_is_wanted, wait_us, "delay waits")
+        self._end_strand()
+
+    def _end_strand(self) -> None:
+        self._busy_strands -= 1
+        self._scheduler.give(self._strand_ended)
 
     def _tick(self) -> None:
         try:
@@ -217,17 +259,9 @@ class BrokerHost:
 
     def restart(self) -> None:
         """Stop in order and start again."""
-        if self.life is None:
-            return
-        life = self.life
-        self.is_power_cut = False
-        try:
-            life.stop()
-        except Died:
-            return
-        except QmqError as error:  # its disk failed: it ends all the same
-            self._scheduler.note(f"broker did not stop in order: {error!r:.200}")
-        life.process.kill()
+        if self.life is not None:
+            self.is_power_cut = False
+            self.life.stop()
 
     def end(self) -> None:
         """Begin no life any more."""
@@ -236,6 +270,7 @@ class BrokerHost:
 
     def _on_death(self, life: BrokerLife) -> None:
         self.life = None
+        life.loop.end()
         self.on_death(life)
         self._after_death(life.disk)
 

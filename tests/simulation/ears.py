@@ -6,7 +6,9 @@ order is certain, and so is every accusation that rests on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -35,6 +37,14 @@ from tests.simulation.scheduler import Process, Scheduler
 _NS_PER_US: Final = 1_000
 #: Group, consumer, token and pull sequence: the name of one delivery.
 _Name = tuple[str, str, int, int]
+
+
+@dataclass(slots=True)
+class Told:
+    """What the broker made of outcomes it was told."""
+
+    #: (token, first, next) of those that it refused; None while, or when, no answer came.
+    stale: Sequence[tuple[int, int, int]] | None = None
 
 
 class Ears:
@@ -84,8 +94,31 @@ class Ears:
                     sequence=sequence,
                 )
 
-    def begin(self, process: Process, request: PullRequest | SettleRequest) -> int:
-        """A consumer is about to tell outcomes; returns when."""
+    @contextmanager
+    def settling(self, process: Process, request: PullRequest | SettleRequest) -> Iterator[Told]:
+        """While a consumer tells outcomes and waits for the answer, which he puts in here."""
+        self._tell_given_back(process, request)
+        began_ns, told = self.now_ns(), Told()
+        try:
+            yield told
+        finally:
+            for settlement in request.settlements:
+                kind: type[Acked | AckUnknown] = AckUnknown
+                acks = list(settlement.acks)
+                if told.stale is not None:
+                    kind, acks = Acked, _taken(settlement, told.stale)
+                for message_id, attempt in self._named(request, settlement.token, acks):
+                    self.tell(
+                        kind,
+                        process.name,
+                        group=request.group,
+                        consumer=request.consumer,
+                        message_id=message_id,
+                        attempt=attempt,
+                        began_ns=began_ns,
+                    )
+
+    def _tell_given_back(self, process: Process, request: PullRequest | SettleRequest) -> None:
         for settlement in request.settlements:
             given_back = [nack.range for nack in settlement.nacks]
             given_back += [reject.range for reject in settlement.rejects]
@@ -98,37 +131,6 @@ class Ears:
                     message_id=message_id,
                     attempt=attempt,
                 )
-        return self.now_ns()
-
-    def on_settled(
-        self,
-        process: Process,
-        request: PullRequest | SettleRequest,
-        stale: Sequence[tuple[int, int, int]],
-        began_ns: int,
-    ) -> None:
-        """The broker answered; what it did not refuse is acked."""
-        refused = {
-            (token, pull_sequence)
-            for token, first, after in stale
-            for pull_sequence in range(first, after)
-        }
-        for settlement in request.settlements:
-            taken = [
-                (one, one + 1)
-                for first, after in settlement.acks
-                for one in range(first, after)
-                if (settlement.token, one) not in refused
-            ]
-            self._tell_acks(Acked, process, request, settlement, taken, began_ns)
-
-    def on_unsettled(
-        self, process: Process, request: PullRequest | SettleRequest, began_ns: int
-    ) -> None:
-        """No answer came: the broker may have taken the outcomes or not."""
-        for settlement in request.settlements:
-            acks = list(settlement.acks)
-            self._tell_acks(AckUnknown, process, request, settlement, acks, began_ns)
 
     def on_hand_out(self, request: PullRequest, given: HandOut) -> None:
         """The broker lets a consumer have messages, who may never hear of it."""
@@ -158,26 +160,6 @@ class Ears:
             )
             self.events.append(event)
 
-    def _tell_acks(
-        self,
-        kind: Any,
-        process: Process,
-        request: PullRequest | SettleRequest,
-        settlement: Settlement,
-        ranges: Sequence[tuple[int, int]],
-        began_ns: int,
-    ) -> None:
-        for message_id, attempt in self._named(request, settlement.token, ranges):
-            self.tell(
-                kind,
-                process.name,
-                group=request.group,
-                consumer=request.consumer,
-                message_id=message_id,
-                attempt=attempt,
-                began_ns=began_ns,
-            )
-
     def _named(
         self,
         request: PullRequest | SettleRequest,
@@ -189,6 +171,21 @@ class Ears:
             for first, after in ranges
             for one in range(first, after)
         ]
+
+
+def _taken(settlement: Settlement, stale: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """The acks of these that the broker did not refuse, one by one."""
+    refused = {
+        (token, pull_sequence)
+        for token, first, after in stale
+        for pull_sequence in range(first, after)
+    }
+    return [
+        (one, one + 1)
+        for first, after in settlement.acks
+        for one in range(first, after)
+        if (settlement.token, one) not in refused
+    ]
 
 
 def hash_of(record: Record) -> str:

@@ -1,229 +1,153 @@
-"""The broker's face in the played world: send, pull, settle and cancel, as the real one serves them.
+"""The broker's face in the played world: the real application, from a request's head to its answer.
 
-Requests and answers are the bytes of the wire and statuses; only HTTP itself is left out. A pull waits
-in the broker's own list of waiting pulls.
+Hot routes are served by the short way (`qmq_broker.face.direct`), all others through ASGI, as the
+protocol does it; left out is only HTTP's own grammar, and the sockets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import asyncio
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
 
-from qmq_broker.face.answers import error_answer, error_status, retry_after
-from qmq_broker.face.delayed_routes import _outcome
-from qmq_broker.service.broker import send_answer
-from qmq_broker.service.delivery.delivery import HandOut
-from qmq_broker.service.delivery.settling import Stale
-from qmq_broker.service.delivery.waiting import WaitingPull
-from qmq_broker.storage.schedule.cancelled import Cancelled
-from qmq_broker.storage.schedule.fates import Fate
-from qmq_broker.storage.store import Placed
-from qmq_client.wire.delayed import CancelAnswer, CancelRequest
-from qmq_client.wire.deliveries import build_deliveries
-from qmq_client.wire.errors import QmqError
-from qmq_client.wire.groups import group_of
-from qmq_client.wire.message_id import parse_message_id
-from qmq_client.wire.requests import (
-    PullRequest,
-    SettleRequest,
-    decode_control,
-    decode_json,
-    encode_control,
-    encode_json,
-)
+from uvicorn.protocols.http.flow_control import FlowControl
+
+from qmq_broker.face.app import App
+from qmq_broker.face.direct import DirectExchange
+from qmq_broker.face.limits import FaceLimits
+from qmq_client.wire.requests import FRAME_CONTENT_TYPE
 from tests.simulation.broker import BrokerLife
-from tests.simulation.scheduler import MS
+
+_PREFIX: Final = "/v1/"
+_HEAD_END: Final = b"\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What goes back: a status, the body, and after how many seconds to come again."""
+    """What goes back."""
 
     status: int
     body: bytes
-    retry_after: str = ""
+    headers: dict[str, str]
 
 
 @dataclass(slots=True, eq=False)
 class Call:
     """One request at the broker."""
 
+    #: Behind the version, as `qmq_client.transport.http` names it.
     route: str
     body: bytes
     respond: Callable[[Answer], None]
-    #: Whether its client still waits; one that went away is like a closed connection.
-    is_wanted: Callable[[], bool]
+    content_type: str = FRAME_CONTENT_TYPE
+    #: Told once, in the broker's loop, when the connection is gone.
+    lose: Callable[[], None] = lambda: None
 
 
-#: A hand-out, for those who judge: request, what was given, broker's time of delivery.
-OnHandOut = Callable[[PullRequest, HandOut, int], None]
-
-
-@dataclass(slots=True, eq=False)
 class Face:
     """Serves the calls of one life of the broker."""
 
-    life: BrokerLife
-    on_hand_out: OnHandOut
-    _routes: dict[str, Callable[[Call], None]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._routes = {
-            "send": self._send,
-            "pull": self._pull,
-            "settle": self._settle,
-            "cancel": self._cancel,
-        }
+    def __init__(self, life: BrokerLife) -> None:
+        self.life = life
+        self._app = App(life.broker, FaceLimits(), instance=0)
 
     def serve(self, call: Call) -> None:
-        """One request, in the broker's loop; its answer may come later."""
-        self._guarded(call, lambda: self._routes[call.route](call))
-
-    def _guarded(self, call: Call, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except QmqError as error:
-            call.respond(_refusal(error))
-
-    def _send(self, call: Call) -> None:
-        broker = self.life.broker
-        broker.serving.check_takes_messages()
-
-        def on_done(outcome: Placed | Exception) -> None:
-            if isinstance(outcome, QmqError):
-                call.respond(_refusal(outcome))
-            elif isinstance(outcome, Exception):
-                raise outcome
-            else:
-                call.respond(Answer(200, encode_control(send_answer(frame, outcome))))
-
-        frame = broker.send(call.body, on_done)
-
-    def _settle(self, call: Call) -> None:
-        broker = self.life.broker
-        request = decode_control(call.body, SettleRequest)
-        broker.serving.check_delivers()
-        settled = broker.delivery.settle(request, broker.time.now_ms())
-        call.respond(Answer(200, encode_control(settled)))
-
-    def _cancel(self, call: Call) -> None:
-        """Of delayed messages, as `delayed_routes` does it."""
-        broker = self.life.broker
-        (text,) = decode_json(call.body, CancelRequest).message_ids
-        broker.serving.check_delivers()
-        message_id = parse_message_id(text)
-        found = [one.message for one in broker.delayed.query.find(message_id)]
-        places = [
-            Cancelled(one.bucket, one.sequence, one.source, one.subject, message_id)
-            for one in found
-        ]
-
-        def on_done(outcome: list[Fate | None] | Exception) -> None:
-            if isinstance(outcome, QmqError):
-                call.respond(_refusal(outcome))
-            elif isinstance(outcome, Exception):
-                raise outcome
-            else:
-                answer = CancelAnswer(outcomes=(_outcome(outcome),))
-                call.respond(Answer(200, encode_json(answer)))
-
-        broker.delayed.changes.cancel(places, on_done)
-
-    def _pull(self, call: Call) -> None:
-        broker = self.life.broker
-        request = decode_control(call.body, PullRequest)
-        broker.serving.check_delivers()
-        stale = broker.delivery.begin_pull(request, broker.time.now_ms())
-        given = broker.delivery.pull(request, broker.time.now_ms(), stale)
-        if given is None and request.wait_ms:
-            _Wait(self, call, request, stale).begin()
+        """Begin with one request, in a turn of the broker's loop; its answer may come later."""
+        path = _PREFIX + call.route
+        route = self._app.hot_route(path.encode())
+        if route is None:
+            self.life.loop.begin(self._through_asgi(call, path), path)
             return
-        self.give(call, request, given, stale)
+        wire = _Wire(call)
+        exchange = DirectExchange(
+            _scope(call, path), wire, FlowControl(wire), keep_alive=True, on_end=wire.end
+        )
+        call.lose = exchange.lose
+        exchange.receive(call.body)
+        exchange.receive_end()
+        self.life.loop.begin(self._app.serve(exchange, partial(route, exchange)), path)
 
-    def give(
-        self, call: Call, request: PullRequest, given: HandOut | None, stale: tuple[Stale, ...]
-    ) -> None:
-        """Answer a pull; one whose messages are acked already waits for the sync."""
-        broker = self.life.broker
-        if given is None:
-            given = broker.delivery.nothing(request, stale)
+    async def _through_asgi(self, call: Call, path: str) -> None:
+        request = _AsgiRequest(call)
+        await self._app(_scope(call, path), request.receive, request.send)
+
+
+class _Wire(asyncio.Transport):
+    """The way back of one answer."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self._call = call
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        """Keep a part of the answer until it is whole."""
+        self._parts.append(bytes(data))
+
+    def close(self) -> None:
+        """Nobody but the client hangs up here."""
+        raise AssertionError(f"{self._call.route} was left without an answer")
+
+    def end(self) -> None:
+        """The answer is whole."""
+        head, _, body = b"".join(self._parts).partition(_HEAD_END)
+        status_line, *lines = head.split(b"\r\n")
+        pairs = [line.split(b": ", 1) for line in lines]
+        _respond(self._call, int(status_line.split(b" ", 2)[1]), pairs, body)
+
+
+class _AsgiRequest:
+    """One request as ASGI has it: its body in one part, and its answer."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._parts: list[bytes] = [call.body]
+        self._start: MutableMapping[str, Any] = {}
+        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        call.lose = self._lose
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        """See ASGI."""
+        if self._parts:
+            return {"type": "http.request", "body": self._parts.pop(), "more_body": False}
+        await self._gone
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """See ASGI. Answers of these routes have one part."""
+        if message["type"] == "http.response.start":
+            self._start = message
         else:
-            self.on_hand_out(request, given, broker.time.now_ms())
-        body = build_deliveries(given.head, given.lengths, given.records)
-        answer = Answer(200, body)
-        if not given.is_final:
-            call.respond(answer)
-            return
+            _respond(self._call, self._start["status"], self._start["headers"], message["body"])
 
-        def sync_and_answer() -> None:
-            final = answer
-            try:
-                broker.sync_actions()
-            except QmqError as error:
-                final = _refusal(error)
-            self.life.in_loop("answers", lambda: call.respond(final))
-
-        self.life.process.spawn("sync before an answer", sync_and_answer)
+    def _lose(self) -> None:
+        if not self._gone.done():
+            self._gone.set_result(None)
 
 
-@dataclass(slots=True, eq=False)
-class _Wait:
-    """A pull that waits until there is something, its time is up, or its client is gone."""
-
-    face: Face
-    call: Call
-    request: PullRequest
-    stale: tuple[Stale, ...]
-    is_over: bool = False
-    waiting: WaitingPull | None = None
-
-    def begin(self) -> None:
-        self.face.life.in_loop("a pull's time is up", self._end, self.request.wait_ms * MS)
-        self._wait()
-
-    def _wait(self) -> None:
-        life, key = self.face.life, (self.request.subject, group_of(self.request))
-
-        def wake() -> None:
-            life.in_loop("wakes a pull", self._woken)
-
-        self.waiting = life.broker.delivery.waiting.add(key, wake)
-
-    def _woken(self) -> None:
-        broker, waiting = self.face.life.broker, self.waiting
-        assert waiting is not None
-        if self.is_over or not self.call.is_wanted():
-            self.is_over = True
-            broker.delivery.waiting.wake_group(waiting.key)
-            return
-        try:
-            given = broker.delivery.pull(self.request, broker.time.now_ms(), self.stale)
-        except QmqError as error:
-            broker.delivery.waiting.wake_group(waiting.key)
-            self.is_over = True
-            self.call.respond(_refusal(error))
-            return
-        if given is None and not broker.serving.is_stopping:
-            self._wait()
-            return
-        self.is_over = True
-        self.face.give(self.call, self.request, given, self.stale)
-
-    def _end(self) -> None:
-        if self.is_over or self.waiting is None:
-            return
-        self.is_over = True
-        delivery = self.face.life.broker.delivery
-        delivery.waiting.leave(self.waiting)
-        if self.waiting.is_woken:
-            delivery.waiting.wake_group(self.waiting.key)
-        self.face.give(self.call, self.request, None, self.stale)
+def _respond(call: Call, status: int, pairs: Any, body: bytes) -> None:
+    if status == 500:
+        raise AssertionError(f"{call.route} failed at the broker: {body[:200]!r}")
+    headers = {name.decode().lower(): value.decode() for name, value in pairs}
+    call.respond(Answer(status, body, headers))
 
 
-def _refusal(error: QmqError) -> Answer:
-    wait = retry_after(error)
-    return Answer(
-        error_status(error),
-        encode_control(error_answer(error)),
-        "" if wait is None else wait.decode(),
-    )
+def _scope(call: Call, path: str) -> MutableMapping[str, Any]:
+    return {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [
+            (b"content-type", call.content_type.encode()),
+            (b"content-length", str(len(call.body)).encode()),
+        ],
+        "server": ("broker", 9470),
+        "client": None,
+    }

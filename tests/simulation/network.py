@@ -1,8 +1,9 @@
 """The network of the played world, and the transport that every client gets.
 
 A request may be late, lost, or arrive twice; so may an answer be late or lost; a client may be cut off
-for a while, and a broker that is down refuses. What the client makes of answers is the client's own
-code: statuses, frames and control messages are read by `qmq_client.transport.http` and the wire.
+for a while, and a broker that is down refuses. Whoever gives up waiting hangs up, and the broker hears
+of it unless he is cut off. What the client makes of answers is the client's own code: `Line` is the
+product's transport with this network below it.
 """
 
 from __future__ import annotations
@@ -14,32 +15,25 @@ from typing import Final
 import httpx
 
 from qmq_client.errors import BrokerUnreachableError
-from qmq_client.transport.http import _decode
+from qmq_client.transport.http import _ANSWER_TYPES, HttpTransport
 from qmq_client.transport.http_errors import check_status
-from qmq_client.wire.delayed import CancelAnswer, Cancellation, CancelRequest
-from qmq_client.wire.deliveries import Deliveries, parse_deliveries
-from qmq_client.wire.frame import parse_message_frame
+from qmq_client.wire.deliveries import Deliveries
 from qmq_client.wire.requests import (
     FRAME_CONTENT_TYPE,
-    JSON_CONTENT_TYPE,
     PullRequest,
     SendAnswer,
     SettleAnswer,
     SettleRequest,
-    decode_json,
-    encode_control,
-    encode_json,
 )
-from tests.simulation.broker import BrokerLife
+from tests.simulation.broker import BrokerLife, OnHandOut
 from tests.simulation.ears import Ears
-from tests.simulation.face import Answer, Call, Face, OnHandOut
+from tests.simulation.face import Answer, Call, Face
 from tests.simulation.scheduler import MS, Process, Scheduler, Signal
 
 #: How long a client waits for an answer beside what it lets the broker wait.
-ANSWER_US: Final = 3_000 * MS
+ANSWER_S: Final = 3.0
 _WAY_US: Final = 3 * MS
 _SLOW_US: Final = 6_000 * MS
-_FRAME_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,7 +55,9 @@ class _Reply:
     came: Signal = field(default_factory=Signal)
     answer: Answer | None = None
     is_reset: bool = False
+    #: Whether nobody waits any more.
     is_over: bool = False
+    call: Call | None = None
 
 
 class Network:
@@ -72,8 +68,8 @@ class Network:
         self._scheduler = scheduler
         self._on_hand_out = on_hand_out
         self._face: Face | None = None
-        #: Replies of calls that are at the broker.
-        self._at_broker: dict[_Reply, None] = {}
+        #: Replies of calls that are at the broker, and who waits for them.
+        self._at_broker: dict[_Reply, Process] = {}
 
     def call(self, process: Process, route: str, body: bytes, timeout_us: int) -> Answer:
         """One request of a client's strand; raises `BrokerUnreachableError`."""
@@ -86,8 +82,11 @@ class Network:
             self._carry(process, route, body, reply)
             if self._draw(weather.doubles):
                 self._carry(process, route, body, _Reply(), delay_us=rng.randrange(_SLOW_US))
-        process.wait(reply.came, timeout_us, f"waits for {route}")
-        reply.is_over = True
+        try:
+            process.wait(reply.came, timeout_us, f"waits for {route}")
+        finally:
+            reply.is_over = True
+            self._hang_up(reply)
         if reply.answer is None:
             reason = "the connection was lost" if reply.is_reset else "no answer in time"
             raise BrokerUnreachableError(f"{route}: {reason} (played)")
@@ -103,9 +102,9 @@ class Network:
             if face is None or face.life.process.is_dead:
                 self._reset_soon(reply)
                 return
-            self._at_broker[reply] = None
-            respond = self._way_back(process, reply)
-            call = Call(route, body, respond, lambda: not (reply.is_over or process.is_dead))
+            self._at_broker[reply] = process
+            content_type = _ANSWER_TYPES.get(route, FRAME_CONTENT_TYPE)
+            call = reply.call = Call(route, body, self._way_back(process, reply), content_type)
             face.life.in_loop(f"serves {route}", lambda: face.serve(call))
 
         self._scheduler.after(delay_us + self._way_us(), f"{route} of {process.name}", arrive)
@@ -125,6 +124,19 @@ class Network:
 
         return respond
 
+    def _hang_up(self, reply: _Reply) -> None:
+        """Close the connection of a call that may still be at the broker."""
+
+        def arrive() -> None:
+            process, face, call = self._at_broker.get(reply), self._face, reply.call
+            if process is None or face is None or call is None:
+                return
+            if process.name not in self.weather.cut_off:
+                face.life.loop.turn(call.lose)
+
+        if reply in self._at_broker:
+            self._scheduler.after(self._way_us(), "a client hangs up", arrive)
+
     def _reset_soon(self, reply: _Reply) -> None:
         def reset() -> None:
             if reply.answer is None and not reply.is_over:
@@ -143,7 +155,8 @@ class Network:
 
     def on_begin(self, life: BrokerLife) -> None:
         """The broker listens."""
-        self._face = Face(life, self._on_hand_out)
+        life.watch(self._on_hand_out)
+        self._face = Face(life)
 
     def on_death(self, _: BrokerLife) -> None:
         """Its connections are reset."""
@@ -153,64 +166,39 @@ class Network:
             self._reset_soon(reply)
 
 
-class Line:
-    """The `Transport` of one process; what is heard goes to `Ears`."""
+class Line(HttpTransport):
+    """The transport of one process; what is heard goes to `Ears`."""
 
     def __init__(self, network: Network, process: Process, ears: Ears) -> None:
+        super().__init__(answer_timeout_s=ANSWER_S)
         self._network = network
         self._process = process
         self._ears = ears
 
     def send(self, frame: bytes) -> SendAnswer:
         """See `Transport.send`."""
-        answer = _decode(self._call("send", frame), SendAnswer)
-        parsed = parse_message_frame(frame)
-        if (answer.frame_crc, answer.count) != (parsed.header.body_crc, parsed.header.record_count):
-            raise AssertionError("an answer names another frame")
+        answer = super().send(frame)
         self._ears.on_accepted(self._process, frame, answer)
         return answer
 
     def pull(self, request: PullRequest) -> Deliveries:
         """See `Transport.pull`."""
-        began_us = self._ears.begin(self._process, request)
-        try:
-            data = self._call("pull", encode_control(request), request.wait_ms * MS)
-            deliveries = parse_deliveries(data, frame_bytes_max=_FRAME_BYTES_MAX)
-        except BaseException:
-            self._ears.on_unsettled(self._process, request, began_us)
-            raise
-        self._ears.on_settled(self._process, request, deliveries.head.stale, began_us)
+        with self._ears.settling(self._process, request) as told:
+            deliveries = super().pull(request)
+            told.stale = deliveries.head.stale
         self._ears.on_delivered(self._process, request, deliveries)
         return deliveries
 
     def settle(self, request: SettleRequest) -> SettleAnswer:
         """See `Transport.settle`."""
-        began_us = self._ears.begin(self._process, request)
-        try:
-            answer = _decode(self._call("settle", encode_control(request)), SettleAnswer)
-        except BaseException:
-            self._ears.on_unsettled(self._process, request, began_us)
-            raise
-        self._ears.on_settled(self._process, request, answer.stale, began_us)
+        with self._ears.settling(self._process, request) as told:
+            answer = super().settle(request)
+            told.stale = answer.stale
         return answer
 
-    def cancel(self, message_ids: tuple[str, ...]) -> tuple[Cancellation, ...]:
-        """See `Cancelling`."""
-        body = encode_json(CancelRequest(message_ids=message_ids))
-        answer = self._call("cancel", body, content_type=JSON_CONTENT_TYPE)
-        return decode_json(answer, CancelAnswer).outcomes
-
-    def close(self) -> None:
-        """Nothing is kept open."""
-
-    def _call(
-        self, route: str, body: bytes, wait_us: int = 0, content_type: str = FRAME_CONTENT_TYPE
-    ) -> bytes:
-        answer = self._network.call(self._process, route, body, ANSWER_US + wait_us)
-        if answer.status != 200:
-            headers = {"content-type": FRAME_CONTENT_TYPE}
-            if answer.retry_after:
-                headers["retry-after"] = answer.retry_after
-            response = httpx.Response(answer.status, headers=headers)
-            check_status(response, answer.body, FRAME_CONTENT_TYPE)
+    def _call(self, route: str, body: bytes, answer_bytes_max: int, timeout_s: float) -> bytes:
+        answer = self._network.call(self._process, route, body, round(timeout_s * 1000) * MS)
+        response = httpx.Response(answer.status, headers=answer.headers)
+        check_status(response, answer.body, _ANSWER_TYPES.get(route, FRAME_CONTENT_TYPE))
+        assert len(answer.body) <= answer_bytes_max
         return answer.body

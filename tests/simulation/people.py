@@ -6,6 +6,7 @@ message is, how a transaction ends and what a handler does is drawn while the wo
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
@@ -41,7 +42,7 @@ _AGAIN_US: Final = 2_000 * MS
 _KEYS: Final = ("red", "red", "green", None)
 
 
-class Machine:
+class Machine(ABC):
     """Where one client runs: a slot at the database, a clock, and one life after the other."""
 
     def __init__(self, world: World, name: str, slot: Slot) -> None:
@@ -80,9 +81,9 @@ class Machine:
             self.world.scheduler.note(f"{self.process.name} ended: {error!r:.200}")
             self.process.die()
 
+    @abstractmethod
     def live(self) -> None:
         """What this client does; spawns strands or returns at its end."""
-        raise NotImplementedError
 
     def _on_death(self) -> None:
         world = self.world

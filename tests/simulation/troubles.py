@@ -124,8 +124,9 @@ class Troubles:
             self._world.host.is_power_cut = self._rng.random() < 0.5
             disk.fails_sync = lambda path: path.startswith(log)
 
-    def _victim(self, kind: type[Machine]) -> Machine | None:
-        found = [one for one in self._world.machines if isinstance(one, kind)]
+    def _victim(self, *kinds: type[Machine]) -> Machine | None:
+        """One of these kinds, or of all."""
+        found = [one for one in self._world.machines if not kinds or isinstance(one, kinds)]
         return self._rng.choice(found) if found else None
 
     def _crash(self, kind: type[Machine]) -> None:
@@ -148,7 +149,7 @@ class Troubles:
         self._later(lambda: setattr(weather, name, 0.0))
 
     def _cut_off(self) -> None:
-        machine = self._victim(Machine)
+        machine = self._victim()
         if machine is not None:
             cut_off, name = self._world.network.weather.cut_off, machine.process.name
             cut_off.add(name)
