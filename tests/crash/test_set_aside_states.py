@@ -216,6 +216,8 @@ def _check(image: Image, life: AsideLife, count: int, where: str) -> None:
             clock.pass_ms(HOUR_MS)
     except QmqError as error:
         raise BrokenPromiseError(f"{where}: {error!r}") from error
+    if served.broker.setting_aside.lost_copies:
+        raise BrokenPromiseError(f"{where}: a copy never came")
     if len(set(found)) != len(found):
         raise BrokenPromiseError(f"{where}: given twice: {found}")
     for body, accepted_at in life.accepted.items():

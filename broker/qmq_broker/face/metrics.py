@@ -299,6 +299,12 @@ METRICS: Final = (
         lambda reading: reading.delayed.damaged,
     ),
     _one(
+        "lost_copy_messages",
+        "counter",
+        "Messages set aside whose group got the original, or nothing, because the copy is lost.",
+        lambda reading: reading.lost_copies,
+    ),
+    _one(
         "delayed_clock_trouble",
         "gauge",
         "1 while the clock was moved so that releases are held or slowed.",

@@ -59,6 +59,7 @@ class Reading:
     groups: list[GroupReading]
     delayed: DelayStatus
     delayed_pending: list[tuple[str, int]]
+    lost_copies: int
     late_s: Value
 
     @classmethod
@@ -95,6 +96,7 @@ class Reading:
             groups=list(_groups(broker, now_ms)),
             delayed=delayed,
             delayed_pending=_bounded(delayed.subjects),
+            lost_copies=broker.setting_aside.lost_copies,
             late_s=(late, counts.late_sum_ms / 1000),
         )
 

@@ -10,13 +10,17 @@ steps each, the truth first::
 
 A crash between leaves a copy that no group names (a *ticket* is given once): it is passed over when
 it comes. Seeking or removing the group does the same. So a message comes back once, to its group alone, and
-only if the group still waits for it. Belongs to the loop thread.
+only if the group still waits for it.
+
+A copy that cannot be read any more never comes. When all others of its time have come, the group gets the
+message without it: from where it stood before, and if the retention has taken that too it counts as lost.
+Belongs to the loop thread.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,6 +52,8 @@ PASSES_MAX: Final = 4
 #: Groups are looked through so often, and again so long after the broker had no room.
 INTERVAL_MS: Final = 1_000
 PAUSE_MS: Final = 10_000
+#: So long after its time, with all others released, a copy is taken for lost.
+LOST_MS: Final = 60_000
 _TICKETS_BITS: Final = 32
 #: Where ids of the broker's own begin: producers draw theirs from 64 bits.
 _OWN_IDS: Final = 0xFFFF_FFFF << 32
@@ -72,13 +78,22 @@ class SettingAside:
         writer: CommitWriter,
         time: SteadyTime,
         limits: ServiceLimits,
+        *,
+        released_until_ms: Callable[[], int],
     ) -> None:
-        """`time` is that of the delivery."""
+        """`time` is that of the delivery.
+
+        Everything that can be read and is due before `released_until_ms` was released: it is in its
+        subject. Of the delayed messages' own clock.
+        """
         self._store = store
         self._delivery = delivery
         self._writer = writer
         self._time = time
         self._limits = limits
+        self._released_until_ms = released_until_ms
+        #: Messages that came back without their copies since the start.
+        self.lost_copies = 0
         self._next_ms = 0
         self._going: _Going | None = None
         #: When a group is tried again that could not be helped.
@@ -89,8 +104,12 @@ class SettingAside:
 
     def step(self, now_ms: int) -> bool:
         """A bounded part in both directions; whether there is more to bring back at once."""
+        # Asked first: what is released by now is brought back before anything is taken for lost.
+        released_until_ms = self._released_until_ms()
         try:
             is_unfinished = all(self.bring_back(now_ms) for _ in range(PASSES_MAX))
+            if not is_unfinished:
+                self._do_without(released_until_ms - LOST_MS, now_ms)
         except NoRoomError as error:  # what was not noted is brought back once more
             _log.warning("messages not brought back: reason=%s", error)
             return False
@@ -119,6 +138,28 @@ class SettingAside:
         next_ = first + len(entries)
         self._delivery.journal.write([Passed(now_ms, COPIES, BACK_GROUP, next_)], back)
         return next_ < queue.next_sequence
+
+    def _do_without(self, due_before_ms: int, now_ms: int) -> None:
+        """Let messages wait again whose copies are lost, a bounded number of each group."""
+        for group in self._delivery.registry:
+            state = group.state
+            lost = state.aside.runs.due(due_before_ms, PASS_MESSAGES)
+            actions = [
+                BroughtBack(now_ms, state.subject, state.group, sequence, None)
+                for run in lost
+                for sequence in range(run.first, run.next)
+            ]
+            if not actions:
+                continue
+            for action in actions:
+                _log.error(
+                    "copy of a message is lost, its group gets the original if it is still there: "
+                    "subject=%s group=%s sequence=%d",
+                    *(state.subject, state.group, action.sequence),
+                )
+            self._delivery.journal.write(actions, state)
+            self.lost_copies += len(actions)
+            self._delivery.after_change(group, now_ms)
 
     def _put_away(self, now_ms: int) -> None:
         """Begin with the next group that has something far off."""

@@ -160,7 +160,7 @@ def places(state: GroupState) -> dict[str, set[int]]:
         "out": {n for one in leases for n in range(one.first_sequence, one.next_sequence)},
         "waiting": {n for one in state.redeliveries.runs() for n in range(one.first, one.next)},
         "dead": set(state.dead),
-        "away": {n for one in state.aside.runs for n in range(one.first, one.next)},
+        "away": {n for one in state.aside.runs.runs() for n in range(one.first, one.next)},
     }
     lanes = set() if state.lanes is None else {one for one, _ in state.lanes.sequences()}
     found["held"] = lanes - found["out"] - found["waiting"] - found["away"]

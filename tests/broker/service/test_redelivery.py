@@ -16,7 +16,7 @@ def run(first: int, count: int, retry_at_ms: int, attempts: int = 1) -> Redelive
 
 
 def test_runs_are_due_in_the_order_of_their_times_and_not_before() -> None:
-    heap = RedeliveryHeap()
+    heap: RedeliveryHeap[Redelivery] = RedeliveryHeap()
     heap.add(run(10, 2, 300))
     heap.add(run(20, 2, 100))
     heap.add(run(30, 2, 200))
@@ -28,7 +28,7 @@ def test_runs_are_due_in_the_order_of_their_times_and_not_before() -> None:
 
 
 def test_a_run_is_cut_to_the_messages_that_are_wanted() -> None:
-    heap = RedeliveryHeap()
+    heap: RedeliveryHeap[Redelivery] = RedeliveryHeap()
     heap.add(run(0, 10, 100))
     assert [(found.first, found.next) for found in heap.due(100, 4)] == [(0, 4)]
     heap.take(0, 4)
@@ -36,7 +36,7 @@ def test_a_run_is_cut_to_the_messages_that_are_wanted() -> None:
 
 
 def test_taking_from_the_middle_leaves_both_sides_to_come() -> None:
-    heap = RedeliveryHeap()
+    heap: RedeliveryHeap[Redelivery] = RedeliveryHeap()
     heap.add(run(0, 10, 100))
     heap.take(3, 5)
     assert sorted((found.first, found.next) for found in heap.due(100, 100)) == [(0, 3), (5, 10)]
@@ -52,7 +52,8 @@ def test_taking_from_the_middle_leaves_both_sides_to_come() -> None:
 def test_what_is_due_is_what_a_list_of_messages_says(
     steps: list[tuple[bool, int, int, int]], now_ms: int
 ) -> None:
-    heap, model = RedeliveryHeap(), dict[int, int]()
+    heap: RedeliveryHeap[Redelivery] = RedeliveryHeap()
+    model: dict[int, int] = {}
     for is_add, first, count, retry_at_ms in steps:
         sequences = range(first, first + count)
         if not is_add:

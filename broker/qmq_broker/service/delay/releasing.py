@@ -58,6 +58,8 @@ class _Release:
     frame: MessageFrame
     messages: list[Pending]
     is_overdue: bool
+    #: When the first of them was due.
+    first_due_ms: int
 
 
 class Delay:
@@ -79,6 +81,8 @@ class Delay:
         self.counts = DelayCounts()
         #: Buckets that cannot be read, and why; their messages are held until a restart.
         self.damaged: dict[int, str] = {}
+        #: Everything that can be read and is due before was released. Read by any thread.
+        self.released_until_ms = 0
         self._schedule = schedule
         self._writer = writer
         self._clock = clock
@@ -90,7 +94,7 @@ class Delay:
         self._done: deque[tuple[_Release, Placed | Exception]] = deque()
         self._changed = threading.Condition()
         self._is_stopped = False
-        self._in_flight = 0
+        self._in_flight: set[_Release] = set()
         #: Messages whose release was refused; they go first.
         self._held: deque[tuple[list[Pending], bool]] = deque()
         self._paused_until_s = 0.0
@@ -139,9 +143,10 @@ class Delay:
         now_ms, now_s = self.time.now_ms(), self._clock.monotonic_s()
         self._take_note(now_ms, now_s)
         self._load(now_ms)
+        self.released_until_ms = self._released_until(now_ms)
         if now_s < self._paused_until_s:
             return self._paused_until_s - now_s
-        while self._in_flight < IN_FLIGHT_MAX:
+        while len(self._in_flight) < IN_FLIGHT_MAX:
             taken, is_overdue = self._take(now_ms, now_s)
             if not taken:
                 return self._wait_s(now_ms)
@@ -185,7 +190,7 @@ class Delay:
             arrivals, self._arrivals = self._arrivals, deque()
             done, self._done = self._done, deque()
         for release, outcome in done:
-            self._in_flight -= 1
+            self._in_flight.discard(release)
             self._settle(release, outcome, now_ms, now_s)
         for arrival in arrivals:
             self._add(arrival)
@@ -277,6 +282,15 @@ class Delay:
             return taken, True
         return self._wheel.take(now_ms, RELEASE_MAX), False
 
+    def _released_until(self, now_ms: int) -> int:
+        if len(self._overdue) or self._overdue_frozen:
+            return 0
+        firsts = [now_ms, self.loaded_until_ms]
+        firsts += [release.first_due_ms for release in self._in_flight]
+        firsts += [min(message.due_at_ms for message in held) for held, _ in self._held]
+        next_ms = self._wheel.next_due_ms()
+        return min(firsts) if next_ms is None else min(*firsts, next_ms)
+
     def _wait_s(self, now_ms: int) -> float:
         if self._loading is not None:
             return 0.0
@@ -339,7 +353,12 @@ class Delay:
             sources=[message.source for message in in_order],
         )
         frame = marked_frame(FrameKind.RELEASED, records, marks)
-        return _Release(frame=frame, messages=in_order, is_overdue=is_overdue)
+        return _Release(
+            frame=frame,
+            messages=in_order,
+            is_overdue=is_overdue,
+            first_due_ms=messages[0].due_at_ms,
+        )
 
     def _note_damaged(self, message: Pending, error: CorruptionError) -> None:
         damaged = DamagedMessage(
@@ -350,7 +369,7 @@ class Delay:
         _log.error("delayed message not released: reason=%s", error)
 
     def _submit(self, release: _Release) -> None:
-        self._in_flight += 1
+        self._in_flight.add(release)
         self._post(lambda: self._submit_in_loop(release))
 
     def _submit_in_loop(self, release: _Release) -> None:

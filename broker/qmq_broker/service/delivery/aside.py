@@ -9,15 +9,17 @@ read instead of the original, which the retention may have taken meanwhile.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from qmq_broker.service.delivery.redelivery import Redelivery
-from qmq_broker.service.delivery.spans import Spans
+from qmq_broker.service.delivery.redelivery import Redelivery, RedeliveryHeap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsideRun(Redelivery):
-    """A run of messages that are away; only what names its ticket brings them back."""
+    """A run of messages that are away; only what names its ticket brings them back.
+
+    `retry_at_ms` is when their copies are due, or a little later.
+    """
 
     ticket: int
 
@@ -31,7 +33,7 @@ class Aside:
     __slots__ = ("copies", "runs")
 
     def __init__(self) -> None:
-        self.runs: Spans[AsideRun] = Spans()
+        self.runs: RedeliveryHeap[AsideRun] = RedeliveryHeap()
         #: Sequence of the message → sequence in the queue of copies.
         self.copies: dict[int, int] = {}
 
@@ -56,6 +58,11 @@ class Aside:
                 )
             )
 
+    def put_off(self, first: int, next_: int, ms: int) -> None:
+        """The copies of these are due so much later than the group knows."""
+        for run in self.runs.take(first, next_):
+            self.runs.add(replace(run, retry_at_ms=run.retry_at_ms + ms))
+
     def holds(self, sequence: int) -> bool:
         """Whether this message is away, or has a copy."""
         return sequence in self.copies or self.runs.at(sequence) is not None
@@ -65,13 +72,17 @@ class Aside:
         run = self.runs.at(sequence)
         return run is not None and run.ticket == ticket
 
-    def bring_back(self, sequence: int, copy: int, now_ms: int) -> Redelivery | None:
-        """A message is back, its copy stands there; what waits now, None if it was not away."""
+    def bring_back(self, sequence: int, copy: int | None, now_ms: int) -> Redelivery | None:
+        """A message is back, its copy stands there; what waits now, None if it was not away.
+
+        Without a copy it is read where it was read before.
+        """
         taken = self.runs.take(sequence, sequence + 1)
         if not taken:
             return None
         (run,) = taken
-        self.copies[sequence] = copy
+        if copy is not None:
+            self.copies[sequence] = copy
         return Redelivery(
             first=run.first,
             next=run.next,

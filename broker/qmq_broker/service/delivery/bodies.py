@@ -35,16 +35,20 @@ class GroupQueue:
         if not copies:
             return self._own.entries(first_sequence, count)
         if first_sequence in copies:
-            return [self._copy(copies[first_sequence])]
+            return self._copied(first_sequence)
         wanted = range(first_sequence, first_sequence + count)
         before = next((index for index, one in enumerate(wanted) if one in copies), count)
         return self._own.entries(first_sequence, before)
 
-    def _copy(self, sequence: int) -> Entry:
+    def _copied(self, sequence: int) -> list[Entry]:
         queue = self._copy_queue
-        found = [] if queue is None else queue.entries(sequence, 1)
-        # One that was given up by force is as good as lost.
-        return _CopyEntry(*found[0]) if found else _CopyEntry(0, 0, 0)
+        found = [] if queue is None else queue.entries(self._copies[sequence], 1)
+        if found and found[0].record_bytes:
+            return [_CopyEntry(*found[0])]
+        # The copy was given up by force; the retention may have left the original.
+        if sequence >= self.first_sequence:
+            return self._own.entries(sequence, 1)
+        return [_CopyEntry(0, 0, 0)]
 
 
 def group_queue(store: Store, state: GroupState) -> GroupQueue | None:

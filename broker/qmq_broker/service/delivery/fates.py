@@ -77,7 +77,7 @@ def fate_of(state: GroupState, sequence: int) -> GroupFate:
             error=dead.error,
             history=past(dead.history),
         )
-    for run in (*state.redeliveries.runs(), *state.aside.runs):
+    for run in (*state.redeliveries.runs(), *state.aside.runs.runs()):
         if run.first <= sequence < run.next:
             return GroupFate(
                 group=state.group,

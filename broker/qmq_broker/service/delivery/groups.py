@@ -79,7 +79,7 @@ class GroupState:
         self.is_paused = False
         #: Of an ordered group: what it came to and is not done with, by key.
         self.lanes: KeyLanes | None = None
-        self.redeliveries = RedeliveryHeap()
+        self.redeliveries: RedeliveryHeap[Redelivery] = RedeliveryHeap()
         #: What comes back later than that looks ahead.
         self.aside = Aside()
         self.dead: dict[int, DeadLetter] = {}
@@ -326,7 +326,7 @@ class GroupState:
     def given(self) -> set[int]:
         """What is in flight or waits."""
         runs = [(run.first, run.next) for run in self.redeliveries.runs()]
-        runs += [(run.first, run.next) for run in self.aside.runs]
+        runs += [(run.first, run.next) for run in self.aside.runs.runs()]
         for log in self._consumers.values():
             runs += [(lease.first_sequence, lease.next_sequence) for lease in log.leases()]
         return {sequence for run in runs for sequence in range(*run)}

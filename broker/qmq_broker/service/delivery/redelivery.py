@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from typing import Final, Self
+from typing import Final, Generic, Self, TypeVar
 
 from qmq_broker.service.delivery.history import History
 from qmq_broker.service.delivery.spans import Spans
@@ -41,13 +41,16 @@ class Redelivery:
         return replace(self, first=first, next=next_)
 
 
-class RedeliveryHeap:
+R = TypeVar("R", bound=Redelivery)
+
+
+class RedeliveryHeap(Generic[R]):
     """Runs by sequence (to find them) and by time (to know what is due)."""
 
     __slots__ = ("_by_time", "_runs", "latest_ms")
 
     def __init__(self) -> None:
-        self._runs: Spans[Redelivery] = Spans()
+        self._runs: Spans[R] = Spans()
         #: No run comes later than that; may be more than the last one's time.
         self.latest_ms = 0
         #: (retry_at_ms, first sequence); an entry whose run is gone or moved is skipped.
@@ -58,11 +61,15 @@ class RedeliveryHeap:
         """Messages waiting."""
         return self._runs.count
 
-    def runs(self) -> Iterator[Redelivery]:
+    def runs(self) -> Iterator[R]:
         """All runs by sequence."""
         return iter(self._runs)
 
-    def add(self, run: Redelivery) -> None:
+    def at(self, sequence: int) -> R | None:
+        """The run that this message is in; None when it does not wait."""
+        return self._runs.at(sequence)
+
+    def add(self, run: R) -> None:
         """Let a run wait. Requires: none of its messages waits already."""
         self._runs.add(run)
         self.latest_ms = max(self.latest_ms, run.retry_at_ms)
@@ -71,7 +78,7 @@ class RedeliveryHeap:
             self._by_time = [(run.retry_at_ms, run.first) for run in self._runs]
             heapify(self._by_time)
 
-    def take(self, first: int, next_: int) -> list[Redelivery]:
+    def take(self, first: int, next_: int) -> list[R]:
         """Remove these sequences; returns what waited."""
         taken = self._runs.take(first, next_)
         rest = self._runs.at(next_)
@@ -88,9 +95,9 @@ class RedeliveryHeap:
             heappop(self._by_time)
         return None
 
-    def due(self, now_ms: int, messages_max: int) -> list[Redelivery]:
+    def due(self, now_ms: int, messages_max: int) -> list[R]:
         """Runs whose time has come, oldest first, at most `messages_max` messages; they stay."""
-        due: list[Redelivery] = []
+        due: list[R] = []
         popped: dict[tuple[int, int], None] = {}
         count = 0
         while count < messages_max:
@@ -109,11 +116,11 @@ class RedeliveryHeap:
             heappush(self._by_time, entry)
         return due
 
-    def far(self, after_ms: int, messages_max: int) -> list[Redelivery]:
+    def far(self, after_ms: int, messages_max: int) -> list[R]:
         """Runs that come later than `after_ms`, at most `messages_max` messages; they stay."""
         if self.latest_ms <= after_ms:
             return []
-        found: list[Redelivery] = []
+        found: list[R] = []
         self.latest_ms, room = 0, messages_max
         for run in self._runs:
             self.latest_ms = max(self.latest_ms, run.retry_at_ms)
@@ -129,7 +136,7 @@ class RedeliveryHeap:
             return False
         return (now.attempts, now.retry_at_ms) == (run.attempts, run.retry_at_ms)
 
-    def _current(self, retry_at_ms: int, first: int) -> Redelivery | None:
+    def _current(self, retry_at_ms: int, first: int) -> R | None:
         run = self._runs.at(first)
         if run is None or run.first != first or run.retry_at_ms != retry_at_ms:
             return None

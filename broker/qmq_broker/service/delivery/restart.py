@@ -13,7 +13,7 @@ import msgspec
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.moves import apply_action
 from qmq_broker.service.delivery.snapshot import decode_groups
-from qmq_broker.storage.logs.actions import Action, Ended, GroupDefined
+from qmq_broker.storage.logs.actions import Action, Ended, GroupDefined, SetAside
 
 
 def groups_at_end(
@@ -37,6 +37,9 @@ def groups_at_end(
             del groups[key]
             continue
         apply_action(state, _not_in_future(action, now_ms))
+        if isinstance(action, SetAside) and action.at_ms > now_ms:
+            # The copies are due when they were: delayed messages go by the clock as it is.
+            state.aside.put_off(action.first, action.next, action.at_ms - now_ms)
     return list(groups.values()), count
 
 

@@ -189,7 +189,7 @@ def _image(state: GroupState) -> GroupImage:
                 run.history,
                 run.ticket,
             )
-            for run in state.aside.runs
+            for run in state.aside.runs.runs()
         ),
         copies=tuple(state.aside.copies.items()),
     )
@@ -220,8 +220,8 @@ def _state(image: GroupImage, shift_ms: int) -> GroupState:
         state.redeliveries.add(Redelivery(**_moved(waiting, "retry_at_ms", shift_ms)))
     for dead in image.dead:
         state.dead[dead.sequence] = DeadLetter(**_moved(dead, "at_ms", shift_ms))
-    for away in image.aside:
-        state.aside.runs.add(AsideRun(**_moved(away, "retry_at_ms", shift_ms)))
+    for away in image.aside:  # not moved: their copies are not
+        state.aside.runs.add(AsideRun(**msgspec.structs.asdict(away)))
     state.aside.copies.update(image.copies)
     if image.keyed:
         state.restore_lanes(image.keyed)

@@ -196,8 +196,9 @@ class BroughtBack(GroupAction, frozen=True, tag=18):
 
     #: Consume queue sequence of the message.
     sequence: int
-    #: Consume queue sequence of its copy, in the subject of copies.
-    copy: int
+    #: Consume queue sequence of its copy, in the subject of copies; None when the copy is lost: then the
+    #: message is read where it stands itself, if it still does.
+    copy: int | None
 
 
 Action = (
