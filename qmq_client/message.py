@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -84,6 +84,14 @@ class Message(_Addressed, frozen=True, kw_only=True):
     ttl: timedelta | float | None = None
     #: The same as a moment, with a time zone. A handler finds it here.
     expires_at: datetime | None = None
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with other values of these fields; this one stays as it is.
+
+        A message that was received has its id: give `message_id=None` where the copy shall be one of
+        its own. With the old id it is a repeat, and refused by the broker when its content differs.
+        """
+        return msgspec.structs.replace(self, **changes)
 
 
 def message_to_record(

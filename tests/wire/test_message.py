@@ -353,3 +353,16 @@ def test_a_message_is_a_value() -> None:
 def test_what_is_no_message_is_refused_with_what_to_give(value: Any) -> None:
     with pytest.raises(InvalidMessageError, match=r"Give Message\(subject, body\)"):
         message_to_record(value, new_id=NEW_ID, now_ms=1)
+
+
+def test_a_copy_has_the_changes_and_what_it_was_made_from_stays() -> None:
+    received = record_to_message(
+        message_to_record(Message("a", {"n": 1}, key="k", tags=("t",)), new_id=NEW_ID, now_ms=5)
+    )
+    copy = received.replace(subject="b", message_id=None)
+    assert (copy.subject, copy.message_id) == ("b", None)
+    assert (copy.body, copy.key, copy.tags) == ({"n": 1}, "k", ("t",))
+    assert (received.subject, received.message_id) == ("a", NEW_ID.hex())
+    assert type(copy) is Message
+    with pytest.raises(TypeError, match="bodi"):
+        received.replace(bodi=b"")
