@@ -28,6 +28,7 @@ from qmq_pipeline.fold_block import (
     GIVEN_BACK,
     IN_FLIGHT,
     NONE,
+    SET_ASIDE,
     SKIPPED,
     WAITING,
     Block,
@@ -35,7 +36,8 @@ from qmq_pipeline.fold_block import (
 )
 from qmq_pipeline.runs import RunList
 
-_OPEN: Final = (NONE, IN_FLIGHT, GIVEN_BACK, WAITING)
+_OPEN: Final = (NONE, IN_FLIGHT, GIVEN_BACK, WAITING, SET_ASIDE)
+_WITHOUT_COPY: Final = tuple(one for one in _OPEN if one != SET_ASIDE)
 Row = Mapping[str, Any]
 #: Number of a block → its rows in the table, if there are any.
 Load = Callable[[int], pa.Table | None]
@@ -164,9 +166,25 @@ class GroupFold:
             state["attempts"] = row["attempt"]
             state["text"] = text
 
+    def set_aside(self, row: Row) -> None:
+        """What waited for its next delivery is away, as a copy in the log."""
+        for state in self._slices(row["first_sequence"], row["next_sequence"]):
+            mask = state["outcome"] == GIVEN_BACK
+            state["outcome"][mask] = SET_ASIDE
+            state["aside_us"][mask] = row["at"]
+            state["back_us"][mask] = 0
+
+    def brought_back(self, row: Row) -> None:
+        first = row["first_sequence"]
+        for state in self._slices(first, first + 1):
+            mask = state["outcome"] == SET_ASIDE
+            state["outcome"][mask] = GIVEN_BACK
+            state["back_us"][mask] = row["at"]
+
     def skipped(self, row: Row) -> None:
+        """What the log lost; what was set aside has a copy elsewhere, and comes back."""
         mark, after = self.mark, row["next_sequence"]
-        self._give_up(row["first_sequence"], after, row, "given up by force")
+        self._give_up(row["first_sequence"], after, row, "given up by force", _WITHOUT_COPY)
         mark.first = after if mark.first is None else mark.first
         mark.come_to = max(mark.come_to, after)
 
@@ -217,10 +235,12 @@ class GroupFold:
             state[...] = 0
         mark.come_to = mark.next = first
 
-    def _give_up(self, first: int, after: int, row: Row, reason: str) -> None:
+    def _give_up(
+        self, first: int, after: int, row: Row, reason: str, kinds: tuple[int, ...] = _OPEN
+    ) -> None:
         text = self._texts.number(reason, None)
         for state in self._slices(first, after):
-            mask = np.isin(state["outcome"], _OPEN)
+            mask = np.isin(state["outcome"], kinds)
             state["outcome"][mask] = SKIPPED
             state["settled_us"][mask] = row["at"]
             state["text"][mask] = text
@@ -288,4 +308,6 @@ _APPLY: Final[Mapping[str, Callable[[GroupFold, Row], None]]] = {
     "passed": GroupFold.passed,
     "keyed": GroupFold.keyed,
     "replayed": GroupFold.replayed,
+    "setaside": GroupFold.set_aside,
+    "broughtback": GroupFold.brought_back,
 }

@@ -21,8 +21,11 @@ OUTCOMES: Final = (
     "skipped",
     "filtered",
     "waiting",
+    "set aside",
 )
-NONE, IN_FLIGHT, GIVEN_BACK, ACKED, DEAD, SKIPPED, FILTERED, WAITING = range(len(OUTCOMES))
+NONE, IN_FLIGHT, GIVEN_BACK, ACKED, DEAD, SKIPPED, FILTERED, WAITING, SET_ASIDE = range(
+    len(OUTCOMES)
+)
 BATCH_ROWS: Final = 50_000
 _ROOM: Final = 1024
 _STATE: Final = np.dtype(
@@ -30,6 +33,8 @@ _STATE: Final = np.dtype(
         ("first_us", "i8"),
         ("last_us", "i8"),
         ("settled_us", "i8"),
+        ("aside_us", "i8"),
+        ("back_us", "i8"),
         ("attempts", "i4"),
         ("text", "i4"),
         ("outcome", "i1"),
@@ -39,6 +44,8 @@ _TIMES: Final = {
     "first_us": "first_delivered_at",
     "last_us": "last_delivered_at",
     "settled_us": "settled_at",
+    "aside_us": "set_aside_at",
+    "back_us": "brought_back_at",
 }
 
 
@@ -141,6 +148,8 @@ def _batch(
             pa.array(OUTCOMES).take(pa.array(state["outcome"].astype(np.int32))),
             reasons,
             errors,
+            _times(state["aside_us"]),
+            _times(state["back_us"]),
         ],
         schema=DELIVERIES.arrow(),
     )

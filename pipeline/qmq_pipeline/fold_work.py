@@ -16,6 +16,7 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from qmq_client.wire.names import OWN_PREFIX
 from qmq_pipeline.fold import GroupFold, GroupMark
 from qmq_pipeline.lake import Lake
 from qmq_pipeline.schemas import ACTIONS, DELIVERIES
@@ -156,7 +157,8 @@ def _of_bucket(rows: pa.RecordBatch, bucket: int, buckets: int) -> Iterator[dict
     names = pc.binary_join_element_wise(rows["subject"], rows["consumer_group"], "\n")
     encoded = pc.dictionary_encode(names)
     mine = [
-        name is not None and bucket_of(name, buckets) == bucket
+        # Groups on the broker's own subjects are its own affair, here as in `decode.py`.
+        name is not None and not name.startswith(OWN_PREFIX) and bucket_of(name, buckets) == bucket
         for name in encoded.dictionary.to_pylist()
     ]
     is_mine = pa.array(mine, pa.bool_()).take(encoded.indices)

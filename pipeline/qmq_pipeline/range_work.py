@@ -18,7 +18,7 @@ from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_broker.storage.logs.lost import lost_runs
 from qmq_client.wire.frame import FrameKind
-from qmq_pipeline import action_rows, cancelled_rows
+from qmq_pipeline import action_rows, cancelled_rows, copy_rows
 from qmq_pipeline.commits import DataFile, RangeFacts
 from qmq_pipeline.decode import (
     QUEUED_KINDS,
@@ -28,12 +28,17 @@ from qmq_pipeline.decode import (
     frame_runs,
 )
 from qmq_pipeline.lake import Lake
-from qmq_pipeline.log import ACTION_LOG
+from qmq_pipeline.log import ACTION_LOG, COMMIT_LOG
 from qmq_pipeline.options import Place
 from qmq_pipeline.places import open_log
-from qmq_pipeline.schemas import ACTIONS, CANCELLED, MESSAGES, SCHEDULED
+from qmq_pipeline.schemas import ACTIONS, CANCELLED, COPIES, MESSAGES, SCHEDULED
 from qmq_pipeline.table import Table
 
+#: Log → the table that says how far it was read, and all others that are made of it.
+TABLES_OF: Final = {
+    COMMIT_LOG: (MESSAGES, SCHEDULED, CANCELLED, COPIES),
+    ACTION_LOG: (ACTIONS,),
+}
 _DIGITS: Final = 20
 _Runs = dict[str, list[tuple[int, int]]]
 
@@ -46,6 +51,7 @@ class _Seen:
     lost: _Runs = field(default_factory=dict)
     delayed: list[ScannedFrame] = field(default_factory=list)
     cancelled: list[ScannedFrame] = field(default_factory=list)
+    copies: list[ScannedFrame] = field(default_factory=list)
     first_at_ms: int = 0
     last_at_ms: int = 0
     last_frame: tuple[int, int] = (-1, 0)
@@ -64,6 +70,7 @@ def ingest_range(place: Place, tables: str, log: str, within: LogRange) -> dict[
             rows = {MESSAGES: _write(lake, MESSAGES, frames, within)}
             rows[SCHEDULED] = _write(lake, SCHEDULED, seen.delayed, within)
             rows[CANCELLED] = _write(lake, CANCELLED, seen.cancelled, within)
+            rows[COPIES] = _write(lake, COPIES, seen.copies, within)
         return {
             table.name: _facts(
                 reader.store_id, within, files, seen, with_sequences=table is MESSAGES
@@ -101,6 +108,8 @@ def _watched(frames: Iterable[ScannedFrame], seen: _Seen) -> Iterator[ScannedFra
         elif header.kind in QUEUED_KINDS:
             for run in frame_runs(frame):
                 _add(seen.sequences, run.subject, run.first_sequence, run.count)
+        if header.kind is not FrameKind.MESSAGES and copy_rows.has_copies(frame):
+            seen.copies.append(frame)
         yield frame
 
 
@@ -132,6 +141,8 @@ def _rows(table: Table, frames: Iterable[ScannedFrame]) -> Iterator[pa.RecordBat
         return action_rows.batches(frames)
     if table is CANCELLED:
         return cancelled_rows.batches(frames)
+    if table is COPIES:
+        return copy_rows.batches(frames)
     return batches_by_subject(frames, Selection(columns=table.names, table=table))
 
 

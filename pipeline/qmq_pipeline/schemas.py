@@ -17,11 +17,15 @@ _ID_COLUMNS: Final = (
     Column("producer", "long", "first half of the id: the producer's instance, as a signed number"),
     Column("counter", "long", "second half of the id: the producer's counter, as a signed number"),
 )
+#: Where in the commit log something stands.
+_FRAME_COLUMNS: Final = (
+    Column("physical_offset", "long", "bytes from the start of the commit log to its frame"),
+    Column("record_number", "int", "its place in the frame, from 0"),
+)
 _MESSAGE_COLUMNS: Final = (
     Column("subject", "text", "the stream it was sent to"),
     Column("sequence", "long", "its place in the subject, from 0; null while it is delayed"),
-    Column("physical_offset", "long", "bytes from the start of the commit log to its frame"),
-    Column("record_number", "int", "its place in the frame, from 0"),
+    *_FRAME_COLUMNS,
     *_ID_COLUMNS,
     Column("record_crc", "long", "checksum that the producer made of subject and record"),
     Column("key", "text", "ordering key, null for none"),
@@ -61,11 +65,28 @@ CANCELLED: Final = Table(
     version=1,
     key=("physical_offset", "record_number"),
     columns=(
-        Column("physical_offset", "long", "bytes from the start of the commit log to its frame"),
-        Column("record_number", "int", "its place in the frame, from 0"),
+        *_FRAME_COLUMNS,
         *_ID_COLUMNS,
         Column("subject", "text", "the subject it will not come to"),
         Column("cancelled_at", "time", "when, by the broker's clock"),
+    ),
+)
+#: Copies of messages that groups set aside: when they were made, and when their time had come.
+COPIES: Final = Table(
+    name="copies",
+    layer="bronze",
+    version=1,
+    key=("physical_offset", "record_number"),
+    columns=(
+        *_FRAME_COLUMNS,
+        Column("message_id", "text", "that of the copy, 32 hex digits"),
+        Column("subject", "text", "the subject of the message that was set aside"),
+        Column("consumer_group", "text", "the group that set it aside"),
+        Column("sequence", "long", "the message's place in its subject"),
+        Column("ticket", "long", "names this going away; stands in the action too"),
+        Column("stored_at", "time", "the copy was stored, by the broker's clock"),
+        Column("due_at", "time", "when the message is to come back"),
+        Column("copy_sequence", "long", "once it is due: the copy's place among the copies"),
     ),
 )
 ACTIONS: Final = Table(
@@ -114,7 +135,9 @@ OUTBOX: Final = Table(
         Column("scanned_at", "time", "when this row was read, by the database's clock"),
     ),
 )
-_OUTCOMES: Final = "waiting, in flight, given back, acked, dead, skipped, filtered, cancelled"
+_OUTCOMES: Final = (
+    "waiting, in flight, given back, set aside, acked, dead, skipped, filtered, cancelled"
+)
 #: What became of one message at one group.
 _FATE_COLUMNS: Final = (
     Column("first_delivered_at", "time", "first handed to a consumer of the group"),
@@ -125,22 +148,27 @@ _FATE_COLUMNS: Final = (
     Column("reason", "text", "why it is dead or was skipped"),
     Column("error", "text", "what the last consumer said"),
 )
+_ASIDE_COLUMNS: Final = (
+    Column("set_aside_at", "time", "last set aside, to come back much later"),
+    Column("brought_back_at", "time", "… and since then brought back; null while it is away"),
+)
 DELIVERIES: Final = Table(
     name="deliveries",
     layer="silver",
-    version=1,
+    version=2,
     key=("subject", "consumer_group", "sequence"),
     columns=(
         Column("subject", "text", "the subject"),
         Column("consumer_group", "text", "the group"),
         Column("sequence", "long", "its place in the subject"),
         *_FATE_COLUMNS,
+        *_ASIDE_COLUMNS,
     ),
 )
 LIFECYCLE: Final = Table(
     name="lifecycle",
     layer="silver",
-    version=2,
+    version=3,
     key=("message_id", "subject", "sequence", "consumer_group"),
     columns=(
         Column("message_id", "text", "32 hex digits"),
@@ -162,6 +190,7 @@ LIFECYCLE: Final = Table(
         Column("total_ms", "double", "committed (else born, or due) to settled"),
         Column("body_bytes", "int", "length of the body"),
         Column("copy", "int", "how many of its id were stored before it; 0 for the first"),
+        *_ASIDE_COLUMNS,
     ),
 )
 #: What a window of the log adds to the lag of its groups: pairs of a message and a group, counted.
@@ -340,6 +369,7 @@ TABLES: Final = {
         MESSAGES,
         SCHEDULED,
         CANCELLED,
+        COPIES,
         ACTIONS,
         OUTBOX,
         DELIVERIES,

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from qmq_broker.storage.logs.actions import (
     Acked,
     Action,
+    BroughtBack,
     Dead,
     Ended,
     Expired,
@@ -22,6 +23,7 @@ from qmq_broker.storage.logs.actions import (
     Passed,
     Pulled,
     Replayed,
+    SetAside,
     Sought,
 )
 from qmq_client.outbox.table import DEFAULT_TABLES
@@ -172,6 +174,12 @@ class Life:
                 yield Acked(*here, "c1", first + 1, after)
         else:
             yield Expired(*here, "c1", first, after, here[0] + 1)
+            if self._draw.random() < 0.5:
+                yield SetAside(*here, sequence, sequence + after - first, 1)
+                if self._draw.random() < 0.5:
+                    return
+                for one in range(sequence, sequence + after - first):
+                    yield BroughtBack(*here, one, one)
             runs = (DeliveryRun(sequence, after - first, 2),)
             yield Pulled(*here, "c1", 1, self._pull[key], runs, here[0] + 30_000)
             self._held[key].append((self._pull[key], self._pull[key] + after - first, sequence))

@@ -7,27 +7,24 @@ Sealed segments never change, so one that is archived is archived for good.
 
 from __future__ import annotations
 
-import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from qmq_pipeline.commits import RangeFacts, range_facts
-from qmq_pipeline.completeness import next_sequences
+from qmq_pipeline.commits import RangeFacts
 from qmq_pipeline.config import PipelineConfig
-from qmq_pipeline.errors import ExpiredRangeError, OptionError, SourceError
+from qmq_pipeline.errors import ExpiredRangeError, SourceError
+from qmq_pipeline.jobs.log_tables import commit, prepared, written
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.lake import Lake
 from qmq_pipeline.log import ACTION_LOG, COMMIT_LOG, LogBounds
 from qmq_pipeline.options import Place
-from qmq_pipeline.places import open_log, with_token
-from qmq_pipeline.schemas import ACTIONS, CANCELLED, MESSAGES, SCHEDULED
-from qmq_pipeline.sources.task_source import run_tasks
+from qmq_pipeline.places import open_log
+from qmq_pipeline.range_work import TABLES_OF
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _WORK: Final = "qmq_pipeline.archive_work.archive_piece"
-_TABLES_OF: Final = {COMMIT_LOG: (MESSAGES, SCHEDULED, CANCELLED), ACTION_LOG: (ACTIONS,)}
 #: Segments that one Spark job archives before they are committed.
 _SEGMENTS_PER_COMMIT: Final = 8
 
@@ -53,18 +50,7 @@ def archive(
 
     Raises a `PipelineError`; what was committed before it stays.
     """
-    if config.place is None:
-        raise OptionError(
-            option="path",
-            value="not given",
-            allowed="a data directory or a broker",
-            remedy="Say with --path or --broker what is to be archived.",
-        )
-    place = with_token(config.place, os.environ)
-    lake = Lake(config.tables)
-    # Whether there is something to archive is seen before a folder is made for it.
-    open_log(place, COMMIT_LOG).close()
-    lake.prepare()
+    place, lake = prepared(config, "archived")
     facts: list[RangeFacts] = []
     next_offsets: dict[str, int] = {}
     with lake.writing():
@@ -83,7 +69,7 @@ def archive(
 def _archive_log(
     spark: SparkSession, place: Place, lake: Lake, log: str, on_progress: OnProgress
 ) -> tuple[list[RangeFacts], int]:
-    tables = _TABLES_OF[log]
+    tables = TABLES_OF[log]
     for table in tables:
         lake.sweep(table)
     reader = open_log(place, log)
@@ -100,17 +86,10 @@ def _archive_log(
     for i in range(0, len(sealed), _SEGMENTS_PER_COMMIT):
         some = sealed[i : i + _SEGMENTS_PER_COMMIT]
         pieces = [_piece(place, lake, log, base, segment_bytes) for base in some]
-        found: dict[str, list[RangeFacts]] = {table.name: [] for table in tables}
-        for answer in run_tasks(spark, _WORK, pieces):
-            for name, facts in answer.items():
-                found[name].append(range_facts(facts))
-        main = found[tables[0].name]
-        if tables[0] is MESSAGES:
-            known = next_sequences(known, main, is_from_start=first == 0 or last is not None)
-            main[-1] = replace(main[-1], notes={**main[-1].notes, "next_sequences": known})
-        for table in reversed(tables):
-            lake.commit(table, found[table.name])
-        done += main
+        found = written(spark, _WORK, tables, pieces)
+        is_from_start = first == 0 or last is not None
+        known = commit(lake, tables, found, known, is_from_start=is_from_start)
+        done += found[tables[0].name]
         rows = sum(one.rows for one in done)
         on_progress(
             Progress(stage=f"archive {log}", done=i + len(some), total=len(sealed), rows=rows)
@@ -130,7 +109,7 @@ def _piece(place: Place, lake: Lake, log: str, base: int, segment_bytes: int) ->
 
 def _last(lake: Lake, log: str, bounds: LogBounds, place: Place) -> RangeFacts | None:
     """The last segment of the archive; refuses another store's, and a gap."""
-    ranges = lake.ranges(_TABLES_OF[log][0])
+    ranges = lake.ranges(TABLES_OF[log][0])
     if not ranges:
         return None
     last = ranges[-1]

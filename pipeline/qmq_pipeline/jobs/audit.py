@@ -2,7 +2,8 @@
 
 Judged is what was committed before `as_of`: the last look at outboxes and log, less the grace. Kinds:
 
-- *lost*: sent by its row, or the row is gone, and it is not in the log;
+- *lost*: sent by its row, or the row is gone, and it is not in the log; or a group set it aside, and its copy is not
+  there, or came back and the group did not get it;
 - *ghost*: in the log, and no row of its producer's database ever was;
 - *duplicate*: in the log more than once under one id;
 - *late*: stored long after its commit or due time, or waiting in the outbox that long;
@@ -29,9 +30,11 @@ from qmq_pipeline.jobs.ingest_outbox import last_scans, outbox_now
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.lake import Lake
 from qmq_pipeline.schemas import (
+    ACTIONS,
     AUDIT_FINDINGS,
     AUDIT_RUN,
     CANCELLED,
+    COPIES,
     DELIVERIES,
     MESSAGES,
     SCHEDULED,
@@ -54,6 +57,8 @@ class Window:
     next_ms: int
     #: Times of the log that were not ingested before retention gave them up.
     gaps: tuple[tuple[int, int], ...]
+    #: Whether the fates of messages at their groups are known up to the last action.
+    is_folded: bool
     #: Databases whose accepted rows are kept, so that a message without one is a ghost.
     kept: tuple[str, ...]
     coverage: tuple[str, ...]
@@ -130,9 +135,11 @@ def judged_window(lake: Lake, config: PipelineConfig) -> Window:
     if not scans:
         coverage.append("no outbox was scanned: losses and ghosts cannot be told")
     known = folded(lake)
-    if actions_end(lake) > (known.actions if known else 0):
+    is_folded = actions_end(lake) <= (known.actions if known else 0)
+    if not is_folded:
         coverage.append(
-            "actions came in since `lifecycle` was run: deliveries are counted up to there"
+            "actions came in since `lifecycle` was run: deliveries are counted up to there, and what groups "
+            "set aside is not judged"
         )
     next_ms = min([read_at_ms, *scans.values()]) - grace_ms
     first_ms = 0
@@ -165,6 +172,7 @@ def judged_window(lake: Lake, config: PipelineConfig) -> Window:
         first_ms=max(first_ms, options.since_ms or 0),
         next_ms=max(0, min(next_ms, options.until_ms or _FOR_EVER_MS)),
         gaps=tuple(gaps),
+        is_folded=is_folded,
         kept=kept,
         coverage=tuple(coverage),
     )
@@ -178,20 +186,25 @@ def findings(
     suspects = audit_sql.ALL_SUSPECTS if cross_check else audit_sql.SUSPECTS
     # A few rows, asked for by most of the queries: Spark would else make bitmaps of everything for each.
     spark.sql(suspects).cache().createOrReplaceTempView("qmq_suspects")
-    late_us = round(options.late_s * 1_000_000)
+    late_us, next_us = round(options.late_s * 1_000_000), window.next_ms * 1000
     parts = [
         audit_sql.LOST,
         audit_sql.DUPLICATE,
         audit_sql.LATE.format(late_us=late_us),
-        audit_sql.WAITING.format(late_us=late_us, next_us=window.next_ms * 1000),
+        audit_sql.WAITING.format(late_us=late_us, next_us=next_us),
         audit_sql.OVERDUE.format(
-            late_us=late_us, next_us=window.next_ms * 1000, judged=_between("d.due_at", window)
+            late_us=late_us, next_us=next_us, judged=_between("d.due_at", window)
         ),
         audit_sql.CANCELLED_AND_STORED,
         audit_sql.ALTERED,
         audit_sql.ALTERED_RELEASE,
         audit_sql.ALTERED_COPY,
     ]
+    if window.is_folded:
+        aside = audit_sql.ASIDE.format(judged=_between("d.set_aside_at", window))
+        spark.sql(aside).createOrReplaceTempView("qmq_aside")
+        parts.append(audit_sql.ASIDE_LOST.format(next_us=next_us))
+        parts.append(audit_sql.ASIDE_OVERDUE.format(next_us=next_us, late_us=late_us))
     if options.is_closed_world:
         parts.append(audit_sql.GHOST.format(producers="TRUE"))
     elif window.kept:
@@ -223,6 +236,8 @@ def _views(spark: SparkSession, lake: Lake, window: Window, outbox: DataFrame) -
     scheduled.createOrReplaceTempView("qmq_scheduled_all")
     spark.sql(audit_sql.SCHEDULED).createOrReplaceTempView("qmq_scheduled")
     lake.read(spark, CANCELLED).createOrReplaceTempView("qmq_cancelled")
+    lake.read(spark, COPIES).createOrReplaceTempView("qmq_copies")
+    lake.read(spark, ACTIONS).createOrReplaceTempView("qmq_actions")
     lake.read(spark, DELIVERIES).createOrReplaceTempView("qmq_deliveries")
     known = folded(lake)
     groups(spark, known.groups if known else {}).createOrReplaceTempView("qmq_groups")

@@ -187,6 +187,51 @@ FROM qmq_stored t WHERE {_IN_COPIED}
 GROUP BY message_id HAVING COUNT(DISTINCT record_crc) > 1
 """
 
+#: What a group has set aside, and its copy; the ticket of the last going away names it.
+ASIDE: Final = """
+WITH tickets AS (
+  SELECT subject, consumer_group, EXPLODE(SEQUENCE(first_sequence, next_sequence - 1)) AS sequence,
+         CAST(GET_JSON_OBJECT(action_json, '$[6]') AS BIGINT) AS ticket, action_offset, action_number
+  FROM qmq_actions WHERE action = 'setaside' AND next_sequence > first_sequence
+), last_ticket AS (
+  SELECT subject, consumer_group, sequence,
+         MAX_BY(ticket, STRUCT(action_offset, action_number)) AS ticket
+  FROM tickets GROUP BY subject, consumer_group, sequence
+), copies AS (
+  SELECT ticket, subject, consumer_group, sequence, MIN(due_at) AS due_at,
+         MIN(stored_at) FILTER (WHERE copy_sequence IS NOT NULL) AS back_at
+  FROM qmq_copies GROUP BY ticket, subject, consumer_group, sequence
+)
+SELECT m.message_id, d.subject, d.consumer_group, d.sequence, d.set_aside_at AS at,
+       c.ticket IS NOT NULL AS has_copy, c.due_at, c.back_at
+FROM qmq_deliveries d
+JOIN last_ticket t
+  ON t.subject = d.subject AND t.consumer_group = d.consumer_group AND t.sequence = d.sequence
+JOIN qmq_stored_all m ON m.subject = d.subject AND m.sequence = d.sequence
+LEFT JOIN copies c ON c.subject = d.subject AND c.consumer_group = d.consumer_group
+  AND c.sequence = d.sequence AND c.ticket = t.ticket
+WHERE d.outcome = 'set aside' AND {judged}
+"""
+
+#: What is set aside comes back by its copy alone.
+ASIDE_LOST: Final = """
+SELECT 'lost' AS kind, message_id, subject, consumer_group, CAST(NULL AS STRING) AS database,
+       sequence, at,
+       CONCAT('the group set it aside ', CAST(at AS STRING), CASE
+         WHEN has_copy THEN CONCAT('; its copy came back ', CAST(back_at AS STRING),
+           ', and the group did not get it')
+         ELSE '; the log does not have its copy' END) AS evidence
+FROM qmq_aside WHERE NOT has_copy OR {next_us} > unix_micros(back_at)
+"""
+ASIDE_OVERDUE: Final = """
+SELECT 'late' AS kind, message_id, subject, consumer_group, CAST(NULL AS STRING) AS database,
+       sequence, at,
+       CONCAT('the group set it aside ', CAST(at AS STRING), ' until ', CAST(due_at AS STRING),
+         '; its copy has not come back') AS evidence
+FROM qmq_aside
+WHERE has_copy AND back_at IS NULL AND {next_us} - unix_micros(due_at) > {late_us}
+"""
+
 TOTALS: Final = """
 SELECT (SELECT COUNT(*) FROM qmq_committed) AS committed,
        (SELECT COUNT(*) FROM qmq_stored) AS stored,

@@ -120,7 +120,9 @@ def _continued(lake: Lake, config: PipelineConfig) -> Commit | None:
         "buckets": config.fold_buckets,
         "block_sequences": config.fold_block_sequences,
     }
-    if newest is None or any(newest.notes.get(name) != value for name, value in wanted.items()):
+    if newest is None or newest.version != DELIVERIES.version:
+        return None
+    if any(newest.notes.get(name) != value for name, value in wanted.items()):
         return None
     lake.sweep(DELIVERIES)
     return newest

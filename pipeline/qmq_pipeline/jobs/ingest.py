@@ -7,31 +7,29 @@ frame ended, so that a log that was restored to an older state is not taken for 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_pipeline.commits import RangeFacts, range_facts
-from qmq_pipeline.completeness import next_sequences
+from qmq_pipeline.commits import RangeFacts
 from qmq_pipeline.config import PipelineConfig
-from qmq_pipeline.errors import ExpiredRangeError, OptionError, SourceError
+from qmq_pipeline.errors import ExpiredRangeError, SourceError
+from qmq_pipeline.jobs.log_tables import Written, commit, prepared, written
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.lake import Lake
 from qmq_pipeline.log import ACTION_LOG, COMMIT_LOG, LogBounds, LogReader
 from qmq_pipeline.options import Place
-from qmq_pipeline.places import open_log, with_token
-from qmq_pipeline.schemas import ACTIONS, CANCELLED, MESSAGES, SCHEDULED, TABLES
-from qmq_pipeline.sources.task_source import run_tasks
+from qmq_pipeline.places import open_log
+from qmq_pipeline.range_work import TABLES_OF
+from qmq_pipeline.schemas import ACTIONS, MESSAGES, TABLES
 from qmq_pipeline.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Log → the table that says how far it was read, and all that are made of it.
-_TABLES_OF: Final = {COMMIT_LOG: (MESSAGES, SCHEDULED, CANCELLED), ACTION_LOG: (ACTIONS,)}
+_WORK: Final = "qmq_pipeline.range_work.ingest_piece"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +56,7 @@ def ingest(
     `skip_expired`: go on behind what retention has given up, and note the gap, instead of failing.
     Raises a `PipelineError`; what was committed before it stays.
     """
-    if config.place is None:
-        raise OptionError(
-            option="path",
-            value="not given",
-            allowed="a data directory or a broker",
-            remedy="Say with --path or --broker what is to be read.",
-        )
-    place = with_token(config.place, os.environ)
-    lake = Lake(config.tables)
-    # Whether there is something to read is seen before a folder is made for it.
-    open_log(place, COMMIT_LOG).close()
-    lake.prepare()
+    place, lake = prepared(config, "read")
     done = Ingested(rows={}, next_offsets={}, quarantined=0, ranges=0)
     with lake.writing():
         for log in (COMMIT_LOG, ACTION_LOG):
@@ -89,7 +76,7 @@ class _Run:
         self._place = place
         self._lake = lake
         self._log = log
-        self._tables: Sequence[Table] = _TABLES_OF[log]
+        self._tables: Sequence[Table] = TABLES_OF[log]
 
     def go(self, before: Ingested, *, skip_expired: bool, on_progress: OnProgress) -> Ingested:
         known_end = max((one.next for one in self._lake.ranges(self._tables[0])), default=0)
@@ -119,7 +106,7 @@ class _Run:
             if gap is not None:
                 facts[self._tables[0].name].insert(0, gap)
                 gap = None
-            known = self._commit(facts, known, is_from_start=is_from_start)
+            known = commit(self._lake, self._tables, facts, known, is_from_start=is_from_start)
             result = _added(result, facts)
             on_progress(
                 Progress(
@@ -183,9 +170,8 @@ class _Run:
             return True
         return reader.stamp_crc(int(offset)) == int(stamp_crc)
 
-    def _work(self, ranges: Sequence[LogRange]) -> dict[str, list[RangeFacts]]:
-        """Let workers write these ranges; table name → facts in order of the log."""
-        found: dict[str, list[RangeFacts]] = {table.name: [] for table in self._tables}
+    def _work(self, ranges: Sequence[LogRange]) -> Written:
+        """Let workers write these ranges."""
         pieces = [
             {
                 "place": asdict(self._place),
@@ -196,26 +182,10 @@ class _Run:
             }
             for one in ranges
         ]
-        for answer in run_tasks(self._spark, "qmq_pipeline.range_work.ingest_piece", pieces):
-            for name, facts in answer.items():
-                found[name].append(range_facts(facts))
-        return found
-
-    def _commit(
-        self, found: dict[str, list[RangeFacts]], known: dict[str, int], *, is_from_start: bool
-    ) -> dict[str, int]:
-        """The table that says how far the log was read comes last: the others are never behind it."""
-        first_table = self._tables[0]
-        facts = found[first_table.name]
-        if first_table is MESSAGES:
-            known = next_sequences(known, facts, is_from_start=is_from_start)
-            facts[-1] = replace(facts[-1], notes={**facts[-1].notes, "next_sequences": known})
-        for table in reversed(self._tables):
-            self._lake.commit(table, found[table.name])
-        return known
+        return written(self._spark, _WORK, self._tables, pieces)
 
 
-def _added(before: Ingested, found: dict[str, list[RangeFacts]]) -> Ingested:
+def _added(before: Ingested, found: Written) -> Ingested:
     rows = dict(before.rows)
     quarantined, ranges = before.quarantined, before.ranges
     for name, facts in found.items():

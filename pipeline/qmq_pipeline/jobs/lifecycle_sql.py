@@ -71,7 +71,7 @@ SELECT subject, sequence, MAX(copy) AS copy FROM (
 LIFECYCLE: Final = f"""
 WITH aside AS ({_ASIDE_SQL}), copies AS ({_COPIES_SQL}), at_groups AS (
   SELECT m.*, g.consumer_group, d.first_delivered_at, d.last_delivered_at, d.attempts,
-         d.settled_at, d.reason, d.error, COALESCE(c.copy, 0) AS copy,
+         d.settled_at, d.reason, d.error, d.set_aside_at, d.brought_back_at, COALESCE(c.copy, 0) AS copy,
          CASE WHEN g.consumer_group IS NULL THEN NULL ELSE COALESCE(d.outcome, 'waiting') END
            AS outcome
   FROM qmq_messages m
@@ -97,7 +97,8 @@ WITH aside AS ({_ASIDE_SQL}), copies AS ({_COPIES_SQL}), at_groups AS (
               WHEN a.accepted_at IS NOT NULL THEN 'waiting' END AS outcome,
          CASE WHEN m.part IS NOT NULL THEN m.reason
               WHEN a.cancelled_at IS NULL AND a.accepted_at IS NOT NULL THEN 'not due' END AS reason,
-         m.error, IF(m.part IS NULL, a.body_bytes, m.body_bytes) AS body_bytes, m.copy
+         m.error, IF(m.part IS NULL, a.body_bytes, m.body_bytes) AS body_bytes, m.copy,
+         m.set_aside_at, m.brought_back_at
   FROM at_groups m FULL OUTER JOIN aside a ON a.message_id = m.message_id
 )
 SELECT *,

@@ -1,0 +1,78 @@
+"""What `ingest` and `archive` do alike: find the log, let workers write ranges of it, commit what they wrote."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from qmq_pipeline.commits import RangeFacts, range_facts
+from qmq_pipeline.completeness import next_sequences
+from qmq_pipeline.config import PipelineConfig
+from qmq_pipeline.errors import OptionError
+from qmq_pipeline.lake import Lake
+from qmq_pipeline.log import COMMIT_LOG
+from qmq_pipeline.options import Place
+from qmq_pipeline.places import open_log, with_token
+from qmq_pipeline.schemas import MESSAGES
+from qmq_pipeline.sources.task_source import run_tasks
+from qmq_pipeline.table import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Table name → what was written of it, in order of the log.
+Written = dict[str, list[RangeFacts]]
+
+
+def prepared(config: PipelineConfig, verb: str) -> tuple[Place, Lake]:
+    """The place to read from, with its token, and the folder, made if it was not there.
+
+    Whether there is something to read is seen before a folder is made for it. `verb` says in an error what
+    the place is wanted for.
+    """
+    if config.place is None:
+        raise OptionError(
+            option="path",
+            value="not given",
+            allowed="a data directory or a broker",
+            remedy=f"Say with --path or --broker what is to be {verb}.",
+        )
+    place = with_token(config.place, os.environ)
+    lake = Lake(config.tables)
+    open_log(place, COMMIT_LOG).close()
+    lake.prepare()
+    return place, lake
+
+
+def written(
+    spark: SparkSession, work: str, tables: Sequence[Table], pieces: Sequence[dict[str, Any]]
+) -> Written:
+    """Let workers do these pieces; `work` names the function that does one."""
+    found: Written = {table.name: [] for table in tables}
+    for answer in run_tasks(spark, work, pieces):
+        for name, facts in answer.items():
+            found[name].append(range_facts(facts))
+    return found
+
+
+def commit(
+    lake: Lake,
+    tables: Sequence[Table],
+    found: Written,
+    known: Mapping[str, int],
+    *,
+    is_from_start: bool,
+) -> dict[str, int]:
+    """Commit ranges; the table that says how far the log was read comes last: the others are never behind it.
+
+    `known`: subject → next sequence that is expected; what it is behind these ranges is returned, and noted.
+    """
+    facts, expected = found[tables[0].name], dict(known)
+    if tables[0] is MESSAGES:
+        expected = next_sequences(expected, facts, is_from_start=is_from_start)
+        facts[-1] = replace(facts[-1], notes={**facts[-1].notes, "next_sequences": expected})
+    for table in reversed(tables):
+        lake.commit(table, found[table.name])
+    return expected

@@ -1,0 +1,169 @@
+"""Messages that groups set aside, from the broker's own service to tables and verdict; and what is planted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from qmq_broker.storage.logs.actions import (
+    Action,
+    BroughtBack,
+    Ended,
+    SetAside,
+    Skipped,
+    Sought,
+)
+from qmq_client.wire.names import OWN_PREFIX
+from qmq_pipeline.config import AuditOptions, PipelineConfig
+from qmq_pipeline.jobs.audit import audit
+from qmq_pipeline.jobs.ingest import ingest
+from qmq_pipeline.jobs.lifecycle import lifecycle
+from qmq_pipeline.jobs.marts import MARTS, marts
+from qmq_pipeline.lake import Lake
+from qmq_pipeline.options import Place
+from qmq_pipeline.schemas import ACTIONS, AUDIT_FINDINGS, COPIES, DELIVERIES, LIFECYCLE, MESSAGES
+from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
+from tests.broker.service.rig import GROUP, SUBJECT
+from tests.pipeline.test_fold import AT_MS, DEFINED, folded, nacked, outcomes, pulled
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DAY_MS = 24 * HOUR_MS
+#: No copy has it.
+NO_TICKET = 7
+
+
+class Aside:
+    """A broker whose group sets aside what it gives back for long."""
+
+    def __init__(self, path: Path) -> None:
+        self.rig = DelayRig(path)
+
+    def give_back(self, body: bytes, wait_ms: int) -> None:
+        rig = self.rig
+        rig.send(body)
+        rig.settle(rig.pull().nack(wait_ms, "not before spring"))
+        self.turn()
+
+    def turn(self) -> None:
+        """What the broker does by time but releasing, until nothing changes."""
+        for _ in range(4):
+            self.rig.broker.setting_aside.step(self.rig.now_ms)
+            self.rig.clock.pass_ms(1_000)
+            self.rig.commit()
+
+    def close(self) -> PipelineConfig:
+        """Stop in order; judged is up to the broker's now."""
+        until_ms, path = self.rig.now_ms, self.rig.directory
+        self.rig.close()
+        return PipelineConfig(
+            tables=str(path.parent / "tables"),
+            place=Place(path=str(path)),
+            audit=AuditOptions(until_ms=until_ms),
+        )
+
+
+def test_P4_a_message_set_aside_and_brought_back_is_sound_and_lost_copies_are_found(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    world = Aside(tmp_path / "broker")
+    rig = world.rig
+    world.give_back(b"comes back", 2 * HOUR_MS)
+    world.give_back(b"stays away", 100 * DAY_MS)
+    rig.clock.pass_ms(3 * HOUR_MS)
+    rig.release()
+    world.turn()
+    back = rig.pull()
+    assert back.bodies == [b"comes back"]
+    rig.settle(back.ack())
+    world.give_back(b"its copy comes, and the group is not told", 2 * HOUR_MS)
+    world.give_back(b"its copy does not come in time", 4 * HOUR_MS)
+    rig.clock.pass_ms(3 * HOUR_MS)
+    rig.release()
+    rig.send(b"its copy was never made")
+    rig.settle(rig.pull().nack(HOUR_MS // 2))
+    rig.store.actions.append([SetAside(rig.now_ms, SUBJECT, GROUP, 4, 5, NO_TICKET)])
+    rig.clock.pass_ms(3 * HOUR_MS)
+    config = world.close()
+
+    ingest(spark, config)
+    assert "is not judged" in " ".join(audit(spark, config).coverage)
+    lifecycle(spark, config)
+    result = audit(spark, config)
+    lake = Lake(config.tables)
+    rows = lake.read(spark, LIFECYCLE).orderBy("sequence").collect()
+    told = lake.read(spark, AUDIT_FINDINGS).where(f"run = '{result.run}'").collect()
+    assert [row["outcome"] for row in rows] == ["acked", *["set aside"] * 4]
+    came_back, away = rows[0], rows[1]
+    assert came_back["set_aside_at"] < came_back["brought_back_at"] < came_back["settled_at"]
+    assert (away["brought_back_at"], away["error"], away["attempts"]) == (
+        None,
+        "not before spring",
+        1,
+    )
+    found = {(one["kind"], one["message_id"]): one["evidence"] for one in told}
+    untold, late, lost = (row["message_id"] for row in rows[2:])
+    assert found.keys() == {("lost", untold), ("late", late), ("lost", lost)}
+    assert {(one["subject"], one["consumer_group"]) for one in told} == {(SUBJECT, GROUP)}
+    assert "the group did not get it" in found["lost", untold]
+    assert "its copy has not come back" in found["late", late]
+    assert "does not have its copy" in found["lost", lost]
+    _is_the_brokers_own(spark, config)
+
+
+def _is_the_brokers_own(spark: SparkSession, config: PipelineConfig) -> None:
+    """Actions and copies of the broker's own are in bronze, and nowhere else."""
+    marts(spark, config)
+    lake = Lake(config.tables)
+    copies = lake.read(spark, COPIES)
+    assert copies.count() == 6
+    assert copies.where("copy_sequence IS NULL").count() == 4
+    own = f"startswith(subject, '{OWN_PREFIX}')"
+    assert lake.read(spark, ACTIONS).where(own).count()
+    with_subjects = [table for table in (DELIVERIES, LIFECYCLE, *MARTS) if "subject" in table.names]
+    for table in with_subjects:
+        assert not lake.read(spark, table).where(own).count(), table.name
+    closed = replace(config, audit=replace(config.audit, is_closed_world=True))
+    ghosts = audit(spark, closed).findings["ghost"]
+    assert ghosts == lake.read(spark, MESSAGES).count()  # without an outbox; the copies are none
+
+
+SENT_BACK: list[Action] = [DEFINED, pulled(1, 0, (0, 3, 1)), nacked(2, 0, 3, error="later")]
+AWAY = SetAside(AT_MS + 3, "orders", "billing", 0, 2, NO_TICKET)
+
+
+def test_what_was_set_aside_waits_away_until_it_is_brought_back() -> None:
+    found = folded([*SENT_BACK, AWAY])
+    assert outcomes(found) == {0: "set aside", 1: "set aside", 2: "given back"}
+    assert found[0]["set_aside_at"] == datetime.fromtimestamp((AT_MS + 3) / 1000, UTC)
+    again = folded(
+        [
+            *SENT_BACK,
+            AWAY,
+            BroughtBack(AT_MS + 9, "orders", "billing", 1, 44),
+            pulled(10, 3, (1, 1, 2)),
+        ]
+    )
+    assert outcomes(again) == {0: "set aside", 1: "in flight", 2: "given back"}
+    assert again[1]["brought_back_at"] == datetime.fromtimestamp((AT_MS + 9) / 1000, UTC)
+    assert (again[1]["error"], again[1]["attempts"]) == ("later", 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome"),
+    [
+        (Skipped(AT_MS + 5, "orders", "billing", 0, 3), "set aside"),
+        (Sought(AT_MS + 5, "orders", "billing", 3), "skipped"),
+        (Ended(AT_MS + 5, "orders", "billing"), "skipped"),
+    ],
+    ids=["the log lost it", "the group was moved", "the group ended"],
+)
+def test_what_is_away_is_given_up_with_its_group_and_not_with_the_log(
+    change: Action, outcome: str
+) -> None:
+    assert folded([*SENT_BACK, AWAY, change])[0]["outcome"] == outcome
