@@ -36,9 +36,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
+
+import msgspec
 
 from qmq_client.wire import frame_kind as kinds
 from qmq_client.wire.checksum import crc32c, crc32c_without
@@ -77,8 +78,7 @@ FrameKind = kinds.FrameKind
 _KINDS: Final = {int(kind): kind for kind in FrameKind}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrameHeader:
+class FrameHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The fixed part of a frame as values; zero in the stamped fields until a log sets them."""
 
     kind: FrameKind
@@ -98,8 +98,7 @@ class FrameHeader:
         return FRAME_HEADER_BYTES + SEQUENCE_BYTES * self.subject_count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubjectRun:
+class SubjectRun(msgspec.Struct, frozen=True, kw_only=True):
     """Records of one subject that stand together in a frame."""
 
     subject: str
@@ -108,16 +107,15 @@ class SubjectRun:
     first_sequence: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageFrame:
+class MessageFrame(msgspec.Struct, frozen=True, kw_only=True):
     """A message frame whose shape and body checksum were verified; records stay encoded."""
 
     data: bytes
     header: FrameHeader
     runs: tuple[SubjectRun, ...]
     lengths: tuple[int, ...]
-    #: Byte position in `data` of each record.
-    positions: tuple[int, ...]
+    #: Byte position in `data` of each record; a `range` when all records have one length.
+    positions: Sequence[int]
 
     def record(self, index: int) -> bytes:
         """The encoded record with this index."""
@@ -217,8 +215,8 @@ def stamp_frame(
     sequences = struct.pack(f">{len(first_sequences)}Q", *first_sequences)
     gap = min(physical_offset - durable_offset, DURABLE_GAP_MAX)
     stamp = _STAMP.pack(physical_offset, stored_at_ms, epoch, gap, 0)
-    sent = bytes(frame[:_STAMP_CRC_POSITION])
-    return b"".join((sent, _CRC.pack(_stamp_crc(sent, stamp, sequences)), stamp, sequences))
+    sent, stamped = frame[:_STAMP_CRC_POSITION], stamp + sequences
+    return b"".join((sent, _CRC.pack(crc32c(sent + stamped)), stamped))
 
 
 def build_padding(frame_bytes: int) -> bytes:
@@ -332,15 +330,14 @@ def parse_message_frame(
     runs, position = parse_subjects(data, header)
     if position + 12 * count > len(data):
         raise ProtocolError("frame ends inside its record table", offset=position)
-    lengths: tuple[int, ...] = struct.unpack_from(f">{count}I", data, position)
-    positions = tuple(accumulate(lengths, initial=position + 12 * count))
-    next_position = positions[-1]
+    lengths, positions, next_position = _places(data, position, count)
     first_mark = len(data) - kinds.mark_bytes(header.kind, count)
     fill_bytes = first_mark - next_position
     if not 0 <= fill_bytes < FRAME_ALIGNMENT_BYTES or any(data[next_position:first_mark]):
         raise ProtocolError("record lengths do not add up to the frame", offset=position)
-    is_long = len(data) > limits.record_bytes and max(lengths) > limits.record_bytes
-    if is_long or min(lengths) < RECORD_FIXED_BYTES:
+    sizes = lengths[:1] if isinstance(positions, range) else lengths
+    is_long = len(data) > limits.record_bytes and max(sizes) > limits.record_bytes
+    if is_long or min(sizes) < RECORD_FIXED_BYTES:
         raise ProtocolError(
             f"record length outside {RECORD_FIXED_BYTES} to {limits.record_bytes}", offset=position
         )
@@ -349,8 +346,21 @@ def parse_message_frame(
         header=header,
         runs=runs,
         lengths=lengths,
-        positions=positions[:-1],
+        positions=positions,
     )
+
+
+def _places(data: bytes, first: int, count: int) -> tuple[tuple[int, ...], Sequence[int], int]:
+    """Lengths and positions of records by the columns from `first` on, and the position behind them."""
+    first_position, column = first + 12 * count, data[first : first + 4 * count]
+    if column == column[:4] * count:
+        length = int.from_bytes(column[:4])
+        after = first_position + count * length
+        # A range cannot step by nothing; such a frame is refused for the length of its records.
+        return (length,) * count, range(first_position, after, length or 1), after
+    lengths: tuple[int, ...] = struct.unpack(f">{count}I", column)
+    *positions, after = accumulate(lengths, initial=first_position)
+    return lengths, tuple(positions), after
 
 
 def parse_subjects(data: bytes, header: FrameHeader) -> tuple[tuple[SubjectRun, ...], int]:
@@ -377,10 +387,6 @@ def parse_subjects(data: bytes, header: FrameHeader) -> tuple[tuple[SubjectRun, 
     if sum(run.count for run in runs.values()) != header.record_count:
         raise ProtocolError("subject counts do not add up to the records", offset=12)
     return tuple(runs.values()), position
-
-
-def _stamp_crc(sent: bytes, stamp: bytes, sequences: bytes) -> int:
-    return crc32c(b"".join((sent, stamp, sequences)))
 
 
 def _aligned(length_bytes: int) -> int:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from qmq_broker.storage import recovery
@@ -181,7 +182,7 @@ def stale_frames_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_recovery, "_cut", lambda segments, offset: None)
 
     def read_without_epoch(data: bytes, position: int = 0) -> FrameHeader:
-        return replace(read_header(data, position), epoch=1)
+        return msgspec.structs.replace(read_header(data, position), epoch=1)
 
     monkeypatch.setattr(frame_scan, "verify_stamp", lambda header, head: None)
     monkeypatch.setattr(frame_scan, "read_header", read_without_epoch)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.logs.dedupe_window import DedupeWindow
@@ -42,8 +43,7 @@ _CRC: Final = struct.Struct(">I")
 _CRC_BYTES: Final = _CRC.size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one frame of an append; to be told to its sender after the next sync."""
 
     physical_offset: int

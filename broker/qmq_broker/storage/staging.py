@@ -6,19 +6,17 @@ rebuild, a verification. Nothing here writes a file.
 
 from __future__ import annotations
 
-import struct
-from itertools import accumulate
-
-from qmq_broker.storage.logs.dedupe_window import id_runs
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
+from qmq_broker.storage.logs.id_runs import id_runs
 from qmq_broker.storage.logs.kinds import QUEUED_KINDS, SENT_KINDS, SETTLING_KINDS
 from qmq_broker.storage.logs.lost import lost_entries, lost_runs
 from qmq_broker.storage.logs.repeats import LOG_LIMITS, StoredFrame
 from qmq_broker.storage.queues.consume_queues import ConsumeQueues
+from qmq_broker.storage.queues.packing import pack_entries
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES
 from qmq_broker.storage.schedule.cancelled import read_cancelled
 from qmq_broker.storage.schedule.schedule import Schedule
-from qmq_client.wire.frame import FrameKind, MessageFrame, parse_message_frame
+from qmq_client.wire.frame import FrameKind, parse_message_frame
 
 
 def stored_frame(offset: int, data: bytes, *, is_verified: bool = False) -> StoredFrame:
@@ -74,26 +72,3 @@ def stage_frame(queues: ConsumeQueues, stored: StoredFrame) -> None:
         )
         queues.stage(run.subject, first_sequence, part, offset=stored.physical_offset)
         position = next_position
-
-
-def pack_entries(frame: MessageFrame, physical_offset: int) -> bytes:
-    """The consume queue entries of all records of a frame that stands at `physical_offset`.
-
-    Lengths and tag hashes stand in the frame as columns of the same bytes, so they are copied as
-    columns of four-byte words instead of being packed record by record.
-    """
-    count = frame.header.record_count
-    offsets = accumulate(frame.lengths[:-1], initial=physical_offset + frame.positions[0])
-    offset_words = memoryview(struct.pack(f">{count}Q", *offsets)).cast("I")
-    first = frame.positions[0] - 12 * count
-    table = memoryview(frame.data)
-    length_words = table[first : first + 4 * count].cast("I")
-    hash_words = table[first + 4 * count : first + 12 * count].cast("I")
-    entries = bytearray(ENTRY_BYTES * count)
-    words = memoryview(entries).cast("I")
-    words[0::5] = offset_words[0::2]
-    words[1::5] = offset_words[1::2]
-    words[2::5] = length_words
-    words[3::5] = hash_words[0::2]
-    words[4::5] = hash_words[1::2]
-    return bytes(entries)

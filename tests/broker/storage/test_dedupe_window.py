@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq_broker.storage.logs.dedupe_window import DedupeWindow, IdRun, id_runs, scanned_id_runs
+from qmq_broker.storage.logs.dedupe_window import DedupeWindow
+from qmq_broker.storage.logs.id_runs import IdRun, id_runs, scanned_id_runs
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds, split_message_id
@@ -49,6 +50,15 @@ def test_a_dense_frame_is_one_run_in_any_order() -> None:
     assert runs_of(ids) == [IdRun(5, 100, 164)]
     random.Random(3).shuffle(ids)
     assert runs_of(ids) == [IdRun(5, 100, 164)]
+
+
+@pytest.mark.parametrize("bits", [16, 24, 32, 56])
+@pytest.mark.parametrize("before", [1, 255, 300])
+def test_a_run_goes_on_where_a_byte_of_the_counter_is_full(bits: int, before: int) -> None:
+    first = 2**bits - before
+    assert runs_of([(5, first + number) for number in range(600)]) == [IdRun(5, first, first + 600)]
+    broken = [(5, first + number) for number in range(600) if number != before]
+    assert runs_of(broken) == [IdRun(5, first, 2**bits), IdRun(5, 2**bits + 1, first + 600)]
 
 
 def test_a_run_ends_with_the_last_counter() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from qmq_broker.storage.logs.dedupe_window import IdRun, id_runs
+from qmq_broker.storage.logs.id_runs import IdRun, id_runs
 from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.frame import FrameKind, MessageFrame
 from qmq_client.wire.record import DUE_BYTES, KEY_BYTES_POSITION, RECORD_FIXED_BYTES

@@ -12,34 +12,14 @@ Not for: deciding whether a repeat has the same content, which needs the stored 
 
 from __future__ import annotations
 
-import struct
-import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
-from qmq_client.wire.errors import ProtocolError
-from qmq_client.wire.frame import FrameHeader, MessageFrame
-from qmq_client.wire.message_id import MESSAGE_ID_BYTES
-from qmq_client.wire.record import MESSAGE_ID_POSITION
+from qmq_broker.storage.logs.id_runs import IdRun
 
 GENERATIONS: Final = 8
-_COUNTER_MAX: Final = 2**64 - 1
-#: Records for which copying ids as columns of bytes is quicker than one by one.
-_COLUMNS_MIN: Final = 64
-#: Of a subject in a frame's table: count 4, name length 1.
-_SUBJECT_FIXED_BYTES: Final = 5
-_ID: Final = struct.Struct(">QQ")
-
-
-class IdRun(NamedTuple):
-    """Ids of one producer instance with consecutive counters; half open."""
-
-    instance: int
-    first_counter: int
-    next_counter: int
 
 
 class IdRunPlace(NamedTuple):
@@ -48,84 +28,6 @@ class IdRunPlace(NamedTuple):
     run: IdRun
     #: Offset of the frame, or whatever number the window was given for it.
     place: int
-
-
-def id_runs(frame: MessageFrame) -> list[IdRun]:
-    """The ids of a frame as runs. An id that the frame holds twice makes two runs that overlap."""
-    first = frame.positions[0]
-    return _runs_of(_joined_ids(frame.data, frame.lengths, first))
-
-
-def scanned_id_runs(header: FrameHeader, data: bytes) -> list[IdRun]:
-    """The same of a message frame whose checksums are right, without its records being made out.
-
-    A start does this for every frame that the window remembers. Raises `ProtocolError`.
-    """
-    position = header.head_bytes
-    try:
-        for _ in range(header.subject_count):
-            position += _SUBJECT_FIXED_BYTES + data[position + _SUBJECT_FIXED_BYTES - 1]
-        count = header.record_count
-        if count == 1:
-            first = position + 12 + MESSAGE_ID_POSITION
-            instance, counter = _ID.unpack_from(data, first)
-            return [IdRun(instance, counter, counter + 1)]
-        lengths = struct.unpack_from(f">{count}I", data, position)
-    except (struct.error, IndexError) as error:
-        raise ProtocolError(f"no message frame: {error}") from error
-    ids = _joined_ids(data, lengths, position + 12 * count)
-    if len(ids) != MESSAGE_ID_BYTES * count:
-        raise ProtocolError("records that are not all there")
-    return _runs_of(ids)
-
-
-def _runs_of(ids: bytes) -> list[IdRun]:
-    """Runs of ids that stand one behind the other."""
-    count = len(ids) // MESSAGE_ID_BYTES
-    words = array("Q", ids)
-    instances, counters = words[::2], words[1::2]
-    # Most frames are one run, in order or, with several subjects, nearly so. Comparing columns
-    # costs a tenth of walking them.
-    if instances.tobytes() == ids[:8] * count:
-        instance, first = int.from_bytes(ids[:8]), int.from_bytes(ids[8:16])
-        if first + count <= _COUNTER_MAX:
-            dense = struct.pack(f">{count}Q", *range(first, first + count))
-            if counters.tobytes() == dense:
-                return [IdRun(instance, first, first + count)]
-        if sys.byteorder == "little":
-            counters.byteswap()
-        first = min(counters)
-        if sorted(counters) == list(range(first, first + count)):
-            return [IdRun(instance, first, first + count)]
-    return _joined(sorted(int.from_bytes(ids[at : at + 16]) for at in range(0, len(ids), 16)))
-
-
-def _joined_ids(data: bytes, lengths: tuple[int, ...], first_position: int) -> bytes:
-    """The ids of all records, one behind the other; the first record stands at `first_position`."""
-    length, count = lengths[0], len(lengths)
-    first = first_position + MESSAGE_ID_POSITION
-    if count < _COLUMNS_MIN or lengths.count(length) < count:
-        places = accumulate(lengths[:-1], initial=first)
-        return b"".join([data[place : place + MESSAGE_ID_BYTES] for place in places])
-    # Records of one length: columns of bytes are copied instead of records being walked.
-    after = first + count * length
-    ids = bytearray(16 * count)
-    for place in range(16):
-        ids[place::16] = data[first + place : after : length]
-    return bytes(ids)
-
-
-def _joined(keys: Sequence[int]) -> list[IdRun]:
-    """Runs of sorted ids, each id one number of 128 bits."""
-    breaks = [
-        index
-        for index, (key, following) in enumerate(pairwise(keys), start=1)
-        if following != key + 1 or not following & _COUNTER_MAX
-    ]
-    return [
-        IdRun(keys[first] >> 64, keys[first] & _COUNTER_MAX, (keys[after - 1] & _COUNTER_MAX) + 1)
-        for first, after in pairwise([0, *breaks, len(keys)])
-    ]
 
 
 class RunColumns(NamedTuple):

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.storage.logs.dedupe_window import DedupeWindow, IdRun, IdRunPlace, RunTable, id_runs
+from qmq_broker.storage.logs.dedupe_window import DedupeWindow, IdRunPlace, RunTable
+from qmq_broker.storage.logs.id_runs import IdRun, id_runs
 from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.limits import Limits
 from qmq_client.wire.message_id import split_message_id

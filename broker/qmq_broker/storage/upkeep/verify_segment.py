@@ -26,9 +26,9 @@ from qmq_broker.storage.logs.lost import lost_entries, lost_runs
 from qmq_broker.storage.logs.repeats import LOG_LIMITS
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.logs.summary import Summarizer, read_summary
+from qmq_broker.storage.queues.packing import pack_entries
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES, QueueFiles
 from qmq_broker.storage.schedule.cancelled import read_cancelled
-from qmq_broker.storage.staging import pack_entries
 from qmq_broker.storage.upkeep.inspect_log import SegmentSurvey, survey_segment
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, MessageFrame, parse_message_frame
