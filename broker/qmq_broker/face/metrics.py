@@ -8,42 +8,82 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
-from qmq_broker.face.reading import GroupReading, Reading, Value
+from qmq_broker.face.reading import GroupReading, Reading, Steps
+from qmq_broker.service.query import Held
 from qmq_broker.service.serving import Serving
 
-Rows = Iterable[tuple[tuple[str, ...], Value]]
+#: The values of the labels, and the number.
+Rows = Iterable[tuple[tuple[str, ...], float]]
+Kind = Literal["counter", "gauge"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One name of what is scraped. A counter's has `_total` behind it."""
+    """One name of what is scraped."""
 
     name: str
-    kind: str
     about: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainMetric(Metric):
+    """Numbers, one for each value of the labels. A counter's name has `_total` behind it."""
+
+    kind: Kind
     labels: tuple[str, ...] = ()
     read: Callable[[Reading], Rows]
 
 
-def _one(name: str, kind: str, about: str, read: Callable[[Reading], Value]) -> Metric:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistogramMetric(Metric):
+    """How values were spread. Without labels: each would have a row for every bound."""
+
+    kind: Literal["histogram"] = "histogram"
+    labels: tuple[()] = ()
+    read: Callable[[Reading], Steps]
+
+
+def _one(name: str, kind: Kind, about: str, read: Callable[[Reading], float]) -> PlainMetric:
     """Without labels."""
-    return Metric(name=name, kind=kind, about=about, read=lambda reading: [((), read(reading))])
+    return PlainMetric(
+        name=name, kind=kind, about=about, read=lambda reading: [((), read(reading))]
+    )
 
 
-def _accepted(name: str, about: str, place: int) -> Metric:
+def _spread(name: str, about: str, read: Callable[[Reading], Steps]) -> HistogramMetric:
+    return HistogramMetric(name=name, about=about, read=read)
+
+
+def _by_log(
+    name: str, about: str, commit: Callable[[Held], float], action: Callable[[Held], float]
+) -> PlainMetric:
+    """Of each of the two logs."""
+    return PlainMetric(
+        name=name,
+        kind="gauge",
+        about=about,
+        labels=("log",),
+        read=lambda reading: [
+            (("commit",), commit(reading.held)),
+            (("action",), action(reading.held)),
+        ],
+    )
+
+
+def _accepted(name: str, about: str, place: int) -> PlainMetric:
     """By subject."""
 
     def read(reading: Reading) -> Rows:
         return [((str(row[0]),), float(row[place])) for row in reading.accepted]
 
-    return Metric(name=name, kind="counter", about=about, labels=("subject",), read=read)
+    return PlainMetric(name=name, kind="counter", about=about, labels=("subject",), read=read)
 
 
 def _of_group(
-    name: str, kind: str, about: str, read: Callable[[GroupReading], float | None]
-) -> Metric:
+    name: str, kind: Kind, about: str, read: Callable[[GroupReading], float | None]
+) -> PlainMetric:
     """By subject and group; a group for which there is nothing to say has no row."""
 
     def rows(reading: Reading) -> Rows:
@@ -51,14 +91,14 @@ def _of_group(
             if (value := read(group)) is not None:
                 yield group.labels, value
 
-    return Metric(
+    return PlainMetric(
         name=f"group_{name}", kind=kind, about=about, labels=("subject", "group"), read=rows
     )
 
 
 #: In the order of docs/metrics.md.
-METRICS: Final = (
-    Metric(
+METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
+    PlainMetric(
         name="state",
         kind="gauge",
         about="1 for the state that the broker is in, 0 for the others.",
@@ -86,34 +126,30 @@ METRICS: Final = (
         "Message ids that a repeat is recognized by.",
         lambda reading: reading.held.remembered_ids,
     ),
-    Metric(
+    PlainMetric(
         name="refused_requests",
         kind="counter",
         about="Requests that were refused, by the code of the answer.",
         labels=("reason",),
         read=lambda reading: [((code,), count) for code, count in sorted(reading.refused.items())],
     ),
-    _one(
+    _spread(
         "append_seconds",
-        "histogram",
         "One commit: until it is with the operating system.",
         lambda reading: reading.append_s,
     ),
-    _one(
+    _spread(
         "sync_seconds",
-        "histogram",
         "One commit: from there until it is on the disk.",
         lambda reading: reading.sync_s,
     ),
-    _one(
+    _spread(
         "commit_requests",
-        "histogram",
         "Requests of one commit.",
         lambda reading: reading.commit_requests,
     ),
-    _one(
+    _spread(
         "action_sync_seconds",
-        "histogram",
         "One sync of the action log.",
         lambda reading: reading.action_sync_s,
     ),
@@ -129,15 +165,11 @@ METRICS: Final = (
         "Pulls that wait for messages.",
         lambda reading: reading.waiting_pulls,
     ),
-    Metric(
-        name="durable_offset_bytes",
-        kind="gauge",
-        about="Up to where the log survives a power cut.",
-        labels=("log",),
-        read=lambda reading: [
-            (("commit",), reading.held.durable_offset),
-            (("action",), reading.held.durable_actions_offset),
-        ],
+    _by_log(
+        "durable_offset_bytes",
+        "Up to where the log survives a power cut.",
+        lambda held: held.durable_offset,
+        lambda held: held.durable_actions_offset,
     ),
     _one(
         "first_offset_bytes",
@@ -145,15 +177,11 @@ METRICS: Final = (
         "Where the commit log begins; everything below was given up.",
         lambda reading: reading.held.first_offset,
     ),
-    Metric(
-        name="segments",
-        kind="gauge",
-        about="Files of the log.",
-        labels=("log",),
-        read=lambda reading: [
-            (("commit",), reading.held.segments),
-            (("action",), reading.held.action_segments),
-        ],
+    _by_log(
+        "segments",
+        "Files of the log.",
+        lambda held: held.segments,
+        lambda held: held.action_segments,
     ),
     _one(
         "disk_free_bytes",
@@ -249,7 +277,7 @@ METRICS: Final = (
         "Messages that were given up by force before the group was done with them.",
         lambda one: one.status.lost,
     ),
-    Metric(
+    PlainMetric(
         name="delayed_pending_messages",
         kind="gauge",
         about="Messages that wait for their time.",
@@ -286,9 +314,8 @@ METRICS: Final = (
         "Messages that went into their subjects.",
         lambda reading: reading.delayed.released,
     ),
-    _one(
+    _spread(
         "delayed_late_seconds",
-        "histogram",
         "From their time until that was durable, of those not overdue at the start.",
         lambda reading: reading.late_s,
     ),

@@ -17,8 +17,8 @@ from qmq_broker.service.query import LISTED_MAX, GroupStatus, Held
 from qmq_broker.service.serving import Serving
 from qmq_client.wire.names import OWN_PREFIX
 
-#: A value of a counter or gauge; or a histogram: how many were at most each bound, and their sum.
-Value = float | tuple[list[tuple[float, int]], float]
+#: A histogram: how many were at most each bound, and their sum.
+Steps = tuple[list[tuple[float, int]], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +48,10 @@ class Reading:
     accepted: list[tuple[str, int, int, int]]
     duplicates: int
     refused: dict[str, int]
-    append_s: Value
-    sync_s: Value
-    commit_requests: Value
-    action_sync_s: Value
+    append_s: Steps
+    sync_s: Steps
+    commit_requests: Steps
+    action_sync_s: Steps
     waiting_bytes: int
     waiting_pulls: int
     subjects: int
@@ -60,7 +60,7 @@ class Reading:
     delayed: DelayStatus
     delayed_pending: list[tuple[str, int]]
     lost_copies: int
-    late_s: Value
+    late_s: Steps
 
     @classmethod
     def of(cls, broker: Broker) -> Reading:
@@ -85,10 +85,10 @@ class Reading:
             ],
             duplicates=measures.intakes.duplicates,
             refused=dict(measures.refused),
-            append_s=_value(measures.append_s),
-            sync_s=_value(measures.sync_s),
-            commit_requests=_value(measures.commit_requests),
-            action_sync_s=_value(measures.action_sync_s),
+            append_s=_steps(measures.append_s),
+            sync_s=_steps(measures.sync_s),
+            commit_requests=_steps(measures.commit_requests),
+            action_sync_s=_steps(measures.action_sync_s),
             waiting_bytes=broker.writer.waiting_bytes,
             waiting_pulls=broker.delivery.waiting.count,
             subjects=broker.query.subjects_count(),
@@ -101,7 +101,7 @@ class Reading:
         )
 
 
-def _value(histogram: Histogram) -> Value:
+def _steps(histogram: Histogram) -> Steps:
     return histogram.steps(), histogram.sum
 
 

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from qmq_broker.errors import BusyError
 from qmq_broker.face.answers import refuse
-from qmq_broker.face.metrics import METRICS, Metric
+from qmq_broker.face.metrics import METRICS, HistogramMetric, PlainMetric
 from qmq_broker.face.reading import Reading
 from qmq_broker.service.broker import Broker
 
@@ -77,7 +77,7 @@ def text_of(reading: Reading) -> bytes:
     return generate_latest(registry)
 
 
-def family(metric: Metric, reading: Reading) -> Family:
+def family(metric: PlainMetric | HistogramMetric, reading: Reading) -> Family:
     """One metric with its values."""
     from prometheus_client.core import (
         CounterMetricFamily,
@@ -85,17 +85,15 @@ def family(metric: Metric, reading: Reading) -> Family:
         HistogramMetricFamily,
     )
 
-    name, labels = PREFIX + metric.name, list(metric.labels)
-    if metric.kind == "histogram":
-        histogram = HistogramMetricFamily(name, metric.about, labels=labels)
-        for row, (steps, total) in metric.read(reading):  # type: ignore[misc]
-            buckets = [(_bound(bound), count) for bound, count in steps]
-            histogram.add_metric(row, buckets, total)
+    name = PREFIX + metric.name
+    if isinstance(metric, HistogramMetric):
+        steps, total = metric.read(reading)
+        histogram = HistogramMetricFamily(name, metric.about)
+        histogram.add_metric((), [(_bound(bound), count) for bound, count in steps], total)
         return histogram
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    plain: CounterMetricFamily | GaugeMetricFamily = kind(name, metric.about, labels=labels)
+    plain: CounterMetricFamily | GaugeMetricFamily = kind(name, metric.about, labels=metric.labels)
     for row, value in metric.read(reading):
-        assert not isinstance(value, tuple), "what is no histogram is a number"
         plain.add_metric(row, value)
     return plain
 
