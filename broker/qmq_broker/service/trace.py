@@ -120,23 +120,25 @@ class _Follower:
                 self._on_settled(action)
             case Dead():
                 if action.sequence == self._sequence:
-                    self._add(
-                        action,
-                        "dead",
+                    told = TraceEvent(
+                        at_ms=action.at_ms,
+                        event="dead",
+                        attempt=action.attempts,
                         reason=action.reason,
                         error=action.error,
-                        attempt=action.attempts,
                     )
+                    self._add(action.group, told)
             case Replayed() | Purged() | Skipped():
                 if action.first <= self._sequence < action.next:
                     names = {Replayed: "replayed", Purged: "purged", Skipped: "lost"}
-                    self._add(action, names[type(action)])
+                    self._add(action.group, _plain(action, names[type(action)]))
             case Keyed():
                 if self._sequence in action.sequences:
-                    self._add(action, "held")
+                    self._add(action.group, _plain(action, "held"))
             case Sought() | Ended():
                 self._held.pop(action.group, None)
-                self._add(action, "moved" if isinstance(action, Sought) else "ended")
+                event = "moved" if isinstance(action, Sought) else "ended"
+                self._add(action.group, _plain(action, event))
 
     def _on_pulled(self, action: Pulled) -> None:
         pull_sequence = action.first_pull_sequence
@@ -144,13 +146,14 @@ class _Follower:
             index = self._sequence - run.first_sequence
             if 0 <= index < run.count:
                 self._held[action.group] = (action.consumer, pull_sequence + index, run.attempt)
-                self._add(
-                    action,
-                    "given",
+                told = TraceEvent(
+                    at_ms=action.at_ms,
+                    event="given",
                     consumer=action.consumer,
                     attempt=run.attempt,
                     until_ms=action.lease_until_ms,
                 )
+                self._add(action.group, told)
                 return
             pull_sequence += run.count
 
@@ -161,37 +164,40 @@ class _Follower:
         consumer, pull_sequence, attempt = held
         if consumer != action.consumer or not action.first <= pull_sequence < action.next:
             return
+        event, until_ms, error = self._outcome(action)
+        told = TraceEvent(
+            at_ms=action.at_ms,
+            event=event,
+            consumer=consumer,
+            attempt=0 if isinstance(action, Extended) else attempt,
+            until_ms=until_ms,
+            error=error,
+        )
+        self._add(action.group, told)
+        if not isinstance(action, Extended):
+            del self._held[action.group]
+
+    def _outcome(self, action: Acked | Nacked | Expired | Extended) -> tuple[str, int, str]:
+        """What it is called, until when it holds, and the handler's error."""
         match action:
             case Extended():
-                self._add(action, "extended", consumer=consumer, until_ms=action.lease_until_ms)
-                return
+                return "extended", action.lease_until_ms, ""
             case Acked():
-                self._add(action, "acked", consumer=consumer, attempt=attempt)
+                return "acked", 0, ""
             case Nacked():
-                self._add(
-                    action,
-                    self._nack_name(action),
-                    consumer=consumer,
-                    attempt=attempt,
-                    until_ms=action.retry_at_ms,
-                    error=action.error,
-                )
+                return self._nack_name(action), action.retry_at_ms, action.error
             case Expired():
-                self._add(
-                    action,
-                    "lease ended",
-                    consumer=consumer,
-                    attempt=attempt,
-                    until_ms=action.retry_at_ms,
-                )
-        del self._held[action.group]
+                return "lease ended", action.retry_at_ms, ""
 
     def _nack_name(self, action: Nacked) -> str:
         last = self.events[action.group][-1]
         is_rejected = last.event == "dead" and last.reason == REJECTED
         return "rejected" if is_rejected else "given back"
 
-    def _add(self, action: Action, event: str, **details: str | int) -> None:
-        told = TraceEvent(at_ms=action.at_ms, event=event, **details)  # type: ignore[arg-type]
-        self.events.setdefault(action.group, []).append(told)
+    def _add(self, group: str, told: TraceEvent) -> None:
+        self.events.setdefault(group, []).append(told)
         self.count += 1
+
+
+def _plain(action: Action, event: str) -> TraceEvent:
+    return TraceEvent(at_ms=action.at_ms, event=event)
