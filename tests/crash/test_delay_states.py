@@ -227,7 +227,9 @@ def planted(scenario: Scenario) -> Callable[[Callable[[pytest.MonkeyPatch], None
 
 @planted(copies)
 def the_table_is_written_before_the_files(patch: pytest.MonkeyPatch) -> None:
-    def begin_with_table(self: ScheduleCopier, parts_max: int) -> bool:
+    def begin_with_table(
+        self: ScheduleCopier, parts_max: int, has_time: Callable[[], bool] = lambda: True
+    ) -> bool:
         if self._copy is None:
             write_table(
                 self._schedule,
@@ -236,7 +238,7 @@ def the_table_is_written_before_the_files(patch: pytest.MonkeyPatch) -> None:
                 {},
                 {},
             )
-        return real(self, parts_max)
+        return real(self, parts_max, has_time)
 
     real = ScheduleCopier.copy_some
     patch.setattr(ScheduleCopier, "copy_some", begin_with_table)
@@ -262,7 +264,7 @@ def the_journal_says_that_all_is_copied(patch: pytest.MonkeyPatch) -> None:
 
 @planted(retention)
 def retention_does_not_wait_for_the_copy(patch: pytest.MonkeyPatch) -> None:
-    def step(self: ScheduleCopier) -> bool:
+    def step(self: ScheduleCopier, _: object) -> bool:
         self._schedule.copied_offset = self._schedule.visible_offset
         return False
 

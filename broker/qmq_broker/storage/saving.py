@@ -31,6 +31,8 @@ from qmq_broker.storage.schedule.copy import ScheduleCopier
 _log = logging.getLogger(__name__)
 #: Consume queues flushed between two commits: each costs a sync, together some milliseconds.
 QUEUES_PER_STEP: Final = 8
+#: How long delayed messages are copied between two commits: what is due meanwhile comes later by that.
+COPY_SLICE_S: Final = 0.005
 #: A clean stop leaves the entries of more queues than these in their journal: it shall not take minutes.
 QUEUES_AT_STOP_MAX: Final = 256
 
@@ -120,7 +122,8 @@ class Saver:
             parts.queues.flush_some(QUEUES_PER_STEP)
             if parts.ids.is_chunk_due:
                 parts.ids.write_some(parts.commit_log.durable_offset)
-            parts.copier.step()
+            until_s = self._clock.monotonic_s() + COPY_SLICE_S
+            parts.copier.step(lambda: self._clock.monotonic_s() < until_s)
         except NoRoomError as error:
             # The entries stay in memory and are derived: tried again after a later checkpoint.
             parts.queues.give_up_flush()

@@ -7,7 +7,8 @@
 A copy adds to the schedule and dispatch logs of every bucket that has something new, each with one
 sync for each part, and then replaces the table: what the table does not say was never copied, and is
 cut and derived from the commit log once more. So a message is copied once, by its source. A part is
-small, because everything that is sent waits while it is copied. A bucket that is done with leaves the
+small, and there are few of them between two commits, because everything that is sent or released waits
+meanwhile. A bucket that is done with leaves the
 table first; then its files go.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,11 +45,12 @@ FRAME_MESSAGES_MAX: Final = 4096
 FRAME_BYTES_MAX: Final = 1024 * 1024
 #: Messages and fates that stay in memory before they are copied; a start derives as many.
 UNCOPIED_MAX: Final = 100_000
-#: Messages of one part.
-PART_MESSAGES_MAX: Final = 2_000
-#: Parts copied between two commits; each costs a sync or two.
+#: Messages of one part: some milliseconds and a sync.
+PART_MESSAGES_MAX: Final = 500
+#: Parts copied between two commits, as far as there is time for more than one …
 PARTS_PER_STEP: Final = 4
-PARTS_PER_STEP_BEHIND: Final = 16
+#: … and without asking for the time, when so much waits that memory must be spared.
+PARTS_PER_STEP_BEHIND: Final = 32
 #: Steps without a try after one that had no room: the log does not fill up with it.
 SKIPS_WITHOUT_ROOM: Final = 100
 
@@ -107,8 +110,11 @@ class ScheduleCopier:
             schedule.bucket_ms = schedule.options.bucket_ms
             self.copy_all()
 
-    def step(self) -> bool:
-        """Go on with a copy, or begin one when it is time for it; whether anything was done."""
+    def step(self, has_time: Callable[[], bool] = lambda: True) -> bool:
+        """Go on with a copy, or begin one when it is due; whether anything was done.
+
+        At least one part; more while there is time.
+        """
         schedule = self._schedule
         if self._skips:
             self._skips -= 1
@@ -117,7 +123,10 @@ class ScheduleCopier:
             return False
         is_behind = schedule.uncopied > 2 * UNCOPIED_MAX
         try:
-            self.copy_some(PARTS_PER_STEP_BEHIND if is_behind else PARTS_PER_STEP)
+            if is_behind:
+                self.copy_some(PARTS_PER_STEP_BEHIND)
+            else:
+                self.copy_some(PARTS_PER_STEP, has_time)
         except NoRoomError:
             self._skips = SKIPS_WITHOUT_ROOM
             raise
@@ -131,7 +140,7 @@ class ScheduleCopier:
             while not self.copy_some(PARTS_PER_STEP_BEHIND):
                 pass
 
-    def copy_some(self, parts_max: int) -> bool:
+    def copy_some(self, parts_max: int, has_time: Callable[[], bool] = lambda: True) -> bool:
         """Go on with the copy, or begin one, for at most so many parts; whether it is finished."""
         if self._copy is None:
             self._copy = self._begin()
@@ -144,6 +153,8 @@ class ScheduleCopier:
                 self._schedule.uncopied -= len(part.messages) + len(part.fates)
             copy.states[state.bucket] = state
             copy.left.pop()
+            if not has_time():
+                break
         if copy.left:
             return False
         self._finish(copy)
