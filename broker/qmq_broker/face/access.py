@@ -82,6 +82,7 @@ class Caller:
     def refusal(self, roles: Iterable[Role], subject: str) -> Exception:
         """The 403 that says which right is missing, and names the subject in `value`."""
         wanted = " or ".join(roles)
+        role = next(iter(roles)) + ("" if subject == ALL_SUBJECTS else ":SUBJECTS")
         what = "all subjects" if subject == ALL_SUBJECTS else f"subject {shorten(subject)}"
         return refuse(
             403,
@@ -90,7 +91,7 @@ class Caller:
             field="subject",
             limit=", ".join(map(str, self.rights)) or "no right at all",
             value=subject,
-            remedy=f"Make a token for it: qmq broker token add, --role {next(iter(roles))}:SUBJECTS.",
+            remedy=f"Make a token for it: qmq broker token add, --role {role}.",
         )
 
 

@@ -132,10 +132,13 @@ def list_tokens(path: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"tokens": [_shown(entry) for entry in entries]}))
         return
+    if not entries:
+        click.echo("none")
     for entry in entries:
         shown = _shown(entry)
         kind = f"certificate {entry.certificate}" if entry.certificate else "token"
-        end = f", {shown['state']}" + (f" {shown['ends_at']}" if shown["ends_at"] else "")
+        until = " until" if shown["state"] == "valid" else ""
+        end = f", {shown['state']}" + (f"{until} {shown['ends_at']}" if shown["ends_at"] else "")
         click.echo(f"{entry.id}  {entry.name}  {' '.join(shown['roles'])}  {kind}{end}")
 
 
