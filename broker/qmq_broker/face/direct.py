@@ -1,7 +1,7 @@
 """The short way of a request to a hot route: from the parser to the route and back, without ASGI.
 
 Taken by POSTs of the usual form (`protocol.py` decides); all others go through ASGI and meet the
-same routes with the same bounds. It has the four attributes by which uvicorn's protocol knows how
+same routes with the same bounds. A longer body does not even see the parser (`landing.py`). It has the four attributes by which uvicorn's protocol knows how
 far a request is, so that shutting down, requests one behind the other, and deadlines go on as they
 are. Belongs to the loop thread.
 """
@@ -13,6 +13,8 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
+from qmq_broker.face.answers import RequestRefusedError
+from qmq_broker.face.arriving import ArrivingBody
 from qmq_broker.face.exchange import Headers
 from qmq_broker.face.requests import BodyShare, ClientGone, Encoding, Scope
 
@@ -27,14 +29,15 @@ class DirectExchange:
     """An exchange on one connection."""
 
     __slots__ = (
-        "_arrived_bytes",
+        "_arriving",
         "_flow",
         "_is_lost",
-        "_is_whole",
         "_on_end",
-        "_parts",
+        "_refusal",
+        "_share",
         "_transport",
         "_waiter",
+        "is_whole",
         "keep_alive",
         "response_complete",
         "response_started",
@@ -57,9 +60,12 @@ class DirectExchange:
         self._transport = transport
         self._flow = flow
         self._on_end = on_end
-        self._parts: list[bytes] = []
-        self._arrived_bytes = 0
-        self._is_whole = self._is_lost = False
+        self._arriving = ArrivingBody()
+        #: Whether the body has arrived.
+        self.is_whole = False
+        self._is_lost = False
+        self._refusal: RequestRefusedError | None = None
+        self._share: BodyShare | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -67,16 +73,29 @@ class DirectExchange:
         """See `Exchange`."""
         return self.response_started
 
+    @property
+    def arrived_bytes(self) -> int:
+        """How much of the body has arrived."""
+        return self._arriving.arrived_bytes
+
+    def room(self, missing_bytes: int) -> memoryview:
+        """Memory to receive more of the body into."""
+        room = self._arriving.room(missing_bytes)
+        self._count()
+        return room
+
+    def fill(self, count: int) -> None:
+        """So many bytes were received into `room`."""
+        self._arriving.fill(count)
+
     def receive(self, part: bytes) -> None:
         """A part of the body has arrived."""
-        if not self.response_complete:
-            self._parts.append(part)
-            self._arrived_bytes += len(part)
-            self._wake()
+        self._arriving.add(part)
+        self._count()
 
     def receive_end(self) -> None:
         """The body is whole."""
-        self._is_whole = True
+        self.is_whole = True
         self._wake()
 
     def lose(self) -> None:
@@ -91,18 +110,20 @@ class DirectExchange:
 
     async def body(self, body_bytes_max: int, share: BodyShare | None = None) -> bytes:
         """See `Exchange`. The bound is kept: the parser holds the body to the length in the head."""
-        taken_bytes = 0
-        while True:
-            if self._is_lost:
-                raise ClientGone
-            if share is not None:
-                share.take(self._arrived_bytes - taken_bytes)
-                taken_bytes = self._arrived_bytes
-            if self._is_whole:
-                break
-            await self._change()
-        parts, self._parts = self._parts, []
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        self._share = share
+        try:
+            self._count()
+            while not (self._is_lost or self.is_whole or self._refusal):
+                await self._change()
+        finally:
+            self._share = None
+        if self._is_lost:
+            raise ClientGone
+        if self._refusal is not None:
+            raise self._refusal
+        body = self._arriving.take()
+        self._arriving.drop()
+        return body
 
     async def wait(self, woken: asyncio.Future[None], until_s: float) -> None:
         """See `Exchange`. It is the one that ends by itself at its time or by a lost connection."""
@@ -138,9 +159,21 @@ class DirectExchange:
         if self._is_lost:
             return
         self.response_complete = True
+        self._arriving.drop()
         if not self.keep_alive:
             self._transport.close()
         self._on_end()
+
+    def _count(self) -> None:
+        """Let the body's share be what it takes of memory; without room for it the route is told."""
+        if self._share is None:
+            return
+        try:
+            self._share.take(self._arriving.taken_bytes - self._share.taken_bytes)
+        except RequestRefusedError as refusal:
+            self._refusal = refusal
+            self._arriving.drop()
+            self._wake()
 
     async def _change(self) -> None:
         """Wait until something of the above was called."""

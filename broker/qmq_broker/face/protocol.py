@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
+from httptools import HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from qmq_broker.face.answers import RequestRefusedError, refuse, retry_after
@@ -78,6 +79,8 @@ class BoundedProtocol(HttpToolsProtocol):
         #: The newest request that took the short way, and whether it is the newest of all.
         self._direct: DirectExchange | None = None
         self._is_direct = False
+        #: Length of its body, by its head.
+        self._body_bytes = 0
         #: Loop time since when the client has left an answer unread.
         self.unread_since_s: float | None = None
 
@@ -121,6 +124,24 @@ class BoundedProtocol(HttpToolsProtocol):
             and not self.transport.is_closing()
         ):
             self._refuse_raw(self._head_too_long())
+
+    def room(self) -> memoryview | None:
+        """Where to receive more of a body of the short way; None: it is for `data_received`."""
+        exchange = self._direct
+        if not self._is_direct or exchange is None or exchange.is_whole:
+            return None
+        return exchange.room(self._body_bytes - exchange.arrived_bytes)
+
+    def body_received(self, count: int) -> None:
+        """So many bytes were received into `room`; the parser does not see them."""
+        exchange = self._direct
+        assert exchange is not None
+        exchange.fill(count)
+        if exchange.arrived_bytes == self._body_bytes:
+            # The one that is there waits for this body for ever.
+            self.parser = HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+            self.on_message_complete()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -193,8 +214,13 @@ class BoundedProtocol(HttpToolsProtocol):
             and not self.expect_100_continue
             and not self.parser.should_upgrade()
             and not self._has_open_request()
-            and b"content-length" in dict(self.headers)
+            and self._has_length()
         )
+
+    def _has_length(self) -> bool:
+        length = dict(self.headers).get(b"content-length")
+        self._body_bytes = int(length) if length is not None else 0
+        return length is not None
 
     def _has_open_request(self) -> bool:
         cycle: RequestResponseCycle | None = self.cycle
@@ -249,7 +275,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def bounded_protocol(face: App, limits: FaceLimits) -> type[BoundedProtocol]:
-    """The class of connections with these bounds, for uvicorn to make instances of."""
+    """The class of connections with these bounds; their transports know them through `Landing`."""
     members = {"face": face, "limits": limits, "addresses": Counter()}
     return type("BoundedProtocol", (BoundedProtocol,), members)
 

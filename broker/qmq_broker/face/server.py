@@ -14,7 +14,7 @@ import os
 import secrets
 import signal
 import socket
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 import uvicorn
@@ -24,6 +24,7 @@ from qmq_broker.clock import Clock
 from qmq_broker.errors import CorruptionError, StoreError
 from qmq_broker.face.app import App
 from qmq_broker.face.exit_codes import ExitCode
+from qmq_broker.face.landing import landing
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.listener import BrokerServer, Entrance
 from qmq_broker.face.logs import log_event, values
@@ -147,7 +148,7 @@ class _Process:
         face = App(broker, limits, instance=instance, door=self._entrance.door)
         config = uvicorn.Config(
             face,
-            http=bounded_protocol(face, limits),
+            http=cast("type[asyncio.Protocol]", landing(bounded_protocol(face, limits))),
             ws="none",
             lifespan="off",
             interface="asgi3",

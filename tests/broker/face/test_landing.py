@@ -1,0 +1,188 @@
+"""Bodies of the short way: received into their own memory, whatever the reads are and who wants them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from qmq_broker.face.arriving import ArrivingBody
+from qmq_broker.face.landing import SHARED_BYTES, Landing, landing
+from qmq_broker.face.limits import FaceLimits
+from qmq_broker.face.protocol import BoundedProtocol, bounded_protocol
+from qmq_client.wire.requests import FRAME_CONTENT_TYPE
+from tests.broker.face.asgi import Client
+from tests.broker.face.test_direct import Wire, all_answered, request
+from tests.broker.service.rig import Rig, make_frame
+
+LONG = 300_000
+
+
+class Line:
+    """A connection as a transport drives it: it asks for a buffer, fills some of it, and says so."""
+
+    def __init__(self, client: Client) -> None:
+        self.state = ServerState()
+        self.wire = Wire()
+        config = Config(client.app, interface="asgi3", lifespan="off", log_config=None, ws="none")
+        make = landing(bounded_protocol(client.app, FaceLimits()))
+        self.landing: Landing = make(config=config, server_state=self.state, app_state={})
+        self.landing.connection_made(self.wire)
+
+    @property
+    def connection(self) -> BoundedProtocol:
+        """What `landing` hands on to."""
+        (connection,) = self.state.connections
+        assert isinstance(connection, BoundedProtocol)
+        return connection
+
+    def receive(self, data: bytes, read_bytes: int) -> None:
+        """Let data come in, in reads of at most so many bytes."""
+        while data:
+            buffer = self.landing.get_buffer(-1)
+            count = min(len(buffer), len(data), read_bytes)
+            assert count
+            buffer[:count] = data[:count]
+            self.landing.buffer_updated(count)
+            data = data[count:]
+
+    async def answered(self) -> list[tuple[int, bytes]]:
+        """Status and body of all answers, when all requests have theirs."""
+        await asyncio.wait_for(all_answered(self.connection), 30)
+        return answers_of(self.wire.written)
+
+
+def answers_of(written: bytes) -> list[tuple[int, bytes]]:
+    """Status and body of each answer."""
+    heads = list(re.finditer(rb"HTTP/1\.1 (\d{3})(.*?)\r\n\r\n", written, re.DOTALL))
+    ends = [*(head.start() for head in heads[1:]), len(written)][: len(heads)]
+    return [
+        (int(head[1]), written[head.end() : end]) for head, end in zip(heads, ends, strict=True)
+    ]
+
+
+def send(frame: bytes, **more: bytes) -> bytes:
+    head = request(
+        b"/v1/send",
+        content_type=FRAME_CONTENT_TYPE.encode(),
+        accept=b"application/json",
+        content_length=b"%d" % len(frame),
+        **more,
+    )
+    return head[: head.index(b"\r\n\r\n") + 4] + frame
+
+
+def sequences(answers: list[tuple[int, bytes]]) -> list[int]:
+    assert [status for status, _ in answers] == [200] * len(answers)
+    return [json.loads(body)["places"][0]["first_sequence"] for _, body in answers]
+
+
+@pytest.mark.parametrize("read_bytes", [997, 4096, SHARED_BYTES, 1_000_000])
+def test_a_long_body_is_whole_whatever_the_reads_are(client: Client, read_bytes: int) -> None:
+    async def look() -> list[tuple[int, bytes]]:
+        line = Line(client)
+        for index in range(3):
+            line.receive(send(make_frame([bytes([index]) * LONG])), read_bytes)
+            await committed(client, line)
+        return await line.answered()
+
+    assert sequences(asyncio.run(look())) == [0, 1, 2]
+    assert client.rig.pull(max_messages=3).bodies == [bytes([index]) * LONG for index in range(3)]
+
+
+async def committed(client: Client, line: Line) -> None:
+    """Let the request that was received be answered."""
+    while line.connection.tasks:
+        await asyncio.sleep(0)
+        client.rig.broker.writer.step()
+        client.rig.run_posted()
+
+
+def test_requests_behind_a_long_body_are_read_from_the_same_connection(client: Client) -> None:
+    frames = [make_frame([b"x" * LONG]), make_frame([b"small"]), make_frame([b"y" * LONG])]
+
+    async def look() -> list[tuple[int, bytes]]:
+        line = Line(client)
+        line.receive(b"".join(map(send, frames)), 1_000_000)
+        await committed(client, line)
+        return await line.answered()
+
+    assert sequences(asyncio.run(look())) == [0, 1, 2]
+
+
+def test_the_rest_of_a_refused_body_is_passed_over(client: Client) -> None:
+    bad = send(make_frame([b"x" * LONG]), content_encoding=b"gzip")
+
+    async def look() -> list[tuple[int, bytes]]:
+        line = Line(client)
+        line.receive(bad[:100_000], 1_000_000)
+        before = await line.answered()
+        line.receive(bad[100_000:], 1_000_000)
+        line.receive(send(make_frame([b"after"])), 1_000_000)
+        await committed(client, line)
+        return [*before, *await line.answered()]
+
+    answers = asyncio.run(look())
+    assert [status for status, _ in answers] == [415, 415, 200]
+
+
+def test_B10_bodies_lost_or_refused_in_their_middle_give_their_room_back(rig: Rig) -> None:
+    client = Client(rig, FaceLimits(bodies_bytes=2 * LONG + 10_000))
+    parts = [send(make_frame([b"x" * LONG])) for _ in range(3)]
+
+    async def look() -> list[int]:
+        statuses = []
+        for _ in range(3):  # each time all of the room is needed
+            lines = [Line(client) for _ in parts]
+            for line, part in zip(lines, parts, strict=True):
+                line.receive(part[:-1], 1_000_000)
+                for _ in range(3):  # the route asks for the body, and answers
+                    await asyncio.sleep(0)
+            statuses += [status for line in lines for status, _ in answers_of(line.wire.written)]
+            for line in lines:
+                connection = line.connection
+                line.landing.connection_lost(None)
+                await asyncio.wait_for(all_answered(connection), 30)
+        return statuses
+
+    assert asyncio.run(look()) == [503, 503, 503]
+
+
+def test_B10_a_body_takes_memory_in_proportion_to_what_has_arrived() -> None:
+    total = 8 * 1024 * 1024
+    body = ArrivingBody()
+    assert body.taken_bytes == 0
+    while body.arrived_bytes < total:
+        room = body.room(total - body.arrived_bytes)
+        assert body.taken_bytes <= max(64 * 1024, 16 * body.arrived_bytes)
+        count = min(len(room), 10_000)
+        room[:count] = count * b"m"
+        body.fill(count)
+    assert body.take() == total * b"m"
+
+
+def pieces(body: ArrivingBody, add: Callable[[bytes], None]) -> None:
+    add(b"ab")
+    body.room(8)[:3] = b"cde"
+    body.fill(3)
+    add(b"fg")
+    body.room(3)[:3] = b"hij"
+    body.fill(3)
+
+
+def test_a_body_may_come_both_ways() -> None:
+    body = ArrivingBody()
+    pieces(body, body.add)
+    assert body.take() == b"abcdefghij"
+
+
+def test_a_dropped_body_counts_and_keeps_nothing() -> None:
+    body = ArrivingBody()
+    body.drop()
+    pieces(body, body.add)
+    assert (body.take(), body.arrived_bytes) == (b"", 10)
