@@ -50,6 +50,8 @@ def file_access(node: ast.AST) -> str | None:
             found = {alias.name for alias in names} & FILE_MODULES
         case ast.ImportFrom(module="os", names=names):
             found = {alias.name for alias in names} & OS_FILE_CALLS
+        case ast.ImportFrom(module="io", names=[ast.alias(name="BytesIO" | "StringIO")]):
+            return None  # memory
         case ast.ImportFrom(module=str(module)):
             found = {module} & FILE_MODULES
         case _:
