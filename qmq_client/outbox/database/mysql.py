@@ -18,6 +18,7 @@ from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.database.claiming import (
     CLAIMED_COLUMNS,
     as_outbox_rows,
+    row_id,
     table_text,
     wanted_rows,
 )
@@ -134,20 +135,19 @@ class MySqlDialect(ServerDialect):
         lease_ms: int,
         keys: Sequence[str] = (),
     ) -> list[OutboxRow]:
+        table = table_text(connection, outbox)
         wanted = wanted_rows(NOW_MS, keys, "%s")
         found = connection.exec_driver_sql(
-            f"SELECT {CLAIMED_COLUMNS} FROM {table_text(connection, outbox)} WHERE {wanted.text} "
+            f"SELECT {CLAIMED_COLUMNS} FROM {table} WHERE {wanted.text} "
             f"LIMIT {limit:d} FOR UPDATE SKIP LOCKED",
             wanted.parameters,
         ).all()
         if found:
-            connection.execute(
-                sa.update(outbox)
-                .where(outbox.c.id.in_([row[0] for row in found]))
-                .values(
-                    token=token,
-                    due_at_ms=sa.literal_column(NOW_MS, sa.BigInteger()) + lease_ms,
-                )
+            # As text: numbers as parameters cost the driver more than the server's whole work.
+            numbers = ", ".join(str(row_id(row)) for row in found)
+            connection.exec_driver_sql(
+                f"UPDATE {table} SET token = %s, due_at_ms = {NOW_MS} + %s WHERE id IN ({numbers})",
+                (token, lease_ms),
             )
         return as_outbox_rows(found)
 

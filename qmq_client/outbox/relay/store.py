@@ -21,6 +21,7 @@ from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.driver import keep_one_connection
 from qmq_client.outbox.relay.choice import conditions, stored_rows
 from qmq_client.outbox.relay.deletes import delete_by
+from qmq_client.outbox.relay.settling import IDS_PER_STATEMENT_MAX, Settling, chunks
 from qmq_client.outbox.relay.waiting import fill_order_locks, waiting_ids
 from qmq_client.outbox.row import (
     ALL_ROWS,
@@ -32,11 +33,8 @@ from qmq_client.outbox.row import (
 )
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, PARKED, SENT, Tables
 
-_Value = TypeVar("_Value")
 _Result = TypeVar("_Result")
 
-#: Ids in one statement: far below every database's limit of parameters, far above one per message.
-IDS_PER_STATEMENT_MAX: Final = 500
 #: Rows looked at to tell the oldest: constant work however many wait.
 _OLDEST_AMONG_ROWS: Final = 1_000
 _LISTED_ROWS_MAX: Final = 1_000
@@ -60,6 +58,7 @@ class OutboxStore:
         self._now_ms: sa.ColumnElement[int] = sa.literal_column(
             self._dialect.now_ms, sa.BigInteger()
         )
+        self._settling = Settling(self._outbox, self._now_ms)
 
     def claim(
         self, *, token: bytes, limit: int, lease_ms: int, keys: Sequence[str] = ()
@@ -84,7 +83,7 @@ class OutboxStore:
 
         def reclaim(connection: sa.Connection) -> set[bytes]:
             owned: set[bytes] = set()
-            for ids in _chunks(message_ids):
+            for ids in chunks(message_ids):
                 owned |= self._dialect.reclaim(
                     connection, self._outbox, ids, token=token, lease_ms=lease_ms
                 )
@@ -100,11 +99,12 @@ class OutboxStore:
         """
         if not (outcome.sent or outcome.failed or outcome.parked):
             return 0
+        settling = self._settling
         return self._written(
             lambda connection: (
-                self._remove(connection, outcome.sent, token, keep_ms)
-                + self._give_back(connection, outcome, token)
-                + self._park(connection, outcome, token)
+                settling.remove(connection, outcome.sent, token, keep_ms)
+                + settling.give_back(connection, outcome.failed, token)
+                + settling.park(connection, outcome.parked, token)
             )
         )
 
@@ -118,7 +118,7 @@ class OutboxStore:
         if not message_ids:
             return 0
         return self._written(
-            lambda connection: self._remove(connection, message_ids, token, keep_ms)
+            lambda connection: self._settling.remove(connection, message_ids, token, keep_ms)
         )
 
     def purge_sent(self, *, limit: int = _CHOSEN_ROWS_MAX) -> int:
@@ -323,78 +323,5 @@ class OutboxStore:
 
         return repeat_when_undone(transaction)
 
-    def _remove(
-        self,
-        connection: sa.Connection,
-        message_ids: Sequence[bytes],
-        token: bytes,
-        keep_ms: int | None,
-    ) -> int:
-        # The state is left out: only live rows have a token, and with `state = 0` in it SQLite finds
-        # a few hundred ids by walking through every live row of the state index.
-        columns = self._outbox.c
-        if keep_ms is None:
-            return sum(
-                delete_by(connection, columns.message_id, ids, where={"token": token})
-                for ids in _chunks(message_ids)
-            )
-        keep = sa.update(self._outbox).values(
-            state=SENT, due_at_ms=self._now_ms + keep_ms, token=None, last_error=None
-        )
-        return sum(
-            connection.execute(
-                keep.where(columns.message_id.in_(ids), columns.token == token)
-            ).rowcount
-            for ids in _chunks(message_ids)
-        )
-
     def _delete_rows(self, connection: sa.Connection, row_ids: Sequence[int]) -> int:
-        return sum(delete_by(connection, self._outbox.c.id, ids) for ids in _chunks(row_ids))
-
-    def _give_back(self, connection: sa.Connection, outcome: BatchOutcome, token: bytes) -> int:
-        if not outcome.failed:
-            return 0
-        query = self._update_one().values(
-            attempts=self._outbox.c.attempts + sa.bindparam("attempt", type_=sa.Integer()),
-            due_at_ms=self._now_ms + sa.bindparam("delay_ms"),
-            last_error=sa.bindparam("error"),
-            token=None,
-        )
-        rows = [
-            {
-                "id_": row.message_id,
-                "token_": token,
-                "attempt": int(row.is_attempt),
-                "delay_ms": row.delay_ms,
-                "error": row.error,
-            }
-            for row in outcome.failed
-        ]
-        return connection.execute(query, rows).rowcount
-
-    def _park(self, connection: sa.Connection, outcome: BatchOutcome, token: bytes) -> int:
-        if not outcome.parked:
-            return 0
-        query = self._update_one().values(
-            attempts=self._outbox.c.attempts + 1,
-            state=PARKED,
-            last_error=sa.bindparam("error"),
-            token=None,
-        )
-        rows = [
-            {"id_": row.message_id, "token_": token, "error": row.error} for row in outcome.parked
-        ]
-        return connection.execute(query, rows).rowcount
-
-    def _update_one(self) -> sa.Update:
-        columns = self._outbox.c
-        return sa.update(self._outbox).where(
-            columns.message_id == sa.bindparam("id_"),
-            columns.token == sa.bindparam("token_"),
-            columns.state == LIVE,
-        )
-
-
-def _chunks(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
-    for first in range(0, len(values), IDS_PER_STATEMENT_MAX):
-        yield values[first : first + IDS_PER_STATEMENT_MAX]
+        return sum(delete_by(connection, self._outbox.c.id, ids) for ids in chunks(row_ids))

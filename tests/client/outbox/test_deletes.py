@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from qmq_client.outbox.relay.deletes import delete_by
 from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.row import BatchOutcome
 from qmq_client.outbox.table import DEFAULT_TABLES, create_tables
 from tests.services.databases import Database
 
@@ -40,4 +41,28 @@ def test_S5_sent_rows_are_deleted_while_another_is_not_committed(
             left = connection.scalars(sa.select(OUTBOX.c.id)).all()
             assert delete_by(connection, OUTBOX.c.id, left[1:]) == count - 1
         business.rollback()
+    store.close()
+
+
+@pytest.mark.parametrize("count", [1, 5, 50, 600])
+def test_S5_claimed_rows_are_deleted_between_two_that_are_not_committed(
+    a_server_database: Database, count: int
+) -> None:
+    engine = a_server_database.engine()
+    create_tables(engine)
+    due = [{"message_id": os.urandom(16), "due_at_ms": 0} for _ in range(count)]
+    store = OutboxStore(engine)
+    token, another = os.urandom(16), os.urandom(16)
+    with engine.connect() as before, engine.connect() as after:
+        before.execute(INSERT, {"message_id": os.urandom(16), "token": token})
+        with engine.begin() as connection:
+            connection.execute(INSERT, due)
+        after.execute(INSERT, {"message_id": os.urandom(16), "token": token})
+        claimed = store.claim(token=token, limit=2 * count, lease_ms=60_000)
+        assert len(claimed) == count
+        sent = BatchOutcome(sent=tuple(row.message_id for row in claimed))
+        assert store.settle(sent, token=another) == 0
+        assert store.settle(sent, token=token) == count
+        after.rollback()
+        before.rollback()
     store.close()

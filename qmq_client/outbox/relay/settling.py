@@ -1,0 +1,105 @@
+"""What becomes of rows that were tried: deleted or kept, given back, parked.
+
+Every statement names message ids and the token, so a late owner changes no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, TypeVar
+
+import sqlalchemy as sa
+
+from qmq_client.outbox.relay.deletes import delete_by
+from qmq_client.outbox.row import FailedRow, ParkedRow
+from qmq_client.outbox.table import LIVE, PARKED, SENT
+
+_Value = TypeVar("_Value", bytes, int)
+
+#: Ids in one statement: far below every database's limit of parameters, far above one per message.
+IDS_PER_STATEMENT_MAX: Final = 500
+
+
+class Settling:
+    """The statements on one outbox, each on the connection it is given."""
+
+    def __init__(self, outbox: sa.Table, now_ms: sa.ColumnElement[int]) -> None:
+        self._outbox = outbox
+        self._now_ms = now_ms
+
+    def remove(
+        self,
+        connection: sa.Connection,
+        message_ids: Sequence[bytes],
+        token: bytes,
+        keep_ms: int | None,
+    ) -> int:
+        """Delete rows that the broker has, or keep them for an audit; how many."""
+        # The state is left out: only live rows have a token, and with `state = 0` in it SQLite finds
+        # a few hundred ids by walking through every live row of the state index.
+        columns = self._outbox.c
+        if keep_ms is None:
+            return sum(
+                delete_by(connection, columns.message_id, ids, where={"token": token})
+                for ids in chunks(message_ids)
+            )
+        keep = sa.update(self._outbox).values(
+            state=SENT, due_at_ms=self._now_ms + keep_ms, token=None, last_error=None
+        )
+        return sum(
+            connection.execute(
+                keep.where(columns.message_id.in_(ids), columns.token == token)
+            ).rowcount
+            for ids in chunks(message_ids)
+        )
+
+    def give_back(
+        self, connection: sa.Connection, failed: Sequence[FailedRow], token: bytes
+    ) -> int:
+        """Let go of rows until later; how many."""
+        if not failed:
+            return 0
+        query = self._update_one().values(
+            attempts=self._outbox.c.attempts + sa.bindparam("attempt", type_=sa.Integer()),
+            due_at_ms=self._now_ms + sa.bindparam("delay_ms"),
+            last_error=sa.bindparam("error"),
+            token=None,
+        )
+        rows = [
+            {
+                "id_": row.message_id,
+                "token_": token,
+                "attempt": int(row.is_attempt),
+                "delay_ms": row.delay_ms,
+                "error": row.error,
+            }
+            for row in failed
+        ]
+        return connection.execute(query, rows).rowcount
+
+    def park(self, connection: sa.Connection, parked: Sequence[ParkedRow], token: bytes) -> int:
+        """Leave rows to a person; how many."""
+        if not parked:
+            return 0
+        query = self._update_one().values(
+            attempts=self._outbox.c.attempts + 1,
+            state=PARKED,
+            last_error=sa.bindparam("error"),
+            token=None,
+        )
+        rows = [{"id_": row.message_id, "token_": token, "error": row.error} for row in parked]
+        return connection.execute(query, rows).rowcount
+
+    def _update_one(self) -> sa.Update:
+        columns = self._outbox.c
+        return sa.update(self._outbox).where(
+            columns.message_id == sa.bindparam("id_"),
+            columns.token == sa.bindparam("token_"),
+            columns.state == LIVE,
+        )
+
+
+def chunks(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
+    """The values in groups of one statement each."""
+    for first in range(0, len(values), IDS_PER_STATEMENT_MAX):
+        yield values[first : first + IDS_PER_STATEMENT_MAX]
