@@ -77,7 +77,7 @@ CHECKS: Final = (
         "column.collation",
         _BREAKS,
         "S9",
-        _SERVERS,
+        _ALL,
         "Comparing is not exact: names and keys that differ in case or a blank are taken for one. On "
         "PostgreSQL an upgrade of the operating system may change the order, and an index then misses "
         "what is there.",

@@ -172,6 +172,24 @@ def test_a_column_that_sqlite_cannot_change_is_named(sqlite_database: Database) 
     assert any("SQLite cannot change a column" in text for text in texts)
 
 
+@pytest.mark.parametrize("collation", ["NOCASE", "RTRIM"])
+def test_a_group_that_sqlite_merges_with_another_is_named(
+    sqlite_database: Database, collation: str
+) -> None:
+    """Messages of the group `A` would be skipped because the group `a` had them."""
+    create_tables(sqlite_database.engine())
+    execute(
+        sqlite_database,
+        "DROP TABLE qmq_inbox",
+        f"CREATE TABLE qmq_inbox (consumer_group VARCHAR(127) COLLATE {collation} NOT NULL, "
+        "message_id BLOB NOT NULL, received_at_ms BIGINT NOT NULL, "
+        "PRIMARY KEY (consumer_group, message_id))",
+        "CREATE INDEX qmq_inbox_received ON qmq_inbox (received_at_ms)",
+    )
+    (text,) = faults(sqlite_database)
+    assert f"consumer_group has the collation {collation}, which is not exact" in text
+
+
 def test_where_a_migration_is_due_it_is_the_remedy(a_database: Database) -> None:
     engine = a_database.engine()
     assert {text.rsplit(": ", 1)[1] for text in faults(a_database)} == {"qmq db migrate"}

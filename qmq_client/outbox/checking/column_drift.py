@@ -44,6 +44,12 @@ _MYSQL_COLLATION: Final = (
     "WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table "
     "AND column_name = :column"
 )
+#: SQLite tells nobody the collation of a column, but a UNION takes it from its first part. How many
+#: different values these are, and of which two it makes one.
+_SQLITE_MERGES: Final = (
+    ("NOCASE", "SELECT {column} FROM {table} WHERE 0 UNION SELECT 'a' UNION SELECT 'A'"),
+    ("RTRIM", "SELECT {column} FROM {table} WHERE 0 UNION SELECT 'a' UNION SELECT 'a '"),
+)
 #: As exact as ours, and the same for ever, on PostgreSQL.
 _LASTING: Final = ("C", "POSIX", "ucs_basic")
 
@@ -106,6 +112,8 @@ def _shape(kind_of: Any, dialect_name: str) -> _Shape:
 
 def _wrong_collation(connection: sa.Connection, column: sa.Column[Any]) -> str:
     """The live collation and what is wrong with it; empty for a good one."""
+    if connection.dialect.name == "sqlite":
+        return _merging(connection, column)
     wanted = getattr(column.type.dialect_impl(connection.dialect), "collation", None)
     if wanted is None:
         return ""
@@ -121,6 +129,18 @@ def _wrong_collation(connection: sa.Connection, column: sa.Column[Any]) -> str:
     # Text is only shown; names are compared.
     is_good = isinstance(column.type, sa.Text) or found.endswith("_bin")
     return "" if is_good else f"{found}, which is not exact"
+
+
+def _merging(connection: sa.Connection, column: sa.Column[Any]) -> str:
+    """What SQLite's collation of a name merges; text is only shown, and bytes have none."""
+    if not isinstance(column.type, sa.String) or isinstance(column.type, sa.Text):
+        return ""
+    table = _table(connection, column)
+    for collation, union in _SQLITE_MERGES:
+        values = union.format(column=column.name, table=table)
+        if connection.exec_driver_sql(f"SELECT count(*) FROM ({values})").scalar() == 1:
+            return f"{collation}, which is not exact"
+    return ""
 
 
 def _live(connection: sa.Connection, column: sa.Column[Any], query: str) -> str:
