@@ -69,10 +69,13 @@ class UnknownFormatError(StoreError):
 class CorruptionError(StoreError):
     """Data that had been accepted is not as it was written. Nothing was changed.
 
-    Keep the directory as it is, restore a copy or ask for help; do not cut it by hand.
+    Restore a backup; or, when what is left is worth more than what is missing, copy the directory and
+    start with `--quarantine`. Nothing is to be cut by hand.
     """
 
     code = "corruption"
+    #: For whoever meets it over HTTP or in the log; `verify` has a remedy for each fault.
+    remedy = "Stop the broker, and see by `qmq store verify` what is lost and what mends it."
 
     def __init__(self, *, segment: str, offset: int, reason: str) -> None:
         super().__init__(f"{segment} is damaged at offset {offset}: {reason}")

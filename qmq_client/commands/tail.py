@@ -49,41 +49,49 @@ def tail(
 ) -> None:
     """Print the last messages of SUBJECT, oldest first; with --json one object on each line.
 
-    Exit code 1 when there is no such subject; with --follow it is waited for.
+    What retention or a quarantine took is passed over, and counted on standard error. Exit code 1
+    when there is no such subject; with --follow it is waited for.
     """
     address = broker_address(broker, config_file)
-    place = _end(address, subject) - count if first is None else first
-    place, left = max(0, place), None if follow else count
+    place = _last(address, subject, count) if first is None else first
+    left = None if follow else count
     while left is None or left > 0:
         asked = _COUNT_MAX if left is None else min(left, _COUNT_MAX)
-        messages = _messages(address, subject, place, asked, is_awaited=follow)
+        messages, next_place = _messages(address, subject, place, asked, is_awaited=follow)
         for found in messages:
             click.echo(_line({"subject": subject, **found}, as_json))
-        if messages:
-            place = messages[-1]["sequence"] + 1
-            left = None if left is None else left - len(messages)
+        if gone := next_place - place - len(messages):
+            click.echo(f"gone: {gone} of the messages {place} to {next_place - 1}", err=True)
+        left = None if left is None else left - len(messages)
+        if next_place > place:
+            place = next_place
         elif not follow:
             break
         else:
             SYSTEM_CLOCK.sleep(_LOOK_S)
 
 
-def _end(address: BrokerAddress, subject: str) -> int:
+def _last(address: BrokerAddress, subject: str, count: int) -> int:
+    """The sequence with which the last `count` messages begin."""
     subjects = get_json(address, "/v1/subjects", {}, known=("subjects",))["subjects"]
-    return next((one["next_sequence"] for one in subjects if one["subject"] == subject), 0)
+    for one in subjects:
+        if one["subject"] == subject:
+            return int(max(one["first_sequence"], one["next_sequence"] - count))
+    return 0
 
 
 def _messages(
     address: BrokerAddress, subject: str, first: int, count: int, *, is_awaited: bool
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], int]:
+    """What is there, and the sequence to go on with."""
     question = {"subject": subject, "first": first, "count": count}
     try:
-        found = get_json(address, "/v1/messages", question, known=("messages",))["messages"]
+        answer = get_json(address, "/v1/messages", question, known=("messages", "next_sequence"))
     except BrokerRefusedError as error:
         if is_awaited and error.status == 404:
-            return []
+            return [], first
         raise
-    return list(found)
+    return list(answer["messages"]), answer["next_sequence"]
 
 
 def _line(found: dict[str, Any], as_json: bool) -> str:

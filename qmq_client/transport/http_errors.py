@@ -95,7 +95,9 @@ def check_status(response: httpx.Response, data: bytes, wanted_type: str) -> Non
         raise BrokerAccessError(status, answer)
     if 400 <= status < 500 and answer is not None:
         raise BrokerRefusedError(status, answer)
-    text = "" if answer is None else f": {answer.code}: {said(answer.message)}"
+    text = (
+        "" if answer is None else f": {answer.code}: {said(f'{answer.message}. {answer.remedy}')}"
+    )
     raise BrokerAnswerError(f"status {status} of type {shorten(content_type)}{text}")
 
 

@@ -179,7 +179,7 @@ class _Admin:
             )
             count = _number(request, "count", _FOUND, FOUND_MAX)
             return _json(await self._finder.by_key(subject, _key(request), times, count))
-        records = self._broker.query.records(
+        peeked = self._broker.query.records(
             subject,
             first_sequence=_number(request, "first", 0, _SEQUENCE_MAX),
             count=_number(request, "count", _PEEKED, LISTED_MAX),
@@ -187,7 +187,10 @@ class _Admin:
         return _json(
             {
                 "subject": subject,
-                "messages": [record_to_json(subject, data, number) for number, data in records],
+                "next_sequence": peeked.next_sequence,
+                "messages": [
+                    record_to_json(subject, data, number) for number, data in peeked.records
+                ],
             }
         )
 

@@ -256,8 +256,10 @@ def _settle_memory() -> None:
 
 
 def _not_opened(error: StoreError) -> ExitCode:
-    log_event(_LOG, logging.CRITICAL, "not_opened", code=error.code, reason=error)
-    return ExitCode.CORRUPTION if isinstance(error, CorruptionError) else ExitCode.DIRECTORY
+    # Other errors of the store have their remedy in their text.
+    more = {"remedy": error.remedy} if isinstance(error, CorruptionError) else {}
+    log_event(_LOG, logging.CRITICAL, "not_opened", code=error.code, reason=error, details=more)
+    return ExitCode.CORRUPTION if more else ExitCode.DIRECTORY
 
 
 def _fit_files(limits: FaceLimits, options: ServeOptions) -> FaceLimits | None:

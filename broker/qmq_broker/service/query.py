@@ -74,6 +74,15 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     idle_ms: int
 
 
+class Peeked(NamedTuple):
+    """Messages of a subject that were looked at without a group."""
+
+    #: Sequence and encoded record. A sequence that was passed and has none is that of a lost message.
+    records: list[tuple[int, bytes]]
+    #: Where the next look goes on.
+    next_sequence: int
+
+
 class Held(NamedTuple):
     """What the store has, in numbers."""
 
@@ -207,23 +216,25 @@ class Query:
             for letter in map(state.dead.__getitem__, sequences)
         ]
 
-    def records(self, subject: str, *, first_sequence: int, count: int) -> list[tuple[int, bytes]]:
-        """Sequence and encoded record of messages as they are stored; raises `NotFoundError`."""
+    def records(self, subject: str, *, first_sequence: int, count: int) -> Peeked:
+        """Up to `count` messages as they are stored, past lost ones; raises `NotFoundError`."""
         queue = self._store.queue(subject)
         if queue is None:
             raise NotFoundError(f"there is no subject {subject}")
         first_sequence = max(first_sequence, queue.first_sequence)
         room_bytes = LISTED_BYTES_MAX
         entries: dict[int, Entry] = {}
-        found = queue.entries(first_sequence, min(count, LISTED_MAX))
+        next_sequence = first_sequence
+        found = queue.entries(first_sequence, LISTED_MAX)
         for sequence, entry in enumerate(found, start=first_sequence):
             room_bytes -= entry.record_bytes
-            if room_bytes < 0 and entries:
+            if len(entries) == count or (room_bytes < 0 and entries):
                 break
             if entry.record_bytes:  # none is lost, see storage/logs/lost.py
                 entries[sequence] = entry
+            next_sequence = sequence + 1
         records = self._store.read_records(list(entries.values()), subject=subject)
-        return list(zip(entries, records, strict=True))
+        return Peeked(list(zip(entries, records, strict=True)), next_sequence)
 
     @property
     def search(self) -> KeySearch:

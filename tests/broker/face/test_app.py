@@ -312,6 +312,7 @@ def test_damage_found_at_delivery_is_loud_and_hands_out_nothing(rig: Rig, client
     segment.write_bytes(data)
     reply = client.post("/v1/pull", PULL)
     assert (reply.status, error_of(reply).code) == (500, "corruption")
+    assert "qmq store verify" in error_of(reply).remedy
     (group,) = rig.broker.query.groups()
     assert (group.cursor, group.in_flight) == (0, 0)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.face.exit_codes import ExitCode
@@ -18,6 +19,7 @@ from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
 from qmq_broker.storage.upkeep.quarantine_report import QuarantineReport, read_reports
 from qmq_broker.storage.upkeep.verify import verify_store
+from qmq_client.commands.root import root
 from qmq_client.wire.frame import FRAME_HEADER_BYTES
 from tests.broker.face.process import BrokerProcess
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
@@ -242,7 +244,10 @@ def test_B4_a_group_gets_everything_but_what_is_lost_and_that_is_counted(tmp_pat
     status = rig.broker.query.groups(group=GROUP)[0]
     assert (status.lost, status.lag) == (3, 0)
     peeked = rig.broker.query.records(SUBJECT, first_sequence=0, count=20)
-    assert [sequence for sequence, _ in peeked] == [0, 2, 3, 6, 7, 8, 9]
+    assert [sequence for sequence, _ in peeked.records] == [0, 2, 3, 6, 7, 8, 9]
+    assert peeked.next_sequence == 10
+    peeked = rig.broker.query.records(SUBJECT, first_sequence=4, count=2)
+    assert ([sequence for sequence, _ in peeked.records], peeked.next_sequence) == ([6, 7], 8)
     rig.restart()
     assert rig.broker.query.groups(group=GROUP)[0].lost == 3
     assert not rig.pull().bodies
@@ -255,6 +260,10 @@ def test_B4_the_broker_starts_on_damaged_data_only_with_the_option(tmp_path: Pat
     assert BrokerProcess(rig.directory, *options).run_to_end() == ExitCode.CORRUPTION
     with BrokerProcess(rig.directory, *options, "--quarantine") as process:
         assert process.log.count("quarantined") == 3
+        words = ["tail", SUBJECT, "--first", "0", "-n", "2", "--broker", process.url]
+        shown = CliRunner().invoke(root, words)
+        assert [line.split()[0] for line in shown.stdout.splitlines()] == ["0", "2"]
+        assert shown.stderr == "gone: 1 of the messages 0 to 2\n"
         assert process.stop() == ExitCode.OK
     with BrokerProcess(rig.directory, *options) as process:
         assert process.stop() == ExitCode.OK

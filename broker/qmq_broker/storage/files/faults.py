@@ -11,6 +11,8 @@ from typing import Final
 
 import msgspec
 
+from qmq_broker.storage.files import layout
+
 
 class Level(StrEnum):
     """How much a fault matters; the worst first."""
@@ -42,7 +44,15 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.level}: {place}: {self.what}. {self.meaning} {self.remedy}"
 
 
-RESTORE: Final = "Restore a backup, or keep this directory and ask for help; cut nothing by hand."
+RESTORE: Final = (
+    "Restore a backup; or, when what is left is worth more than what is missing, copy this directory "
+    "and start the broker with --quarantine. Cut nothing by hand."
+)
+#: What no quarantine passes over, and where it can be had.
+PUT_BACK: Final = {
+    layout.FORMAT: "It never changes: put it back from any backup of this store.",
+    layout.RETAINED: "Restore a backup; no quarantine passes over this file.",
+}
 NOT_STARTED: Final = "The broker does not start (exit code 4)."
 NOTHING: Final = "Nothing needs to be done."
 AT_START: Final = "Start the broker, or run `qmq store rebuild` on this directory."
@@ -58,7 +68,7 @@ def damaged(
         offset=offset,
         what=what,
         meaning=meaning,
-        remedy=RESTORE,
+        remedy=PUT_BACK.get(file, RESTORE),
     )
 
 
