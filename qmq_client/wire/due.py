@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
+from qmq_client.wire.columns import byte_column
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.limits import Limits
@@ -17,6 +18,8 @@ from qmq_client.wire.record import RECORD_FIXED_BYTES
 _DUE: Final = struct.Struct(">Q")
 _FLAGS_POSITION: Final = 20
 _DELAYED_FLAG: Final = 0b100
+#: The flags of records that may be delivered at once.
+_AT_ONCE: Final = bytes(flags for flags in range(256) if not flags & _DELAYED_FLAG)
 #: By how much the broker's limit is above that of the producers: clocks differ, rows wait.
 CLOCKS_MS: Final = 24 * 3_600_000
 
@@ -31,8 +34,7 @@ def record_due_at_ms(data: bytes, position: int = 0) -> int | None:
 
 def has_due_times(frame: MessageFrame) -> bool:
     """Whether any record of a frame has a due time."""
-    data = frame.data
-    return any(data[position + _FLAGS_POSITION] & _DELAYED_FLAG for position in frame.positions)
+    return bool(byte_column(frame, _FLAGS_POSITION).translate(None, _AT_ONCE))
 
 
 def check_due(due_at_ms: int, now_ms: int, limits: Limits, *, field: str = "deliver_at") -> None:

@@ -8,7 +8,6 @@ found at delivery. Whether the commit queue has room is asked by the writer itse
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from itertools import islice
 from typing import Final
@@ -19,6 +18,7 @@ from qmq_broker.service.serving import ServingState
 from qmq_broker.storage.logs.kinds import SENT_KINDS
 from qmq_broker.storage.store import Store
 from qmq_client.wire.checksum import crc32c, extend_crc32c
+from qmq_client.wire.columns import checksums
 from qmq_client.wire.due import CLOCKS_MS, check_due, has_due_times, record_due_at_ms
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.frame import FrameKind, MessageFrame, parse_message_frame
@@ -27,8 +27,6 @@ from qmq_client.wire.message_id import format_message_id
 from qmq_client.wire.names import check_not_own
 from qmq_client.wire.record import record_message_id
 
-_CRC: Final = struct.Struct(">I")
-_CRC_BYTES: Final = _CRC.size
 #: The file system is asked for its free space once in so many bytes of requests.
 FREE_SPACE_CHECK_BYTES: Final = 16 * 1024 * 1024
 
@@ -104,16 +102,14 @@ class Intake:
 
 def check_records(frame: MessageFrame) -> None:
     """Raise `InvalidRecordError` naming the first record whose own checksum is wrong."""
-    data, index = frame.data, 0
-    places = zip(frame.positions, frame.lengths, strict=True)
+    index, records = 0, checksums(frame)
     for run in frame.runs:
         seed = crc32c(run.subject.encode())
-        for first, length in islice(places, run.count):
-            content = data[first + _CRC_BYTES : first + length]
-            if extend_crc32c(seed, content) != _CRC.unpack_from(data, first)[0]:
+        for checksum, content in islice(records, run.count):
+            if extend_crc32c(seed, content) != checksum:
                 raise InvalidRecordError(
                     f"record {index} of the request under subject {run.subject}: checksum",
-                    message_id=format_message_id(record_message_id(data[first:])),
+                    message_id=format_message_id(record_message_id(frame.record(index))),
                 )
             index += 1
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from qmq_broker.storage.logs.id_runs import IdRun, id_runs
-from qmq_client.wire.checksum import crc32c
+from qmq_client.wire.checksum import crc32c, extend_crc32c
+from qmq_client.wire.columns import byte_column
 from qmq_client.wire.frame import FrameKind, MessageFrame
 from qmq_client.wire.record import DUE_BYTES, KEY_BYTES_POSITION, RECORD_FIXED_BYTES
 
@@ -33,7 +34,7 @@ class FrameKeys(NamedTuple):
 def frame_keys(frame: MessageFrame) -> FrameKeys:
     """What of a frame is indexed; records without a key cost one look at one byte."""
     data = frame.data
-    key_bytes = [data[position + KEY_BYTES_POSITION] for position in frame.positions]
+    key_bytes = byte_column(frame, KEY_BYTES_POSITION)
     if not any(key_bytes):
         return FrameKeys(id_runs(frame), [])
     hashes: dict[int, None] = {}
@@ -41,10 +42,13 @@ def frame_keys(frame: MessageFrame) -> FrameKeys:
     index = 0
     for run in frame.runs:
         seed = crc32c(run.subject.encode() + b"\0")
-        for place in range(index, index + run.count):
-            if count := key_bytes[place]:
-                first = frame.positions[place] + after_fixed
-                hashes[crc32c(data[first : first + count], seed)] = None
+        places = zip(
+            frame.positions[index : index + run.count],
+            key_bytes[index : index + run.count],
+            strict=True,
+        )
+        keys = [data[at + after_fixed : at + after_fixed + count] for at, count in places if count]
+        hashes.update((extend_crc32c(seed, key), None) for key in dict.fromkeys(keys))
         index += run.count
     return FrameKeys(id_runs(frame), list(hashes))
 
