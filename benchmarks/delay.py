@@ -29,6 +29,7 @@ from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.schedule.schedule import Schedule
+from qmq_broker.storage.schedule.sorted import SortedBuckets
 from qmq_broker.storage.store import Store
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.transport.http import HttpTransport
@@ -43,6 +44,8 @@ HOUR_MS: Final = 3_600_000
 #: What may be in memory of one bucket, and what that costs at most with a load under way.
 LOADED_MAX: Final = 500_000
 MEMORY_MIB_MAX: Final = 128
+#: Buckets with more messages are sorted on the disk.
+UNSORTED_MAX: Final = ServiceLimits().delayed_unsorted
 
 
 class MovedClock:
@@ -200,8 +203,10 @@ def _round(directory: Path, count: int) -> _Round:
     schedule = broker.store.schedule
     tracemalloc.start()
     wheel = Wheel(end_of(0), loaded_max=max(2, count))
+    sorted_ = SortedBuckets(schedule, messages_min=UNSORTED_MAX)
     while len(wheel) < count:
-        load(schedule, wheel, frozen_sequences(schedule), until_ms=first_ms + HOUR_MS, damaged={})
+        _load(schedule, wheel, sorted_, first_ms + HOUR_MS)
+    sorted_.keep(())
     bytes_per_message = tracemalloc.get_traced_memory()[0] / count
     tracemalloc.stop()
     broker.clock.pass_ms(first_ms + HOUR_MS - broker.clock.wall_ms)
@@ -221,7 +226,7 @@ def _round(directory: Path, count: int) -> _Round:
 
 
 def _big_bucket(bench: Bench) -> list[Row]:
-    """What loads of a bucket take which holds many times what may be loaded, until memory is full."""
+    """What it takes to load a bucket, to its end, which holds many times what may be in memory."""
     count = bench.effort.pick(tiny=2_000, quick=200_000, full=10_000_000)
     loaded_max = min(LOADED_MAX, max(2, count // 4))
     with tempfile.TemporaryDirectory(dir=bench.directory) as directory:
@@ -231,11 +236,13 @@ def _big_bucket(bench: Bench) -> list[Row]:
             broker.append(_frames(min(50_000, count - first), first_ms))
         while broker.store.step():
             pass
-        until_ms = first_ms + HOUR_MS
-        load_s = _fill(broker.store.schedule, loaded_max, until_ms)
+        schedule, until_ms = broker.store.schedule, first_ms + HOUR_MS
+        unsorted_max = min(UNSORTED_MAX, loaded_max)
+        sort_s, load_s, loaded = _load_all(schedule, loaded_max, unsorted_max, until_ms)
+        assert loaded == count, f"{loaded} of {count} messages were loaded"
         resident_mib = _resident_mib()
         tracemalloc.start()
-        _fill(broker.store.schedule, loaded_max, until_ms)
+        _load_all(schedule, loaded_max, unsorted_max, until_ms)
         peak_mib = tracemalloc.get_traced_memory()[1] / 2**20
         tracemalloc.stop()
         written_bytes = broker.store.durable_offset
@@ -251,19 +258,39 @@ def _big_bucket(bench: Bench) -> list[Row]:
     return [
         _row("memory of loads", "MiB at most", [peak_mib], conditions, goal),
         _row("process after loads", "MiB resident", [resident_mib], conditions),
+        _row("sorting", "s of CPU", [sort_s], conditions),
         _row("load", "s of CPU", load_s, conditions),
     ]
 
 
-def _fill(schedule: Schedule, loaded_max: int, until_ms: int) -> list[float]:
-    """Load until there is no room; the processor time of each load."""
+def _load_all(
+    schedule: Schedule, loaded_max: int, unsorted_max: int, until_ms: int
+) -> tuple[float, list[float], int]:
+    """Load everything, taking out what is loaded when memory is full.
+
+    Processor time of sorting, and of each load behind it; and how many messages that were.
+    """
+    sorted_ = SortedBuckets(schedule, messages_min=unsorted_max)
     wheel = Wheel(end_of(0), loaded_max=loaded_max)
-    taken_s = []
-    while wheel.room and wheel.loaded_until < end_of(until_ms):
+    began_s = time.process_time()
+    for bucket, messages in frozen_sequences(schedule).items():
+        for _ in sorted_.sort(bucket, messages):
+            pass
+    sort_s = time.process_time() - began_s
+    taken_s, loaded = [], 0
+    while wheel.loaded_until < end_of(until_ms):
         began_s = time.process_time()
-        load(schedule, wheel, frozen_sequences(schedule), until_ms=until_ms, damaged={})
+        _load(schedule, wheel, sorted_, until_ms)
         taken_s.append(time.process_time() - began_s)
-    return taken_s
+        if not wheel.room or wheel.loaded_until >= end_of(until_ms):
+            loaded += len(wheel.take(until_ms, loaded_max))
+    sorted_.keep(())
+    return sort_s, taken_s, loaded
+
+
+def _load(schedule: Schedule, wheel: Wheel, sorted_: SortedBuckets, until_ms: int) -> None:
+    frozen = frozen_sequences(schedule)
+    load(schedule, wheel, frozen, until_ms=until_ms, damaged={}, sorted_=sorted_)
 
 
 def _resident_mib() -> float:

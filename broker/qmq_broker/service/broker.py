@@ -100,14 +100,8 @@ class Broker:
         )
         self._indexer = Indexer(store, clock)
         self.delayed = Delayed(store, self.writer, clock, settings.limits, post=post)
-        delay = self.delayed.delay
         self.setting_aside = SettingAside(
-            store,
-            self.delivery,
-            self.writer,
-            self.time,
-            settings.limits,
-            released_until_ms=lambda: delay.released_until_ms,
+            store, self.delivery, self.writer, self.time, settings.limits, self.delayed.delay
         )
         self._housekeeping = Housekeeping(
             store,

@@ -75,6 +75,8 @@ class ServiceLimits:
     #: Delayed messages in memory: 48 bytes each, for those of the near future and for those that
     #: were overdue at the start.
     delayed_loaded: int = 500_000
+    #: A bucket of delayed messages with more than these is sorted on the disk: two portions of a load.
+    delayed_unsorted: int = 250_000
     #: Delayed messages released each second that were overdue at the start.
     overdue_per_s: int = 20_000
     #: Groups looked after, and leases ended for each of them, in one pass.

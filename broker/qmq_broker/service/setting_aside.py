@@ -20,11 +20,12 @@ Belongs to the loop thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from qmq_broker.errors import BusyError, CorruptionError, NoRoomError, PoisonedError
+from qmq_broker.service.delay.releasing import Delay
 from qmq_broker.service.delivery.bodies import group_queue, read_messages
 from qmq_broker.service.delivery.delivery import Delivery
 from qmq_broker.service.delivery.redelivery import Redelivery
@@ -78,20 +79,15 @@ class SettingAside:
         writer: CommitWriter,
         time: SteadyTime,
         limits: ServiceLimits,
-        *,
-        released_until_ms: Callable[[], int],
+        delay: Delay,
     ) -> None:
-        """`time` is that of the delivery.
-
-        Everything that can be read and is due before `released_until_ms` was released: it is in its
-        subject. Of the delayed messages' own clock.
-        """
+        """`time` is that of the delivery."""
         self._store = store
         self._delivery = delivery
         self._writer = writer
         self._time = time
         self._limits = limits
-        self._released_until_ms = released_until_ms
+        self._delay = delay
         #: Messages that came back without their copies since the start.
         self.lost_copies = 0
         self._next_ms = 0
@@ -105,7 +101,7 @@ class SettingAside:
     def step(self, now_ms: int) -> bool:
         """A bounded part in both directions; whether there is more to bring back at once."""
         # Asked first: what is released by now is brought back before anything is taken for lost.
-        released_until_ms = self._released_until_ms()
+        released_until_ms = self._delay.released_until_ms
         try:
             is_unfinished = all(self.bring_back(now_ms) for _ in range(PASSES_MAX))
             if not is_unfinished:

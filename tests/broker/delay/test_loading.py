@@ -10,6 +10,7 @@ from qmq_broker.service.delay.load import Load, frozen_sequences
 from qmq_broker.service.delay.wheel import Wheel, end_of
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.schedule.copy import ScheduleCopier
+from qmq_broker.storage.schedule.sorted import SortedBuckets
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
 
 MINUTE_MS = 60_000
@@ -132,7 +133,14 @@ def test_frames_without_a_wanted_time_are_not_read_again(
         seen.clear()
         wheel = Wheel(end_of(first_ms + minute * MINUTE_MS - 1), loaded_max=10_000)
         until_ms = first_ms + minute * MINUTE_MS + PER_MINUTE
-        loading = Load(schedule, wheel, frozen_sequences(schedule), until_ms=until_ms, damaged={})
+        loading = Load(
+            schedule,
+            wheel,
+            frozen_sequences(schedule),
+            until_ms=until_ms,
+            damaged={},
+            sorted_=SortedBuckets(schedule, messages_min=1_000_000),
+        )
         assert loading.advance()
         assert loading.count == PER_MINUTE
         counts.append(len(seen))

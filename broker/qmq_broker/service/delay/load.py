@@ -1,26 +1,29 @@
 """Loading the near future from the schedule into a wheel, in bounded portions and a little at a time.
 
-A bucket with millions of messages is looked through for each portion, which takes a second or more;
-between two looks at a frame of it the releases go on.
+A bucket is looked through for each portion; one with millions of messages is sorted before, on the disk
+(`storage/schedule/sorted.py`). Between two looks at a frame of it the releases go on.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.service.delay.wheel import Key, Rows, Wheel, end_of
 from qmq_broker.storage.schedule.columns import Columns
 from qmq_broker.storage.schedule.fates import Fate, Fates
 from qmq_broker.storage.schedule.schedule import Arrival, Schedule
+from qmq_broker.storage.schedule.sorted import SortedBuckets
 
 _log = logging.getLogger(__name__)
 #: The longest bucket: where one begins says how far its due times may reach.
 BUCKET_MS_MAX: Final = 3_600_000
 #: Messages of one load. While twice as many are sorted nothing is released: some 0.15 s.
 LOAD_MAX: Final = 125_000
+
+T = TypeVar("T")
 
 
 def frozen_sequences(schedule: Schedule) -> dict[int, int]:
@@ -44,6 +47,7 @@ class Load:
         *,
         until_ms: int,
         damaged: dict[int, str],
+        sorted_: SortedBuckets,
     ) -> None:
         self.wheel = wheel
         self.until_ms = until_ms
@@ -53,6 +57,7 @@ class Load:
         #: Messages loaded, once it has ended.
         self.count = 0
         self._schedule = schedule
+        self._sorted = sorted_
         self._frozen = frozen
         self._damaged = damaged
         self._parts = self._run()
@@ -66,20 +71,19 @@ class Load:
         last = end_of(self.until_ms)
         found = Rows()
         room = min(self.wheel.room, LOAD_MAX)
-        for bucket in sorted(self._frozen):
-            if bucket > self.until_ms:
-                break
-            if bucket in self._damaged or bucket + BUCKET_MS_MAX <= self.after.due_at_ms:
-                continue
-            try:
-                for columns, fates in self._columns(bucket, last.due_at_ms):
-                    found.extend(columns, _wanted(columns, fates, self.after, last))
-                    if len(found) > 2 * room:
-                        found, last = _first(found, room)
-                    yield
-            except CorruptionError as error:
-                self._damaged[bucket] = str(error)
-                _log.error("delayed messages of a bucket are held: reason=%s", error)
+        for bucket in self._buckets(last):
+            yield from self._unless_damaged(bucket, self._sorted.sort(bucket, self._frozen[bucket]))
+            reach_ms = self._sorted.reach_ms(bucket, self.after.due_at_ms, room)
+            if reach_ms is not None:
+                last = min(last, end_of(reach_ms))
+        for bucket in self._buckets(last):
+            for columns, fates in self._unless_damaged(
+                bucket, self._columns(bucket, last.due_at_ms)
+            ):
+                found.extend(columns, _wanted(columns, fates, self.after, last))
+                if len(found) > 2 * room:
+                    found, last = _first(found, room)
+                yield
         found.sort()
         if len(found) > room:
             found, last = _first(found, room)
@@ -93,8 +97,24 @@ class Load:
         if fates is None:
             return
         within = self.after.due_at_ms, last_ms
-        for columns in self._schedule.columns(bucket, 0, self._frozen[bucket], within=within):
+        for columns in self._sorted.columns(bucket, self._frozen[bucket], within=within):
             yield columns, fates
+
+    def _buckets(self, last: Key) -> list[int]:
+        """Buckets that may hold what is wanted, up to `last`."""
+        after_ms = self.after.due_at_ms
+        return [
+            bucket
+            for bucket in sorted(self._frozen)
+            if after_ms - BUCKET_MS_MAX < bucket <= last.due_at_ms and bucket not in self._damaged
+        ]
+
+    def _unless_damaged(self, bucket: int, parts: Iterator[T]) -> Iterator[T]:
+        try:
+            yield from parts
+        except CorruptionError as error:
+            self._damaged[bucket] = str(error)
+            _log.error("delayed messages of a bucket are held: reason=%s", error)
 
 
 def load(
@@ -104,9 +124,10 @@ def load(
     *,
     until_ms: int,
     damaged: dict[int, str],
+    sorted_: SortedBuckets,
 ) -> int:
     """A whole load at once; returns how many messages."""
-    whole = Load(schedule, wheel, frozen, until_ms=until_ms, damaged=damaged)
+    whole = Load(schedule, wheel, frozen, until_ms=until_ms, damaged=damaged, sorted_=sorted_)
     whole.advance()
     return whole.count
 

@@ -29,6 +29,7 @@ from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
 from qmq_broker.storage.schedule.records import Wanted
 from qmq_broker.storage.schedule.schedule import Arrival, Schedule, marked_frame
+from qmq_broker.storage.schedule.sorted import SortedBuckets
 from qmq_broker.storage.store import Placed
 from qmq_client.wire.frame import FrameKind, MessageFrame
 from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX
@@ -104,6 +105,7 @@ class Delay:
         self._overdue = Wheel(end_of(0), loaded_max=limits.delayed_loaded)
         self._overdue_until_ms = 0
         self._overdue_frozen: dict[int, int] = {}
+        self._sorted = SortedBuckets(schedule, messages_min=limits.delayed_unsorted)
         #: The load that is under way.
         self._loading: Load | None = None
         schedule.on_arrivals = self._on_arrivals
@@ -171,7 +173,8 @@ class Delay:
                 if not (self._is_stopped or self._arrivals or self._done):
                     self._changed.wait(min(wait_s, SLEEP_S))
                 if self._is_stopped:
-                    return
+                    break
+        self._sorted.keep(())
 
     def stop(self) -> None:
         """Let `run` end. Safe to call twice."""
@@ -266,7 +269,15 @@ class Delay:
             if reaches_ms >= now_ms + AGAIN_MS or wheel.room < min(LOAD_MAX, enough):
                 return None
             frozen = frozen_sequences(self._schedule)
-        return Load(self._schedule, wheel, frozen, until_ms=until_ms, damaged=self.damaged)
+            self._sorted.keep(frozen.keys() | self._overdue_frozen.keys())
+        return Load(
+            self._schedule,
+            wheel,
+            frozen,
+            until_ms=until_ms,
+            damaged=self.damaged,
+            sorted_=self._sorted,
+        )
 
     def _take(self, now_ms: int, now_s: float) -> tuple[list[Pending], bool]:
         """What goes next: what was refused, what was overdue at the start, what is due."""

@@ -25,7 +25,7 @@ STORE_ID_BYTES: Final = 16
 _OURS: Final = frozenset(
     {layout.COMMIT_LOG, layout.ACTION_LOG, layout.CONSUME_QUEUES, layout.STATE, layout.CLEAN}
     | {layout.INDEX, layout.SUMMARIES, layout.SCHEDULE, layout.DISPATCH, layout.QUARANTINE}
-    | {layout.IDS, layout.ENTRIES}
+    | {layout.IDS, layout.ENTRIES, layout.SORTED}
     | set(layout.CHECKPOINTS)
 )
 _REMEDY: Final = "Start with that value, or with an empty directory."

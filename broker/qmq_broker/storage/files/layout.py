@@ -16,6 +16,7 @@
     state/index                               how far the key index is in its files
     schedule/<yyyyMM>/<yyyyMMddHHmm>          delayed messages, whole, by the span of their due times
     dispatch/<yyyyMM>/<yyyyMMddHHmm>          what became of those of one span
+    sorted/<yyyyMMddHHmm>                     a large one of them by due time; while a broker runs
     state/schedule                            how far both are in their files
     ids/<20 digits>                           message ids that are remembered, in order of the log
     entries/<20 digits>                       entries that are not in their consume queues yet
@@ -45,9 +46,12 @@ CONSUME_QUEUES: Final = "consumequeue"
 STATE: Final = "state"
 QUARANTINE: Final = "quarantine"
 QUEUE_TABLE: Final = "state/queues"
+#: The table, and the one before it.
+QUEUE_TABLES: Final = (QUEUE_TABLE, "state/queues.before")
 RETAINED: Final = "state/retained"
 SCHEDULE: Final = "schedule"
 DISPATCH: Final = "dispatch"
+SORTED: Final = "sorted"
 SCHEDULE_TABLE: Final = "state/schedule"
 INDEX: Final = "index"
 INDEX_TABLE: Final = "state/index"
@@ -130,6 +134,11 @@ def bucket_path(log: str, bucket_ms: int) -> str:
     """The schedule or dispatch log of the bucket that begins then: yyyyMMddHHmm in UTC."""
     time = _EPOCH + timedelta(milliseconds=bucket_ms)
     return f"{bucket_directory(log, bucket_ms)}/{time:%Y%m%d%H%M}"
+
+
+def sorted_path(bucket_ms: int) -> str:
+    """The messages of a bucket in the order of their due times."""
+    return f"{SORTED}/{_EPOCH + timedelta(milliseconds=bucket_ms):%Y%m%d%H%M}"
 
 
 def parse_bucket(name: str) -> int | None:

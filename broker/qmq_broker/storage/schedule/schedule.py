@@ -309,6 +309,11 @@ class Schedule:
         if waiting:
             yield waiting
 
+    def copied_sequence(self, bucket: int) -> int:
+        """Below it the messages of a bucket are in its files; 0 for a bucket that is not there."""
+        state = self.buckets.get(bucket)
+        return 0 if state is None else state.copied.next_sequence
+
     def fates_of(self, bucket: int) -> Fates | None:
         """What became of the messages of a bucket, as far as is known in this thread."""
         state = self.buckets.get(bucket)

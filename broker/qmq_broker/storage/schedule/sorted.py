@@ -1,0 +1,212 @@
+"""Large buckets in the order of their due times: a file beside the schedule log, while the broker runs.
+
+::
+
+    sorted/<yyyyMMddHHmm>    runs of blocks; a block: columns of up to 512 messages, CRC-32C of them 4
+
+A schedule log is in the order of arrival. A bucket of ten million messages would be looked through from
+end to end for each portion that is loaded of it. So its messages are sorted once, some ten thousand at a
+time, into *runs*; a portion is then a few blocks of each run. In memory stay 28 bytes for each block: half a
+megabyte for ten million messages. The files are derived, in this machine's byte order, never synced and
+never read by another process: a start removes them, and what cannot be written or read is looked through
+in the schedule log as before. For one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Collection, Iterator
+from itertools import accumulate
+from operator import itemgetter
+from typing import Final
+
+from qmq_broker.errors import DiskError, NoRoomError
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import DiskFile
+from qmq_broker.storage.schedule.columns import Columns
+from qmq_broker.storage.schedule.schedule import Schedule
+from qmq_client.wire.checksum import crc32c
+
+_log = logging.getLogger(__name__)
+#: Messages of one run. While they are sorted nothing else is done: some 40 ms.
+RUN_MESSAGES: Final = 65_536
+#: Messages of one block: what is read too much is a part of one block of each run.
+BLOCK_MESSAGES: Final = 512
+_CRC_BYTES: Final = 4
+#: Columns of a block: due time, sequence, source, place; record length, number of the subject.
+_CODES: Final = "QQQQII"
+_MESSAGE_BYTES: Final = sum(array(code).itemsize for code in _CODES)
+
+
+class _SortedBucket:
+    """The sorted part of one bucket: messages with sequences below `next_sequence`."""
+
+    def __init__(self, bucket: int, file: DiskFile) -> None:
+        self.bucket = bucket
+        self.next_sequence = 0
+        self._file = file
+        self._end = 0
+        #: Of each block.
+        self._first_due_ms = array("Q")
+        self._last_due_ms = array("Q")
+        self._positions = array("Q")
+        self._counts = array("I")
+
+    def append(self, run: Columns) -> None:
+        """Sort these messages, and put them behind the others."""
+        columns = (run.due_at_ms, run.sequences, run.sources, run.places)
+        order = sorted(range(len(run)), key=run.due_at_ms.__getitem__)
+        for first in range(0, len(order), BLOCK_MESSAGES):
+            part = order[first : first + BLOCK_MESSAGES]
+            picked = [
+                _picked(column, part) for column in (*columns, run.record_bytes, run.subjects)
+            ]
+            data = b"".join([column.tobytes() for column in picked])
+            self._file.write(self._end, [data, crc32c(data).to_bytes(_CRC_BYTES, "big")])
+            self._first_due_ms.append(picked[0][0])
+            self._last_due_ms.append(picked[0][-1])
+            self._positions.append(self._end)
+            self._counts.append(len(part))
+            self._end += len(data) + _CRC_BYTES
+
+    def columns(self, first_ms: int, last_ms: int) -> Iterator[Columns]:
+        """The blocks with due times within these, both inclusive; raises `DiskError`."""
+        spans = zip(self._first_due_ms, self._last_due_ms, strict=True)
+        wanted = [
+            i for i, (first, last) in enumerate(spans) if first <= last_ms and last >= first_ms
+        ]
+        for index in wanted:
+            yield self._block(self._positions[index], self._counts[index])
+
+    def reach_ms(self, after_ms: int, count: int) -> int | None:
+        """A due time up to which `count` messages or a few more are due behind `after_ms`, if so many are."""
+        blocks = zip(self._first_due_ms, self._last_due_ms, self._counts, strict=True)
+        ends = sorted((last, counted) for first, last, counted in blocks if first > after_ms)
+        upto = accumulate(counted for _, counted in ends)
+        return next((end for (end, _), sum_ in zip(ends, upto, strict=True) if sum_ >= count), None)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _block(self, position: int, count: int) -> Columns:
+        data = self._file.read(position, count * _MESSAGE_BYTES + _CRC_BYTES)
+        content = data[:-_CRC_BYTES]
+        if crc32c(content) != int.from_bytes(data[-_CRC_BYTES:], "big"):
+            path = layout.sorted_path(self.bucket)
+            raise DiskError(operation="read", path=path, reason=f"no whole block at {position}")
+        columns, first = [], 0
+        for code in _CODES:
+            column = array(code)
+            after = first + count * column.itemsize
+            column.frombytes(content[first:after])
+            columns.append(column)
+            first = after
+        due_at_ms, sequences, sources, places, record_bytes, subjects = columns
+        return Columns(
+            bucket=self.bucket,
+            sequences=sequences,
+            sources=sources,
+            due_at_ms=due_at_ms,
+            places=places,
+            record_bytes=record_bytes,
+            subjects=subjects,
+        )
+
+
+class SortedBuckets:
+    """All buckets of a schedule, the large ones sorted. For the thread that loads."""
+
+    def __init__(self, schedule: Schedule, *, messages_min: int) -> None:
+        """Buckets with more than `messages_min` messages are sorted."""
+        self._schedule = schedule
+        self._messages_min = messages_min
+        self._run_messages = min(RUN_MESSAGES, messages_min)
+        self._sorted: dict[int, _SortedBucket] = {}
+        #: Those that could not be: no room, or a disk that fails.
+        self._refused: set[int] = set()
+        for name in schedule.disk.names(layout.SORTED):
+            schedule.disk.unlink(f"{layout.SORTED}/{name}")
+
+    def sort(self, bucket: int, messages: int) -> Iterator[None]:
+        """Sort what the files of a bucket have and was not sorted, if it has so many messages as to be
+        large; raises `CorruptionError`.
+
+        Yields where others may go first.
+        """
+        is_known = bucket in self._sorted
+        if bucket in self._refused or not (is_known or messages > self._messages_min):
+            return
+        try:
+            found = self._sorted[bucket] if is_known else self._begin(bucket)
+            yield from self._sort(found)
+        except (NoRoomError, DiskError) as error:
+            self._refuse(bucket, error)
+
+    def columns(
+        self, bucket: int, next_sequence: int, *, within: tuple[int, int]
+    ) -> Iterator[Columns]:
+        """As `Schedule.columns` from the first sequence on, without ids where it is sorted."""
+        found, first_sequence = self._sorted.get(bucket), 0
+        if found is not None:
+            first_sequence = found.next_sequence
+            try:
+                yield from found.columns(*within)
+            except DiskError as error:
+                self._refuse(bucket, error)
+                first_sequence = 0  # what was seen already is seen twice; the writer settles that
+        yield from self._schedule.columns(bucket, first_sequence, next_sequence, within=within)
+
+    def reach_ms(self, bucket: int, after_ms: int, count: int) -> int | None:
+        """Where so many messages of a sorted bucket behind `after_ms` end; None for unsorted, or fewer."""
+        found = self._sorted.get(bucket)
+        return None if found is None else found.reach_ms(after_ms, count)
+
+    def keep(self, buckets: Collection[int]) -> None:
+        """Remove the files of all others."""
+        self._refused &= set(buckets)
+        for bucket in [one for one in self._sorted if one not in buckets]:
+            self._remove(bucket)
+
+    def _begin(self, bucket: int) -> _SortedBucket:
+        disk = self._schedule.disk
+        disk.make_directory(layout.SORTED)
+        file = disk.open(layout.sorted_path(bucket), is_new=True)
+        found = self._sorted[bucket] = _SortedBucket(bucket, file)
+        return found
+
+    def _sort(self, found: _SortedBucket) -> Iterator[None]:
+        """Whole frames of the schedule log, as many as make a run; the rest is for another time."""
+        schedule = self._schedule
+        copied_sequence = schedule.copied_sequence(found.bucket)
+        if copied_sequence - found.next_sequence < self._run_messages:
+            return
+        room_bytes = 2 * (copied_sequence - found.next_sequence) * _MESSAGE_BYTES
+        if schedule.disk.free_bytes() < schedule.options.reserve_bytes + room_bytes:
+            raise NoRoomError("no room above the space that is kept free")
+        run = Columns(bucket=found.bucket)
+        for part in schedule.columns(found.bucket, found.next_sequence, copied_sequence):
+            run.add(part)
+            if len(run) >= self._run_messages:
+                found.append(run)
+                found.next_sequence = max(run.sequences) + 1
+                run = Columns(bucket=found.bucket)
+            yield
+
+    def _refuse(self, bucket: int, error: Exception) -> None:
+        _log.warning("bucket of delayed messages not sorted: bucket=%d reason=%s", bucket, error)
+        self._refused.add(bucket)
+        self._remove(bucket)
+
+    def _remove(self, bucket: int) -> None:
+        found = self._sorted.pop(bucket, None)
+        if found is None:
+            return
+        found.close()
+        self._schedule.disk.unlink(layout.sorted_path(bucket))
+
+
+def _picked(column: array[int], indexes: list[int]) -> array[int]:
+    if len(indexes) == 1:
+        return array(column.typecode, [column[indexes[0]]])
+    return array(column.typecode, itemgetter(*indexes)(column))
