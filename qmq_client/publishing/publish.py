@@ -342,6 +342,7 @@ def _build(rows: Sequence[OutboxRow], limits: Limits) -> bytes:
 
 
 def _text(error: Exception) -> str:
-    """The error as a column takes it: printable, without NUL, bounded."""
-    text = f"{type(error).__name__}: {error}".replace("\0", " ")
-    return text.encode(errors="replace").decode()[:_ERROR_CHARACTERS_MAX]
+    """The error as every database takes it: without NUL, bounded, and in ASCII, because an application
+    may speak Latin-1 with its server, and a text that it cannot say would keep the row from its fate."""
+    text = f"{type(error).__name__}: {error}".replace("\0", " ").replace("…", "...")
+    return text.encode("ascii", "backslashreplace").decode("ascii")[:_ERROR_CHARACTERS_MAX]

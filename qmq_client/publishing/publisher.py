@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import random as system_random
 from typing import Final
 
@@ -30,6 +30,7 @@ from qmq_client.options import ProducerOptions
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import BatchOutcome, OutboxRow
 from qmq_client.outbox.transaction.handoff import HandoffQueue, HandOver
+from qmq_client.publishing.deletes import Deletes
 from qmq_client.publishing.ordering import HeldRow, Turns, turns_of
 from qmq_client.publishing.publish import publish_rows
 from qmq_client.publishing.receipts import Fate, Receipts
@@ -46,10 +47,6 @@ _PROBE_DELAYS_S: Final = (0.0, 0.02, 0.2, 1.0)
 _TURN_DELAYS_S: Final = (0.02, 0.2, 1.0)
 #: Part of the takeover time after which a row is claimed anew: what is left is for the request.
 _FRESH_SHARE: Final = 0.5
-#: Deletes that may wait while the database is locked; what is over falls due and is a duplicate.
-_DELETES_MAX: Final = 100_000
-_DELETES_AT_ONCE: Final = 500
-_DATABASE_PAUSE_S: Final = 0.1
 
 
 @dataclass(slots=True, eq=False)
@@ -68,12 +65,6 @@ class _Probe:
     handed: HandOver
     due_s: float
     tries: int = 0
-
-
-@dataclass(slots=True)
-class _Deletes:
-    message_ids: list[bytes] = field(default_factory=list)
-    due_s: float = 0.0
 
 
 class Publisher:
@@ -98,7 +89,7 @@ class Publisher:
         self._held: list[_Ready] = []
         self._ready: deque[_Ready] = deque()
         self._probes: list[_Probe] = []
-        self._deletes = _Deletes()
+        self._deletes = Deletes(options.delete_delay_ms)
         self._breaker = Breaker(
             failures_max=options.breaker_failures,
             first_ms=options.breaker_first_ms,
@@ -226,7 +217,7 @@ class Publisher:
         )
         self._settle(outcome, now_s)
         if any(row.ordering_key is not None for row in rows):
-            self._deletes.due_s = now_s  # others wait for these to be gone
+            self._deletes.hurry(now_s)  # others wait for these to be gone
         return outcome
 
     def _take_batch(self) -> list[_Ready]:
@@ -318,10 +309,7 @@ class Publisher:
         elif outcome.requests:
             self._breaker.on_success()
         if outcome.sent:
-            if not self._deletes.message_ids:
-                self._deletes.due_s = now_s + self._options.delete_delay_ms / 1000
-            self._deletes.message_ids += outcome.sent
-            del self._deletes.message_ids[:-_DELETES_MAX]
+            self._deletes.add(outcome.sent, now_s)
         self.receipts.tell(outcome.sent, Fate.ACCEPTED)
         for row in outcome.parked:
             _log.error("message %s parked: %s", format_message_id(row.message_id), row.error)
@@ -335,20 +323,17 @@ class Publisher:
                 self._on_database_error("settle", error)  # the rows fall due as they are
 
     def _delete(self, now_s: float, is_hurried: bool) -> None:
+        if not self._deletes.is_due(now_s, is_hurried=is_hurried and not self._ready):
+            return
         waiting = self._deletes.message_ids
-        if not waiting:
-            return
-        is_due = now_s >= self._deletes.due_s or (is_hurried and not self._ready)
-        if not is_due and len(waiting) < _DELETES_AT_ONCE:
-            return
         try:
             deleted = self._store.delete_sent(waiting, token=self.token, keep_ms=self._keep_ms)
         except sa.exc.SQLAlchemyError as error:
             self._on_database_error("delete", error)
-            self._deletes.due_s = now_s + _DATABASE_PAUSE_S
+            self._deletes.on_failure(now_s)
             return
         self._count(deleted=deleted, delete_calls=1)
-        self._deletes = _Deletes()
+        self._deletes.on_deleted()
 
     def _linger_s(self, now_s: float, is_hurried: bool) -> float:
         """How long to go on gathering: nothing when idle, up to the linger after a request."""
@@ -359,8 +344,8 @@ class Publisher:
     def _next_due(self, now_s: float, is_hurried: bool) -> tuple[float | None, int]:
         waits = [probe.due_s - now_s for probe in self._probes]
         waits += [each.due_s - now_s for each in self._held]
-        if self._deletes.message_ids:
-            waits.append(self._deletes.due_s - now_s)
+        if (delete_s := self._deletes.wait_s(now_s)) is not None:
+            waits.append(delete_s)
         wake_at = 1
         if self._ready:
             waits.append(self._linger_s(now_s, is_hurried))

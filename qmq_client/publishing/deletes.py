@@ -1,0 +1,63 @@
+"""Rows that the broker has accepted and that are still to be deleted.
+
+Gathered for a moment, so that one statement deletes many. While the database refuses, they are kept
+and tried again later and later: whoever hurries a publisher, or has much to delete, must not make it
+ask a database without end that cannot answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+#: Ids that may wait while the database is locked; what is over falls due and is a duplicate.
+_IDS_MAX: Final = 100_000
+#: So many are deleted at once instead of gathering more.
+_IDS_AT_ONCE: Final = 500
+_FIRST_PAUSE_S: Final = 0.1
+#: The longest: no message waits for a delete, but its row falls due and is sent once more.
+_PAUSE_S_MAX: Final = 2.0
+
+
+class Deletes:
+    """The ids and when to delete them. Belongs to the thread that steps its publisher."""
+
+    def __init__(self, delay_ms: int) -> None:
+        self._delay_s = delay_ms / 1000
+        #: In the order of their acceptance.
+        self.message_ids: list[bytes] = []
+        self._due_s = 0.0
+        #: Not before, whoever hurries; the last pause, 0 while the database answers.
+        self._refused_until_s = float("-inf")
+        self._pause_s = 0.0
+
+    def add(self, message_ids: Sequence[bytes], now_s: float) -> None:
+        """These were accepted."""
+        if not self.message_ids:
+            self._due_s = now_s + self._delay_s
+        self.message_ids += message_ids
+        del self.message_ids[:-_IDS_MAX]
+
+    def hurry(self, now_s: float) -> None:
+        """Others wait for these to be gone."""
+        self._due_s = max(now_s, self._refused_until_s)
+
+    def is_due(self, now_s: float, *, is_hurried: bool) -> bool:
+        """Whether to delete now; `is_hurried`: without gathering."""
+        if not self.message_ids or now_s < self._refused_until_s:
+            return False
+        return is_hurried or now_s >= self._due_s or len(self.message_ids) >= _IDS_AT_ONCE
+
+    def wait_s(self, now_s: float) -> float | None:
+        """How long until they are due by themselves; None when there are none."""
+        return self._due_s - now_s if self.message_ids else None
+
+    def on_deleted(self) -> None:
+        """All of them are gone."""
+        self.message_ids = []
+        self._pause_s = 0.0
+
+    def on_failure(self, now_s: float) -> None:
+        """The database refused: they wait, longer than the last time."""
+        self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _PAUSE_S_MAX)
+        self._due_s = self._refused_until_s = now_s + self._pause_s
