@@ -96,7 +96,7 @@ def damaged(make_disk: MakeDisk) -> None:
     ):
         for position in range(100, 800, 100):
             directory = Directory(is_clean=False)
-            directory.remove(layout.QUEUE_TABLE)
+            directory.forget_queues()
             directory.change(path, flip(position))
             try:
                 directory.open()

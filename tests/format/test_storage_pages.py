@@ -16,7 +16,7 @@ from qmq_broker.storage.files.small_file import unseal
 from qmq_broker.storage.logs import lost
 from qmq_broker.storage.logs import segments as segment_files
 from qmq_broker.storage.logs.actions import Action
-from qmq_broker.storage.queues import consume_queue, consume_queues
+from qmq_broker.storage.queues import consume_queue, queue_table
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES
 from qmq_broker.storage.schedule import bucket as schedule_bucket
 from qmq_broker.storage.schedule import cancelled
@@ -71,8 +71,8 @@ def test_the_checkpoint_slot_is_the_struct_of_the_code() -> None:
 @pytest.mark.parametrize(
     ("page", "name", "kind"),
     [
-        ("consume-queue.md", "QueueTable", consume_queues.QueueTable),
-        ("consume-queue.md", "QueueState", consume_queues.QueueState),
+        ("consume-queue.md", "QueueTable", queue_table.QueueTable),
+        ("consume-queue.md", "QueueState", queue_table.QueueState),
         ("schedule.md", "ScheduleTable", schedule_bucket.ScheduleTable),
         ("schedule.md", "BucketState", schedule_bucket.BucketState),
         ("schedule.md", "Cancelled", cancelled.Cancelled),

@@ -33,8 +33,8 @@ from qmq_broker.storage.logs.kinds import COMMIT_KINDS, QUEUED_KINDS
 from qmq_broker.storage.logs.log_recovery import torn_bytes_behind
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.logs.summary import SegmentSummary
-from qmq_broker.storage.queues.consume_queues import QueueTable
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES, QueueFiles
+from qmq_broker.storage.queues.queue_table import QueueTable
 from qmq_broker.storage.upkeep.inspect_files import sealed_array, slots
 from qmq_broker.storage.upkeep.inspect_log import DamagedRange, walk
 from qmq_broker.storage.upkeep.verify_segment import log_frame

@@ -29,8 +29,6 @@ from qmq_broker.storage.recovery import write_clean_stop
 from qmq_broker.storage.schedule.copy import ScheduleCopier
 
 _log = logging.getLogger(__name__)
-#: Consume queues flushed between two commits: each costs a sync, together some milliseconds.
-QUEUES_PER_STEP: Final = 8
 #: How long delayed messages are copied between two commits: what is due meanwhile comes later by that.
 COPY_SLICE_S: Final = 0.005
 #: A clean stop leaves the entries of more queues than these in their journal: it shall not take minutes.
@@ -119,7 +117,7 @@ class Saver:
     def _save_some(self) -> None:
         parts = self._parts
         try:
-            parts.queues.flush_some(QUEUES_PER_STEP)
+            parts.queues.flush_some()
             if parts.ids.is_chunk_due:
                 parts.ids.write_some(parts.commit_log.durable_offset)
             until_s = self._clock.monotonic_s() + COPY_SLICE_S

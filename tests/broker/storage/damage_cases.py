@@ -75,6 +75,16 @@ def sealed_again(path: str, change: Callable[[bytes], bytes]) -> Callable[[Direc
     return harm
 
 
+def with_the_journal(harm: Callable[[Directory], None]) -> Callable[[Directory], None]:
+    """The harm, and no journal of entries that would make up for it."""
+
+    def harm_both(directory: Directory) -> None:
+        harm(directory)
+        directory.remove(layout.ENTRIES)
+
+    return harm_both
+
+
 def of_another_store(path: str) -> Callable[[Directory], None]:
     return lambda d: d.put(path, directory_with_groups().content(path))
 
@@ -211,40 +221,51 @@ CASES: dict[str, Case] = {
     "a file of somebody else": Case(harm=add("notes.txt"), level=IGNORED, file="notes.txt"),
     # consume queues
     "an entry flipped": Case(
-        harm=lambda d: d.change(QUEUE, flip(25)), level=REBUILT, file=QUEUE, start="rebuilds"
+        harm=with_the_journal(lambda d: d.change(QUEUE, flip(25))),
+        level=REBUILT,
+        file=QUEUE,
+        start="rebuilds",
     ),
     "a queue file cut": Case(
-        harm=lambda d: d.change(QUEUE, lambda c: c[:50]),
+        harm=with_the_journal(lambda d: d.change(QUEUE, lambda c: c[:50])),
         level=REBUILT,
         file=QUEUE,
         start="rebuilds",
     ),
     "a queue file missing": Case(
-        harm=lambda d: d.remove(QUEUE), level=REBUILT, file=QUEUE, start="rebuilds"
-    ),
-    "two queue files swapped": Case(
-        harm=lambda d: swap(d, QUEUE, layout.queue_path("orders", 80)),
+        harm=with_the_journal(lambda d: d.remove(QUEUE)),
         level=REBUILT,
         file=QUEUE,
         start="rebuilds",
     ),
+    "two queue files swapped": Case(
+        harm=with_the_journal(lambda d: swap(d, QUEUE, layout.queue_path("orders", 80))),
+        level=REBUILT,
+        file=QUEUE,
+        start="rebuilds",
+    ),
+    "all queues missing but not their journal": Case(
+        harm=lambda d: d.remove(layout.CONSUME_QUEUES), level=REBUILT
+    ),
     "all queues missing": Case(
-        harm=lambda d: d.remove(layout.CONSUME_QUEUES), level=REBUILT, start="rebuilds"
+        harm=with_the_journal(lambda d: d.remove(layout.CONSUME_QUEUES)),
+        level=REBUILT,
+        start="rebuilds",
     ),
     "the table flipped": Case(
-        harm=lambda d: d.change(layout.QUEUE_TABLE, flip(20)),
+        harm=with_the_journal(lambda d: d.change(layout.QUEUE_TABLE, flip(20))),
         level=REBUILT,
         file=layout.QUEUE_TABLE,
         start="rebuilds",
     ),
     "the table missing": Case(
-        harm=lambda d: d.remove(layout.QUEUE_TABLE),
+        harm=with_the_journal(lambda d: d.remove(layout.QUEUE_TABLE)),
         level=REBUILT,
         file=layout.QUEUE_TABLE,
         start="rebuilds",
     ),
     "the table of another store": Case(
-        harm=of_another_store(layout.QUEUE_TABLE),
+        harm=with_the_journal(of_another_store(layout.QUEUE_TABLE)),
         level=REBUILT,
         file=layout.QUEUE_TABLE,
         start="rebuilds",

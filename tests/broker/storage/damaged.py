@@ -54,6 +54,11 @@ class Directory:
         for name in [name for name in self.image.names if f"{name}/".startswith(f"{path}/")]:
             del self.image.names[name]
 
+    def forget_queues(self) -> None:
+        """Let a start make the queues anew, so that it looks at every frame."""
+        for path in (*layout.QUEUE_TABLES, layout.ENTRIES):
+            self.remove(path)
+
     def files(self) -> dict[str, bytes]:
         return {
             path: self.content(path)

@@ -168,8 +168,7 @@ def test_B4_damage_of_accepted_data_stops_the_broker_and_changes_nothing(
 ) -> None:
     directory = Directory(is_clean=False)
     if has_checkpoint:
-        # Without their table the queues are made again, so that every frame is looked at.
-        directory.remove(layout.QUEUE_TABLE)
+        directory.forget_queues()
         directory.remove(layout.SCHEDULE_TABLE)
     else:
         for path in layout.CHECKPOINTS:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from qmq_broker.errors import DiskError, DiskFullError, FilesFullError, PoisonedError
-from qmq_broker.storage import saving
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.queues import consume_queues
 from qmq_broker.storage.store import Store
 from tests.broker.storage.lives import restarted
 from tests.crash.enumeration import crash_everywhere
@@ -216,10 +216,13 @@ def test_B6_queues_that_find_no_room_stay_in_memory() -> None:
     assert len(queue.entries(0, 99)) == 12
 
 
+@pytest.mark.parametrize("synced_max", [99, 3], ids=["each synced", "none synced"])
 def test_B11_queues_are_flushed_a_few_at_a_time_and_a_crash_in_between_is_harmless(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, synced_max: int
 ) -> None:
-    monkeypatch.setattr(saving, "QUEUES_PER_STEP", 2)
+    monkeypatch.setattr(consume_queues, "SYNCED_QUEUES_MAX", synced_max)
+    monkeypatch.setattr(consume_queues, "SYNCED_PER_STEP", 2)
+    monkeypatch.setattr(consume_queues, "UNSYNCED_PER_STEP", 2)
 
     def many_subjects(disk: RecordingDisk) -> World:
         world = World(disk)

@@ -17,7 +17,7 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.faults import Level
 from qmq_broker.storage.files.small_file import unseal
-from qmq_broker.storage.queues.consume_queues import QueueTable
+from qmq_broker.storage.queues.queue_table import QueueTable
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.verify import Verification, verify_store
 from qmq_client.wire.checksum import crc32c

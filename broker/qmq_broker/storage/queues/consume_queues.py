@@ -2,13 +2,14 @@
 
 ::
 
-    state/queues           MessagePack of QueueTable and a checksum line
+    state/queues           the table (queue_table.py), and the one before it
     entries/<20 digits>    the journal of what is not in the files (files/journal.py, entry_chunk.py)
 
 Up to `indexed_offset` of the commit log the queues are in their files, with the checksums that the
 table says; from there on to `known_offset` their entries are in the journal, and from there on they are
-made from the log at each start. A table or a file that is missing or does not fit means that all queues
-are made again from the log's beginning: derived files may be deleted at any time.
+made from the log at each start. When a file is not as the table says, the start goes back to the table
+before; when that does not fit either, all queues are made again from the log's beginning: derived files
+may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -16,15 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-import msgspec
-
 from qmq_broker.errors import CorruptionError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.journal import Journal
 from qmq_broker.storage.files.retained import Retained
-from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
 from qmq_broker.storage.queues.consume_queue import ConsumeQueue
 from qmq_broker.storage.queues.entry_chunk import (
     EntryChunk,
@@ -33,27 +31,21 @@ from qmq_broker.storage.queues.entry_chunk import (
     encode_entry_chunk,
 )
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES, QueueFiles
+from qmq_broker.storage.queues.queue_table import (
+    QueueState,
+    QueueTable,
+    read_queue_tables,
+    write_queue_table,
+)
 
 #: Entries in memory that are not in the files; beyond, a flush begins, and a start brings them there.
 UNFLUSHED_BYTES_MAX: Final = 64 * 1024 * 1024
-
-
-class QueueState(msgspec.Struct, frozen=True, array_like=True):
-    """How one queue is in its files."""
-
-    subject: str
-    next_sequence: int
-    #: Checksum of each file's entries, in order.
-    crcs: tuple[int, ...]
-
-
-class QueueTable(msgspec.Struct, frozen=True, array_like=True):
-    """How all queues are in their files."""
-
-    store_id: bytes
-    #: Commit log offset below which all entries are in the files.
-    indexed_offset: int
-    queues: tuple[QueueState, ...]
+#: When more queues than these have something for their files, no file is synced: thousands of syncs would
+#: take minutes from the commits. What a power cut takes of them is made again.
+SYNCED_QUEUES_MAX: Final = 256
+#: Queues flushed between two commits; together some milliseconds, with a sync for each and without.
+SYNCED_PER_STEP: Final = 8
+UNSYNCED_PER_STEP: Final = 64
 
 
 class _Flush(NamedTuple):
@@ -61,6 +53,8 @@ class _Flush(NamedTuple):
 
     indexed_offset: int
     queues: list[tuple[ConsumeQueue, int]]
+    #: Whether each file is synced.
+    is_synced: bool
 
 
 class ConsumeQueues:
@@ -85,6 +79,8 @@ class ConsumeQueues:
         self._is_flushed_ahead = False
         #: Commit log offset below which all entries are in the files.
         self.indexed_offset = 0
+        #: The same by the oldest table that is kept: below it the journal is not needed.
+        self._kept_offset = 0
         #: Packed bytes that are not in the files.
         self.unflushed_bytes = 0
         #: By the journal: below it, of the commit log, all delayed messages are in their own files.
@@ -102,21 +98,28 @@ class ConsumeQueues:
         behind it says that accepted messages are missing: `CorruptionError`.
         """
         self._first_sequences = retained.first_sequences
-        table = self._read_table()
-        has_files = table is not None and self._take_over(table, log_next_offset)
+        tables = list(read_queue_tables(self._disk, self._store_id))
+        has_files = any(self._take_over(table, log_next_offset) for table in tables)
         if not has_files:
             self._start_over(retained)
-        self._load_journal(log_next_offset)
+        offsets = [table.indexed_offset for table in tables]
+        self._kept_offset = min([self.indexed_offset, *offsets])
+        # From the table before on, so that what that one needs is kept; unless some of it is missing.
+        for first_offset in sorted({self._kept_offset, self.indexed_offset}):
+            self._kept_offset = first_offset
+            self._journal.disbelieve(first_offset)
+            if self._load_journal(first_offset, log_next_offset):
+                break
         return has_files or self.known_offset > self.indexed_offset
 
-    def _load_journal(self, log_next_offset: int) -> None:
-        """Go on from the files with the journal, as far as it fits."""
+    def _load_journal(self, first_offset: int, log_next_offset: int) -> bool:
+        """Go on from the files with the journal, as far as it fits; whether it goes on from them."""
         known_offset = self.indexed_offset
-        for chunk in self._journal.read(self.indexed_offset, log_next_offset):
+        for chunk in self._journal.read(first_offset, log_next_offset):
             found = decode_entry_chunk(chunk.content)
             if found is None or not all(map(self._follows, found.runs)):
                 self._journal.disbelieve(known_offset)
-                return
+                return True
             for run in found.runs:
                 known = self.staged_sequence(run.subject)
                 entries = run.entries[max(0, known - run.first_sequence) * ENTRY_BYTES :]
@@ -124,8 +127,9 @@ class ConsumeQueues:
                     self.stage(run.subject, known, entries, offset=chunk.first_offset)
             self.publish()
             self.copied_offset = found.copied_offset
-            known_offset = chunk.next_offset
+            known_offset = max(known_offset, chunk.next_offset)
         self._set_journaled()
+        return self._journal.next_offset >= self.indexed_offset
 
     def _follows(self, run: EntryRun) -> bool:
         """Whether there is no gap between a queue and these entries; they may overlap."""
@@ -290,36 +294,37 @@ class ConsumeQueues:
 
         Requires: nothing is staged, and all frames below `indexed_offset` were.
         """
-        self._flush = _Flush(
-            indexed_offset, [(queue, queue.next_sequence) for queue in self._unflushed.values()]
-        )
+        queues = [(queue, queue.next_sequence) for queue in self._unflushed.values()]
+        self._flush = _Flush(indexed_offset, queues, len(queues) <= SYNCED_QUEUES_MAX)
         self._unflushed = {}
         self._journal.roll()
 
-    def flush_some(self, queues_max: int) -> bool:
-        """Go on with the flush, for at most so many queues; returns whether it is finished.
+    def flush_some(self) -> bool:
+        """Go on with the flush, for some queues; returns whether it is finished.
 
-        One sync for each queue and, at the end, those of the table: in portions, so that thousands
-        of subjects do not hold up a commit.
+        In portions, so that thousands of subjects do not hold up a commit. At the end the table is
+        synced, and the one before it and the journal since then are kept.
         """
         flush = self._flush
         if flush is None:
             return True
+        queues_max = SYNCED_PER_STEP if flush.is_synced else UNSYNCED_PER_STEP
         for _ in range(min(queues_max, len(flush.queues))):
-            self._flush_one(*flush.queues[-1])
+            self._flush_one(*flush.queues[-1], is_synced=flush.is_synced)
             flush.queues.pop()
         if flush.queues:
             return False
-        self._files.sync_names()
+        if flush.is_synced:
+            self._files.sync_names()
         table = QueueTable(
             store_id=self._store_id,
             indexed_offset=flush.indexed_offset,
             queues=tuple(self._states()),
         )
-        replace_file(self._disk, layout.QUEUE_TABLE, msgspec.msgpack.encode(table))
-        self.indexed_offset = flush.indexed_offset
+        write_queue_table(self._disk, table)
+        self._kept_offset, self.indexed_offset = self.indexed_offset, flush.indexed_offset
         self._flush = None
-        self._journal.remove_below(self.indexed_offset)
+        self._journal.remove_below(self._kept_offset)
         return True
 
     def give_up_flush(self) -> None:
@@ -331,22 +336,25 @@ class ConsumeQueues:
             self._flush = None
 
     def flush(self, indexed_offset: int) -> None:
-        """Bring all visible entries into the files, at once; durable on return."""
+        """Bring all visible entries into the files, at once."""
         self.give_up_flush()
         self.begin_flush(indexed_offset)
-        while not self.flush_some(len(self._queues) + 1):
+        while not self.flush_some():
             pass
 
     def flush_entries(self) -> None:
         """Bring all visible entries into the files without saying so in the table."""
         self._is_flushed_ahead = True
+        is_synced = len(self._unflushed) <= SYNCED_QUEUES_MAX
         while self._unflushed:
             _, queue = self._unflushed.popitem()
-            self._flush_one(queue, queue.next_sequence)
+            self._flush_one(queue, queue.next_sequence, is_synced=is_synced)
 
-    def _flush_one(self, queue: ConsumeQueue, next_sequence: int) -> None:
+    def _flush_one(self, queue: ConsumeQueue, next_sequence: int, *, is_synced: bool) -> None:
         first_sequence, entries = queue.unflushed(next_sequence)
-        queue.crcs = self._files.add(queue.subject, first_sequence, entries, queue.crcs)
+        queue.crcs = self._files.add(
+            queue.subject, first_sequence, entries, queue.crcs, is_synced=is_synced
+        )
         queue.set_flushed(next_sequence)
         self.unflushed_bytes -= len(entries)
 
@@ -359,14 +367,3 @@ class ConsumeQueues:
         for subject, queue in self._queues.items():
             if queue.flushed_sequence:
                 yield QueueState(subject, queue.flushed_sequence, tuple(queue.crcs))
-
-    def _read_table(self) -> QueueTable | None:
-        data = read_file(self._disk, layout.QUEUE_TABLE)
-        content = None if data is None else unseal(data)
-        if content is None:
-            return None
-        try:
-            table = msgspec.msgpack.decode(content, type=QueueTable)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return None
-        return table if table.store_id == self._store_id else None

@@ -1,7 +1,8 @@
 """The files of all consume queues: reading runs of entries, adding to them, checking them.
 
 A bounded number of files stays open for reading; thousands of subjects do not need thousands of
-descriptors. Adding opens, writes, syncs and closes: it happens once in many megabytes of log.
+descriptors. Adding opens, writes and closes, and syncs where that is asked for: it happens once in many
+megabytes of log.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class QueueFiles:
         self._lock = Lock()
         self._open: OrderedDict[str, DiskFile] = OrderedDict()
         self._directories: set[str] = set()
+        #: Those with names of new files that were not synced.
+        self._unsynced_directories: set[str] = set()
         self._has_new_directories = False
 
     def read(self, subject: str, first_sequence: int, next_sequence: int) -> bytes:
@@ -41,8 +44,16 @@ class QueueFiles:
             offset += count
         return b"".join(parts)
 
-    def add(self, subject: str, first_sequence: int, entries: bytes, crcs: list[int]) -> list[int]:
-        """Put entries behind those that are there; durable on return and `sync_names`.
+    def add(
+        self,
+        subject: str,
+        first_sequence: int,
+        entries: bytes,
+        crcs: list[int],
+        *,
+        is_synced: bool,
+    ) -> list[int]:
+        """Put entries behind those that are there; durable on return and `sync_names` if it is synced.
 
         `crcs` are the checksums of what each file held before; returns those of what it holds now.
         """
@@ -60,11 +71,14 @@ class QueueFiles:
                 crcs += [0] * (number - len(crcs)) + [crc32c(bytes(offset - base))]
                 has_new = True
             crcs[number] = crc32c(part, crcs[number])
-            self._write(layout.queue_path(subject, base), offset - base, part)
+            self._write(layout.queue_path(subject, base), offset - base, part, is_synced=is_synced)
             offset += len(part)
             position += len(part)
         if has_new:
+            self._unsynced_directories.add(directory)
+        if is_synced and directory in self._unsynced_directories:
             self._disk.sync_directory(directory)
+            self._unsynced_directories.remove(directory)
         return crcs
 
     def sync_names(self) -> None:
@@ -143,11 +157,12 @@ class QueueFiles:
             oldest.close()
         return file
 
-    def _write(self, path: str, position: int, part: bytes) -> None:
+    def _write(self, path: str, position: int, part: bytes, *, is_synced: bool) -> None:
         file = self._disk.open(path, is_new=True)
         try:
             file.write(position, [part])
-            file.sync()
+            if is_synced:
+                file.sync()
         finally:
             file.close()
 

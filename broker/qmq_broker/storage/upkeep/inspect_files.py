@@ -21,7 +21,7 @@ from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.files.retained import Retained, read_retained
 from qmq_broker.storage.files.small_file import read_file, unseal
 from qmq_broker.storage.files.snapshots import Snapshot
-from qmq_broker.storage.queues.consume_queues import QueueTable
+from qmq_broker.storage.queues.queue_table import QueueTable
 from qmq_broker.storage.recovery import CleanStop
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ KNOWN_NAMES: Final = frozenset(
 )
 _STATE_FILES: Final = frozenset(
     {
-        layout.QUEUE_TABLE,
+        *layout.QUEUE_TABLES,
         layout.INDEX_TABLE,
         layout.SCHEDULE_TABLE,
         layout.RETAINED,

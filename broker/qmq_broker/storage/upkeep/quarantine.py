@@ -35,6 +35,7 @@ from qmq_broker.storage.files.journal import remove_journal
 from qmq_broker.storage.logs.lost import LostRun
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.logs.summary import remove_summaries
+from qmq_broker.storage.queues.queue_table import remove_queue_tables
 from qmq_broker.storage.upkeep.backup_copy import is_there
 from qmq_broker.storage.upkeep.inspect_files import SmallFiles, inspect_files
 from qmq_broker.storage.upkeep.inspect_log import DamagedRange
@@ -202,10 +203,10 @@ class _Quarantine:
 
     def _give_up_derived(self) -> None:
         # Both say up to where the log was; without its table the schedule's files speak for themselves.
-        for path in (layout.QUEUE_TABLE, layout.SCHEDULE_TABLE):
-            if is_there(self._disk, path):
-                self._disk.unlink(path)
-        self._disk.sync_directory(layout.STATE)
+        remove_queue_tables(self._disk)
+        if is_there(self._disk, layout.SCHEDULE_TABLE):
+            self._disk.unlink(layout.SCHEDULE_TABLE)
+            self._disk.sync_directory(layout.STATE)
         remove_index(self._disk)
         remove_summaries(self._disk)
         for journal in (layout.IDS, layout.ENTRIES):  # what is lost may be sent again

@@ -27,6 +27,7 @@ from qmq_broker.storage.logs.log_recovery import examine
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.logs.summary import remove_summaries
 from qmq_broker.storage.queues.consume_queues import UNFLUSHED_BYTES_MAX, ConsumeQueues
+from qmq_broker.storage.queues.queue_table import remove_queue_tables
 from qmq_broker.storage.staging import stage_scanned
 from qmq_client.wire.errors import ProtocolError
 
@@ -142,9 +143,7 @@ def _make_queues(
 
 
 def _remove_queues(disk: Disk) -> None:
-    if layout.QUEUE_TABLE.rpartition("/")[2] in disk.names(layout.STATE):
-        disk.unlink(layout.QUEUE_TABLE)
-        disk.sync_directory(layout.STATE)
+    remove_queue_tables(disk)
     remove_journal(disk, layout.ENTRIES)
     for name in disk.names(layout.CONSUME_QUEUES):
         subject = layout.parse_subject(name)

@@ -1,0 +1,110 @@
+"""B11: consume queues whose files nobody syncs, over a power cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.queues import consume_queues
+from qmq_broker.storage.store import Store
+from tests.broker.storage.lives import restarted
+from tests.crash.promises import check_messages
+from tests.crash.recording_disk import RecordingDisk
+from tests.crash.world import OPTIONS, History, World
+
+#: Every checkpoint flushes the queues.
+FLUSHING = replace(OPTIONS, checkpoint_ms=1_000, queue_flush_bytes=1, segment_bytes=2**20)
+SUBJECTS = [f"subject-{number}" for number in range(5)]
+FLUSHES = 3
+#: Frames between two flushes.
+SENDS = 4
+
+
+class Unsynced:
+    """A store that has flushed some times, with what each queue file was after each flush."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(consume_queues, "SYNCED_QUEUES_MAX", 0)
+        self.world = World(RecordingDisk(), history=History(options=FLUSHING))
+        self.contents: list[dict[str, bytes]] = []
+        self.syncs: list[int] = []
+        for _ in range(FLUSHES):
+            for _ in range(SENDS):
+                self.world.send(self.world.frame(**{subject: [20, 30] for subject in SUBJECTS}))
+            self.world.clock.pass_ms(2_000)
+            before = self.world.disk.calls["sync"]
+            assert self.world.store.step(), "a checkpoint begins the flush"
+            self.syncs.append(self.world.disk.calls["sync"] - before)
+            self.world.store.step()
+            self.contents.append({subject: self._file(subject).seen for subject in SUBJECTS})
+
+    def _file(self, subject: str):  # type: ignore[no-untyped-def]
+        image = self.world.disk.image
+        return image.inodes[image.names[layout.queue_path(subject, 0)] or 0]
+
+    def take_back(self, subject: str, flushes: int) -> None:
+        """Let the file be what it was after so many flushes: the disk got no more of it."""
+        file = self._file(subject)
+        file.durable = self.contents[flushes - 1][subject] if flushes else b""
+        file.versions.clear()
+
+    def assert_all_there(self) -> Store:
+        store = restarted(self.world)
+        assert check_messages(store, self.world.history.sent) == FLUSHES * SENDS
+        return store
+
+
+def test_B11_files_that_a_power_cut_took_back_by_one_flush_cost_no_reading_of_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unsynced = Unsynced(monkeypatch)
+    for subject in SUBJECTS[:2]:
+        unsynced.take_back(subject, FLUSHES - 1)
+    store = unsynced.assert_all_there()
+    assert not store.recovery.is_rebuilt
+    assert store.recovery.frames == 1, "the last one is always seen again"
+
+
+def test_B11_files_that_lost_more_are_made_again_from_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unsynced = Unsynced(monkeypatch)
+    unsynced.take_back(SUBJECTS[1], 0)
+    assert unsynced.assert_all_there().recovery.is_rebuilt
+
+
+def test_B11_a_second_start_still_has_the_table_before_and_its_journal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unsynced = Unsynced(monkeypatch)
+    store = unsynced.assert_all_there()
+    assert not store.recovery.is_rebuilt
+    unsynced.world.disk = store.disk  # type: ignore[assignment]
+    unsynced.take_back(SUBJECTS[0], FLUSHES - 1)
+    store = unsynced.assert_all_there()
+    assert not store.recovery.is_rebuilt
+    assert store.recovery.frames == 1
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_B11_without_one_of_the_tables_or_the_old_journal_nothing_is_missing(
+    monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    unsynced = Unsynced(monkeypatch)
+    names = unsynced.world.disk.image.names
+    del names[layout.QUEUE_TABLES[lost]]
+    assert not unsynced.assert_all_there().recovery.is_rebuilt
+    journals = sorted(name for name in names if name.startswith(f"{layout.ENTRIES}/"))
+    del names[journals[0]]
+    unsynced.assert_all_there()
+
+
+def test_B11_a_flush_of_many_queues_syncs_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    unsynced = Unsynced(monkeypatch)
+    assert max(unsynced.syncs) < len(SUBJECTS) + 3
+    files = {f"{layout.CONSUME_QUEUES}/{subject}" for subject in SUBJECTS}
+    for path, number in unsynced.world.disk.image.names.items():
+        if number is not None and path.rpartition("/")[0] in files:
+            assert not unsynced.world.disk.image.inodes[number].durable
