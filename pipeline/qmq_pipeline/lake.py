@@ -16,25 +16,21 @@ Derived tables are written by part: a window of the log, a day. Each run commits
 files for those that changed and the old ones for the rest, and `replaces` the list before it; so readers see the old
 state or the new one, never both.
 
-Object stores have no rename, and put whole files: there the final name is written at once.
+How files are written on disks and object stores: `lake_files.py`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 
 from qmq_pipeline.commits import Commit, DataFile, RangeFacts
 from qmq_pipeline.errors import LakeError
+from qmq_pipeline.lake_files import DRAFT, LakeFiles
 from qmq_pipeline.table import Table
 
 if TYPE_CHECKING:
@@ -43,16 +39,10 @@ if TYPE_CHECKING:
 LAKE_VERSION: Final = 1
 #: Says that a folder is one of tables.
 MARKER: Final = "LAKE"
-_LOCK: Final = "LOCK"
 _COMMITS: Final = "_commits"
 #: Beside the commits: what the last run saw, for those who want to know how fresh a table is.
 _STATE: Final = "_state.json"
 _DIGITS: Final = 20
-_DRAFT: Final = ".draft-"
-#: Key under which a Parquet file says which table and version its columns are.
-SCHEMA_KEY: Final = b"qmq.schema"
-ROW_GROUP_ROWS: Final = 100_000
-COMPRESSION: Final = "snappy"
 #: Column of a frame that says to which part of a derived table a row belongs; it is in no file.
 PART: Final = "part"
 
@@ -63,16 +53,7 @@ class Lake:
     def __init__(self, root: str) -> None:
         """Raises `LakeError` for an address that no file system is known for."""
         self.root = root
-        try:
-            if "://" in root:
-                self._files, self._path = pafs.FileSystem.from_uri(root)
-            else:
-                self._files, self._path = pafs.LocalFileSystem(), root
-        except (pa.ArrowInvalid, OSError) as error:
-            raise LakeError(
-                path=root, reason=str(error), remedy="Give a folder, or a URL like s3://bucket/path"
-            ) from error
-        self._has_rename = isinstance(self._files, pafs.LocalFileSystem)
+        self._files = LakeFiles(root)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Lake, (self.root,)
@@ -81,14 +62,14 @@ class Lake:
         """Make the folder, or refuse one of another version or with other things in it."""
         if self._has_marker():
             return
-        if self._has_rename and os.path.isdir(self._path) and set(os.listdir(self._path)) - {_LOCK}:
+        if self._files.strangers():
             raise LakeError(
                 path=self.root,
                 reason="it holds other things than tables of qmq",
                 remedy="Give a folder that is new or empty, or one that `qmq pipeline` has made",
             )
-        self._files.create_dir(self._path, recursive=True)
-        self._write_text(MARKER, json.dumps({"version": LAKE_VERSION}))
+        self._files.create()
+        self._files.write_text(MARKER, json.dumps({"version": LAKE_VERSION}))
 
     def require(self) -> None:
         """Refuse a folder that `ingest` has not made, or one of another version; makes nothing."""
@@ -100,7 +81,7 @@ class Lake:
             )
 
     def _has_marker(self) -> bool:
-        known = self._read_text(MARKER)
+        known = self._files.read_text(MARKER)
         if known is None:
             return False
         version = json.loads(known).get("version")
@@ -112,30 +93,12 @@ class Lake:
             )
         return True
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> AbstractContextManager[None]:
         """Be the one who writes these tables; raises `LakeError` at once when another run does.
 
-        Held by the operating system, so it ends with the process. Object stores have no such lock:
-        there it is for the schedule to start one run at a time.
+        Object stores have no lock: there it is for the schedule to start one run at a time.
         """
-        if not self._has_rename:
-            yield
-            return
-        self._files.create_dir(self._path, recursive=True)
-        descriptor = os.open(self._full(_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise LakeError(
-                    path=self.root,
-                    reason="another run writes these tables",
-                    remedy="Wait for its end, or give another folder",
-                ) from error
-            yield
-        finally:
-            os.close(descriptor)
+        return self._files.lock()
 
     def folder(self, table: Table) -> str:
         """Where a table is, below the root."""
@@ -152,9 +115,9 @@ class Lake:
 
     def _all_commits(self, table: Table) -> tuple[list[Commit], set[str]]:
         found = [
-            Commit.from_json(self._read_text(path) or "{}")
-            for path in sorted(self._list(f"{self.folder(table)}/{_COMMITS}"))
-            if path.endswith(".json") and _DRAFT not in path and not path.endswith(_STATE)
+            Commit.from_json(self._files.read_text(path) or "{}")
+            for path in sorted(self._files.names(f"{self.folder(table)}/{_COMMITS}"))
+            if path.endswith(".json") and DRAFT not in path and not path.endswith(_STATE)
         ]
         return found, {name for one in found for name in one.replaces}
 
@@ -185,17 +148,17 @@ class Lake:
             replaces=tuple(replaces),
             notes=notes or {},
         )
-        self._write_text(f"{self.folder(table)}/{_COMMITS}/{name}.json", made.to_json())
+        self._files.write_text(f"{self.folder(table)}/{_COMMITS}/{name}.json", made.to_json())
         return made
 
     def write_state(self, table: Table, state: Mapping[str, Any]) -> None:
         """Keep what the last run found, whether it added something or not."""
-        self._write_text(f"{self.folder(table)}/{_COMMITS}/{_STATE}", json.dumps(state))
+        self._files.write_text(f"{self.folder(table)}/{_COMMITS}/{_STATE}", json.dumps(state))
 
     def read_state(self, table: Table) -> dict[str, Any]:
         """What the last run found; nothing when there was none."""
         found: dict[str, Any] = json.loads(
-            self._read_text(f"{self.folder(table)}/{_COMMITS}/{_STATE}") or "{}"
+            self._files.read_text(f"{self.folder(table)}/{_COMMITS}/{_STATE}") or "{}"
         )
         return found
 
@@ -268,7 +231,7 @@ class Lake:
         # The oldest goes first: it is never there without the one that replaces it.
         for one in commits:
             if one.name in replaced:
-                self._files.delete_file(self._full(f"{folder}/{_COMMITS}/{one.name}.json"))
+                self._files.delete(f"{folder}/{_COMMITS}/{one.name}.json")
         kept = {
             file.path
             for commit in commits
@@ -278,11 +241,11 @@ class Lake:
         }
         doomed = [
             path
-            for path in self._list(folder, recursive=True)
+            for path in self._files.names(folder, is_deep=True)
             if f"/{_COMMITS}/" not in path and path.removeprefix(f"{folder}/") not in kept
         ]
         for path in doomed:
-            self._files.delete_file(self._full(path))
+            self._files.delete(path)
         return len(doomed)
 
     def cut(self, table: Table, after: int) -> None:
@@ -290,50 +253,23 @@ class Lake:
         for one in self.commits(table):
             if any(facts.next > after for facts in one.ranges):
                 name = f"{self.folder(table)}/{_COMMITS}/{one.name}.json"
-                self._files.delete_file(self._full(name))
+                self._files.delete(name)
 
     def write(self, table: Table, path: str, batches: Iterable[pa.RecordBatch]) -> DataFile:
         """Write one data file below the table's folder, whole or not at all."""
-        final = self._full(f"{self.folder(table)}/{path}")
-        parent = final.rpartition("/")[0]
-        draft = f"{parent}/{_DRAFT}{uuid.uuid4().hex}" if self._has_rename else final
-        self._files.create_dir(parent, recursive=True)
-        version = {SCHEMA_KEY: f"{table.name}/{table.version}".encode()}
-        rows = 0
-        with self._files.open_output_stream(draft) as stream:
-            writer: pq.ParquetWriter | None = None
-            for batch in batches:
-                if writer is None:
-                    schema = batch.schema.with_metadata(version)
-                    writer = pq.ParquetWriter(stream, schema, compression=COMPRESSION)
-                writer.write_batch(batch, row_group_size=ROW_GROUP_ROWS)
-                rows += batch.num_rows
-            if writer is None:
-                writer = pq.ParquetWriter(stream, table.arrow().with_metadata(version))
-            writer.close()
-        if self._has_rename:
-            self._files.move(draft, final)
-        return DataFile(path=path, rows=rows, bytes=self._files.get_file_info(final).size)
+        rows, length = self._files.write_rows(f"{self.folder(table)}/{path}", table, batches)
+        return DataFile(path=path, rows=rows, bytes=length)
 
     def sync_files(self, table: Table, files: Iterable[DataFile]) -> None:
         """Make files, and their names, survive a power cut; an object store does that by itself."""
-        if not self._has_rename:
-            return
         for file in files:
-            path = self._full(f"{self.folder(table)}/{file.path}")
-            for one in (path, path.rpartition("/")[0]):
-                descriptor = os.open(one, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+            self._files.sync(f"{self.folder(table)}/{file.path}")
 
     def read_file(
         self, table: Table, path: str, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         """Some columns of one data file, without Spark."""
-        with self._files.open_input_file(self._full(f"{self.folder(table)}/{path}")) as file:
-            yield from pq.ParquetFile(file).iter_batches(columns=list(columns))
+        yield from self._files.read_rows(f"{self.folder(table)}/{path}", columns)
 
     def read(
         self, spark: SparkSession, table: Table, ranges: Iterable[RangeFacts] | None = None
@@ -361,40 +297,11 @@ class Lake:
 
     def _frame_files(self, table: Table, folder: str) -> Iterator[DataFile]:
         prefix = f"{self.folder(table)}/"
-        for path in sorted(self._list(folder, recursive=True)):
+        for path in sorted(self._files.names(folder, is_deep=True)):
             if path.endswith(".parquet"):
-                with self._files.open_input_file(self._full(path)) as file:
-                    rows = pq.ParquetFile(file).metadata.num_rows
-                    yield DataFile(path=path.removeprefix(prefix), rows=rows, bytes=file.size())
+                rows, length = self._files.rows_and_bytes(path)
+                yield DataFile(path=path.removeprefix(prefix), rows=rows, bytes=length)
 
     def url(self, path: str) -> str:
         """A path below the root as Spark wants it."""
-        return f"{self.root.rstrip('/')}/{path}"
-
-    def _full(self, path: str) -> str:
-        return f"{self._path.rstrip('/')}/{path}"
-
-    def _list(self, folder: str, *, recursive: bool = False) -> Iterator[str]:
-        selector = pafs.FileSelector(self._full(folder), allow_not_found=True, recursive=recursive)
-        prefix = self._full("")
-        for one in self._files.get_file_info(selector):
-            if one.type == pafs.FileType.File:
-                yield one.path.removeprefix(prefix)
-
-    def _read_text(self, path: str) -> str | None:
-        try:
-            with self._files.open_input_stream(self._full(path)) as stream:
-                content: bytes = stream.read()
-        except FileNotFoundError:
-            return None
-        return content.decode()
-
-    def _write_text(self, path: str, text: str) -> None:
-        final = self._full(path)
-        parent = final.rpartition("/")[0]
-        draft = f"{parent}/{_DRAFT}{uuid.uuid4().hex}" if self._has_rename else final
-        self._files.create_dir(parent, recursive=True)
-        with self._files.open_output_stream(draft) as stream:
-            stream.write(text.encode())
-        if self._has_rename:
-            self._files.move(draft, final)
+        return self._files.url(path)

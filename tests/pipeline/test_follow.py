@@ -73,14 +73,36 @@ def test_an_error_on_the_way_ends_it_and_is_raised_as_it_was(
     directory.close()
 
 
+#: Waits for a signal as the command does, without anything to follow.
+WAITING = """
+from qmq_pipeline.command import until_signalled
+with until_signalled() as stop:
+    print("waiting", flush=True)
+    stop.wait()
+    print("stopping", flush=True)
+    stop.clear()
+    stop.wait()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_the_first_signal_asks_to_end_and_the_second_ends(number: signal.Signals) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITING], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for word in ("waiting", "stopping"):
+        assert process.stdout.readline() == f"{word}\n"
+        process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == -number
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.xdist_group("spark")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_a_signal_ends_the_command_with_all_committed_and_exit_code_0(
-    request: pytest.FixtureRequest, tmp_path: Path, number: signal.Signals
-) -> None:
-    if number is signal.SIGINT and not request.config.getoption("--release"):
-        pytest.skip("one start of a JVM is enough while working; --release sends both")
+def test_ctrl_c_ends_the_command_with_all_committed_and_exit_code_0(tmp_path: Path) -> None:
+    """What a terminal does: SIGINT for the whole group of processes, the JVM and its workers among them."""
     directory = DataDirectory(tmp_path / "broker")
     directory.append(messages(MessageIds(1), 30))
     folders = ["--tables", str(tmp_path / "tables"), "--path", str(directory.path)]
@@ -101,12 +123,13 @@ def test_a_signal_ends_the_command_with_all_committed_and_exit_code_0(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     assert command.stdout is not None
     assert _next(command.stdout)["rows"]["messages"] == 30
     directory.append(messages(MessageIds(2), 20))
     assert _next(command.stdout)["rows"]["messages"] == 20
-    command.send_signal(number)
+    os.killpg(command.pid, signal.SIGINT)
     said, errors = command.communicate(timeout=120)
     assert command.returncode == 0, errors
     assert json.loads(said)["rows"]["messages"] == 50

@@ -1,0 +1,166 @@
+"""Files below the folder of the tables, on a disk or in an object store: written whole or not at all.
+
+A disk has renames and locks: a draft takes its name when it is complete. Object stores have neither, and put whole
+files: there the final name is written at once. What the files mean is the affair of `lake.py`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from qmq_pipeline.errors import LakeError
+from qmq_pipeline.table import Table
+
+LOCK: Final = "LOCK"
+DRAFT: Final = ".draft-"
+#: Key under which a Parquet file says which table and version its columns are.
+SCHEMA_KEY: Final = b"qmq.schema"
+ROW_GROUP_ROWS: Final = 100_000
+COMPRESSION: Final = "snappy"
+
+
+class LakeFiles:
+    """The files below one folder; all paths are relative to it."""
+
+    def __init__(self, root: str) -> None:
+        """Raises `LakeError` for an address that no file system is known for."""
+        self.root = root
+        try:
+            if "://" in root:
+                self._files, self._path = pafs.FileSystem.from_uri(root)
+            else:
+                self._files, self._path = pafs.LocalFileSystem(), root
+        except (pa.ArrowInvalid, OSError) as error:
+            raise LakeError(
+                path=root, reason=str(error), remedy="Give a folder, or a URL like s3://bucket/path"
+            ) from error
+        self._is_disk = isinstance(self._files, pafs.LocalFileSystem)
+
+    def create(self) -> None:
+        """Make the folder, and those above it."""
+        self._files.create_dir(self._path, recursive=True)
+
+    def strangers(self) -> set[str]:
+        """What stands in the folder itself, of a disk; without the lock."""
+        if not self._is_disk or not os.path.isdir(self._path):
+            return set()
+        return set(os.listdir(self._path)) - {LOCK}
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the one who writes below this folder; raises `LakeError` at once when another one does.
+
+        Held by the operating system, so it ends with the process. Nothing on an object store.
+        """
+        if not self._is_disk:
+            yield
+            return
+        self.create()
+        descriptor = os.open(self._full(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise LakeError(
+                    path=self.root,
+                    reason="another run writes these tables",
+                    remedy="Wait for its end, or give another folder",
+                ) from error
+            yield
+        finally:
+            os.close(descriptor)
+
+    def url(self, path: str) -> str:
+        """A path as Spark wants it."""
+        return f"{self.root.rstrip('/')}/{path}"
+
+    def names(self, folder: str, *, is_deep: bool = False) -> Iterator[str]:
+        """Paths of the files in a folder; of those below it too when it `is_deep`."""
+        selector = pafs.FileSelector(self._full(folder), allow_not_found=True, recursive=is_deep)
+        prefix = self._full("")
+        for one in self._files.get_file_info(selector):
+            if one.type == pafs.FileType.File:
+                yield one.path.removeprefix(prefix)
+
+    def delete(self, path: str) -> None:
+        """Remove one file, which must be there."""
+        self._files.delete_file(self._full(path))
+
+    def read_text(self, path: str) -> str | None:
+        """A small file; None when it is not there."""
+        try:
+            with self._files.open_input_stream(self._full(path)) as stream:
+                content: bytes = stream.read()
+        except FileNotFoundError:
+            return None
+        return content.decode()
+
+    def write_text(self, path: str, text: str) -> None:
+        """Write or replace a small file."""
+        with self._whole(path) as stream:
+            stream.write(text.encode())
+
+    def write_rows(
+        self, path: str, table: Table, batches: Iterable[pa.RecordBatch]
+    ) -> tuple[int, int]:
+        """Write a Parquet file; its rows and bytes."""
+        version = {SCHEMA_KEY: f"{table.name}/{table.version}".encode()}
+        rows = 0
+        with self._whole(path) as stream:
+            writer: pq.ParquetWriter | None = None
+            for batch in batches:
+                if writer is None:
+                    schema = batch.schema.with_metadata(version)
+                    writer = pq.ParquetWriter(stream, schema, compression=COMPRESSION)
+                writer.write_batch(batch, row_group_size=ROW_GROUP_ROWS)
+                rows += batch.num_rows
+            if writer is None:
+                writer = pq.ParquetWriter(stream, table.arrow().with_metadata(version))
+            writer.close()
+        return rows, self._files.get_file_info(self._full(path)).size
+
+    def read_rows(self, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Some columns of a Parquet file."""
+        with self._files.open_input_file(self._full(path)) as file:
+            yield from pq.ParquetFile(file).iter_batches(columns=list(columns))
+
+    def rows_and_bytes(self, path: str) -> tuple[int, int]:
+        """How many rows a Parquet file has, and its length."""
+        with self._files.open_input_file(self._full(path)) as file:
+            return pq.ParquetFile(file).metadata.num_rows, file.size()
+
+    def sync(self, path: str) -> None:
+        """Make a file, and its name, survive a power cut; an object store does that by itself."""
+        if not self._is_disk:
+            return
+        full = self._full(path)
+        for one in (full, full.rpartition("/")[0]):
+            descriptor = os.open(one, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    @contextmanager
+    def _whole(self, path: str) -> Iterator[pa.NativeFile]:
+        """A stream into a new file, which has its name when the block has ended without an error."""
+        final = self._full(path)
+        parent = final.rpartition("/")[0]
+        draft = f"{parent}/{DRAFT}{uuid.uuid4().hex}" if self._is_disk else final
+        self._files.create_dir(parent, recursive=True)
+        with self._files.open_output_stream(draft) as stream:
+            yield stream
+        if self._is_disk:
+            self._files.move(draft, final)
+
+    def _full(self, path: str) -> str:
+        return f"{self._path.rstrip('/')}/{path}"
