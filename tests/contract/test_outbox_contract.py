@@ -202,6 +202,24 @@ def test_W1_W9_rows_are_claimed_when_they_are_due_in_the_order_of_their_storing(
     assert claimed(outbox, ONE) == []
 
 
+@pytest.mark.parametrize("limit", [5, 100])
+def test_W1_a_claim_ends_with_the_row_that_makes_its_records_large_enough(
+    outbox: Outbox, limit: int
+) -> None:
+    """Large ones among small ones: no limit of rows says how much memory they take."""
+    small = left_behind(outbox, 2, due_in_ms=-4_000)
+    large = left_behind(outbox, 3, due_in_ms=-3_000, body=bytes(50_000))
+    last = left_behind(outbox, 2, due_in_ms=-2_000)
+
+    def claim(token: bytes) -> list[tuple[bytes, int]]:
+        rows = outbox.store.claim(token=token, limit=limit, lease_ms=LEASE_MS, bytes_max=60_000)
+        return [(row.message_id, len(row.record) // 10_000) for row in rows]
+
+    assert claim(ONE) == [(id_, 0) for id_ in small] + [(id_, 5) for id_ in large[:2]]
+    assert claim(OTHER) == [(large[2], 5), *((id_, 0) for id_ in last)]
+    assert claim(OTHER) == []
+
+
 def test_O3_W2_a_row_has_one_owner_until_its_lease_ends_and_a_late_owner_changes_nothing(
     outbox: Outbox,
 ) -> None:

@@ -246,6 +246,38 @@ def test_one_that_has_nothing_to_send_lets_the_next_try_at_once() -> None:
     assert gate.wait_s() == 77.0, "what one had to send is no news of the broker"
 
 
+def test_W8_while_one_waits_for_a_silent_broker_no_other_does() -> None:
+    clock = HandClock()
+    gate = gates(clock)
+    gate.on_failure()
+    gate.on_failure()
+    clock.elapsed_s += 1.0
+    assert gate.wait_s() == 0.0
+    clock.elapsed_s += 30.0
+    assert gate.wait_s() == 2.0, "a request may take that long"
+    clock.elapsed_s += 30.0
+    assert gate.wait_s() == 0.0, "the one that tried was killed, or stopped"
+
+
+def test_W8_a_broker_that_is_back_is_known_to_all_after_one_batch(
+    tmp_path: Path, broker: MemoryBroker
+) -> None:
+    clock = HandClock()
+    gate = gates(clock)
+    database = make_database(tmp_path / "shop.db")
+    put_rows(database, 3 * PROBE_ROWS)
+    sweep = Sweep(database, MemoryTransport(broker), clock=clock)
+    job = SweepJob(sweep, DaemonOptions(), lambda: 0.0, clock=clock, gate=gate)
+    gate.on_failure()
+    gate.on_failure()
+    clock.elapsed_s += 1.0
+    assert job.step(never).sent == PROBE_ROWS
+    assert not gate.is_shut
+    assert job.delay_s == 0.0, "there is more"
+    assert job.step(never).sent == 2 * PROBE_ROWS
+    database.close()
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [

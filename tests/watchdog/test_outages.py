@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -26,7 +27,8 @@ from tests.contract.broker_process import BrokerProcess
 from tests.services.databases import KINDS
 from tests.services.private import PrivateServer
 from tests.watchdog.processes import DEADLINE_S
-from tests.watchdog.rows import left, put_rows
+from tests.watchdog.rows import left, make_database, make_due, put_rows
+from tests.watchdog.transports import WatchedTransport, sent_ids
 
 QUICK = WatchdogSection(connect_s_max=1.0, statement_s_max=1.0)
 
@@ -144,3 +146,26 @@ def test_W1_one_daemon_takes_over_rows_in_databases_of_all_kinds(
     for database in databases:
         assert left(database) == set()
         database.close()
+
+
+def test_O2_what_was_accepted_counts_as_sent_also_where_the_database_could_not_take_note_of_it(
+    tmp_path: Path, broker: MemoryBroker
+) -> None:
+    database = make_database(tmp_path / "shop.db")
+    put_rows(database, 3)
+
+    def rename(there: str, to: str) -> None:
+        with database.engine.begin() as connection:
+            connection.exec_driver_sql(f"ALTER TABLE {there} RENAME TO {to}")
+
+    transport = WatchedTransport(broker, lambda: rename("qmq_outbox", "away"))
+    job = SweepJob(Sweep(database, transport), DaemonOptions(), lambda: 0.0)
+    counts = job.step(never)
+    assert counts.error is not None
+    assert (counts.claimed, counts.sent, job.totals.sent) == (3, 3, 3)
+    rename("away", "qmq_outbox")
+    assert len(left(database)) == 3
+    make_due(database)
+    assert Sweep(database, MemoryTransport(broker)).step().sent == 3
+    assert len(sent_ids(broker)) == 3
+    database.close()

@@ -17,7 +17,6 @@ from qmq_watchdog.databases import Database
 from qmq_watchdog.sweep import BATCH_BYTES_AIM, PROBE_ROWS, Sweep, SweepOptions
 from tests.watchdog.rows import (
     DEAD_SENDER,
-    SUBJECT,
     damage,
     executed,
     left,
@@ -25,13 +24,9 @@ from tests.watchdog.rows import (
     put_rows,
     rows_of,
 )
-from tests.watchdog.transports import HandClock, PickyTransport, WatchedTransport
+from tests.watchdog.transports import HandClock, PickyTransport, WatchedTransport, sent_ids
 
 DAY_MS = 86_400_000
-
-
-def sent_ids(broker: MemoryBroker) -> list[str | None]:
-    return [message.message_id for message in broker.messages(SUBJECT)]
 
 
 def test_what_is_due_is_sent_and_deleted_and_the_rest_is_left(
@@ -155,7 +150,7 @@ def test_no_statement_walks_through_the_rows_that_wait(
     assert plans["UPDATE"] == {
         by_id,
         "SEARCH qmq_outbox USING INTEGER PRIMARY KEY (rowid=?)",
-        "SEARCH qmq_outbox USING COVERING INDEX qmq_outbox_state_due (state=? AND due_at_ms<?)",
+        "SEARCH qmq_outbox USING INDEX qmq_outbox_state_due (state=? AND due_at_ms<?)",
     }
 
 

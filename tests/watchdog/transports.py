@@ -1,4 +1,4 @@
-"""Transports with a will of their own, around the broker in memory."""
+"""Transports with a will of their own, around the broker in memory, and what they brought it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from qmq_client.errors import BrokerRefusedError
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_client.wire.frame import parse_message_frame
 from qmq_client.wire.requests import ErrorAnswer, SendAnswer
+from tests.watchdog.rows import SUBJECT
 
 
 class PickyTransport(MemoryTransport):
@@ -59,3 +60,8 @@ class HandClock(Clock):
 
     def sleep(self, seconds: float) -> None:
         raise AssertionError("a sweep never sleeps")
+
+
+def sent_ids(broker: MemoryBroker) -> list[str | None]:
+    """What the broker was given, in order."""
+    return [message.message_id for message in broker.messages(SUBJECT)]

@@ -16,8 +16,10 @@ from qmq_client.retry import Backoff
 
 #: One failure may be the fault of one batch; the next is not.
 _FAILURES_MAX: Final = 2
-#: How long others wait for the one that tries; it may find that it has nothing to send.
-_TRY_S: Final = 2.0
+#: How often others look whether the one that tries has got through: it has as soon as one batch has.
+_LOOK_S: Final = 2.0
+#: When another tries although that one has told nothing: far above what a request may take.
+_TRY_S_MAX: Final = 60.0
 
 
 class BrokerGate:
@@ -32,8 +34,8 @@ class BrokerGate:
         self._lock = threading.Lock()
         self._failures = 0
         self._shut_until_s = 0.0
-        #: Somebody went ahead, and nobody has failed since.
-        self._is_tried = False
+        #: Somebody went ahead, and is waited for until then.
+        self._tried_until_s = 0.0
 
     def wait_s(self) -> float:
         """0 to go ahead; else how long to leave the broker and the rows alone."""
@@ -41,24 +43,24 @@ class BrokerGate:
             if self._failures < _FAILURES_MAX:
                 return 0.0
             now_s = self._clock.monotonic_s()
+            if now_s < self._tried_until_s:
+                return min(_LOOK_S, self._tried_until_s - now_s)
             left_s = self._shut_until_s - now_s
             if left_s <= 0:
-                self._shut_until_s = now_s + _TRY_S  # this caller tries for all
-                self._is_tried = True
+                self._tried_until_s = now_s + _TRY_S_MAX  # this caller tries for all
                 return 0.0
             return left_s * (1.0 + 0.1 * self._random())
 
     def on_nothing(self) -> None:
         """The one that went ahead had nothing to send: let another try."""
         with self._lock:
-            if self._is_tried:  # else another's failure has set a wait, which holds
-                self._shut_until_s = self._clock.monotonic_s()
+            self._tried_until_s = 0.0  # what another's failure made of the wait holds
 
     def on_failure(self, *, at_least_s: float = 0.0) -> None:
         """The broker gave no answer, or asks to be left alone for so long."""
         with self._lock:
             self._failures += 1
-            self._is_tried = False
+            self._tried_until_s = 0.0
             if self.is_shut:
                 tries = self._failures - _FAILURES_MAX + 1
                 delay_s = self._backoff.delay_ms(tries, self._random()) / 1000
@@ -68,7 +70,7 @@ class BrokerGate:
         """It took something."""
         with self._lock:
             self._failures = 0
-            self._is_tried = False
+            self._tried_until_s = 0.0
 
     @property
     def is_shut(self) -> bool:

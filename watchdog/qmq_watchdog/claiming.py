@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from qmq_client.clock import Clock
 from qmq_client.ids import new_token
+from qmq_client.outbox.database.claiming import CLAIM_BYTES_MAX
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import OutboxRow
 
@@ -23,7 +24,7 @@ class Claim:
 
     token: bytes
     rows: list[OutboxRow]
-    #: As many as were asked for: there may be more.
+    #: As many as were asked for, or as large as may be: there may be more.
     is_full: bool
     lease_end_s: float
 
@@ -91,4 +92,5 @@ class Claims:
         token = new_token()
         lease_end_s = self._clock.monotonic_s() + self._lease_ms / 1000
         rows = self._store().claim(token=token, limit=limit, lease_ms=self._lease_ms, keys=keys)
-        return Claim(token=token, rows=rows, is_full=len(rows) == limit, lease_end_s=lease_end_s)
+        is_full = len(rows) == limit or sum(len(row.record) for row in rows) >= CLAIM_BYTES_MAX
+        return Claim(token=token, rows=rows, is_full=is_full, lease_end_s=lease_end_s)

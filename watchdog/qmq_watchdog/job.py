@@ -199,8 +199,12 @@ class SweepJob:
 
     def _do_sweep(self, counts: SweepCounts, is_stopped: Callable[[], bool]) -> None:
         started_s = self._clock.monotonic_s()
-        self._sweep.step(is_stopped, counts)
-        self._tell_gate(counts)
+        # Who tries for all tells the others after one batch whether they may.
+        is_trial = self._gate is not None and self._gate.is_shut
+        try:
+            self._sweep.step(lambda: is_trial or is_stopped(), counts)
+        finally:
+            self._tell_gate(counts)
         self.totals.add(counts)
         self.totals.seconds += self._clock.monotonic_s() - started_s
 

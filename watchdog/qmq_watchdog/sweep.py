@@ -37,7 +37,8 @@ PROBE_ROWS: Final = 100
 #: Ordering keys whose followers are looked for at once.
 KEYS_FOLLOWED_MAX: Final = 500
 #: Claims grow while a batch stays below half of this and shrink to it above: what batches hold in
-#: memory, but for the first of those whose records are larger than the ones before.
+#: memory, but for the first of those whose records are larger than the ones before, which ends at
+#: `CLAIM_BYTES_MAX` of `claiming.py`.
 BATCH_BYTES_AIM: Final = 8 * 1024 * 1024
 #: Rows of each state are counted up to here: a look must cost little however many there are.
 COUNTED_ROWS_MAX: Final = 10_000
@@ -73,7 +74,7 @@ class SweepCounts:
     """What one sweep did."""
 
     claimed: int = 0
-    #: Accepted by the broker and deleted here.
+    #: Accepted by the broker, also where the database did not take note of it; then they come again.
     sent: int = 0
     #: Given back, to be tried again later.
     failed: int = 0
@@ -99,12 +100,11 @@ class SweepCounts:
     #: What the database did not do; the sweep ended there.
     error: QmqError | None = None
 
-    def add(self, outcome: BatchOutcome, settled: int) -> None:
-        """Count a batch of which `settled` rows were still ours."""
+    def add(self, outcome: BatchOutcome) -> None:
+        """Count a batch that was tried."""
         self.sent += len(outcome.sent)
         self.failed += len(outcome.failed)
         self.parked += len(outcome.parked)
-        self.lost += len(outcome.sent) + len(outcome.failed) + len(outcome.parked) - settled
         self.unreachable = outcome.unreachable
         self.retry_after_s = outcome.retry_after_s
         if outcome.failed:
@@ -233,7 +233,8 @@ class Sweep:
             max_attempts=self._options.max_attempts,
             random=self._random,
         )
-        counts.add(outcome, self._settle(outcome, turns.given_back(), claim.token))
+        counts.add(outcome)
+        counts.lost += self._settle(outcome, turns.given_back(), claim.token)
         counts.held += len(turns.held)
         self._keys = _keys_sent(turns.free, outcome)
         return (claim.is_full or bool(self._keys)) and not outcome.unreachable
@@ -259,11 +260,11 @@ class Sweep:
             store.settle(BatchOutcome(failed=back), token=claim.token)
 
     def _settle(self, outcome: BatchOutcome, held: BatchOutcome, token: bytes) -> int:
-        """Settle the batch; returns how many of the rows that were tried were still ours."""
+        """Settle the batch; returns how many of the rows that were tried were not ours any more."""
         store, keep_ms = self.database.store, self.database.keep_sent_ms
         settled = store.settle(outcome, token=token, keep_ms=keep_ms)
         store.settle(held, token=token)
-        return settled
+        return len(outcome.sent) + len(outcome.failed) + len(outcome.parked) - settled
 
     def _check_once(self) -> None:
         if not self._is_checked:

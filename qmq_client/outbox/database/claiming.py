@@ -4,6 +4,9 @@ Two claims: of rows whose time has come, oldest due first; and of the followers 
 the order of their commits, when the rows before them have just been sent. Followers were given back
 to come due later, so they are taken before their time; they belong to nobody, which the missing token
 says.
+
+A claim ends with the row that makes its records as large as was asked for: how large the next ones are
+nobody knows before they are read, and a thousand may be more than there is memory.
 """
 
 from __future__ import annotations
@@ -17,25 +20,41 @@ import sqlalchemy as sa
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.table import LIVE
 
+#: Records of one claim, all together; its last row may pass that.
+CLAIM_BYTES_MAX: Final = 32 * 1024 * 1024
 #: What a claim reads of each row, in the order of `as_outbox_rows`.
 CLAIMED_COLUMNS: Final = "id, message_id, subject, ordering_key, record, attempts"
 row_id: Final = itemgetter(0)
 
 
 class Wanted(NamedTuple):
-    """WHERE and ORDER BY of a claim, and their parameters."""
+    """WHERE of a claim and its parameters, and the column to take the rows in the order of."""
 
-    text: str
+    where: str
     parameters: tuple[str, ...]
+    order: str
+
+    @property
+    def text(self) -> str:
+        """What follows WHERE."""
+        return f"{self.where} ORDER BY {self.order}"
+
+    def fitting(self, sized_rows: str, bytes_max: int) -> str:
+        """A query for the ids of those rows that fit, of one with `id`, `due_at_ms`, `record_bytes`."""
+        return (
+            "SELECT id FROM (SELECT id, sum(record_bytes) OVER "
+            f"(ORDER BY {self.order} ROWS UNBOUNDED PRECEDING) - record_bytes AS before_bytes "
+            f"FROM {sized_rows} AS sized) AS summed WHERE before_bytes < {bytes_max:d}"
+        )
 
 
 def wanted_rows(now_ms: str, keys: Sequence[str], placeholder: str) -> Wanted:
     """Rows that are due or, with `keys`, those of these ordering keys that nobody owns."""
     if not keys:
-        return Wanted(f"state = {LIVE} AND due_at_ms <= {now_ms} ORDER BY due_at_ms", ())
+        return Wanted(f"state = {LIVE} AND due_at_ms <= {now_ms}", (), "due_at_ms")
     places = ", ".join([placeholder] * len(keys))
-    text = f"state = {LIVE} AND token IS NULL AND ordering_key IN ({places}) ORDER BY id"
-    return Wanted(text, tuple(keys))
+    where = f"state = {LIVE} AND token IS NULL AND ordering_key IN ({places})"
+    return Wanted(where, tuple(keys), "id")
 
 
 def as_outbox_rows(found: Sequence[Any]) -> list[OutboxRow]:

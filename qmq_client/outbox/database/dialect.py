@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import sqlalchemy as sa
 
 from qmq_client.errors import ConfigurationError
+from qmq_client.outbox.database.claiming import CLAIM_BYTES_MAX
 from qmq_client.outbox.database.driver import root_engine
 from qmq_client.outbox.database.link import Link
 from qmq_client.outbox.row import OutboxRow
@@ -141,8 +142,12 @@ class OutboxDialect(Protocol):
         limit: int,
         lease_ms: int,
         keys: Sequence[str] = (),
+        bytes_max: int = CLAIM_BYTES_MAX,
     ) -> list[OutboxRow]:
-        """Take up to `limit` live rows for `token`: due ones, or followers; see `claiming.py`."""
+        """Take up to `limit` live rows for `token`: due ones, or followers; see `claiming.py`.
+
+        Fewer where their records come to `bytes_max`.
+        """
         ...
 
     def reclaim(

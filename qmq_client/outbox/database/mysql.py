@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.database.claiming import (
-    CLAIMED_COLUMNS,
+    CLAIM_BYTES_MAX,
     as_outbox_rows,
     row_id,
     table_text,
@@ -40,6 +41,8 @@ _WRITING: Final = re.compile(r"\s*(?:INSERT|REPLACE|DELETE)\b", re.IGNORECASE)
 _MISSING: Final = (1146, 1054)  # no such table, unknown column
 #: Bytes of a packet around the rows.
 _PACKET_OVERHEAD_BYTES: Final = 64 * 1024
+#: Where the record stands in a claimed row.
+_RECORD: Final = 4
 _OLDEST: Final = {True: (10, 6), False: (8, 0, 1)}
 
 
@@ -91,13 +94,18 @@ class MySqlDialect(ServerDialect):
         return error_number(error.orig) in _MISSING
 
     def prepare_sibling(self, connection: sa.Connection) -> None:
-        is_read_only, self._is_undone_by_timeout = connection.exec_driver_sql(
-            "SELECT @@global.read_only, @@global.innodb_rollback_on_timeout"
+        is_read_only, self._is_undone_by_timeout, is_safe = connection.exec_driver_sql(
+            "SELECT @@global.read_only, @@global.innodb_rollback_on_timeout, @@sql_safe_updates"
         ).one()
         if is_read_only:
             raise refuse(
                 "the server is read-only (@@read_only is 1): a replica does not have what was "
                 "deleted on its primary a moment ago. Give the primary"
+            )
+        if is_safe:
+            raise refuse(
+                "the session has sql_safe_updates: the server then refuses to delete rows that were "
+                "sent, and each would be sent again and again. Leave it out of this user's sessions"
             )
 
     def record_bytes_max(self, connection: sa.Connection) -> int | None:
@@ -134,22 +142,28 @@ class MySqlDialect(ServerDialect):
         limit: int,
         lease_ms: int,
         keys: Sequence[str] = (),
+        bytes_max: int = CLAIM_BYTES_MAX,
     ) -> list[OutboxRow]:
         table = table_text(connection, outbox)
         wanted = wanted_rows(NOW_MS, keys, "%s")
+        # So many rows of no more than this fit surely; larger records are read once that is known.
+        small_bytes = bytes_max // limit
         found = connection.exec_driver_sql(
-            f"SELECT {CLAIMED_COLUMNS} FROM {table} WHERE {wanted.text} "
-            f"LIMIT {limit:d} FOR UPDATE SKIP LOCKED",
+            "SELECT id, message_id, subject, ordering_key, "
+            f"IF(LENGTH(record) <= {small_bytes}, record, NULL), attempts, LENGTH(record) "
+            f"FROM {table} WHERE {wanted.text} LIMIT {limit:d} FOR UPDATE SKIP LOCKED",
             wanted.parameters,
         ).all()
-        if found:
-            # As text: numbers as parameters cost the driver more than the server's whole work.
-            numbers = ", ".join(str(row_id(row)) for row in found)
-            connection.exec_driver_sql(
-                f"UPDATE {table} SET token = %s, due_at_ms = {NOW_MS} + %s WHERE id IN ({numbers})",
-                (token, lease_ms),
-            )
-        return as_outbox_rows(found)
+        fitting = _fitting(found, bytes_max)
+        if not fitting:
+            return []
+        # As text: numbers as parameters cost the driver more than the server's whole work.
+        connection.exec_driver_sql(
+            f"UPDATE {table} SET token = %s, due_at_ms = {NOW_MS} + %s "
+            f"WHERE id IN ({_numbers(fitting)})",
+            (token, lease_ms),
+        )
+        return as_outbox_rows(_with_records(connection, table, fitting))
 
     def relax(self, _: sa.Connection) -> None:
         """Nothing: here durability is a setting of the whole server."""
@@ -162,3 +176,26 @@ class MySqlDialect(ServerDialect):
         cursor = driver.cursor()
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         cursor.close()
+
+
+def _fitting(found: Sequence[Any], bytes_max: int) -> list[Any]:
+    """The first of the rows as far as they fit, without the length at their ends."""
+    totals = accumulate((row[-1] for row in found), initial=0)
+    return [row[:-1] for row, before in zip(found, totals, strict=False) if before < bytes_max]
+
+
+def _with_records(connection: sa.Connection, table: str, rows: Sequence[Any]) -> Sequence[Any]:
+    """The rows with those records that were too large to be read at once."""
+    large = [row for row in rows if row[_RECORD] is None]
+    if not large:
+        return rows
+    query = f"SELECT id, record FROM {table} WHERE id IN ({_numbers(large)})"
+    records = {row.id: row.record for row in connection.exec_driver_sql(query)}
+    return [
+        (*row[:_RECORD], records[row_id(row)], *row[_RECORD + 1 :]) if row[_RECORD] is None else row
+        for row in rows
+    ]
+
+
+def _numbers(rows: Sequence[Any]) -> str:
+    return ", ".join(str(row_id(row)) for row in rows)

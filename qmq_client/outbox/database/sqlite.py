@@ -20,7 +20,7 @@ from sqlalchemy import event
 from sqlalchemy.pool import StaticPool
 
 from qmq_client.errors import ConfigurationError
-from qmq_client.outbox.database.claiming import row_id, table_text, wanted_rows
+from qmq_client.outbox.database.claiming import CLAIM_BYTES_MAX, row_id, table_text, wanted_rows
 from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE
 from qmq_client.outbox.database.link import Link, find_link, leave_out
 from qmq_client.outbox.database.shared_connection import shared_connection
@@ -179,14 +179,19 @@ class SqliteDialect:
         limit: int,
         lease_ms: int,
         keys: Sequence[str] = (),
+        bytes_max: int = CLAIM_BYTES_MAX,
     ) -> list[OutboxRow]:
         table = table_text(connection, outbox)
         wanted = wanted_rows(NOW_MS, keys, "?")
+        sized = (
+            f"(SELECT id, due_at_ms, length(record) AS record_bytes FROM {table} "
+            f"WHERE {wanted.text} LIMIT ?)"
+        )
         # As bytes: the driver refuses a whole result when one text in it is damaged; so the row can
         # be read, found out by its checksum, and parked alone.
         taken = connection.exec_driver_sql(
             f"UPDATE {table} SET token = ?, due_at_ms = {NOW_MS} + ? WHERE id IN ("
-            f"SELECT id FROM {table} WHERE {wanted.text} LIMIT ?) "
+            f"{wanted.fitting(sized, bytes_max)}) "
             "RETURNING id, CAST(message_id AS BLOB), typeof(message_id) <> 'blob', "
             "CAST(subject AS BLOB), CAST(ordering_key AS BLOB), CAST(record AS BLOB), "
             "CAST(attempts AS INTEGER)",

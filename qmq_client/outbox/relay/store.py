@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from qmq_client.errors import OutboxMissingError
 from qmq_client.outbox.checking.schema import schema_faults
+from qmq_client.outbox.database.claiming import CLAIM_BYTES_MAX
 from qmq_client.outbox.database.deadlock import repeat_when_undone
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.driver import keep_one_connection
@@ -61,16 +62,29 @@ class OutboxStore:
         self._settling = Settling(self._outbox, self._now_ms)
 
     def claim(
-        self, *, token: bytes, limit: int, lease_ms: int, keys: Sequence[str] = ()
+        self,
+        *,
+        token: bytes,
+        limit: int,
+        lease_ms: int,
+        keys: Sequence[str] = (),
+        bytes_max: int = CLAIM_BYTES_MAX,
     ) -> list[OutboxRow]:
         """Take up to `limit` live rows for `token` until `lease_ms` from now.
 
-        Rows that are due or, with `keys`, those of these ordering keys that belong to nobody.
+        Rows that are due or, with `keys`, those of these ordering keys that belong to nobody. The
+        last one is that with which their records come to `bytes_max`.
         """
 
         def claim(connection: sa.Connection) -> list[OutboxRow]:
             return self._dialect.claim(
-                connection, self._outbox, token=token, limit=limit, lease_ms=lease_ms, keys=keys
+                connection,
+                self._outbox,
+                token=token,
+                limit=limit,
+                lease_ms=lease_ms,
+                keys=keys,
+                bytes_max=bytes_max,
             )
 
         return self._written(claim)
