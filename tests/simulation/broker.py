@@ -8,21 +8,27 @@ fails; the next one begins on what that left.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
+from qmq_broker.errors import DiskFullError
 from qmq_broker.options import StoreOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
 from qmq_broker.service.delivery.delivery import HandOut
 from qmq_broker.service.delivery.redelivery import Backoff
 from qmq_broker.service.delivery.settling import Stale
 from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.service.query import GroupStatus
 from qmq_broker.storage.store import Placed, Store
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.frame import MessageFrame
+from qmq_client.wire.operations import DeadAnswer, DeadRequest
 from qmq_client.wire.requests import PullRequest
 from tests.crash.image import Image
+from tests.crash.recording_disk import UNLIMITED
 from tests.simulation.disk import PlayedDisk, after_kill, after_power_cut
 from tests.simulation.loop import PlayedLoop
+from tests.simulation.plan import GroupPlan, Plan, Trouble
 from tests.simulation.scheduler import (
     MS,
     Died,
@@ -47,9 +53,15 @@ STORE: Final = StoreOptions(
     queue_flush_bytes=4096,
     bucket_ms=5 * 60_000,
 )
-SETTINGS: Final = BrokerSettings(
-    store=STORE, limits=ServiceLimits(), backoff=Backoff(first_ms=200, max_ms=5_000)
-)
+#: Where there is retention the log is kept so short, with short segments, and so few ids are known.
+RETAINED_BYTES: Final = 1_024
+WINDOW_IDS: Final = 16
+#: Where room is short the broker keeps this much of it, and is told of no more than some messages'
+#: room above: then it asks again soon.
+RESERVE_BYTES: Final = 8_192
+ROOM_BYTES: Final = RESERVE_BYTES + 2_000
+#: What comes again later than this is set aside, where handlers wish for it.
+_HORIZON_MS: Final = 1_500
 _TICK_US: Final = 100 * MS
 _IDLE_US: Final = 500 * MS
 _POWER_ON_US: Final = 300 * MS
@@ -57,6 +69,27 @@ _POWER_ON_US: Final = 300 * MS
 
 #: A hand-out, for those who judge: request, what was given, broker's time of delivery.
 OnHandOut = Callable[[PullRequest, HandOut, int], None]
+#: A wish for a replay, and the sequences of all dead letters of its group.
+OnReplay = Callable[[DeadRequest, tuple[int, ...]], None]
+
+
+def settings_of(plan: Plan) -> BrokerSettings:
+    """How the broker of this world serves."""
+    store, limits = STORE, ServiceLimits()
+    if plan.has_retention:
+        store = replace(
+            store,
+            segment_bytes=1_024,
+            retain_bytes=RETAINED_BYTES,
+            dedupe_ids=WINDOW_IDS,
+            queue_entries_per_file=4,
+            queue_flush_bytes=512,
+        )
+    if Trouble.FULL_DISK in plan.troubles:
+        store = replace(store, reserve_bytes=RESERVE_BYTES)
+    if plan.has_long_waits:
+        limits = replace(limits, redelivery_horizon_ms=_HORIZON_MS)
+    return BrokerSettings(store=store, limits=limits, backoff=Backoff(first_ms=200, max_ms=5_000))
 
 
 class PlayedStore(Store):
@@ -79,7 +112,12 @@ class BrokerLife:
     """One process of the broker, from its start until it dies."""
 
     def __init__(
-        self, scheduler: Scheduler, process: Process, disk: PlayedDisk, clock: PlayedClock
+        self,
+        scheduler: Scheduler,
+        process: Process,
+        disk: PlayedDisk,
+        clock: PlayedClock,
+        settings: BrokerSettings,
     ) -> None:
         self.process = process
         self.disk = disk
@@ -91,17 +129,26 @@ class BrokerLife:
         self._is_stopping = False
         self._busy_strands = 0
         self._strand_ended = Signal()
-        self.store = PlayedStore.open(disk, clock, STORE)
+        #: Called before each look of the broker at what is to be done by time.
+        self.on_tick: Callable[[], None] = lambda: None
+        self.store = PlayedStore.open(disk, clock, settings.store)
         self.broker = Broker(
-            self.store, clock, SETTINGS, post=self._post, draw=scheduler.rng.random
+            self.store, clock, settings, post=self._post, draw=scheduler.rng.random
         )
         self.broker.on_end = self._end
         self.loop = PlayedLoop(scheduler, process)
         self.loop.on_turn = self._wake_strands
 
-    def watch(self, on_hand_out: OnHandOut) -> None:
-        """Let somebody see what each pull is given, before anybody hears of it."""
-        pull = self.broker.delivery.pull
+    def status(self, group: GroupPlan) -> GroupStatus | None:
+        """How far a group has come, as an operator sees it; None for one that is not there yet."""
+        found = self.broker.query.groups(
+            subject=group.subject, group=group.name, now_ms=self.broker.time.now_ms()
+        )
+        return found[0] if found else None
+
+    def watch(self, on_hand_out: OnHandOut, on_replay: OnReplay) -> None:
+        """Let somebody see what each pull is given, and what is replayed, before anybody hears of it."""
+        pull, replay = self.broker.delivery.pull, self.broker.changes.replay
 
         def watched(
             request: PullRequest, now_ms: int, stale: tuple[Stale, ...] = ()
@@ -111,7 +158,14 @@ class BrokerLife:
                 on_hand_out(request, given, now_ms)
             return given
 
-        setattr(self.broker.delivery, "pull", watched)  # noqa: B010  # mypy knows it for a method
+        def watched_replay(request: DeadRequest, now_ms: int) -> DeadAnswer:
+            state = self.broker.delivery.group(request.subject, request.group)
+            on_replay(request, () if state is None else tuple(sorted(state.dead)))
+            return replay(request, now_ms)
+
+        # mypy knows them for methods
+        setattr(self.broker.delivery, "pull", watched)  # noqa: B010
+        setattr(self.broker.changes, "replay", watched_replay)  # noqa: B010
 
     def start(self) -> None:
         """Rebuild the groups and begin the strands."""
@@ -179,7 +233,7 @@ class BrokerLife:
         self._end_strand()
 
     def _sync_actions(self) -> None:
-        interval_us = SETTINGS.limits.action_sync_ms * MS
+        interval_us = self.broker.settings.limits.action_sync_ms * MS
         while not self._is_stopping:
             self.process.sleep(interval_us, "action sync sleeps")
             try:
@@ -204,6 +258,7 @@ class BrokerLife:
         self._scheduler.give(self._strand_ended)
 
     def _tick(self) -> None:
+        self.on_tick()
         try:
             self.broker.step()
         except QmqError as error:  # as the server's loop does
@@ -214,7 +269,7 @@ class BrokerLife:
 class BrokerHost:
     """The machine that the broker runs on: power, restarts, and its clock."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, plan: Plan) -> None:
         self.clock = PlayedClock(scheduler)
         self.life: BrokerLife | None = None
         #: How the next death takes the disk: a power cut, or only the process.
@@ -224,6 +279,10 @@ class BrokerHost:
         #: Told when a life has begun, and when one has ended.
         self.on_begin: Callable[[BrokerLife], None] = lambda life: None
         self.on_death: Callable[[BrokerLife], None] = lambda life: None
+        #: Room for all files together; None for more than anybody needs.
+        self.capacity_bytes: int | None = None
+        self._settings = settings_of(plan)
+        self._room_bytes_max = ROOM_BYTES if self._settings.store.reserve_bytes else None
         self._scheduler = scheduler
         self._image = Image()
         self._lives = 0
@@ -237,10 +296,19 @@ class BrokerHost:
         process = Process(self._scheduler, f"broker.{self._lives}")
         disk = PlayedDisk(self._image, self._scheduler, process)
         disk.calls_left = self.deaths_at_start.pop() if self.deaths_at_start else None
+        disk.room_bytes_max = self._room_bytes_max
+        if self.capacity_bytes is not None:
+            disk.capacity_bytes = self.capacity_bytes
         try:
-            life = BrokerLife(self._scheduler, process, disk, self.clock)
+            life = BrokerLife(self._scheduler, process, disk, self.clock, self._settings)
             life.start()
         except Died:
+            self._after_death(disk)
+            return
+        except DiskFullError as error:  # it is begun again and again until there is room
+            self._scheduler.note(f"the broker does not start: {error!r:.200}")
+            process.kill()
+            self.is_power_cut = False
             self._after_death(disk)
             return
         except QmqError as error:
@@ -250,6 +318,15 @@ class BrokerHost:
         process.on_death = lambda: self._on_death(life)
         self._scheduler.note(f"broker began: epoch {life.store.epoch}")
         self.on_begin(life)
+
+    def limit_room(self, free_bytes: int | None) -> None:
+        """Leave so much room on the disk; None for more than anybody needs."""
+        if self.life is None:
+            return
+        disk = self.life.disk
+        used_bytes = disk.used_bytes()
+        self.capacity_bytes = None if free_bytes is None else used_bytes + free_bytes
+        disk.capacity_bytes = UNLIMITED if self.capacity_bytes is None else self.capacity_bytes
 
     def kill(self, *, is_power_cut: bool) -> None:
         """End the life, if there is one. Only in the hub."""

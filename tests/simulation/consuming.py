@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
-from qmq_client.consumer import Consumers, consumer
-from qmq_client.consumer.member import Member, Pass
+from qmq_client.consumer import Delivery, consumer
+from qmq_client.consumer.handler import collect_handlers
+from qmq_client.consumer.member import Lines, Member, Pass
+from qmq_client.consumer.outage import Outage
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.producer import Producer
 from qmq_client.retry import Retry
 from tests.simulation.database import Slot
+from tests.simulation.loop import PlayedCalls
 from tests.simulation.people import TAKEOVER_MS, Machine, attempt, publish
 from tests.simulation.plan import SHIPPED, GroupPlan, Kind
 from tests.simulation.scheduler import MS, Signal
@@ -22,6 +26,9 @@ from tests.simulation.world import World
 
 LEASE_MS: Final = 3_000
 _WAIT_MS: Final = 1_000
+#: For an asynchronous handler, which is cancelled then.
+_TIMEOUT_MS: Final = 2_000
+_US_PER_S: Final = 1_000_000
 _LOOK_US: Final = 400 * MS
 _SETTLE_AFTER_US: Final = 20 * MS
 _EFFECT: Final = sa.text("INSERT INTO effect VALUES (:consumer_group, :message_id, :label)")
@@ -38,9 +45,19 @@ class Worker(Machine):
     def live(self) -> None:
         """Begin the three strands of the member."""
         self.member = None
-        handler = self._make_handler()
-        consumers = Consumers([handler], self.line, consumer_id=self.process.name, clock=self.clock)
-        member = consumers.members[0]
+        (handler,) = collect_handlers(self._make_handler())
+        self._calls = PlayedCalls(self.world.scheduler, self.process)
+        self.on_end = self._calls.loop.end
+        is_named = self._group.kind is Kind.CROWD
+        member = Member(
+            handler,
+            Lines(pulling=self.line, settling=self.line),
+            consumer_id=self._group.name.partition("@")[2] if is_named else self.process.name,
+            clock=self.clock,
+            async_calls=self._calls,
+            outage=Outage(),
+            on_exit=_not_here,
+        )
         self._committed = Signal()
         if self._group.kind is Kind.RELAY:
             options = ProducerOptions(background=False, takeover_ms=TAKEOVER_MS)
@@ -97,6 +114,34 @@ class Worker(Machine):
 
     def _make_handler(self) -> Callable[..., Any]:
         group = self._group
+        mark = consumer(group.subject, group=group.name.partition("@")[0], **self._settings())
+        if group.kind is Kind.ASYNC:
+
+            async def look_up(message: Message) -> None:
+                await asyncio.sleep(self._begin(message, None) / _US_PER_S)
+                self._end(message)
+
+            return mark(look_up)
+        if group.kind is Kind.BATCH:
+
+            def handle_all(deliveries: list[Delivery], session: Session) -> None:
+                self._handle_all(deliveries, session)
+
+            return mark(handle_all)
+        if group.has_inbox:
+
+            def handle(message: Message, session: Session) -> None:
+                self._handle(message, session)
+
+            return mark(handle)
+
+        def look(message: Message) -> None:
+            self._handle(message, None)
+
+        return mark(look)
+
+    def _settings(self) -> dict[str, Any]:
+        group = self._group
         settings: dict[str, Any] = {
             "lease_ms": LEASE_MS,
             "wait_ms": _WAIT_MS,
@@ -106,27 +151,43 @@ class Worker(Machine):
             settings["ordered"] = True
         if group.kind is Kind.ONCE:
             settings["at_most_once"] = True
+        if group.kind is Kind.CROWD:
+            settings["broadcast"] = "named"
+        if group.kind is Kind.ASYNC:
+            settings["timeout_ms"] = _TIMEOUT_MS
+        if group.kind is Kind.BATCH:
+            settings |= {"batch_size": 3, "max_wait_ms": 200}
         if group.has_inbox:
             settings["inbox"] = sessionmaker(self.engine)
-
-            @consumer(group.subject, group=group.name, **settings)
-            def handle(message: Message, session: Session) -> None:
-                self._handle(message, session)
-
-            return handle
-
-        @consumer(group.subject, group=group.name, **settings)
-        def look(message: Message) -> None:
-            self._handle(message, None)
-
-        return look
+        return settings
 
     def _handle(self, message: Message, session: Session | None) -> None:
+        self.process.sleep(self._begin(message, session), "handles")
+        self._end(message)
+
+    def _handle_all(self, deliveries: list[Delivery], session: Session) -> None:
+        """Each by itself: some are given back or rejected by hand, and the others committed."""
+        rng = self.world.scheduler.rng
+        for delivery in deliveries:
+            assert delivery.message.message_id is not None
+            if self.world.is_unwanted(delivery.message.message_id):
+                delivery.reject("unwanted")
+            elif rng.random() < 0.1 and not self.world.is_cured:
+                delivery.nack(after=self._wait_s())
+            else:
+                self._handle(delivery.message, session)
+
+    def _wait_s(self) -> float:
+        """How much later a message is to come again."""
+        longest_s = 6.0 if self.world.plan.has_long_waits else 1.0
+        return self.world.scheduler.rng.random() * longest_s
+
+    def _begin(self, message: Message, session: Session | None) -> int:
+        """The first half of handling; returns how long it takes."""
         world, rng = self.world, self.world.scheduler.rng
         assert message.message_id is not None
-        chance = rng.random()
-        if chance < 0.05:
-            raise Retry(after=rng.random())
+        if rng.random() < 0.05 and not world.is_cured:
+            raise Retry(after=self._wait_s())
         if session is not None:
             label = world.new_label(self._group.name)
             about = {
@@ -140,10 +201,19 @@ class Worker(Machine):
                 attempt(self, onward, label)
                 self._producer.send(onward, session=session)
         # Sometimes longer than the lease, which the member prolongs meanwhile.
-        longest_ms = 2 * LEASE_MS if chance > 0.97 else 30
-        self.process.sleep(rng.randrange(longest_ms * MS), "handles")
+        longest_ms = 2 * LEASE_MS if rng.random() > 0.97 else 30
+        return rng.randrange(longest_ms * MS)
+
+    def _end(self, message: Message) -> None:
+        world = self.world
+        assert message.message_id is not None
         if world.is_poison(message.message_id):
             raise ValueError("poison")
-        if chance > 0.9:
+        if world.scheduler.rng.random() < 0.07 and not world.is_cured:
             raise ValueError("not this time")
+        world.handled.add((self._group.name, message.message_id))
         world.scheduler.give(self._committed)
+
+
+def _not_here(error: BaseException) -> None:
+    raise AssertionError("no handler of these ends its process") from error

@@ -34,6 +34,8 @@ class PlayedDisk(PassingDisk):
         self._holds = 0
         #: The longest time that a sync takes.
         self.sync_us = SYNC_US
+        #: Never more room than this is told of; None for all there is.
+        self.room_bytes_max: int | None = None
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -43,6 +45,16 @@ class PlayedDisk(PassingDisk):
             yield
         finally:
             self._holds -= 1
+
+    def free_bytes(self) -> int:
+        """See `Disk.free_bytes`."""
+        free_bytes = super().free_bytes()
+        return free_bytes if self.room_bytes_max is None else min(free_bytes, self.room_bytes_max)
+
+    def used_bytes(self) -> int:
+        """Of all files."""
+        image = self.image
+        return sum(len(image.inodes[one].seen) for one in image.names.values() if one is not None)
 
     def perform(self, call: str, path: str, operation: Operation) -> None:
         """One change of the disk."""

@@ -16,6 +16,7 @@ import msgspec
 from qmq_broker.service.delivery.delivery import HandOut
 from qmq_client.wire.deliveries import Deliveries
 from qmq_client.wire.frame import parse_message_frame
+from qmq_client.wire.groups import group_of
 from qmq_client.wire.message_id import format_message_id
 from qmq_client.wire.record import Record, decode_record
 from qmq_client.wire.requests import PullRequest, SendAnswer, Settlement, SettleRequest
@@ -111,7 +112,7 @@ class Ears:
                     self.tell(
                         kind,
                         process.name,
-                        group=request.group,
+                        group=group_of(request),
                         consumer=request.consumer,
                         message_id=message_id,
                         attempt=attempt,
@@ -126,7 +127,7 @@ class Ears:
                 self.tell(
                     Nacked,
                     process.name,
-                    group=request.group,
+                    group=group_of(request),
                     consumer=request.consumer,
                     message_id=message_id,
                     attempt=attempt,
@@ -138,19 +139,19 @@ class Ears:
         for pull_sequence in range(
             head.first_pull_sequence, head.first_pull_sequence + len(given.records)
         ):
-            self._given_ns[request.group, request.consumer, head.token, pull_sequence] = now_ns
+            self._given_ns[group_of(request), request.consumer, head.token, pull_sequence] = now_ns
 
     def on_delivered(self, process: Process, request: PullRequest, deliveries: Deliveries) -> None:
         """A consumer holds messages: since the broker gave them, as leases are counted."""
         for one in deliveries.messages:
             record = decode_record(request.subject, one.record)
             message_id = format_message_id(record.message_id)
-            name = (request.group, request.consumer, deliveries.head.token, one.pull_sequence)
+            name = (group_of(request), request.consumer, deliveries.head.token, one.pull_sequence)
             self._seen[name] = (message_id, one.attempt)
             event = Delivered(
                 at_ns=self._given_ns[name],
                 process=process.name,
-                group=request.group,
+                group=group_of(request),
                 consumer=request.consumer,
                 message_id=message_id,
                 subject=request.subject,
@@ -167,7 +168,7 @@ class Ears:
         ranges: Sequence[tuple[int, int]],
     ) -> list[tuple[str, int]]:
         return [
-            self._seen[request.group, request.consumer, token, one]
+            self._seen[group_of(request), request.consumer, token, one]
             for first, after in ranges
             for one in range(first, after)
         ]

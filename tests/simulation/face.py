@@ -17,7 +17,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from qmq_broker.face.app import App
 from qmq_broker.face.direct import DirectExchange
 from qmq_broker.face.limits import FaceLimits
-from qmq_client.wire.requests import FRAME_CONTENT_TYPE
+from qmq_broker.service.serving import Serving
 from tests.simulation.broker import BrokerLife
 
 _PREFIX: Final = "/v1/"
@@ -41,7 +41,9 @@ class Call:
     route: str
     body: bytes
     respond: Callable[[Answer], None]
-    content_type: str = FRAME_CONTENT_TYPE
+    content_type: str
+    #: Whether the broker takes no messages, and this has some.
+    is_refused_for_certain: bool = False
     #: Told once, in the broker's loop, when the connection is gone.
     lose: Callable[[], None] = lambda: None
 
@@ -56,6 +58,8 @@ class Face:
     def serve(self, call: Call) -> None:
         """Begin with one request, in a turn of the broker's loop; its answer may come later."""
         path = _PREFIX + call.route
+        is_closed = self.life.broker.serving.state is not Serving.SERVING
+        call.is_refused_for_certain = call.route == "send" and is_closed
         route = self._app.hot_route(path.encode())
         if route is None:
             self.life.loop.begin(self._through_asgi(call, path), path)
@@ -130,6 +134,8 @@ class _AsgiRequest:
 def _respond(call: Call, status: int, pairs: Any, body: bytes) -> None:
     if status == 500:
         raise AssertionError(f"{call.route} failed at the broker: {body[:200]!r}")
+    if status == 200 and call.is_refused_for_certain:
+        raise AssertionError("a broker that takes no messages took some")
     headers = {name.decode().lower(): value.decode() for name, value in pairs}
     call.respond(Answer(status, body, headers))
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from qmq_broker.service.delivery.delivery import HandOut
+from qmq_client.wire.groups import group_of
 from qmq_client.wire.message_id import format_message_id
 from qmq_client.wire.record import decode_record
 from qmq_client.wire.requests import PullRequest
@@ -43,7 +44,7 @@ class HandOuts:
         on_next, self.on_next = self.on_next, _nothing
         on_next()
         self._judge_durable(request, given)
-        group = self._groups[request.group]
+        group = self._groups[group_of(request)]
         attempts = [run.attempt for run in given.head.runs for _ in range(run.count)]
         for attempt, data in zip(attempts, given.records, strict=True):
             record = decode_record(request.subject, data)

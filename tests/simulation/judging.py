@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from qmq_broker.service.delivery.dead_letters import ATTEMPTS_USED_UP, EXPIRED
+from qmq_broker.service.delivery.dead_letters import EXPIRED
 from qmq_broker.storage.store import Store
 from qmq_client.wire.message_id import format_message_id
-from qmq_client.wire.record import Record, decode_record
 from tests.kit.checker import check
-from tests.kit.events import AnyEvent, DeadLetter, Delivered, Effect, Parked, Stored, Truth
+from tests.kit.events import Acked, AnyEvent, DeadLetter, Delivered, Effect, Parked, Stored, Truth
 from tests.kit.expectations import Group, Promises
+from tests.simulation.broker import WINDOW_IDS
 from tests.simulation.consuming import LEASE_MS
 from tests.simulation.database import Databases
 from tests.simulation.disk import SLOW_SYNC_US, SYNC_US
@@ -40,15 +40,21 @@ class Judge:
         self._broker = life.broker
         self._store: Store = life.store
         self._plan = world.plan
+        world.shelf.compare(life.store)
         #: Records by subject, in order of their sequences.
-        self._records = {name: self._read(name) for name in self._store.subjects()}
+        self._records = {
+            subject: [one.record for one in kept] for subject, kept in world.shelf.kept.items()
+        }
 
     def faults(self) -> list[str]:
         """What is wrong, in sentences."""
         self._tell_the_end()
-        found = [*self._world.rows.faults, *self._world.handouts.faults]
+        world = self._world
+        found = [*world.rows.faults, *world.handouts.faults, *world.shelf.faults]
         found += self._judge_dead_letters()
+        found += self._judge_replayed()
         found += self._judge_once()
+        found += self._judge_acks()
         found += self._judge_audits()
         found += self._judge_cancelled()
         verdict = check(self._history(), groups=self._groups(), promises=self._promises())
@@ -57,18 +63,15 @@ class Judge:
 
     def _tell_the_end(self) -> None:
         tell = self._world.ears.tell
-        for subject, records in self._records.items():
-            queue = self._store.queue(subject)
-            assert queue is not None
-            entries = queue.entries(0, queue.next_sequence)
-            for sequence, (entry, record) in enumerate(zip(entries, records, strict=True)):
+        for subject, kept in self._world.shelf.kept.items():
+            for sequence, one in enumerate(kept):
                 tell(
                     Stored,
-                    message_id=format_message_id(record.message_id),
+                    message_id=format_message_id(one.record.message_id),
                     subject=subject,
                     sequence=sequence,
-                    offset=entry.physical_offset,
-                    body_hash=hash_of(record),
+                    offset=one.offset,
+                    body_hash=hash_of(one.record),
                 )
         read = self._databases.read
         labels = {label for (label,) in read("SELECT label FROM business")}
@@ -79,6 +82,7 @@ class Judge:
             tell(Truth, transaction_id=label, is_committed=label in labels)
 
     def _judge_dead_letters(self) -> list[str]:
+        """All were replayed when nothing was wrong any more; what had expired is dead again."""
         faults: list[str] = []
         for group in self._plan.groups:
             state = self._broker.delivery.group(group.subject, group.name)
@@ -88,14 +92,28 @@ class Judge:
                 self._world.ears.tell(
                     DeadLetter, group=group.name, message_id=message_id, reason=letter.reason
                 )
-                is_used_up = letter.reason == ATTEMPTS_USED_UP
-                is_expired = letter.reason == EXPIRED and record.expires_at_ms is not None
-                if (is_used_up and letter.attempts == group.max_attempts) or is_expired:
+                if letter.reason == EXPIRED and record.expires_at_ms is not None:
                     continue
                 faults.append(
                     f"C4: {message_id} is a dead letter of {group.name} for no reason: "
                     f"{letter.reason} after {letter.attempts} attempts"
                 )
+        return faults
+
+    def _judge_replayed(self) -> list[str]:
+        """Of ordered groups: others came past these, and in the end they came, too."""
+        done = set(self._databases.read("SELECT consumer_group, message_id FROM effect"))
+        faults: list[str] = []
+        for group in self._of_kind(Kind.ORDERED):
+            state = self._broker.delivery.group(group.subject, group.name)
+            sequences = [one for name, one in sorted(self._world.replayed) if name == group.name]
+            for sequence in sequences:
+                record = self._records[group.subject][sequence]
+                message_id = format_message_id(record.message_id)
+                self._world.ears.tell(DeadLetter, group=group.name, message_id=message_id)
+                is_dead = state is not None and sequence in state.dead
+                if not is_dead and (group.name, message_id) not in done:
+                    faults.append(f"replay: {message_id} did not come to {group.name} again")
         return faults
 
     def _judge_once(self) -> list[str]:
@@ -137,6 +155,20 @@ class Judge:
             if wanted[message_id]
         ]
 
+    def _judge_acks(self) -> list[str]:
+        """Where no inbox tells of effects: what was acked was handled to the end before."""
+        world = self._world
+        seen = {group.name for group in self._plan.groups if group.is_seen_only}
+        acked = {
+            (event.group, event.message_id)
+            for event in world.ears.events
+            if isinstance(event, Acked) and event.group in seen
+        }
+        return [
+            f"C2: {message_id} was acked for {group} and not handled"
+            for group, message_id in sorted(acked - world.handled)
+        ]
+
     def _judge_audits(self) -> list[str]:
         """After the last move to the beginning everything comes once more."""
         faults: list[str] = []
@@ -150,6 +182,8 @@ class Judge:
             dead = self._broker.delivery.group(group.subject, group.name)
             for sequence, record in enumerate(self._records.get(group.subject, ())):
                 message_id = format_message_id(record.message_id)
+                if sequence < self._world.sought.get(group.subject, 0):
+                    continue
                 if message_id not in again and (dead is None or sequence not in dead.dead):
                     faults.append(f"seek: {message_id} did not come again to {group.name}")
         return faults
@@ -182,6 +216,7 @@ class Judge:
         is_slow = Trouble.SLOW_DISK in self._plan.troubles
         sync_ms = (SLOW_SYNC_US if is_slow else SYNC_US) // MS
         return Promises(
+            dedupe_window_messages=WINDOW_IDS if self._plan.has_retention else None,
             ordered_subjects=frozenset({ORDERS}) if self._plan.is_ordered else frozenset(),
             ack_durable_ms=_ACK_DURABLE_MS + 2 * sync_ms,
             lease_ms=LEASE_MS,
@@ -194,12 +229,3 @@ class Judge:
 
     def _delivered(self) -> list[Delivered]:
         return [event for event in self._world.ears.events if isinstance(event, Delivered)]
-
-    def _read(self, subject: str) -> list[Record]:
-        queue = self._store.queue(subject)
-        assert queue is not None
-        entries = queue.entries(0, queue.next_sequence)
-        return [
-            decode_record(subject, data)
-            for data in self._store.read_records(entries, subject=subject)
-        ]

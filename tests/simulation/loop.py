@@ -1,6 +1,6 @@
-"""The broker's event loop in the played world: asyncio's tasks and futures, turned by the scheduler.
+"""Event loops in the played world: asyncio's tasks and futures, turned by the scheduler.
 
-The face is asynchronous code, and here it is the real one: whoever waits in it waits on this loop. A
+The broker's face is asynchronous code, and so are some handlers: whoever waits in it waits here. A
 *turn* is one event of the played world together with everything that becomes ready by it, in the order
 in which it became ready, as asyncio's own loop does it. Work beside the loop is a strand of the process.
 
@@ -13,11 +13,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
-from tests.simulation.scheduler import Died, Process, Scheduler, Turn
+from qmq_client.consumer.async_calls import AsyncCalls
+from tests.simulation.scheduler import Died, Process, Scheduler, Signal, Turn
 
 _US_PER_S: Final = 1_000_000
+_LOOK_US: Final = _US_PER_S
+_Result = TypeVar("_Result")
 
 
 class PlayedLoop:
@@ -54,11 +57,15 @@ class PlayedLoop:
             self._is_turning = False
         self.on_turn()
 
-    def begin(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Begin a task; what goes wrong in it and nobody foresaw ends the world."""
+    def begin(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+        """Begin a task that nobody waits for; what goes wrong in it ends the world."""
+        self.start(coroutine, name).add_done_callback(_must_be_well)
+
+    def start(self, coroutine: Coroutine[Any, Any, _Result], name: str) -> asyncio.Task[_Result]:
+        """Begin a task that the caller looks after."""
         task = self.create_task(coroutine, name=name)
         self._coroutines[task] = coroutine
-        task.add_done_callback(self._on_done)
+        task.add_done_callback(self._forget)
         return task
 
     def end(self) -> None:
@@ -117,6 +124,16 @@ class PlayedLoop:
         self._timers[handle] = self._scheduler.after(delay_us, f"{self._process.name} timer", ring)
         return handle
 
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """See `AbstractEventLoop`."""
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
     def run_in_executor(
         self, executor: object, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
@@ -151,11 +168,35 @@ class PlayedLoop:
         self._is_turn_coming = False
         self.turn(_nothing)
 
-    def _on_done(self, task: asyncio.Task[None]) -> None:
+    def _forget(self, task: asyncio.Task[Any]) -> None:
         self._coroutines.pop(task, None)
-        error = task.exception()
-        if error is not None and not isinstance(error, Died):
-            raise AssertionError(f"{task.get_name()} failed") from error
+
+
+class PlayedCalls(AsyncCalls):
+    """What runs asynchronous handlers: a loop of the process, while the worker's strand waits."""
+
+    def __init__(self, scheduler: Scheduler, process: Process) -> None:
+        super().__init__()
+        self.loop = PlayedLoop(scheduler, process)
+        self._scheduler = scheduler
+        self._process = process
+
+    def call(
+        self, coroutine: Coroutine[Any, Any, _Result], *, timeout_s: float | None = None
+    ) -> _Result:
+        """See `AsyncCalls.call`."""
+        assert timeout_s is None
+        done, task = Signal(), self.loop.start(coroutine, "a handler")
+        task.add_done_callback(lambda _: self._scheduler.give(done))
+        while not task.done():
+            self._process.wait(done, _LOOK_US, "awaits a handler")
+        return task.result()
+
+
+def _must_be_well(task: asyncio.Task[None]) -> None:
+    error = task.exception()
+    if error is not None and not isinstance(error, Died):
+        raise AssertionError(f"{task.get_name()} failed") from error
 
 
 def _nothing() -> None:

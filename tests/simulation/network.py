@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import httpx
@@ -25,13 +26,13 @@ from qmq_client.wire.requests import (
     SettleAnswer,
     SettleRequest,
 )
-from tests.simulation.broker import BrokerLife, OnHandOut
+from tests.simulation.broker import BrokerLife, OnHandOut, OnReplay
 from tests.simulation.ears import Ears
 from tests.simulation.face import Answer, Call, Face
 from tests.simulation.scheduler import MS, Process, Scheduler, Signal
 
 #: How long a client waits for an answer beside what it lets the broker wait.
-ANSWER_S: Final = 3.0
+ANSWER_US: Final = 3_000 * MS
 _WAY_US: Final = 3 * MS
 _SLOW_US: Final = 6_000 * MS
 
@@ -63,15 +64,22 @@ class _Reply:
 class Network:
     """All ways between the clients and the one broker."""
 
-    def __init__(self, scheduler: Scheduler, on_hand_out: OnHandOut) -> None:
+    def __init__(self, scheduler: Scheduler, on_hand_out: OnHandOut, on_replay: OnReplay) -> None:
         self.weather = Weather()
         self._scheduler = scheduler
-        self._on_hand_out = on_hand_out
+        self._on_hand_out, self._on_replay = on_hand_out, on_replay
         self._face: Face | None = None
         #: Replies of calls that are at the broker, and who waits for them.
         self._at_broker: dict[_Reply, Process] = {}
 
-    def call(self, process: Process, route: str, body: bytes, timeout_us: int) -> Answer:
+    def call(
+        self,
+        process: Process,
+        route: str,
+        body: bytes,
+        timeout_us: int,
+        content_type: str = FRAME_CONTENT_TYPE,
+    ) -> Answer:
         """One request of a client's strand; raises `BrokerUnreachableError`."""
         reply, weather, rng = _Reply(), self.weather, self._scheduler.rng
         process.check()
@@ -79,9 +87,10 @@ class Network:
             if rng.random() < 0.5:  # at once, as a reset; else nothing is ever heard
                 self._reset_soon(reply)
         else:
-            self._carry(process, route, body, reply)
+            call = partial(Call, route, body, content_type=content_type)
+            self._carry(process, call, reply)
             if self._draw(weather.doubles):
-                self._carry(process, route, body, _Reply(), delay_us=rng.randrange(_SLOW_US))
+                self._carry(process, call, _Reply(), delay_us=rng.randrange(_SLOW_US))
         try:
             process.wait(reply.came, timeout_us, f"waits for {route}")
         finally:
@@ -93,7 +102,7 @@ class Network:
         return reply.answer
 
     def _carry(
-        self, process: Process, route: str, body: bytes, reply: _Reply, delay_us: int = 0
+        self, process: Process, make: Callable[..., Call], reply: _Reply, delay_us: int = 0
     ) -> None:
         def arrive() -> None:
             face = self._face
@@ -103,11 +112,10 @@ class Network:
                 self._reset_soon(reply)
                 return
             self._at_broker[reply] = process
-            content_type = _ANSWER_TYPES.get(route, FRAME_CONTENT_TYPE)
-            call = reply.call = Call(route, body, self._way_back(process, reply), content_type)
-            face.life.in_loop(f"serves {route}", lambda: face.serve(call))
+            call = reply.call = make(respond=self._way_back(process, reply))
+            face.life.in_loop(f"serves {call.route}", lambda: face.serve(call))
 
-        self._scheduler.after(delay_us + self._way_us(), f"{route} of {process.name}", arrive)
+        self._scheduler.after(delay_us + self._way_us(), f"a request of {process.name}", arrive)
 
     def _way_back(self, process: Process, reply: _Reply) -> Callable[[Answer], None]:
         def respond(answer: Answer) -> None:
@@ -155,7 +163,7 @@ class Network:
 
     def on_begin(self, life: BrokerLife) -> None:
         """The broker listens."""
-        life.watch(self._on_hand_out)
+        life.watch(self._on_hand_out, self._on_replay)
         self._face = Face(life)
 
     def on_death(self, _: BrokerLife) -> None:
@@ -170,7 +178,7 @@ class Line(HttpTransport):
     """The transport of one process; what is heard goes to `Ears`."""
 
     def __init__(self, network: Network, process: Process, ears: Ears) -> None:
-        super().__init__(answer_timeout_s=ANSWER_S)
+        super().__init__(answer_timeout_s=ANSWER_US / 1e6)
         self._network = network
         self._process = process
         self._ears = ears
@@ -197,8 +205,10 @@ class Line(HttpTransport):
         return answer
 
     def _call(self, route: str, body: bytes, answer_bytes_max: int, timeout_s: float) -> bytes:
-        answer = self._network.call(self._process, route, body, round(timeout_s * 1000) * MS)
+        content_type = _ANSWER_TYPES.get(route, FRAME_CONTENT_TYPE)
+        timeout_us = round(timeout_s * 1000) * MS
+        answer = self._network.call(self._process, route, body, timeout_us, content_type)
         response = httpx.Response(answer.status, headers=answer.headers)
-        check_status(response, answer.body, _ANSWER_TYPES.get(route, FRAME_CONTENT_TYPE))
+        check_status(response, answer.body, content_type)
         assert len(answer.body) <= answer_bytes_max
         return answer.body

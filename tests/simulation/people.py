@@ -20,13 +20,15 @@ from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.producer import Producer
+from qmq_client.request_headers import DEDUPE_HEADER
 from qmq_client.retry import Backoff
 from qmq_client.transport.cancelling import cancel_at_broker
 from qmq_client.wire.delayed import Cancellation
+from qmq_client.wire.message_id import dedupe_message_id, format_message_id
 from qmq_watchdog.databases import Database
 from qmq_watchdog.job import DaemonOptions, SweepJob
 from qmq_watchdog.sweep import Sweep, SweepOptions
-from tests.kit.events import Attempt, Commit, Rollback, Unknown
+from tests.kit.events import Accepted, Attempt, Commit, Rollback, Unknown
 from tests.kit.history import body_hash
 from tests.simulation.database import Slot
 from tests.simulation.network import Line
@@ -54,6 +56,8 @@ class Machine(ABC):
         self.is_wanted = True
         #: Asked to end in order, which only some can.
         self.is_stopping = False
+        #: Called when a life has ended.
+        self.on_end: Callable[[], None] = lambda: None
         #: Ended in order: nothing of what it held may come again for its sake.
         self.has_stopped = False
         self._lives = 0
@@ -89,6 +93,7 @@ class Machine(ABC):
         world = self.world
         if not self.has_stopped:
             world.ears.fault("crash", self.process.name, "begin")
+        self.on_end()
         self.slot.release()
         delay_us = world.scheduler.rng.randrange(_AGAIN_US)
         world.scheduler.after(delay_us, f"{self.name} starts", self.start)
@@ -96,6 +101,11 @@ class Machine(ABC):
 
 class Shop(Machine):
     """A producer: an application with transactions, and the publisher beside it."""
+
+    def __init__(self, world: World, name: str, slot: Slot) -> None:
+        super().__init__(world, name, slot)
+        #: Messages with dedupe keys that may be sent once more, whatever became of them.
+        self._repeatable: list[Message] = []
 
     def live(self) -> None:
         """Send until there is nothing left to send."""
@@ -117,8 +127,21 @@ class Shop(Machine):
         pause_us = world.plan.busy_ms * MS * world.plan.producers // world.plan.transactions
         while world.take_transaction():
             self.process.sleep(world.scheduler.rng.randrange(pause_us), "thinks")
-            self._transaction()
+            if world.plan.has_send_now and world.scheduler.rng.random() < 0.3:
+                self._send_now()
+            else:
+                self._transaction()
             world.scheduler.give(self._committed)
+
+    def _send_now(self) -> None:
+        """A message without a transaction of the application: owed once the send has returned."""
+        message = self.world.new_message(ORDERS, key=self.world.scheduler.rng.choice(_KEYS))
+        attempt(self, message, "")
+        with suppress(QmqError, sa.exc.SQLAlchemyError):
+            message_id = self._producer.send_now(message)
+            self.world.ears.tell(
+                Accepted, self.process.name, message_id=message_id, subject=message.subject
+            )
 
     def _transaction(self) -> None:
         world, rng = self.world, self.world.scheduler.rng
@@ -163,12 +186,22 @@ class Shop(Machine):
     def _write(self, scope: Session | sa.Connection, label: str) -> None:
         rng = self.world.scheduler.rng
         scope.execute(sa.text("INSERT INTO business VALUES (:label)"), {"label": label})
-        for _ in range(rng.randint(1, 3)):
-            message = self.world.new_message(ORDERS, key=rng.choice(_KEYS))
+        for message in [self._next_message() for _ in range(rng.randint(1, 3))]:
             attempt(self, message, label)
             self._producer.send(message, session=scope)
-            if message.delay is not None and rng.random() < 0.4:
+            if message.delay is not None and message.message_id and rng.random() < 0.4:
                 self._regret(message)
+
+    def _next_message(self) -> Message:
+        """A new one or, where messages have dedupe keys, perhaps one that was sent before."""
+        world, rng = self.world, self.world.scheduler.rng
+        if not world.plan.has_repeats or rng.random() < 0.5:
+            return world.new_message(ORDERS, key=rng.choice(_KEYS))
+        if self._repeatable and rng.random() < 0.5:
+            return self._repeatable.pop()
+        message = world.new_message(ORDERS, is_repeatable=True)
+        self._repeatable.append(message)
+        return message
 
     def _regret(self, message: Message) -> None:
         """Some time later somebody wants a delayed message back."""
@@ -199,15 +232,26 @@ def publish(machine: Machine, producer: Producer, committed: Signal) -> None:
 
 def attempt(machine: Machine, message: Message, label: str) -> None:
     """Note that a message is about to be sent in this transaction."""
+    headers = dict(message.headers)
+    if message.dedupe_key is not None:
+        headers[DEDUPE_HEADER] = message.dedupe_key
     machine.world.ears.tell(
         Attempt,
         machine.process.name,
-        message_id=message.message_id,
+        message_id=id_of(message),
         subject=message.subject,
-        body_hash=body_hash(message.body, dict(message.headers)),
+        body_hash=body_hash(message.body, headers),
         transaction_id=label,
         key=message.key or "",
     )
+
+
+def id_of(message: Message) -> str:
+    """The message's own id, or the one that its dedupe key makes."""
+    if message.dedupe_key is None:
+        assert message.message_id is not None
+        return message.message_id
+    return format_message_id(dedupe_message_id(message.subject, message.dedupe_key))
 
 
 class Watch(Machine):

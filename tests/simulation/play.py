@@ -28,7 +28,7 @@ from tests.simulation.troubles import Troubles
 from tests.simulation.world import World
 
 _REST_MS = 120_000
-_QUIET_MS = 1_500
+_QUIET_MS = 1_200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +102,10 @@ def _live(world: World, databases: Databases) -> None:
     world.ears.tell(Heal)
     rest = Rest(world, databases)
     rest.wait()
+    if rest.has_dead_letters():
+        world.is_cured = True
+        troubles.operator.process.spawn("replays all", troubles.operator.replay_all)
+        rest.wait()
     world.ears.tell(Drained)
     world.sought_at_ns = world.ears.now_ns()
     troubles.seek_audits()
@@ -130,6 +134,13 @@ class Rest:
                 if world.scheduler.now_us > end_us:
                     raise StuckError(busy)
 
+    def has_dead_letters(self) -> bool:
+        """Whether some group gave a message up. Requires: there is rest."""
+        life = self._world.host.life
+        assert life is not None
+        groups = self._world.plan.groups
+        return any(status.dead for one in groups if (status := life.status(one)) is not None)
+
     def _busy(self) -> str | None:
         """Who still has something to do."""
         world = self._world
@@ -149,11 +160,10 @@ class Rest:
 
     def _busy_group(self, life: BrokerLife) -> str | None:
         for group in self._world.plan.groups:
-            queue = life.store.queue(group.subject)
-            state = life.broker.delivery.group(group.subject, group.name)
-            if queue is None:
+            if life.store.queue(group.subject) is None:
                 continue
-            if state is None or state.cursor < queue.next_sequence or state.unsettled:
+            status = life.status(group)
+            if status is None or status.lag or status.in_flight or status.redelivery or status.held:
                 return f"group {group.name} is not done"
         return None
 
@@ -175,6 +185,8 @@ def _watch_the_broker(world: World) -> None:
 
     def on_begin(life: BrokerLife) -> None:
         ears.fault("crash", "broker", "end")
+        if world.plan.has_retention:
+            life.on_tick = lambda: world.shelf.look(life.store)
         world.handouts.on_begin(life)
         network.on_begin(life)
 

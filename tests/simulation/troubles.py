@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from qmq_broker.service.serving import Serving
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.start import Start, StartKind
+from tests.simulation.broker import RESERVE_BYTES
 from tests.simulation.consuming import Worker
 from tests.simulation.disk import SLOW_SYNC_US, SYNC_US, PlayedDisk
+from tests.simulation.operators import Operator
 from tests.simulation.people import Machine, Shop, Watch
 from tests.simulation.plan import Kind, Trouble
 from tests.simulation.scheduler import MS
@@ -30,6 +33,7 @@ class Troubles:
         self._world = world
         self._rng = world.scheduler.rng
         self._is_over = False
+        self.operator = Operator(world)
         self._ways: dict[Trouble, Callable[[], None]] = {
             Trouble.POWER_CUT: lambda: world.host.kill(is_power_cut=True),
             Trouble.BROKER_KILL: lambda: world.host.kill(is_power_cut=False),
@@ -38,6 +42,8 @@ class Troubles:
             Trouble.HAND_OUT_CUT: self._cut_after_a_hand_out,
             Trouble.SLOW_DISK: self._slow_the_disk,
             Trouble.BAD_DISK: self._fail_a_sync,
+            Trouble.FULL_DISK: self._fill_the_disk,
+            Trouble.READ_ONLY: lambda: self.operator.close_for(self._rng.randrange(_WHILE_MS * MS)),
             Trouble.PRODUCER_CRASH: lambda: self._crash(Shop),
             Trouble.CONSUMER_CRASH: lambda: self._crash(Worker),
             Trouble.CONSUMER_STOP: self._stop_a_consumer,
@@ -52,6 +58,7 @@ class Troubles:
             Trouble.CLOCKS: self._set_a_clock,
             Trouble.PAUSE: self._pause,
             Trouble.SEEK: self._seek,
+            Trouble.REPLAY: lambda: self.operator.replay(self._rng.choice(world.plan.groups)),
         }
 
     def begin(self) -> None:
@@ -73,6 +80,7 @@ class Troubles:
             world.host.life.disk.sync_us = SYNC_US
             world.host.life.disk.fails_sync = lambda path: False
         world.host.deaths_at_start.clear()
+        world.host.limit_room(None)
 
     def _next(self) -> None:
         delay_us = round(self._rng.expovariate(1.0) * self._world.plan.trouble_every_ms * MS)
@@ -123,6 +131,12 @@ class Troubles:
             log = self._rng.choice(("commitlog", "actionlog"))
             self._world.host.is_power_cut = self._rng.random() < 0.5
             disk.fails_sync = lambda path: path.startswith(log)
+
+    def _fill_the_disk(self) -> None:
+        """Somebody else takes room: some of what the broker keeps, or so much that a few writes fit."""
+        host = self._world.host
+        host.limit_room(self._rng.randrange(2 * RESERVE_BYTES))
+        self._later(lambda: host.limit_room(None))
 
     def _victim(self, *kinds: type[Machine]) -> Machine | None:
         """One of these kinds, or of all."""
@@ -177,7 +191,10 @@ class Troubles:
         self._later(resume)
 
     def resume_all(self) -> None:
-        """Let every group go on. Requires: the broker lives."""
+        """Let every group go on, and the broker take messages. Requires: the broker lives."""
+        life = self._world.host.life
+        assert life is not None
+        life.broker.serving.become(Serving.SERVING, "")
         for group in self._world.plan.groups:
             self._set_pause(group.name, is_paused=False)
 
@@ -197,7 +214,9 @@ class Troubles:
         broker = life.broker
         for group in self._world.plan.groups:
             known = broker.delivery.group(group.subject, group.name)
-            if group.kind is Kind.AUDIT and known is not None:
+            queue = life.store.queue(group.subject)
+            if group.kind is Kind.AUDIT and known is not None and queue is not None:
+                self._world.sought[group.subject] = queue.first_sequence
                 start = Start(StartKind.EARLIEST)
                 broker.changes.seek(group.subject, group.name, start, broker.time.now_ms())
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from qmq_broker.service.delivery.delivery import HandOut
 from qmq_client.message import Message
 from qmq_client.wire.message_id import format_message_id
+from qmq_client.wire.operations import DeadRequest
 from qmq_client.wire.requests import PullRequest
 from tests.simulation.broker import BrokerHost
 from tests.simulation.database import Played
 from tests.simulation.ears import Ears
 from tests.simulation.handouts import HandOuts
 from tests.simulation.network import Network
-from tests.simulation.plan import POISON_EVERY, Plan
+from tests.simulation.plan import POISON_EVERY, UNWANTED_EVERY, Kind, Plan
 from tests.simulation.rows import RowWatch
 from tests.simulation.scheduler import Scheduler
+from tests.simulation.shelf import Shelf
 
 if TYPE_CHECKING:
     from tests.simulation.people import Machine
@@ -33,16 +36,25 @@ class World:
         self.rows = RowWatch()
         self.ears = Ears(self.scheduler, self.rows)
         self.played = Played(self.scheduler, self.rows.on_change)
-        self.host = BrokerHost(self.scheduler)
+        self.host = BrokerHost(self.scheduler, plan)
+        self.shelf = Shelf()
         self.handouts = HandOuts(self.host, plan.groups)
-        self.network = Network(self.scheduler, self._on_hand_out)
+        self.network = Network(self.scheduler, self._on_hand_out, self._on_replay)
         self.machines: list[Machine] = []
         #: Transactions of handlers and of applications, whose truth is asked for at the end.
         self.labels: list[str] = []
         #: Messages that somebody wanted back: True when the broker said that they are cancelled.
         self.taken_back: dict[str, bool] = {}
-        #: When the groups that only look were moved to the beginning for the last time.
+        #: Dead letters of ordered groups, by group and sequence, that somebody replayed.
+        self.replayed: set[tuple[str, int]] = set()
+        #: When the groups that only look were moved to the beginning for the last time, and where it
+        #: was by subject.
         self.sought_at_ns = 0
+        self.sought: dict[str, int] = {}
+        #: Groups and messages that a handler was done with.
+        self.handled: set[tuple[str, str]] = set()
+        #: Whether nothing is wrong with messages and handlers any more.
+        self.is_cured = False
         self._messages = 0
         self._transactions_left = plan.transactions
 
@@ -62,8 +74,10 @@ class World:
         self.labels += (label, f"{label}/s")
         return label
 
-    def new_message(self, subject: str, *, key: str | None = None) -> Message:
-        """A message that nobody has sent before."""
+    def new_message(
+        self, subject: str, *, key: str | None = None, is_repeatable: bool = False
+    ) -> Message:
+        """A message that nobody has sent before; a repeatable one has its id from a dedupe key."""
         rng, plan = self.scheduler.rng, self.plan
         self._messages += 1
         delay = ttl = None
@@ -77,14 +91,26 @@ class World:
             key=key,
             delay=delay,
             ttl=ttl,
-            message_id=format_message_id(self._messages.to_bytes(16)),
+            message_id=None if is_repeatable else format_message_id(self._messages.to_bytes(16)),
+            dedupe_key=f"repeatable {self._messages}" if is_repeatable else None,
         )
 
     def is_poison(self, message_id: str) -> bool:
-        """Whether no handler can ever handle this message."""
+        """Whether no handler can handle this message before it is cured."""
         rest = self.plan.poison_rest
-        return rest is not None and int(message_id, 16) % POISON_EVERY == rest
+        is_poison = rest is not None and int(message_id, 16) % POISON_EVERY == rest
+        return is_poison and not self.is_cured
+
+    def is_unwanted(self, message_id: str) -> bool:
+        """Whether handlers that settle by hand reject this message before it is cured."""
+        return int(message_id, 16) % UNWANTED_EVERY == 0 and not self.is_cured
 
     def _on_hand_out(self, request: PullRequest, given: HandOut, now_ms: int) -> None:
         self.ears.on_hand_out(request, given)
         self.handouts.on_hand_out(request, given, now_ms)
+
+    def _on_replay(self, request: DeadRequest, sequences: Sequence[int]) -> None:
+        """In an ordered group those behind a dead letter go on: the checker must know of it."""
+        (group,) = (one for one in self.plan.groups if one.name == request.group)
+        if group.kind is Kind.ORDERED:
+            self.replayed.update((group.name, sequence) for sequence in sequences)

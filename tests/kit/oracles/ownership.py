@@ -71,13 +71,17 @@ def _judge_ack(
     deliveries: Sequence[Delivered],
     ack: Acked,
 ) -> None:
-    """A confirmed ack is stale when a higher attempt was out before it began.
+    """A confirmed ack is stale when a higher attempt was out since its own, before it began.
 
-    Attempts are comparable only within one life of the broker, which may forget its last ones.
+    Attempts are comparable only within one life of the broker, which may forget its last ones, and
+    begin anew when a dead letter is replayed.
     """
     life = ledger.broker_life(ack.began_ns)
+    holder = (ack.consumer, ack.attempt)
+    own = [one.at_ns for one in deliveries if (one.consumer, one.attempt) == holder]
+    since_ns = max((at_ns for at_ns in own if at_ns < ack.began_ns), default=0)
     for delivery in deliveries:
-        if delivery.attempt <= ack.attempt or delivery.at_ns >= ack.began_ns:
+        if delivery.attempt <= ack.attempt or not since_ns < delivery.at_ns < ack.began_ns:
             continue
         if ledger.broker_life(delivery.at_ns) == life:
             findings.add(

@@ -1,0 +1,186 @@
+"""Bugs of the broker, to be planted; which worlds can meet each of them is said in `planted.py`.
+
+A bug is a function put in the place of another one, for the time of one test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from qmq_broker.errors import DiskFullError
+from qmq_broker.service.broker import Broker
+from qmq_broker.service.delay.changes import DelayChanges, OnCancelled
+from qmq_broker.service.delay.releasing import Delay
+from qmq_broker.service.delay.wheel import Wheel
+from qmq_broker.service.delivery import delivery, picking
+from qmq_broker.service.delivery.changes import Changes
+from qmq_broker.service.delivery.delivery import Delivery
+from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.service.delivery.journal import Journal
+from qmq_broker.service.delivery.lanes import KeyLanes
+from qmq_broker.service.delivery.moves import apply_action
+from qmq_broker.service.delivery.picking import Picked
+from qmq_broker.service.delivery.registry import Group, Groups
+from qmq_broker.service.delivery.settling import Outcome, plan_settlements
+from qmq_broker.service.intake import Intake
+from qmq_broker.service.serving import ServingState
+from qmq_broker.service.setting_aside import SettingAside
+from qmq_broker.storage.logs.actions import Action
+from qmq_broker.storage.logs.dedupe_window import DedupeWindow
+from qmq_broker.storage.logs.segmented_log import SegmentedLog
+from qmq_broker.storage.schedule.cancelled import Cancelled
+from qmq_broker.storage.schedule.fates import Fate
+from qmq_broker.storage.schedule.schedule import Schedule
+from qmq_client.wire.operations import DeadAnswer, DeadRequest
+from qmq_client.wire.requests import PullRequest
+
+
+def nothing_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sync(self: SegmentedLog) -> None:
+        self._durable = self._written_point()
+
+    monkeypatch.setattr(SegmentedLog, "sync", sync)
+
+
+def late_settlements_are_called_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(*given: Any) -> Outcome:
+        outcome = plan_settlements(*given)
+        outcome.stale.clear()
+        return outcome
+
+    monkeypatch.setattr(delivery, "plan_settlements", plan)
+
+
+def groups_change_before_the_journal_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is decided is written with the next decision."""
+    waiting: dict[int, tuple[Sequence[Action], GroupState]] = {}
+
+    def write_later(self: Journal, actions: Sequence[Action], state: GroupState) -> None:
+        if not actions:
+            return
+        if id(self) in waiting:
+            self._store.actions.append(waiting.pop(id(self))[0])
+            self.is_unsynced = True
+        waiting[id(self)] = actions, state
+        for action in actions:
+            apply_action(state, action)
+
+    monkeypatch.setattr(Journal, "write", write_later)
+
+
+def at_most_once_is_answered_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Broker, "sync_actions", lambda self: None)
+
+
+def pauses_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def apply_only(self: Changes, group: Group, actions: Sequence[Action], now_ms: int) -> None:
+        for action in actions:
+            apply_action(group.state, action)
+        self._delivery.after_change(group, now_ms)
+
+    monkeypatch.setattr(Changes, "_write", apply_only)
+
+
+def attempts_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand_out = delivery._hand_out
+
+    def hand_out_as_first(
+        state: GroupState, request: PullRequest, picked: Picked, epoch: int, now_ms: int
+    ) -> list[Action]:
+        picked.runs = tuple(msgspec.structs.replace(run, attempt=1) for run in picked.runs)
+        return hand_out(state, request, picked, epoch, now_ms)
+
+    monkeypatch.setattr(delivery, "_hand_out", hand_out_as_first)
+
+
+def keys_have_no_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = KeyLanes.add
+
+    def add_loose(self: KeyLanes, sequence: int, key: int, *, is_given: bool = False) -> None:
+        add(self, sequence, 0, is_given=is_given)
+
+    monkeypatch.setattr(KeyLanes, "add", add_loose)
+
+
+def nothing_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picking, "record_expires_at_ms", lambda record: None)
+
+
+def repeats_are_not_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DedupeWindow, "find", lambda self, runs: [])
+
+
+def a_release_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    settle = Delay._settle
+    again: set[tuple[int, int]] = set()
+
+    def settle_and_hold(self: Delay, release: Any, outcome: Any, now_ms: int, now_s: float) -> None:
+        settle(self, release, outcome, now_ms, now_s)
+        name = (release.messages[0].bucket, release.messages[0].sequence)
+        if name not in again:
+            again.add(name)
+            self._held.append((release.messages, release.is_overdue))
+
+    monkeypatch.setattr(Delay, "_settle", settle_and_hold)
+    monkeypatch.setattr(Schedule, "unsettled", lambda self, frame, taken: frame)
+
+
+def delayed_messages_are_due_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = Wheel.take
+    monkeypatch.setattr(
+        Wheel, "take", lambda self, now_ms, count_max: take(self, now_ms + 60_000, count_max)
+    )
+
+
+def cancellations_are_only_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(self: DelayChanges, places: Sequence[Cancelled], on_done: OnCancelled) -> None:
+        self._tell(on_done, [Fate.CANCELLED] * len(places))
+
+    monkeypatch.setattr(DelayChanges, "cancel", answer)
+
+
+def retention_asks_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Delivery, "needed_offset", lambda self, since_ms: self._store.durable_offset
+    )
+
+
+def room_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was refused for want of room once is refused for ever."""
+    check = Intake._check_room
+    full: set[int] = set()
+
+    def check_once(self: Intake, request_bytes: int) -> None:
+        try:
+            check(self, 2**40 if id(self) in full else request_bytes)
+        except DiskFullError:
+            full.add(id(self))
+            raise
+
+    monkeypatch.setattr(Intake, "_check_room", check_once)
+
+
+def replays_are_only_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def replay(self: Changes, request: DeadRequest, now_ms: int) -> DeadAnswer:
+        _, sequences, has_more = self._dead(request)
+        return DeadAnswer(count=len(sequences), has_more=has_more)
+
+    monkeypatch.setattr(Changes, "replay", replay)
+
+
+def consumers_of_a_broadcast_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle_ms = Groups._idle_ms
+    monkeypatch.setattr(Groups, "_idle_ms", lambda self, request: min(200, idle_ms(self, request)))
+
+
+def what_is_set_aside_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SettingAside, "bring_back", lambda self, now_ms: True)
+    monkeypatch.setattr(SettingAside, "_do_without", lambda self, *times: None)
+
+
+def a_read_only_broker_takes_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ServingState, "check_takes_messages", lambda self: self.check_delivers())

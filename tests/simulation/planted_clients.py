@@ -1,0 +1,144 @@
+"""Bugs of applications' side: producer, outbox, watchdog, consumer, inbox. As in `planted_broker.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from qmq_client import message
+from qmq_client.consumer import work
+from qmq_client.consumer.calling import Calls
+from qmq_client.consumer.delivery import ACKED, Received
+from qmq_client.consumer.work import Work
+from qmq_client.errors import HandlerTimeoutError
+from qmq_client.inbox.dialect import Noted
+from qmq_client.inbox.sqlite import SqliteInboxDialect
+from qmq_client.message import Message
+from qmq_client.outbox.database import sqlite
+from qmq_client.outbox.database.claiming import Wanted, wanted_rows
+from qmq_client.outbox.database.driver import driver_of
+from qmq_client.outbox.relay.settling import Settling
+from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.transaction.handoff import HandoffQueue, HandOver
+from qmq_client.producer import Producer
+from qmq_client.publishing import publish, publisher
+from qmq_client.publishing.ordering import Turns
+from qmq_watchdog import sweep
+
+
+def what_a_busy_broker_refuses_is_taken_for_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def put_off(self: publish._Batch, rows: Sequence[OutboxRow], error: str) -> None:
+        self.sent += [row.message_id for row in rows]
+        self.unreachable = False
+
+    monkeypatch.setattr(publish._Batch, "put_off", put_off)
+
+
+def rows_are_removed_whoever_owns_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def remove(
+        self: Settling,
+        connection: sa.Connection,
+        message_ids: Sequence[bytes],
+        token: bytes,
+        keep_ms: int | None,
+    ) -> int:
+        outbox = self._outbox
+        return connection.execute(
+            sa.delete(outbox).where(outbox.c.message_id.in_(message_ids))
+        ).rowcount
+
+    monkeypatch.setattr(Settling, "remove", remove)
+
+
+def rows_are_claimed_before_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wanted(now_ms: str, keys: Sequence[str], placeholder: str) -> Wanted:
+        return wanted_rows(f"({now_ms} + {10**15})", keys, placeholder)
+
+    monkeypatch.setattr(sqlite, "wanted_rows", wanted)
+
+
+def unproven_commits_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    put = HandoffQueue.put
+
+    def put_as_certain(self: HandoffQueue, handed: HandOver) -> None:
+        certain = HandOver(
+            rows=handed.rows,
+            token=handed.token,
+            written_at_s=handed.written_at_s,
+            is_certain=True,
+        )
+        put(self, certain)
+
+    monkeypatch.setattr(HandoffQueue, "put", put_as_certain)
+
+
+def rows_pass_earlier_ones_of_their_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    def turns_of(rows: Sequence[OutboxRow], *_: Any, **__: Any) -> Turns:
+        return Turns(free=list(rows))
+
+    monkeypatch.setattr(publisher, "turns_of", turns_of)
+    monkeypatch.setattr(sweep, "turns_of", turns_of)
+
+
+def the_inbox_commits_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    insert = SqliteInboxDialect.insert
+
+    def insert_and_commit(
+        self: SqliteInboxDialect, connection: sa.Connection, group: str, ids: Sequence[bytes]
+    ) -> Noted:
+        noted = insert(self, connection, group, ids)
+        driver = driver_of(connection)
+        driver.commit()
+        driver.execute("BEGIN IMMEDIATE")
+        driver.execute("SAVEPOINT qmq_inbox")
+        return noted
+
+    monkeypatch.setattr(SqliteInboxDialect, "insert", insert_and_commit)
+
+
+def outcomes_are_noted_before_the_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Work.run
+
+    def ack_and_run(self: Work, batch: Sequence[Received]) -> None:
+        self.note(batch, ACKED)
+        run(self, batch)
+
+    monkeypatch.setattr(Work, "run", ack_and_run)
+
+
+def sends_outside_a_transaction_are_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(self: Producer, connection: sa.Connection, messages: Sequence[Message]) -> list[str]:
+        with connection.begin() as transaction:
+            sent = self.send_many(messages, session=connection)
+            transaction.rollback()
+        return sent
+
+    monkeypatch.setattr(Producer, "_send_alone", send)
+
+
+def dedupe_keys_make_no_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = count(2**100)
+    monkeypatch.setattr(message, "dedupe_message_id", lambda *_: next(drawn).to_bytes(16))
+
+
+def what_is_settled_by_hand_is_acked_with_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Work, "_note_wishes", lambda self, decoded: None)
+
+
+def the_inbox_keeps_what_was_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "_not_done", lambda decoded: [])
+
+
+def cancelled_handlers_count_as_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = Calls._inside
+
+    async def inside_and_well(self: Calls, decoded: Any, session: Any) -> None:
+        with suppress(HandlerTimeoutError):
+            await inside(self, decoded, session)
+
+    monkeypatch.setattr(Calls, "_inside", inside_and_well)
