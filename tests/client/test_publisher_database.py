@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy.orm import Session
 
+from qmq_client.errors import OutboxMissingError
 from qmq_client.testing import MemoryTransport
 from qmq_client.wire.requests import SendAnswer
 from tests.client.publishing import send_each, sweep, with_transport
-from tests.client.world import OUTBOX, a_world
+from tests.client.world import OUTBOX, World, a_world
+from tests.conftest import MakeDatabase
 from tests.services.databases import Database
 
 #: How each driver is told that the application speaks no Unicode with its server.
@@ -43,6 +45,14 @@ def test_O6_O7_an_error_that_a_narrow_connection_cannot_spell_is_noted_and_parks
             world.make_due()
             outcome = sweep(world)
         assert [row.error for row in outcome.parked] == [error]
+
+
+def test_O5_sessions_in_which_no_row_can_be_deleted_are_refused_before_anything_is_sent(
+    tmp_path: Path, make_database: MakeDatabase
+) -> None:
+    safe = {"connect_args": {"init_command": "SET sql_safe_updates = 1"}}
+    with pytest.raises(OutboxMissingError, match="sql_safe_updates"):
+        World(tmp_path, database=make_database("mysql"), engine_options=safe)
 
 
 def test_S5_W8_a_database_that_refuses_to_delete_is_asked_later_and_later_whoever_hurries(

@@ -94,18 +94,13 @@ class MySqlDialect(ServerDialect):
         return error_number(error.orig) in _MISSING
 
     def prepare_sibling(self, connection: sa.Connection) -> None:
-        is_read_only, self._is_undone_by_timeout, is_safe = connection.exec_driver_sql(
-            "SELECT @@global.read_only, @@global.innodb_rollback_on_timeout, @@sql_safe_updates"
+        is_read_only, self._is_undone_by_timeout = connection.exec_driver_sql(
+            "SELECT @@global.read_only, @@global.innodb_rollback_on_timeout"
         ).one()
         if is_read_only:
             raise refuse(
                 "the server is read-only (@@read_only is 1): a replica does not have what was "
                 "deleted on its primary a moment ago. Give the primary"
-            )
-        if is_safe:
-            raise refuse(
-                "the session has sql_safe_updates: the server then refuses to delete rows that were "
-                "sent, and each would be sent again and again. Leave it out of this user's sessions"
             )
 
     def record_bytes_max(self, connection: sa.Connection) -> int | None:
@@ -119,6 +114,11 @@ class MySqlDialect(ServerDialect):
         if tuple(dialect.server_version_info[: len(oldest)]) < oldest:
             wanted = ".".join(map(str, oldest))
             return [f"the server is older than {wanted} and cannot skip locked rows"]
+        if connection.exec_driver_sql("SELECT @@sql_safe_updates").scalar_one():
+            return [
+                "sql_safe_updates is on: rows that were sent could not be deleted, and would be sent "
+                "again and again. SET it to 0 for these sessions"
+            ]
         names = sa.text(
             "SELECT table_name, engine FROM information_schema.tables "
             "WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name IN :names"
