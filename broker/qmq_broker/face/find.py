@@ -17,7 +17,6 @@ from qmq_broker.errors import BusyError, NotFoundError
 from qmq_broker.face.json_messages import JsonDelivered, record_to_json
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.delivery.fates import GroupFate
-from qmq_broker.service.query import Query
 from qmq_broker.service.trace import Trace, TraceEvent
 from qmq_broker.storage.index.key_search import FoundRecord, SearchResult, TimeRange
 from qmq_client.wire.message_id import parse_message_id
@@ -101,24 +100,21 @@ class Finder:
 
     async def by_id(self, message_id: str, count: int, sees: Callable[[str], bool]) -> JsonSearch:
         """All places of a message in subjects that the asker `sees`, and what became of it."""
-        wanted = parse_message_id(message_id)
-        result = await self._run(lambda: self._broker.query.search.by_id(wanted, count))
+        result = await self._by_id(parse_message_id(message_id), count, sees)
         query = self._broker.query
         return _answer(
             result,
-            [
-                _found(one, query.fates(one.subject, one.sequence))
-                for one in _seen(result, sees).found
-            ],
+            [_found(one, query.fates(one.subject, one.sequence)) for one in result.found],
         )
 
     async def trace(self, message_id: str, sees: Callable[[str], bool]) -> JsonTrace:
         """The life of a message; raises `NotFoundError` when it is surely not where one `sees`."""
-        wanted = parse_message_id(message_id)
         query = self._broker.query
-        search = query.search
-        result, traces = await self._run(
-            lambda: _traced(query, _seen(search.by_id(wanted, TRACED_PLACES_MAX), sees))
+        result = await self._by_id(parse_message_id(message_id), TRACED_PLACES_MAX, sees)
+        traces = await self._run(
+            lambda: [
+                query.trace(one.subject, one.sequence, one.stored_at_ms) for one in result.found
+            ]
         )
         if not result.found and result.is_complete:
             raise NotFoundError(f"there is no message {message_id}")
@@ -135,6 +131,19 @@ class Finder:
         search = self._broker.query.search
         result = await self._run(lambda: search.by_key(subject, key, times, count))
         return _answer(result, [_found(one) for one in result.found])
+
+    async def _by_id(
+        self, message_id: bytes, count: int, sees: Callable[[str], bool]
+    ) -> SearchResult:
+        """All places of a message; where none is left, the copies that groups set aside."""
+        query = self._broker.query
+        result = _seen(await self._run(lambda: query.search.by_id(message_id, count)), sees)
+        kept = None if result.found else query.copies.kept()
+        if kept is not None:
+            found, is_complete = await self._run(lambda: query.copies.by_id(message_id, kept))
+            result.found += [one for one in query.copies.still_kept(found) if sees(one.subject)]
+            result.is_uncertain = result.is_uncertain or not is_complete
+        return result
 
     async def _run(self, search: Callable[[], T]) -> T:
         if self._running >= SEARCHES_MAX:
@@ -163,12 +172,6 @@ def _answer(result: SearchResult, messages: list[JsonFound]) -> JsonSearch:
 def _seen(result: SearchResult, sees: Callable[[str], bool]) -> SearchResult:
     result.found[:] = [one for one in result.found if sees(one.subject)]
     return result
-
-
-def _traced(query: Query, result: SearchResult) -> tuple[SearchResult, list[Trace]]:
-    """A search's results with what happened to each."""
-    traces = [query.trace(one.subject, one.sequence, one.stored_at_ms) for one in result.found]
-    return result, traces
 
 
 def _place(one: FoundRecord, told: Trace, fates: Sequence[GroupFate]) -> JsonPlaceTrace:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from qmq_broker.errors import CorruptionError, NotFoundError
+from qmq_broker.service.copy_search import CopySearch
 from qmq_broker.service.delivery.bodies import group_queue, read_messages
 from qmq_broker.service.delivery.delivery import Delivery
 from qmq_broker.service.delivery.fates import GroupFate, PastAttempt, fate_of, past
@@ -118,6 +119,8 @@ class Query:
     def __init__(self, store: Store, delivery: Delivery) -> None:
         self._store = store
         self._delivery = delivery
+        #: Messages of which only copies are left.
+        self.copies = CopySearch(store, delivery)
 
     def subjects(self) -> list[SubjectStatus]:
         """Every subject, by name."""

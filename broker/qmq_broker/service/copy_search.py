@@ -1,0 +1,135 @@
+"""Looking for a message of which only copies are left: set aside by groups, the original taken by the retention.
+
+A copy has an id of its own, so the copies themselves are read: those that wait with the delayed messages, and
+those that came back to a group that is not done with them. Reads the disk, beside the loop; what the groups
+know is asked before and after, in the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from qmq_broker.errors import CorruptionError
+from qmq_broker.service.delivery.delivery import Delivery
+from qmq_broker.storage.index.key_search import FoundRecord
+from qmq_broker.storage.logs.copies import Copy, unpack_copy
+from qmq_broker.storage.schedule.columns import Columns
+from qmq_broker.storage.schedule.fates import Fate
+from qmq_broker.storage.schedule.records import Wanted
+from qmq_broker.storage.store import Store
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.names import COPIES
+from qmq_client.wire.record import decode_record, record_message_id
+
+#: Bytes of copies that one search reads: about a second.
+READ_BYTES_MAX: Final = 256 * 1024 * 1024
+
+
+class Kept(NamedTuple):
+    """What groups have as copies just now."""
+
+    #: Sequences in the queue of copies of what came back.
+    back: tuple[int, ...]
+    #: Whether anything is away.
+    is_any_away: bool
+
+
+class FoundCopy(NamedTuple):
+    """A copy of the message that is looked for."""
+
+    copy: Copy
+    found: FoundRecord
+    #: Sequence in the queue of copies; None for one that is away.
+    back: int | None
+
+
+class CopySearch:
+    """Searches over the copies of one broker; each method says its thread."""
+
+    def __init__(self, store: Store, delivery: Delivery) -> None:
+        self._store = store
+        self._delivery = delivery
+
+    def kept(self) -> Kept | None:
+        """What there is to look through; None for nothing. In the loop."""
+        asides = [state.aside for state in self._delivery.groups()]
+        back = tuple(sorted({copy for aside in asides for copy in aside.copies.values()}))
+        is_any_away = any(aside.count for aside in asides)
+        return Kept(back, is_any_away) if back or is_any_away else None
+
+    def by_id(self, message_id: bytes, kept: Kept) -> tuple[list[FoundCopy], bool]:
+        """Copies of this message, and whether all were looked at. In any thread.
+
+        They are found with the place of the copy, and with the time when the message was born.
+        """
+        found: list[FoundCopy] = []
+        room_bytes = READ_BYTES_MAX
+        for back, place, record in self._records(kept):
+            room_bytes -= len(record)
+            if room_bytes < 0:
+                return found, False
+            try:
+                copy = unpack_copy(record)
+                if record_message_id(copy.record) != message_id:
+                    continue
+                born_at_ms = decode_record(copy.subject, copy.record).born_at_ms
+            except (
+                CorruptionError,
+                ProtocolError,
+            ):  # one copy; its group gets the message without it
+                continue
+            one = FoundRecord(copy.subject, copy.sequence, place, born_at_ms, copy.record)
+            found.append(FoundCopy(copy, one, back))
+        return found, True
+
+    def still_kept(self, found: list[FoundCopy]) -> list[FoundRecord]:
+        """Each message once of those whose groups still have these copies. In the loop."""
+        messages: dict[tuple[str, int], FoundRecord] = {}
+        for copy, record, back in found:
+            state = self._delivery.group(copy.subject, copy.group)
+            if state is None:
+                continue
+            aside = state.aside
+            is_back = back is not None and aside.copies.get(copy.sequence) == back
+            if is_back or aside.is_away(copy.sequence, copy.ticket):
+                messages[copy.subject, copy.sequence] = record
+        return list(messages.values())
+
+    def _records(self, kept: Kept) -> Iterator[tuple[int | None, int, bytes]]:
+        """Sequence in the queue of copies, if it is there, place, and record of each copy."""
+        queue = self._store.queue(COPIES)
+        for back in kept.back:
+            entries = [] if queue is None else queue.entries(back, 1)
+            try:
+                for record in self._store.read_records(entries, subject=COPIES):
+                    yield back, entries[0].physical_offset, record
+            except CorruptionError:
+                continue
+        schedule = self._store.schedule
+        for bucket, next_sequence, pending in schedule.states() if kept.is_any_away else ():
+            if not pending:
+                continue
+            for columns in schedule.columns(bucket, 0, next_sequence):
+                yield from self._waiting(columns)
+
+    def _waiting(self, columns: Columns) -> Iterator[tuple[None, int, bytes]]:
+        schedule = self._store.schedule
+        fates, number = schedule.fates_of(columns.bucket), schedule.subjects.number(COPIES)
+        if fates is None:
+            return
+        indexes = [
+            index
+            for index, sequence in enumerate(columns.sequences)
+            if columns.subjects[index] == number and fates.get(sequence) is Fate.PENDING
+        ]
+        for index in indexes:
+            wanted = Wanted(
+                columns.sequences[index],
+                columns.places[index],
+                columns.record_bytes[index],
+                COPIES,
+            )
+            (record,) = schedule.records.read_all(columns.bucket, [wanted])
+            if isinstance(record, bytes):
+                yield None, columns.sources[index], record

@@ -1,0 +1,87 @@
+"""A message that was set aside is found by its id when only its copy is left, until its group is done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qmq_broker.service import copy_search
+from tests.broker.delay.delay_rig import HOUR_MS
+from tests.broker.delay.test_lost_copies import let_segments_go
+from tests.broker.delay.test_set_aside import DAY_MS, MONTH_MS, AsideRig
+from tests.broker.face.asgi import Client
+from tests.broker.service.rig import GROUP, SUBJECT, make_frame
+
+MESSAGE_ID = bytes(range(16))
+PULL = {"subject": SUBJECT, "group": GROUP, "consumer": "one"}
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[AsideRig]:
+    made = AsideRig(
+        tmp_path,
+        segment_bytes=4096,
+        growth_bytes=1024,
+        retain_ms=HOUR_MS,
+        dedupe_ids=1,
+        checkpoint_ms=1,
+        queue_flush_bytes=1,
+    )
+    made.submit(make_frame([b"far"], ids=iter([MESSAGE_ID])))
+    made.commit()
+    made.settle(made.pull().nack(MONTH_MS, "not before spring"))
+    made.turn()
+    yield made
+    made.close()
+
+
+def shown(rig: AsideRig) -> dict[str, Any]:
+    answer = Client(rig).get(f"/v1/messages?id={MESSAGE_ID.hex()}")
+    assert answer.status == 200
+    found: dict[str, Any] = answer.json
+    return found
+
+
+def test_a_message_of_which_only_the_copy_is_left_is_found_by_its_id(rig: AsideRig) -> None:
+    (original,) = shown(rig)["messages"]
+    let_segments_go(rig)
+    assert rig.store.search.by_id(MESSAGE_ID, 1).found == []
+    found = shown(rig)
+    (away,) = found["messages"]
+    assert found["is_complete"]
+    assert (away["subject"], away["sequence"], away["body_base64"]) == (
+        SUBJECT,
+        0,
+        original["body_base64"],
+    )
+    assert (away["groups"][0]["group"], away["groups"][0]["state"]) == (GROUP, "waiting")
+    rig.restart()
+    rig.pass_and_turn(MONTH_MS + DAY_MS)
+    (back,) = shown(rig)["messages"]
+    assert (back["sequence"], back["groups"][0]["attempts"]) == (0, 1)
+    trace = Client(rig).get(f"/v1/messages/{MESSAGE_ID.hex()}/trace").json
+    assert [place["sequence"] for place in trace["places"]] == [0]
+    given = rig.pull()
+    assert given.bodies == [b"far"]
+    (in_flight,) = shown(rig)["messages"]
+    assert in_flight["groups"][0]["state"] == "in flight"
+    rig.settle(given.ack())
+    assert shown(rig)["messages"] == []
+
+
+def test_the_copy_of_a_group_that_is_no_more_is_not_shown(rig: AsideRig) -> None:
+    let_segments_go(rig)
+    rig.broker.changes.remove(SUBJECT, GROUP, rig.now_ms)
+    assert shown(rig)["messages"] == []
+
+
+def test_a_search_through_too_many_copies_says_so(
+    rig: AsideRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_segments_go(rig)
+    monkeypatch.setattr(copy_search, "READ_BYTES_MAX", 10)
+    found = shown(rig)
+    assert (found["messages"], found["is_complete"]) == ([], False)
