@@ -41,6 +41,12 @@ def test_every_promise_of_the_readme_has_a_test() -> None:
     assert sorted(printed(read(ROOT / "README.md").text) - attacked(tests)) == []
 
 
+def test_the_page_of_promises_has_those_of_the_readme_and_no_others() -> None:
+    page = read(ROOT / "docs" / "guarantees.md").text
+    explained = re.findall(r"^\| ([SOWBDCPX]\d{1,2}) \|", page, re.MULTILINE)
+    assert sorted(explained) == sorted(printed(read(ROOT / "README.md").text))
+
+
 def test_a_planted_promise_without_a_test_is_found() -> None:
     page = "## Guarantees\n\n| B1 | durable |\n| B2, O13 | seen |\n\n## Limits\n\n| D1 | x |\n"
     assert printed(page) == {"B1", "B2", "O13"}
