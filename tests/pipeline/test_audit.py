@@ -6,15 +6,16 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qmq_pipeline.commits import RangeFacts
 from qmq_pipeline.config import PipelineConfig
-from qmq_pipeline.jobs.audit import audit
+from qmq_pipeline.jobs.audit import Window, audit, judged_ranges
 from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.lake import Lake
 from qmq_pipeline.options import Place
 from qmq_pipeline.schemas import AUDIT_FINDINGS, LIFECYCLE
-from tests.pipeline.world import HOUR_MS, START_MS, Corpus, DataDirectory, OutboxDatabase
+from tests.pipeline.world import FAR_MS, HOUR_MS, START_MS, Corpus, DataDirectory, OutboxDatabase
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,3 +68,27 @@ def test_P4_ten_corpora_with_planted_findings_all_found_none_invented(
     assert {row["message_id"] for row in unknown} == kinds["ghost"]
     late = {row["message_id"] for row in rows.where("store_ms > 60000").collect()}
     assert kinds["late"] <= late
+
+
+def test_of_the_log_only_what_may_be_judged_is_read_with_an_hour_for_clocks() -> None:
+    ranges = [
+        RangeFacts(
+            source="one",
+            first=hour,
+            next=hour + 1,
+            rows=1,
+            files=(),
+            first_at_ms=START_MS + hour * HOUR_MS,
+            last_at_ms=START_MS + (hour + 1) * HOUR_MS - 1,
+        )
+        for hour in range(6)
+    ]
+
+    def first_read(first_ms: int) -> list[int]:
+        window = Window(
+            first_ms=first_ms, next_ms=FAR_MS, gaps=(), is_folded=True, kept=(), coverage=()
+        )
+        return [one.first for one in judged_ranges(ranges, window)]
+
+    assert first_read(0) == [0, 1, 2, 3, 4, 5]
+    assert first_read(START_MS + 4 * HOUR_MS) == [3, 4, 5]

@@ -91,6 +91,19 @@ def test_what_can_be_made_again_is_kept_where_the_user_keeps_such_things() -> No
     assert cache_folder({}) == Path.home() / ".cache" / "qmq"
 
 
+@pytest.mark.timeout(120)
+def test_the_programs_of_spark_start_on_the_java_that_pip_brings(tmp_path: Path) -> None:
+    found = found_java(tmp_path, {"PATH": ""})
+    said = subprocess.run(
+        [str(Path(sys.executable).parent / "spark-submit"), "--version"],
+        env={**os.environ, "JAVA_HOME": found.home, "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+    )
+    assert said.returncode == 0, said.stderr
+    assert "OpenJDK 64-Bit Server VM, 21" in said.stderr
+
+
 @pytest.mark.timeout(600)
 def test_spark_runs_on_the_java_that_pip_brings(
     request: pytest.FixtureRequest, tmp_path: Path

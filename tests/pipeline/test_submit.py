@@ -80,6 +80,29 @@ def test_the_wheel_ingests_under_spark_submit_with_its_code_shipped_to_two_execu
     assert len(shipped) == 2, "an executor did not get the code"
 
 
+def test_the_wheel_under_the_name_of_a_zip_file_is_the_commands_and_the_sources(
+    tmp_path: Path,
+) -> None:
+    """What executors do with shipped code, without Spark: import it from where it was put."""
+    code = shipped_code(tmp_path)
+    program = (
+        "import qmq_pipeline.cli, qmq_pipeline.range_work, qmq_pipeline.sources.register\n"
+        "print(qmq_pipeline.cli.__file__, *sorted(qmq_pipeline.cli.pipeline.commands))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(code)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    file, *commands = done.stdout.split()
+    assert file.startswith(str(code))
+    assert {"ingest", "audit", "run"} <= set(commands)
+
+
 def spark_home(folder: Path) -> Path:
     """The installed Spark in a folder of its own: workers write beside it."""
     folder.mkdir()

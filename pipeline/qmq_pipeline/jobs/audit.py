@@ -18,11 +18,13 @@ What cannot be judged is said, never guessed: see `coverage` of the run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from qmq_client.clock import SYSTEM_CLOCK
+from qmq_pipeline.commits import RangeFacts
 from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.jobs import audit_sql
 from qmq_pipeline.jobs.deliveries import actions_end, folded, groups
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 KINDS: Final = ("lost", "ghost", "duplicate", "late", "altered")
+#: By which the clocks of a database and of the broker may differ.
+_CLOCKS_MS: Final = 3_600_000
 _FOR_EVER_MS: Final = 253_402_300_799_999
 _FINDING_COLUMNS: Final = AUDIT_FINDINGS.names[1:]
 
@@ -215,6 +219,12 @@ def findings(
     return found.dropDuplicates(["kind", "message_id", "subject", "consumer_group"])
 
 
+def judged_ranges(ranges: Sequence[RangeFacts], window: Window) -> list[RangeFacts]:
+    """What of the log is compared: not what was stored before anything that is judged was committed."""
+    first_ms = window.first_ms - _CLOCKS_MS
+    return [one for one in ranges if one.last_at_ms >= first_ms]
+
+
 def _views(spark: SparkSession, lake: Lake, window: Window, outbox: DataFrame) -> None:
     judged = _between("created_at", window)
     outbox.where(judged).createOrReplaceTempView("qmq_committed")
@@ -229,13 +239,17 @@ def _views(spark: SparkSession, lake: Lake, window: Window, outbox: DataFrame) -
         "due_at",
         "record_crc",
     ]
-    stored = lake.read(spark, MESSAGES).select(*columns)
+    stored = lake.read(spark, MESSAGES, judged_ranges(lake.ranges(MESSAGES), window)).select(
+        *columns
+    )
     stored.createOrReplaceTempView("qmq_stored_all")
     stored.where(_between("stored_at", window)).createOrReplaceTempView("qmq_stored")
     scheduled = lake.read(spark, SCHEDULED)
     scheduled.createOrReplaceTempView("qmq_scheduled_all")
     spark.sql(audit_sql.SCHEDULED).createOrReplaceTempView("qmq_scheduled")
     lake.read(spark, CANCELLED).createOrReplaceTempView("qmq_cancelled")
+    placed = lake.read(spark, MESSAGES).select("message_id", "subject", "sequence")
+    placed.createOrReplaceTempView("qmq_placed")
     lake.read(spark, COPIES).createOrReplaceTempView("qmq_copies")
     lake.read(spark, ACTIONS).createOrReplaceTempView("qmq_actions")
     lake.read(spark, DELIVERIES).createOrReplaceTempView("qmq_deliveries")

@@ -207,7 +207,7 @@ SELECT m.message_id, d.subject, d.consumer_group, d.sequence, d.set_aside_at AS 
 FROM qmq_deliveries d
 JOIN last_ticket t
   ON t.subject = d.subject AND t.consumer_group = d.consumer_group AND t.sequence = d.sequence
-JOIN qmq_stored_all m ON m.subject = d.subject AND m.sequence = d.sequence
+JOIN qmq_placed m ON m.subject = d.subject AND m.sequence = d.sequence
 LEFT JOIN copies c ON c.subject = d.subject AND c.consumer_group = d.consumer_group
   AND c.sequence = d.sequence AND c.ticket = t.ticket
 WHERE d.outcome = 'set aside' AND {judged}
