@@ -45,8 +45,11 @@ class DeliveriesHead(msgspec.Struct, frozen=True, kw_only=True):
     stale: tuple[tuple[Natural, Natural, Natural], ...] = ()
 
 
-class Delivered(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of an answer, still encoded; a struct, because one is made for every message."""
+class Delivered(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One message of an answer, still encoded; a struct, because one is made for every message.
+
+    It holds nothing that could hold it, so the collector need not look at it.
+    """
 
     sequence: int
     pull_sequence: int

@@ -92,10 +92,11 @@ _BODY_KINDS: Final = {
 }
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One message as values; `encode_record` and `decode_record` turn it into bytes and back.
 
     A struct, because one is made for every message and a frozen dataclass costs ten times as much.
+    It holds nothing that could hold it, so the collector need not look at it.
     """
 
     #: 16 bytes, see `message_id.py`.

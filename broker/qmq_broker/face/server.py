@@ -47,6 +47,8 @@ _LOG: Final = logging.getLogger("qmq_broker")
 _TICK_S: Final = 0.025
 #: The same after a pass that failed (a full disk, for one): the log is not to be flooded.
 _TICK_AFTER_FAILURE_S: Final = 1.0
+#: A collection begins after so many objects; an answer of a thousand messages makes as many thousands.
+_YOUNG_OBJECTS: Final = 20_000
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -253,6 +255,7 @@ def _settle_memory() -> None:
     # Modules, routes, queues: not to be looked through by every collection from now on.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 def _not_opened(error: StoreError) -> ExitCode:
