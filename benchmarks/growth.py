@@ -56,6 +56,10 @@ class _Costs:
     start_s: list[float]
     log_bytes: int = 0
 
+    def start_us(self, size: _Size) -> list[float]:
+        """Of each start, what it comes to for each message that is stored."""
+        return [seconds / size.messages * 1e6 for seconds in self.start_s]
+
 
 def run(bench: Bench) -> list[Row]:
     """The costs of both cases, and their ratios."""
@@ -79,6 +83,17 @@ def run(bench: Bench) -> list[Row]:
         )
         for what in ("send", "pull")
     ]
+    starts = (found["large"].start_us(large), found["small"].start_us(small))
+    rows.append(
+        _row(
+            "start by message: large / small",
+            "ratio",
+            paired_ratios(*starts),
+            large,
+            found["large"],
+            _GOAL,
+        )
+    )
     for name, size in (("small", small), ("large", large)):
         costs = found[name]
         rows += [
@@ -140,11 +155,10 @@ def _options(*, dedupe_ids: int = 0) -> StoreOptions:
 def _fill(data: Path, size: _Size) -> None:
     """So many messages over all subjects, and the groups, on some of them each."""
     store = Store.open(OsDisk(str(data)), SYSTEM_CLOCK, _options())
-    # Each subject stands in one of these; they are stored again and again, repeats are not looked for.
-    frames = list(
-        itertools.islice(_frames(size, MessageIds(1)), -(-size.subjects // SUBJECTS_PER_FRAME))
-    )
-    endless = itertools.cycle(frames)
+    # Each subject stands in one of these; they are stored again and again, and repeats are looked for
+    # within one commit only.
+    count = max(-(-size.subjects // SUBJECTS_PER_FRAME), _FRAMES_PER_COMMIT)
+    endless = itertools.cycle(list(itertools.islice(_frames(size, MessageIds(1)), count)))
     for _ in range(0, size.messages, FRAME_MESSAGES * _FRAMES_PER_COMMIT):
         store.append(list(itertools.islice(endless, _FRAMES_PER_COMMIT)))
         store.sync()

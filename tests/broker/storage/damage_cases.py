@@ -270,6 +270,11 @@ CASES: dict[str, Case] = {
         file=layout.QUEUE_TABLE,
         start="rebuilds",
     ),
+    "the table before flipped": Case(
+        harm=lambda d: add(layout.QUEUE_TABLES[1], d.content(layout.QUEUE_TABLE)[:-30])(d),
+        level=IGNORED,
+        file=layout.QUEUE_TABLES[1],
+    ),
     # journals
     "an id flipped": Case(harm=lambda d: d.change(ID_FILE, flip(90)), level=REBUILT, file=ID_FILE),
     "ids cut": Case(

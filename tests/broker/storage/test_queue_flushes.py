@@ -9,10 +9,11 @@ import pytest
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.queues import consume_queues
 from qmq_broker.storage.store import Store
+from qmq_broker.storage.upkeep.verify import verify_store
 from tests.broker.storage.lives import restarted
 from tests.crash.promises import check_messages
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import OPTIONS, History, World
+from tests.crash.world import OPTIONS, FakeClock, History, World
 
 #: Every checkpoint flushes the queues.
 FLUSHING = replace(OPTIONS, checkpoint_ms=1_000, queue_flush_bytes=1, segment_bytes=2**20)
@@ -65,6 +66,20 @@ def test_B11_files_that_a_power_cut_took_back_by_one_flush_cost_no_reading_of_th
     store = unsynced.assert_all_there()
     assert not store.recovery.is_rebuilt
     assert store.recovery.frames == 1, "the last one is always seen again"
+
+
+def test_B11_what_is_kept_for_the_table_before_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = Unsynced(monkeypatch).world
+    world.send(world.frame(**{SUBJECTS[0]: 20}))
+    world.clock.pass_ms(2_000)
+    assert world.store.step(), "one more flush has begun"
+    world.disk.unlock()
+    disk = RecordingDisk(world.disk.image)
+    found = verify_store(disk, FakeClock(), check_groups=len)
+    assert [fault.line() for fault in found.faults] == []
+    assert len(disk.names(layout.ENTRIES)) == 2
 
 
 def test_B11_files_that_lost_more_are_made_again_from_the_log(

@@ -24,8 +24,6 @@ from qmq_broker.storage.queues.queue_files import ENTRY_BYTES, QueueFiles
 
 _ENTRY: Final = struct.Struct(">QIQ")
 assert _ENTRY.size == ENTRY_BYTES
-#: Flushed entries that stay in memory, because the newest are read most: 20 KiB for each queue.
-HOT_ENTRIES: Final = 1024
 
 
 class Entry(NamedTuple):
@@ -127,11 +125,11 @@ class ConsumeQueue:
         first = max(self.journaled_sequence, self.first_sequence)
         return first, self._packed(first, self.next_sequence)
 
-    def set_flushed(self, next_sequence: int) -> None:
-        """Entries below `next_sequence` are in the files; all but the newest leave the memory."""
+    def set_flushed(self, next_sequence: int, *, hot_entries: int) -> None:
+        """Entries below `next_sequence` are in the files; all but the newest of them leave the memory."""
         self.flushed_sequence = next_sequence
         first, tail = self._tail
-        surplus = next_sequence - HOT_ENTRIES - first
+        surplus = next_sequence - hot_entries - first
         if surplus > 0:
             self._tail = (first + surplus, tail[surplus * ENTRY_BYTES :])
 

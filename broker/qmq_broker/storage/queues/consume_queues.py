@@ -40,6 +40,10 @@ from qmq_broker.storage.queues.queue_table import (
 
 #: Entries in memory that are not in the files; beyond, a flush begins, and a start brings them there.
 UNFLUSHED_BYTES_MAX: Final = 64 * 1024 * 1024
+#: Flushed entries that stay in memory, because the newest are read most: so many of each queue at most,
+#: and less of each when there are thousands.
+HOT_ENTRIES: Final = 1024
+HOT_BYTES_MAX: Final = 32 * 1024 * 1024
 #: When more queues than these have something for their files, no file is synced: thousands of syncs would
 #: take minutes from the commits. What a power cut takes of them is made again.
 SYNCED_QUEUES_MAX: Final = 256
@@ -355,7 +359,8 @@ class ConsumeQueues:
         queue.crcs = self._files.add(
             queue.subject, first_sequence, entries, queue.crcs, is_synced=is_synced
         )
-        queue.set_flushed(next_sequence)
+        hot_entries = HOT_BYTES_MAX // ENTRY_BYTES // len(self._queues)
+        queue.set_flushed(next_sequence, hot_entries=min(HOT_ENTRIES, hot_entries))
         self.unflushed_bytes -= len(entries)
 
     def close(self) -> None:

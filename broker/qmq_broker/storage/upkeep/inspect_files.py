@@ -67,6 +67,8 @@ class SmallFiles:
     checkpoint: Checkpoint | None = None
     is_clean: bool = False
     table: QueueTable | None = None
+    #: The one before it, where that is whole.
+    table_before: QueueTable | None = None
     snapshots: list[Snapshot] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
 
@@ -179,15 +181,25 @@ def _retained(disk: Disk, format_: Format, files: SmallFiles) -> None:
 
 
 def _table(disk: Disk, format_: Format, files: SmallFiles) -> None:
-    table, reason = sealed_array(disk, layout.QUEUE_TABLE, QueueTable)
-    if table is not None and table.store_id != format_.store_id:
-        reason = f"of store {table.store_id.hex()}"
-        table = None
+    newest, before = layout.QUEUE_TABLES
+    table, reason = _table_at(disk, newest, format_)
+    files.table_before, reason_before = _table_at(disk, before, format_)
+    if reason_before:
+        meaning = "A start needs it when a power cut took something of the queues' files."
+        files.faults.append(ignored(before, reason_before, meaning))
     if reason:
         files.faults.append(rebuilt(layout.QUEUE_TABLE, reason))
     elif table is None and files.is_clean and _has_messages(files):
         files.faults.append(rebuilt(layout.QUEUE_TABLE, "missing after a clean stop"))
     files.table = table
+
+
+def _table_at(disk: Disk, path: str, format_: Format) -> tuple[QueueTable | None, str]:
+    """The table in a file of this store; None, with a reason when it is there but not whole."""
+    table, reason = sealed_array(disk, path, QueueTable)
+    if table is not None and table.store_id != format_.store_id:
+        return None, f"of store {table.store_id.hex()}"
+    return table, reason
 
 
 def _has_messages(files: SmallFiles) -> bool:

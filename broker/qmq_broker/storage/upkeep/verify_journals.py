@@ -42,7 +42,12 @@ def inspect_journals(disk: Disk, store_id: bytes, files: SmallFiles) -> JournalF
     window_offset = max(first_offset, last.window_offset if last else 0)
     indexed_offset = max(first_offset, table.indexed_offset if table else 0)
     ids = _Chain(disk, layout.IDS, store_id, window_offset)
-    entries = _Chain(disk, layout.ENTRIES, store_id, indexed_offset)
+    # As a start does it: from the table before on, unless some of that is missing.
+    before = files.table_before
+    kept_offset = min(indexed_offset, before.indexed_offset if before else indexed_offset)
+    entries = _Chain(disk, layout.ENTRIES, store_id, kept_offset)
+    if entries.next_offset < indexed_offset:
+        entries = _Chain(disk, layout.ENTRIES, store_id, indexed_offset)
     return JournalFindings(
         ids_offset=ids.next_offset,
         entries_offset=entries.next_offset,
