@@ -118,17 +118,7 @@ class _Plan:
             for lease in self._held(first, next_, repeats_acked=True):
                 held.add(lease.first, lease.next)
                 self._decided.add(lease.first, lease.next)
-            self._outcome.actions += [
-                Acked(
-                    at_ms=self._terms.now_ms,
-                    subject=self._state.subject,
-                    group=self._state.group,
-                    consumer=self._consumer,
-                    first=part_first,
-                    next=part_next,
-                )
-                for part_first, part_next in held
-            ]
+            self._outcome.actions += [Acked(*self._where(*part)) for part in held]
 
     def nack(self, given: tuple[int, int], delay_ms: int | None, error: str) -> None:
         error = shorten_error(error)
@@ -150,17 +140,9 @@ class _Plan:
 
     def extend(self, given: tuple[int, int], lease_ms: int) -> None:
         for lease in self._held(*given):
-            self._outcome.actions.append(
-                Extended(
-                    at_ms=self._terms.now_ms,
-                    subject=self._state.subject,
-                    group=self._state.group,
-                    consumer=self._consumer,
-                    first=lease.first,
-                    next=lease.next,
-                    lease_until_ms=self._until_ms(lease, lease_ms),
-                )
-            )
+            until_ms = self._until_ms(lease, lease_ms)
+            where = self._where(lease.first, lease.next)
+            self._outcome.actions.append(Extended(*where, lease_until_ms=until_ms))
 
     def _until_ms(self, lease: Lease, lease_ms: int) -> int:
         wanted_ms = self._terms.now_ms + lease_ms
@@ -191,18 +173,13 @@ class _Plan:
 
     def _give_back(self, lease: Lease, retry_at_ms: int, error: str) -> None:
         self._decided.add(lease.first, lease.next)
-        self._outcome.actions.append(
-            Nacked(
-                at_ms=self._terms.now_ms,
-                subject=self._state.subject,
-                group=self._state.group,
-                consumer=self._consumer,
-                first=lease.first,
-                next=lease.next,
-                retry_at_ms=retry_at_ms,
-                error=error,
-            )
-        )
+        where = self._where(lease.first, lease.next)
+        self._outcome.actions.append(Nacked(*where, retry_at_ms=retry_at_ms, error=error))
+
+    def _where(self, first: int, next_: int) -> tuple[int, str, str, str, int, int]:
+        """The fields with which every action on a range of this consumer begins."""
+        state = self._state
+        return self._terms.now_ms, state.subject, state.group, self._consumer, first, next_
 
 
 def shorten_error(text: str) -> str:
