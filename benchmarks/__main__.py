@@ -49,7 +49,12 @@ def main(arguments: Sequence[str]) -> int:
         for benchmark in benchmarks:
             interruption.check()
             with console.status(f"{benchmark.number} {benchmark.name}: {benchmark.summary}"):
-                result = run_benchmark(benchmark, effort=effort, directory=directory)
+                result = run_benchmark(
+                    benchmark,
+                    effort=effort,
+                    directory=directory,
+                    is_full_size=options.full_size,
+                )
             show_result(console, result)
             results.append(result)
     except KeyboardInterrupt:
@@ -74,6 +79,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="three short rounds, no page")
     parser.add_argument(
         "--effort", choices=[effort.value for effort in Effort], default=Effort.FULL.value
+    )
+    parser.add_argument(
+        "--full-size", action="store_true", help="as much data as the goals speak of; takes long"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, too")
     parser.add_argument("--pages", type=Path, metavar="DIR", help="write the page here")

@@ -1,0 +1,59 @@
+"""P: what the pipeline's sources and jobs cost beside Parquet, JDBC, the JVM's writer and plain Python.
+
+Everything that is compared reads the same messages on the same cores, in turns. Warm figures come from one local
+session: a round that is not counted goes first, so that compiled code and the page cache serve all alike. Cold
+ones are those of fresh processes, with the start of Spark in them. The bodies are random bytes, half of each
+message, the rest of which compresses. Rows of a scan are not collected: Spark's sink `noop` takes them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from benchmarks.measure import Effort
+from benchmarks.pipeline.growth import growth_rows
+from benchmarks.pipeline.live import live_rows
+from benchmarks.pipeline.outbox import find_jar, outbox_rows
+from benchmarks.pipeline.plain import cold_rows
+from benchmarks.pipeline.scan import scan_rows
+from benchmarks.pipeline.start import start_rows
+from benchmarks.pipeline.stream import stream_rows
+from benchmarks.result import Row
+from benchmarks.suite import Bench
+
+#: Where figures mean nothing, Spark need not think about how to be quick.
+_TINY: Final = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=128m",
+}
+
+
+def run(bench: Bench) -> list[Row]:
+    """P-a to P-h; with `--full-size` up to 20 million messages instead of 5."""
+    from qmq_pipeline.session import SessionOptions, get_session
+
+    is_tiny = bench.effort is Effort.TINY
+    messages = bench.effort.pick(tiny=2_000, quick=200_000, full=1_000_000)
+    small = bench.effort.pick(tiny=2_000, quick=100_000, full=1_000_000)
+    large = bench.effort.pick(tiny=2_000, quick=400_000, full=5_000_000)
+    if bench.is_full_size:
+        messages, large = 2 * messages, 4 * large
+    rows = start_rows(bench)
+    jar = None if is_tiny else find_jar()
+    settings = {**(_TINY if is_tiny else {}), **({"spark.jars": str(jar)} if jar else {})}
+    spark = get_session(SessionOptions(log_file=bench.directory / "jvm.log", settings=settings))
+    try:
+        return [
+            *scan_rows(bench, spark, messages),
+            *outbox_rows(bench, spark, messages // 2, has_jar=jar is not None),
+            *growth_rows(bench, spark, small, large),
+            *cold_rows(bench, spark, large),
+            *stream_rows(bench, spark, messages),
+            *live_rows(bench, spark),
+            *rows,
+        ]
+    finally:
+        spark.stop()

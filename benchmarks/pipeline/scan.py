@@ -1,0 +1,101 @@
+"""P-a to P-d: the source of the log beside Parquet of the same rows, plain Python, and the JVM's writer.
+
+Five columns are also set beside a source that gives ready batches: what stands between it and the log's is our
+work, what stands between it and Parquet is Spark's way from Python to its rows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.measure import Effort, elapsed_s, interleave, paired_ratios
+from benchmarks.pipeline.logs import Folders, conditions, fill, plain_scan
+from benchmarks.result import Goal, Row
+from benchmarks.suite import Bench
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_FIVE: Final = ("subject", "sequence", "message_id", "stored_at", "body_bytes")
+
+
+def scan_rows(bench: Bench, spark: SparkSession, messages: int) -> list[Row]:
+    """P-a to P-d: the source beside Parquet of the same rows, plain Python, and the JVM's writer."""
+    log = bench.directory / "log"
+    fill(log, messages)
+    ingested = Folders(bench.directory / "ingested")
+    tables = _ingest(spark, log, ingested.fresh())
+    from qmq_pipeline.lake import Lake
+    from qmq_pipeline.schemas import MESSAGES
+
+    parquet = Lake(tables).read(spark, MESSAGES)
+    written = Folders(bench.directory / "written")
+    variants = {
+        "all": lambda: _taken_s(_source(spark, log)),
+        "all of Parquet": lambda: _taken_s(parquet),
+        "five": lambda: _taken_s(_source(spark, log, *_FIVE)),
+        "five of Parquet": lambda: _taken_s(parquet.select(*_FIVE)),
+        "ready": lambda: _taken_s(_ready(spark, messages)),
+        "count": lambda: elapsed_s(lambda: _count(_source(spark, log, "subject"))),
+        "count of Parquet": lambda: elapsed_s(lambda: _count(parquet)),
+        "plain Python": lambda: elapsed_s(lambda: plain_scan(log)),
+        "workers": lambda: elapsed_s(lambda: _ingest(spark, log, ingested.fresh())),
+        "JVM": lambda: elapsed_s(lambda: _write(_source(spark, log), written.fresh())),
+    }
+    if bench.effort is not Effort.TINY:
+        interleave(variants, rounds=1)  # warm
+    taken = interleave(variants, rounds=bench.rounds)
+    goals = (
+        ("P-a: Parquet / source, all columns", "all of Parquet", "all", 0.5, True),
+        ("P-a: Parquet / source, five columns", "five of Parquet", "five", 0.55, True),
+        ("P-a: ready batches / source, five columns", "ready", "five", 0.75, True),
+        ("P-b: plain Python / source, all columns", "plain Python", "all", 4.0, True),
+        ("P-c: Parquet / source, count by subject", "count of Parquet", "count", 0.35, True),
+        ("P-d: ingest / scan of all columns", "workers", "all", 1.3, False),
+        ("P-d: JVM's writer / ingest", "JVM", "workers", 2.0, True),
+    )
+    what = conditions(messages)
+    return [
+        Row(
+            figure=figure,
+            unit="ratio",
+            samples=tuple(paired_ratios(taken[above], taken[below])),
+            conditions=what,
+            goal=Goal(bound=bound, is_floor=is_floor),
+        )
+        for figure, above, below, bound, is_floor in goals
+    ]
+
+
+def _source(spark: SparkSession, log: Path, *columns: str) -> DataFrame:
+    reader = spark.read.format("qmq").option("path", str(log))
+    return (reader.option("columns", ",".join(columns)) if columns else reader).load()
+
+
+def _ready(spark: SparkSession, rows: int) -> DataFrame:
+    from benchmarks.pipeline.floor import FORMAT, FloorSource
+
+    spark.dataSource.register(FloorSource)
+    return spark.read.format(FORMAT).option("rows", str(rows)).load()
+
+
+def _taken_s(frame: DataFrame) -> float:
+    return elapsed_s(lambda: frame.write.format("noop").mode("overwrite").save())
+
+
+def _count(frame: DataFrame) -> int:
+    return len(frame.groupBy("subject").count().collect())
+
+
+def _write(frame: DataFrame, folder: str) -> None:
+    frame.write.parquet(folder)
+
+
+def _ingest(spark: SparkSession, log: Path, tables: str) -> str:
+    from qmq_pipeline.config import PipelineConfig
+    from qmq_pipeline.jobs.ingest import ingest
+    from qmq_pipeline.options import Place
+
+    ingest(spark, PipelineConfig(tables=tables, place=Place(path=str(log))))
+    return tables
