@@ -205,7 +205,7 @@ def _hide_parameters(error: BaseException) -> None:
             continue
         seen.add(id(one))
         if getattr(one, "hide_parameters", None) is False:
-            one.hide_parameters = True  # type: ignore[attr-defined]
+            one.hide_parameters = True  # type: ignore[attr-defined]  # the line above found it
         waiting += [one.__cause__, one.__context__]
         if isinstance(one, BaseExceptionGroup):
             waiting += one.exceptions

@@ -69,8 +69,8 @@ class Endpoint:
         self, listen: str, daemon: Daemon, health: Health, budget: ConnectionBudget | None = None
     ) -> None:
         scrape = _scraper(daemon, budget)
-        handler = type("_BoundHandler", (_Handler,), {"scrape": staticmethod(scrape)})
-        handler.health = health  # type: ignore[attr-defined]
+        bound = {"scrape": staticmethod(scrape), "health": health}
+        handler = type("_BoundHandler", (_Handler,), bound)
         host, _, port = listen.rpartition(":")
         try:
             self._server = _Server(host.strip("[]"), int(port), handler)

@@ -106,7 +106,7 @@ class BrokerServer(uvicorn.Server):
 
     def _protocol(self) -> asyncio.Protocol:
         assert not isinstance(self.config.http_protocol_class, str)
-        return self.config.http_protocol_class(  # type: ignore[call-arg]
+        return self.config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn calls it
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError, DiskError, StoreError
+from qmq_broker.errors import DiskError, StoreError
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.copying import copy_file
 from qmq_broker.storage.files.disk import Disk
-from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
-from qmq_broker.storage.logs.frame_scan import SCAN_BLOCK_BYTES
-from qmq_broker.storage.schedule.bucket import LOGS, ScheduleTable
+from qmq_broker.storage.files.small_file import replace_file
+from qmq_broker.storage.schedule.bucket import LOGS, read_table
 
 #: A bucket may be done with while its files are copied; that happens once in a bucket's length.
 _TRIES_MAX = 3
@@ -36,7 +36,7 @@ def take_schedule(source: Disk, target: Disk, store_id: bytes) -> ScheduleCopy:
     for directory in LOGS:
         target.make_directory(directory)
     for number in range(_TRIES_MAX):
-        table = _table(source, store_id)
+        table = read_table(source, store_id)
         if table is None:
             if any(source.names(f"{log}/{month}") for log in LOGS for month in source.names(log)):
                 raise StoreError(
@@ -54,7 +54,7 @@ def take_schedule(source: Disk, target: Disk, store_id: bytes) -> ScheduleCopy:
                 if length
             )
         except DiskError:
-            if number + 1 == _TRIES_MAX or _table(source, store_id) == table:
+            if number + 1 == _TRIES_MAX or read_table(source, store_id) == table:
                 raise
             continue
         _sync(target)
@@ -63,40 +63,10 @@ def take_schedule(source: Disk, target: Disk, store_id: bytes) -> ScheduleCopy:
     raise AssertionError("the loop ends with its last try")
 
 
-def _table(source: Disk, store_id: bytes) -> ScheduleTable | None:
-    data = read_file(source, layout.SCHEDULE_TABLE)
-    content = None if data is None else unseal(data)
-    if content is None:
-        return None
-    try:
-        table = msgspec.msgpack.decode(content, type=ScheduleTable)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    return table if table.store_id == store_id else None
-
-
 def _copy(source: Disk, target: Disk, path: str, length: int) -> int:
     log, month, _ = path.split("/")
     target.make_directory(f"{log}/{month}")
-    file = source.open(path)
-    try:
-        copy = target.open(path, is_new=True)
-        try:
-            copy.truncate(0)
-            position = 0
-            while position < length:
-                block = file.read(position, min(SCAN_BLOCK_BYTES, length - position))
-                if not block:
-                    reason = f"{length} bytes were synced, {position} are there"
-                    raise CorruptionError(segment=path, offset=position, reason=reason)
-                copy.write(position, [block])
-                position += len(block)
-            copy.sync()
-        finally:
-            copy.close()
-    finally:
-        file.close()
-    return length
+    return copy_file(source, path, target, length=length)
 
 
 def _sync(target: Disk) -> None:

@@ -10,6 +10,8 @@ from typing import Final
 import msgspec
 
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.small_file import read_file, unseal
 from qmq_broker.storage.schedule.columns import Columns
 from qmq_broker.storage.schedule.fates import Fate, Fates, pack_fate
 from qmq_broker.storage.schedule.files import ScheduleFiles
@@ -46,6 +48,19 @@ class ScheduleTable(msgspec.Struct, frozen=True, array_like=True):
     buckets: tuple[BucketState, ...]
     #: Messages that are pending, of each subject that has some.
     pending: dict[str, int]
+
+
+def read_table(disk: Disk, store_id: bytes) -> ScheduleTable | None:
+    """What the table says; None for one that is missing, damaged, or of another store."""
+    data = read_file(disk, layout.SCHEDULE_TABLE)
+    content = None if data is None else unseal(data)
+    if content is None:
+        return None
+    try:
+        table = msgspec.msgpack.decode(content, type=ScheduleTable)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return table if table.store_id == store_id else None
 
 
 class Bucket:

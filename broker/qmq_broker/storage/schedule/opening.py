@@ -7,26 +7,10 @@ is in it.
 
 from __future__ import annotations
 
-import msgspec
-
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.small_file import read_file, unseal
-from qmq_broker.storage.schedule.bucket import LOGS, Bucket, BucketState, ScheduleTable
+from qmq_broker.storage.schedule.bucket import LOGS, Bucket, BucketState, read_table
 from qmq_broker.storage.schedule.schedule import Schedule
-
-
-def read_table(schedule: Schedule) -> ScheduleTable | None:
-    """What the table says; None for one that is missing, damaged, or of another store."""
-    data = read_file(schedule.disk, layout.SCHEDULE_TABLE)
-    content = None if data is None else unseal(data)
-    if content is None:
-        return None
-    try:
-        table = msgspec.msgpack.decode(content, type=ScheduleTable)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    return table if table.store_id == schedule.store_id else None
 
 
 def load(schedule: Schedule, *, first_offset: int, next_offset: int) -> bool:
@@ -34,7 +18,7 @@ def load(schedule: Schedule, *, first_offset: int, next_offset: int) -> bool:
 
     `first_offset` and `next_offset` are those of the commit log. Raises `CorruptionError`.
     """
-    table = read_table(schedule)
+    table = read_table(schedule.disk, schedule.store_id)
     if table is None:
         _load_files(schedule)
         schedule.copied_offset = first_offset

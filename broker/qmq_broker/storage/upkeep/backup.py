@@ -30,6 +30,7 @@ from qmq_broker.clock import Clock
 from qmq_broker.errors import CorruptionError, DiskError, StoreError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import START, Checkpoint, CheckpointFiles, LogPoint
+from qmq_broker.storage.files.copying import copy_file
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.format_file import Format, read_format
 from qmq_broker.storage.files.retained import Retained, read_retained, write_retained
@@ -41,7 +42,7 @@ from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.logs.summary import read_summary, write_summary
 from qmq_broker.storage.schedule.backup import take_schedule
-from qmq_broker.storage.upkeep.backup_copy import LogEnd, copy_file, copy_frames, is_there
+from qmq_broker.storage.upkeep.backup_copy import LogEnd, copy_frames, is_there
 from qmq_broker.storage.upkeep.inspect_files import sealed_array
 
 #: Openings that the original may see between a backup and the copy's first one.

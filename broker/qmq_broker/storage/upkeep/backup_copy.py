@@ -1,4 +1,4 @@
-"""Copying files from one directory to another through the disk port: whole, or frame by frame."""
+"""Copying what the logs hold from one directory to another through the disk port, frame by frame."""
 
 from __future__ import annotations
 
@@ -25,24 +25,6 @@ def is_there(disk: Disk, path: str) -> bool:
     """Whether there is a file of that name."""
     directory, _, name = path.rpartition("/")
     return name in disk.names(directory)
-
-
-def copy_file(source: Disk, path: str, target: Disk) -> int:
-    """Copy a file to the same path; its content is durable on return, its name is not yet."""
-    file = source.open(path)
-    try:
-        copy = target.open(path, is_new=True)
-        try:
-            position = 0
-            while block := file.read(position, SCAN_BLOCK_BYTES):
-                copy.write(position, [block])
-                position += len(block)
-            copy.sync()
-        finally:
-            copy.close()
-    finally:
-        file.close()
-    return position
 
 
 def copy_frames(source: Segments, target: Disk, scan: FrameScan) -> LogEnd:
