@@ -91,11 +91,11 @@ class Saver:
     def stop_clean(self, disk: Disk) -> None:
         """Save everything and say so. Requires: both logs are synced, and nothing is written after."""
         parts, durable_offset = self._parts, self._parts.commit_log.durable_offset
+        parts.copier.copy_all()
+        self._write_journals()  # before the flush: what is kept for the table before has no gap then
         is_behind = parts.queues.indexed_offset != durable_offset
         if is_behind and parts.queues.unflushed_count <= QUEUES_AT_STOP_MAX:
             parts.queues.flush(durable_offset)
-        parts.copier.copy_all()
-        self._write_journals()
         self.write_checkpoint()
         write_clean_stop(disk, self.last)
 

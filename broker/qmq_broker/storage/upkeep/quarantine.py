@@ -33,15 +33,17 @@ from qmq_broker.storage.files.faults import Fault, Level
 from qmq_broker.storage.files.format_file import Format, read_format
 from qmq_broker.storage.files.journal import remove_journal
 from qmq_broker.storage.logs.lost import LostRun
-from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.logs.summary import remove_summaries
 from qmq_broker.storage.queues.queue_table import remove_queue_tables
 from qmq_broker.storage.upkeep.backup_copy import is_there
 from qmq_broker.storage.upkeep.inspect_files import SmallFiles, inspect_files
 from qmq_broker.storage.upkeep.inspect_log import DamagedRange
 from qmq_broker.storage.upkeep.quarantine_actions import ActionQuarantine
-from qmq_broker.storage.upkeep.quarantine_cover import RangeCover
-from qmq_broker.storage.upkeep.quarantine_report import QuarantineReport, read_reports, write_report
+from qmq_broker.storage.upkeep.quarantine_report import (
+    LogQuarantine,
+    QuarantineReport,
+    read_reports,
+)
 from qmq_broker.storage.upkeep.quarantine_schedule import ScheduleQuarantine
 from qmq_broker.storage.upkeep.rebuild import remove_index
 from qmq_broker.storage.upkeep.verify import judge_action_log, judge_commit_log
@@ -87,19 +89,14 @@ def quarantine_damage(disk: Disk, clock: Clock) -> list[QuarantineReport]:
         lock.release()
 
 
-class _Quarantine:
+class _Quarantine(LogQuarantine):
     """One run over a log that has holes."""
 
     def __init__(
         self, disk: Disk, clock: Clock, format_: Format, files: SmallFiles, verdict: LogVerdict
     ) -> None:
-        self._disk = disk
-        self._clock = clock
-        self._format = format_
-        self._files = files
+        super().__init__(disk, clock, format_, files, layout.COMMIT_LOG)
         self._verdict = verdict
-        self._segments = Segments(disk, layout.COMMIT_LOG, format_.segment_bytes)
-        self._cover = RangeCover(disk, self._segments, format_.store_id)
         self._lost_runs: dict[DamagedRange, list[LostRun]] = {}
         self._frames: list[list[bytes]] = []
 
@@ -113,16 +110,12 @@ class _Quarantine:
         """Report, keep, cover; durable on return. Requires: `prepare`."""
         holes = self._verdict.damaged
         stamps = self._stamps(holes)
-        reports = [self._report(hole) for hole in holes]
+        reports = [self._report(hole, [hole], self._lost_runs[hole]) for hole in holes]
         self._take_back_checkpoint(holes)
         self._give_up_derived()
         for hole, frames, (epoch, stored_at_ms) in zip(holes, self._frames, stamps, strict=True):
             self._cover.cover(hole, frames, epoch=epoch, stored_at_ms=stored_at_ms)
         return reports
-
-    def close(self) -> None:
-        """Give the files back."""
-        self._segments.close()
 
     def _lost(self, holes: Sequence[DamagedRange]) -> dict[DamagedRange, list[LostRun]]:
         """What is lost in each hole; what may be in several stands with the longest."""
@@ -162,18 +155,6 @@ class _Quarantine:
                 epoch, stored_at_ms = header.epoch, header.stored_at_ms
             stamps.append((epoch, stored_at_ms))
         return stamps[::-1]
-
-    def _report(self, hole: DamagedRange) -> QuarantineReport:
-        report = QuarantineReport(
-            store_id=self._format.store_id.hex(),
-            at_ms=self._clock.now_ms(),
-            first_offset=hole.first_offset,
-            next_offset=hole.next_offset,
-            reason=hole.reason,
-            lost=tuple(self._lost_runs[hole]),
-        )
-        write_report(self._disk, self._cover, report, [hole])
-        return report
 
     def _take_back_checkpoint(self, holes: Sequence[DamagedRange]) -> None:
         """Let the next scan begin at a frame that will be good."""

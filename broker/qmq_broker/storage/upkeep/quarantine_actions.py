@@ -13,34 +13,26 @@ Damage below the snapshot is covered and changes nothing: the groups are known w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from qmq_broker.clock import Clock
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.files.snapshots import SnapshotFiles
-from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.upkeep.inspect_files import SmallFiles
 from qmq_broker.storage.upkeep.inspect_log import DamagedRange
-from qmq_broker.storage.upkeep.quarantine_cover import RangeCover, by_segment
-from qmq_broker.storage.upkeep.quarantine_report import QuarantineReport, write_report
+from qmq_broker.storage.upkeep.quarantine_cover import by_segment
+from qmq_broker.storage.upkeep.quarantine_report import LogQuarantine, QuarantineReport
 from qmq_broker.storage.upkeep.verify_log import LogVerdict
 
 
-class ActionQuarantine:
+class ActionQuarantine(LogQuarantine):
     """One run over an action log that has holes. Close it."""
 
     def __init__(
         self, disk: Disk, clock: Clock, format_: Format, files: SmallFiles, verdict: LogVerdict
     ) -> None:
         """Decides; changes nothing."""
-        self._disk = disk
-        self._clock = clock
-        self._format = format_
-        self._files = files
-        self._segments = Segments(disk, layout.ACTION_LOG, format_.action_segment_bytes)
-        self._cover = RangeCover(disk, self._segments, format_.store_id)
+        super().__init__(disk, clock, format_, files, layout.ACTION_LOG)
         snapshot_offset = files.action_first_offset
         self._end = verdict.next_offset
         self._epoch = max(verdict.epoch, files.checkpoint.epoch if files.checkpoint else 0)
@@ -62,7 +54,7 @@ class ActionQuarantine:
 
     def run(self) -> list[QuarantineReport]:
         """Report, keep, cover; durable on return."""
-        reports = [self._report(whole) for whole in self._ranges]
+        reports = [self._told(whole) for whole in self._ranges]
         # The damage last: until then the log halts a start, and none goes on behind it.
         for part, frames in reversed(self._parts):
             stored_at_ms = self._stored_at_ms()
@@ -72,10 +64,6 @@ class ActionQuarantine:
                 SnapshotFiles(self._disk, self._format.store_id).write(self._end, b"")
         return reports
 
-    def close(self) -> None:
-        """Give the files back."""
-        self._segments.close()
-
     def _begins_later(self) -> bool:
         return not self._segments.has(0)
 
@@ -83,20 +71,10 @@ class ActionQuarantine:
         last = self._files.checkpoint
         return last.action_log.last_stored_at_ms if last else self._clock.now_ms()
 
-    def _report(self, whole: DamagedRange) -> QuarantineReport:
-        report = QuarantineReport(
-            store_id=self._format.store_id.hex(),
-            at_ms=self._clock.now_ms(),
-            first_offset=whole.first_offset,
-            next_offset=whole.next_offset,
-            reason=whole.reason,
-            lost=(),
-            log=layout.ACTION_LOG,
-        )
-        parts: Sequence[DamagedRange] = [
+    def _told(self, whole: DamagedRange) -> QuarantineReport:
+        parts = [
             part
             for part, _ in self._parts
             if whole.first_offset <= part.first_offset < whole.next_offset
         ]
-        write_report(self._disk, self._cover, report, parts)
-        return report
+        return self._report(whole, parts, [])

@@ -14,11 +14,15 @@ from typing import Final
 
 import msgspec
 
+from qmq_broker.clock import Clock
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
 from qmq_broker.storage.logs.lost import LostRun
+from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.upkeep.backup_copy import is_there
+from qmq_broker.storage.upkeep.inspect_files import SmallFiles
 from qmq_broker.storage.upkeep.inspect_log import DamagedRange
 from qmq_broker.storage.upkeep.quarantine_cover import RangeCover
 
@@ -53,6 +57,45 @@ def write_report(
     for part in parts:
         cover.keep(part, _path(report.log, part.first_offset, part.next_offset, "raw"))
     replace_file(disk, path, msgspec.json.encode(report))
+
+
+class LogQuarantine:
+    """What giving up damage of either log has in common: what it knows, and how it tells. Close it."""
+
+    def __init__(
+        self, disk: Disk, clock: Clock, format_: Format, files: SmallFiles, log: str
+    ) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._format = format_
+        self._files = files
+        self._log = log
+        lengths = {
+            layout.COMMIT_LOG: format_.segment_bytes,
+            layout.ACTION_LOG: format_.action_segment_bytes,
+        }
+        self._segments = Segments(disk, log, lengths[log])
+        self._cover = RangeCover(disk, self._segments, format_.store_id)
+
+    def close(self) -> None:
+        """Give the files back."""
+        self._segments.close()
+
+    def _report(
+        self, whole: DamagedRange, parts: Sequence[DamagedRange], lost: Sequence[LostRun]
+    ) -> QuarantineReport:
+        """Say and keep what a range was, of which these are the parts; durable on return."""
+        report = QuarantineReport(
+            store_id=self._format.store_id.hex(),
+            at_ms=self._clock.now_ms(),
+            first_offset=whole.first_offset,
+            next_offset=whole.next_offset,
+            reason=whole.reason,
+            lost=tuple(lost),
+            log=self._log,
+        )
+        write_report(self._disk, self._cover, report, parts)
+        return report
 
 
 def read_reports(disk: Disk) -> list[QuarantineReport]:
