@@ -151,7 +151,9 @@ def show(database: str | None, config_file: Path | None, message_id: str, as_jso
         record = store.read_record(rows[0].message_id) if rows else None
     if record is None:
         click.echo(
-            f"{message_id} is not in the outbox: sent and deleted, or never stored", err=True
+            f"{message_id} is not in the outbox: sent and deleted, or never stored; "
+            "`qmq message show` asks the broker",
+            err=True,
         )
         raise SystemExit(ATTENTION)
     shown = row_values(rows[0]) | record_values(rows[0], record)

@@ -12,6 +12,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -180,8 +181,8 @@ def _nearest_variable(variable: str, known: Sequence[str]) -> str | None:
     if words[1] != "DATABASE":
         return None
     best, meant = _KEY_SLIP_RATIO_MIN, None
-    for key in _DATABASE_KEYS:
-        first = max(2, len(words) - len(key.split("_")))
+    # Where the name ends and the key begins is not known: neither is of one word.
+    for key, first in product(_DATABASE_KEYS, range(2, len(words))):
         ratio = difflib.SequenceMatcher(None, "_".join(words[first:]), key).ratio()
         if ratio > best:
             best, meant = ratio, "_".join([*words[:first], key])

@@ -173,6 +173,13 @@ class _Process:
     def _on_listening(self, sockets: list[socket.socket]) -> None:
         host, port = sockets[0].getsockname()[:2]
         scheme = "http" if self._entrance.tls is None else "https"
+        limits = {
+            **values("wire", self._settings.wire),
+            **values("service", self._settings.limits),
+            **values("face", self._face_limits),
+        }
+        log_event(_LOG, logging.INFO, "limits", details=limits)
+        # The last line of a start: short, for whoever waits for it in front of a terminal.
         log_event(
             _LOG,
             logging.INFO,
@@ -180,11 +187,6 @@ class _Process:
             url=f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}",
             pid=os.getpid(),
             tokens=self._entrance.tokens_count(),
-            details={
-                **values("wire", self._settings.wire),
-                **values("service", self._settings.limits),
-                **values("face", self._face_limits),
-            },
         )
 
     async def _tick(self, broker: Broker, server: BrokerServer) -> None:

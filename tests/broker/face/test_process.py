@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from pathlib import Path
@@ -220,7 +221,7 @@ def test_damage_in_the_action_log_is_an_exit_code_of_its_own(tmp_path: Path) -> 
     broker = BrokerProcess(data)
     assert broker.run_to_end() == ExitCode.CORRUPTION
     assert "code=corruption" in broker.log
-    assert "remedy=\"Stop the broker, and see by `qmq store verify`" in broker.log
+    assert 'remedy="Stop the broker, and see by `qmq store verify`' in broker.log
     assert snapshot(data) == before, "nothing was changed"
     assert "CLEAN" in before
     assert [path.read_bytes() for path in sorted(data.glob("checkpoint*"))] == checkpoints
@@ -252,6 +253,16 @@ def test_F29_B9_a_second_broker_on_a_directory_refuses_and_disturbs_nobody(tmp_p
         assert without_journals(data) == before
         assert send(client, make_frame([b"b"])).status_code == 200
         assert first.stop() == ExitCode.OK
+
+
+def test_B10_a_start_tells_its_limits_and_ends_with_a_short_line_of_where_it_listens(
+    tmp_path: Path,
+) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        *_, limits, listening = broker.lines
+        assert "INFO qmq_broker limits wire.record_bytes=4194304 " in limits
+        where = listening.partition(" listening ")[2].strip()
+        assert re.fullmatch(rf'url={re.escape(broker.url)} pid=\d+ tokens="none needed"', where)
 
 
 def test_an_unknown_format_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
