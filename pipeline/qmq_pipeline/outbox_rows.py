@@ -12,8 +12,7 @@ last scan. A row that was open and is not there any more was sent and deleted, o
 from __future__ import annotations
 
 import os
-import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,8 +26,8 @@ from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.table import LIVE, PARKED, SENT
 from qmq_client.settings.config import DatabaseSection
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
-from qmq_client.wire.record import DUE_BYTES, RECORD_FIXED_BYTES
-from qmq_pipeline.columns import hex_text, longs, times
+from qmq_client.wire.record import DUE_BYTES, RECORD_FIXED_BYTES, TIME_MAX_MS
+from qmq_pipeline.columns import Numbers, hex_text, longs, repeated_text, times
 from qmq_pipeline.schemas import OUTBOX
 
 #: What the columns call the states of a row.
@@ -42,8 +41,8 @@ RANGE_ROWS: Final = 200_000
 OPEN_IDS_MAX: Final = 100_000
 _IDS_PER_QUERY: Final = 500
 _HEAD_BYTES: Final = RECORD_FIXED_BYTES + DUE_BYTES
-_HEAD: Final = struct.Struct(">I16sB")
-_DUE: Final = struct.Struct(">Q")
+#: The first bytes of a record, as `qmq_client/wire/record.py` writes them.
+_HEAD: Final = np.dtype([("crc", ">u4"), ("id", "V16"), ("flags", "u1")])
 _DELAYED_FLAG: Final = 0b100
 
 
@@ -159,13 +158,13 @@ def _batch(section: DatabaseSection, rows: Sequence[Any], scanned_at_ms: int) ->
     (row_ids, message_ids, subjects, states, attempts, created, due, heads, lengths, errors) = zip(
         *rows, strict=True
     )
-    id_bytes = np.frombuffer(b"".join(map(bytes, message_ids)), np.uint8)
+    id_bytes = np.frombuffer(b"".join(message_ids), np.uint8)
     id_rows = id_bytes.reshape(count, MESSAGE_ID_BYTES)
     halves = id_rows.copy().view(">u8")
-    is_sent = np.array([state == SENT for state in states])
+    codes = np.array(states, np.int64)
     due_ms = np.array(due, np.int64)
     keep_ms = round(section.keep_sent_s * 1000)
-    crcs, deliver_at = _heads(heads)
+    crcs, deliver_at = head_columns(heads)
     values: Mapping[str, pa.Array] = {
         "database": pa.repeat(pa.scalar(section.name), count),
         "row_id": pa.array(row_ids, pa.int64()),
@@ -173,11 +172,11 @@ def _batch(section: DatabaseSection, rows: Sequence[Any], scanned_at_ms: int) ->
         "producer": longs(halves[:, 0]),
         "counter": longs(halves[:, 1]),
         "subject": pa.array(subjects, pa.string()),
-        "state": pa.array([STATES.get(state, str(state)) for state in states], pa.string()),
+        "state": _state_names(codes),
         "attempts": pa.array(attempts, pa.int32()),
         "created_at": times(np.array(created, np.int64)),
         "due_at": times(due_ms),
-        "sent_at": times(due_ms - keep_ms, ~is_sent | (keep_ms == 0)),
+        "sent_at": times(due_ms - keep_ms, (codes != SENT) | (keep_ms == 0)),
         "deliver_at": deliver_at,
         "record_crc": crcs,
         "record_bytes": pa.array(lengths, pa.int32()),
@@ -189,17 +188,24 @@ def _batch(section: DatabaseSection, rows: Sequence[Any], scanned_at_ms: int) ->
     )
 
 
-def _heads(heads: Iterable[bytes]) -> tuple[pa.Array, pa.Array]:
-    """Checksum and due time of each record, from its first bytes."""
-    crcs: list[int | None] = []
-    due: list[int | None] = []
-    for head in map(bytes, heads):
-        is_whole = len(head) >= RECORD_FIXED_BYTES
-        crc, _, flags = _HEAD.unpack_from(head) if is_whole else (None, b"", 0)
-        crcs.append(crc)
-        is_delayed = flags & _DELAYED_FLAG and len(head) == _HEAD_BYTES
-        due.append(_DUE.unpack_from(head, RECORD_FIXED_BYTES)[0] * 1000 if is_delayed else None)
-    return pa.array(crcs, pa.int64()), pa.array(due, pa.int64()).view(pa.timestamp("us", tz="UTC"))
+def _state_names(codes: Numbers) -> pa.Array:
+    known, places = np.unique(codes, return_inverse=True)
+    return repeated_text([STATES.get(code, str(code)) for code in known.tolist()], places)
+
+
+def head_columns(heads: Sequence[bytes]) -> tuple[pa.Array, pa.Array]:
+    """Checksum and due time of each record, from its first bytes; null for what is no record."""
+    lengths = np.fromiter(map(len, heads), np.int64, len(heads))
+    # Behind the last one there is room to look at a head that is cut short.
+    data = np.frombuffer(b"".join([*heads, bytes(_HEAD_BYTES)]), np.uint8)
+    first = np.cumsum(lengths) - lengths
+    windows = np.lib.stride_tricks.sliding_window_view(data, _HEAD_BYTES)[first]
+    fixed = np.ascontiguousarray(windows[:, : _HEAD.itemsize]).view(_HEAD)[:, 0]
+    is_short = lengths < RECORD_FIXED_BYTES
+    is_delayed = ((fixed["flags"] & _DELAYED_FLAG) != 0) & (lengths == _HEAD_BYTES) & ~is_short
+    due_ms = np.ascontiguousarray(windows[:, RECORD_FIXED_BYTES:]).view(">u8")[:, 0]
+    due_ms = np.where(is_delayed, np.minimum(due_ms, TIME_MAX_MS), 0)
+    return longs(fixed["crc"], is_short), times(due_ms, ~is_delayed)
 
 
 def _chunks(ids: Sequence[int], length: int) -> Iterator[Sequence[int]]:
