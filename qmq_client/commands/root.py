@@ -1,19 +1,23 @@
 """The click group behind `qmq`: loads the one sub-command that was named.
 
-An error that this product foresaw (`QmqError`) becomes one line and an exit code here, never a
-traceback; anything else is a fault of ours and keeps its traceback.
+An error that this product foresaw (`QmqError`), and a disk that takes no more behind standard
+output, become one line and an exit code here, never a traceback; anything else is a fault of ours and
+keeps its traceback.
 """
 
 from __future__ import annotations
 
 import difflib
-from typing import Any
+import errno
+from typing import Any, Final
 
 import click
 
-from qmq_client.commands.exit_codes import exit_code_of
+from qmq_client.commands.exit_codes import UNREACHABLE, exit_code_of
 from qmq_client.commands.listing import found_commands, help_text
 from qmq_client.errors import QmqError
+
+_DISK_REFUSES: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class RootGroup(click.Group):
@@ -44,12 +48,28 @@ class RootGroup(click.Group):
     def get_help(self, ctx: click.Context) -> str:
         return help_text(found_commands())
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for argument in args:
+            try:
+                argument.encode()
+            except UnicodeEncodeError:  # else each command would meet it in a place of its own
+                ctx.fail(
+                    f"{argument!r} is not UTF-8. Bodies may be any bytes from standard input; "
+                    "in a terminal that speaks another encoding, set LC_ALL=C.UTF-8."
+                )
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except QmqError as error:
             click.echo(f"Error: {' '.join(str(error).split())}", err=True)
             ctx.exit(exit_code_of(error))
+        except OSError as error:
+            if error.errno not in _DISK_REFUSES:
+                raise
+            click.echo(f"Error: {error}", err=True)
+            ctx.exit(UNREACHABLE)
 
 
 def _tell_whole_sentences(command: click.Command) -> None:

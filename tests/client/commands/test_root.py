@@ -53,6 +53,25 @@ def test_help_lists_every_command_and_imports_none_of_them() -> None:
     assert not imported & heavy
 
 
+@pytest.mark.parametrize(
+    "arguments", [["send", "s", b"\xff"], ["message", "find", "--key", b"\xfe"]]
+)
+def test_an_argument_that_is_no_text_is_a_wrong_call(arguments: list[str | bytes]) -> None:
+    command = [sys.executable, "-m", "qmq_client.cli", *arguments]
+    result = subprocess.run(command, capture_output=True)
+    assert result.returncode == exit_codes.WRONG_CALL
+    assert b"is not UTF-8" in result.stderr
+    assert b"Traceback" not in result.stderr
+
+
+def test_an_output_that_takes_nothing_is_told_in_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "qmq_client.cli", "config", "show"]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE)
+    assert result.returncode == exit_codes.UNREACHABLE
+    assert result.stderr == b"Error: [Errno 28] No space left on device\n"
+
+
 def test_version_is_that_of_the_distribution() -> None:
     result = qmq("--version")
     assert (result.returncode, result.stdout) == (0, f"qmq {version('qmq')}\n")
