@@ -2,13 +2,16 @@
 
 A transport asks for a buffer before each read. While the body of a request of the short way is
 awaited, that is the body's own memory (`arriving.py`); all else is received into a buffer that the
-connections of a server share, and handed on to the parser.
+connections of a server share, and handed on to the parser. A long body comes in pieces as small as
+its sender's system makes them, and each would wake the loop: so the socket is told how much is awaited.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 
 #: One read of heads, small requests and whatever is not of the short way.
 SHARED_BYTES: Final = 64 * 1024
+#: One read of a long body: half of a usual frame, so that one is on its way while another is read.
+AWAITED_BYTES: Final = 256 * 1024
 
 
 def landing(connection: Callable[..., BoundedProtocol]) -> Callable[..., Landing]:
@@ -38,15 +43,22 @@ class Landing(asyncio.BufferedProtocol):
         self._connection = connection
         self._shared = shared
         self._is_shared = True
+        self._socket: socket.socket | None = None
+        #: How much has to have come before the loop is woken.
+        self._awaited_bytes = 1
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if (
+            transport.get_extra_info("sslcontext") is None
+        ):  # with TLS other bytes come than are read
+            self._socket = transport.get_extra_info("socket")
         self._connection.connection_made(cast("asyncio.Transport", transport))
 
     def get_buffer(self, _hint: int) -> memoryview:
         """Where the next read goes."""
-        room = self._connection.room()
-        self._is_shared = room is None
-        return self._shared if room is None else room
+        missing_bytes = self._connection.landing_bytes
+        self._is_shared = not missing_bytes
+        return self._connection.room(missing_bytes) if missing_bytes else self._shared
 
     def buffer_updated(self, count: int) -> None:
         """So many bytes were read."""
@@ -54,6 +66,21 @@ class Landing(asyncio.BufferedProtocol):
             self._connection.data_received(bytes(self._shared[:count]))
         else:
             self._connection.body_received(count)
+        missing_bytes = self._connection.landing_bytes
+        if self._awaited_bytes > 1 or missing_bytes > SHARED_BYTES:
+            self._await(min(missing_bytes, AWAITED_BYTES))
+
+    def _await(self, count: int) -> None:
+        """Let the loop be woken when so much has come, or the last of it: not for each piece.
+
+        Requires: at least so much will come, or the end of the connection, which wakes it too.
+        """
+        wanted_bytes = max(1, count)
+        if self._socket is None or wanted_bytes == self._awaited_bytes:
+            return
+        self._awaited_bytes = wanted_bytes
+        with suppress(OSError):  # it is closed
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted_bytes)
 
     def eof_received(self) -> None:
         self._connection.eof_received()

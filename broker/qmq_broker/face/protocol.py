@@ -125,19 +125,24 @@ class BoundedProtocol(HttpToolsProtocol):
         ):
             self._refuse_raw(self._head_too_long())
 
-    def room(self) -> memoryview | None:
-        """Where to receive more of a body of the short way; None: it is for `data_received`."""
+    @property
+    def landing_bytes(self) -> int:
+        """What is still to come of a body of the short way; 0: what comes is for `data_received`."""
         exchange = self._direct
         if not self._is_direct or exchange is None or exchange.is_whole:
-            return None
-        return exchange.room(self._body_bytes - exchange.arrived_bytes)
+            return 0
+        return self._body_bytes - exchange.arrived_bytes
+
+    def room(self, missing_bytes: int) -> memoryview:
+        """Where to receive more of a body. Requires: `missing_bytes` is `landing_bytes`, not 0."""
+        assert self._direct is not None
+        return self._direct.room(missing_bytes)
 
     def body_received(self, count: int) -> None:
         """So many bytes were received into `room`; the parser does not see them."""
-        exchange = self._direct
-        assert exchange is not None
-        exchange.fill(count)
-        if exchange.arrived_bytes == self._body_bytes:
+        assert self._direct is not None
+        self._direct.fill(count)
+        if not self.landing_bytes:
             # The one that is there waits for this body for ever.
             self.parser = HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does

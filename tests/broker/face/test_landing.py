@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from uvicorn import Config
@@ -17,6 +19,7 @@ from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.protocol import BoundedProtocol, bounded_protocol
 from qmq_client.wire.requests import FRAME_CONTENT_TYPE
 from tests.broker.face.asgi import Client
+from tests.broker.face.process import BrokerProcess
 from tests.broker.face.test_direct import Wire, all_answered, request
 from tests.broker.service.rig import Rig, make_frame
 
@@ -186,3 +189,21 @@ def test_a_dropped_body_counts_and_keeps_nothing() -> None:
     body.drop()
     pieces(body, body.add)
     assert (body.take(), body.arrived_bytes) == (b"", 10)
+
+
+def test_a_long_body_comes_in_pieces_or_ends_in_its_middle_and_the_loop_hears_of_both(
+    tmp_path: Path,
+) -> None:
+    whole, cut = (send(make_frame([b"x" * LONG, b"y" * LONG])) for _ in range(2))
+    with BrokerProcess(tmp_path / "data") as broker:
+        with broker.connection() as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for first in range(0, len(whole), 9_001):
+                connection.sendall(whole[first : first + 9_001])
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        # What is left is less than the loop waits for: the end has to wake it.
+        assert broker.talk(cut[: LONG + 1_000]) == b""
+        with broker.connection() as connection:
+            connection.sendall(cut)
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        assert broker.stop() == 0
