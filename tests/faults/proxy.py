@@ -14,6 +14,9 @@ from typing import Final, Literal, Self
 
 _CHUNK_BYTES: Final = 65_536
 _COMMIT: Final = b"COMMIT"
+#: On a slow line a piece of this length passes, and then nothing for so long.
+_SLOW_BYTES: Final = 400
+_SLOW_S: Final = 0.004
 #: Close with RST instead of FIN.
 _RESET: Final = struct.pack("ii", 1, 0)
 
@@ -34,6 +37,8 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]
         self._next: str | None = None
         self._is_cut = False
+        #: Whether everything passes in small pieces, with a wait behind each.
+        self.is_slow = False
         self._sockets: list[socket.socket] = []
         self._swallowed: list[socket.socket] = []
         self._passing: dict[Way, threading.Event] = {
@@ -124,7 +129,7 @@ class Proxy:
                 self._next = None
             if not self._passes("requests"):
                 return
-            _send(server, data)
+            self._forward(server, data)
         self._passing["requests"].wait()  # the end of a connection is news like any other
         _shut(server)
 
@@ -133,7 +138,7 @@ class Proxy:
             if not fate:
                 if not self._passes("answers"):
                     return
-                _send(client, data)
+                self._forward(client, data)
                 continue
             if fate[0] == "reset":
                 _reset(client)
@@ -145,6 +150,14 @@ class Proxy:
         if not fate:
             self._passing["answers"].wait()
             _shut(client)
+
+    def _forward(self, connection: socket.socket, data: bytes) -> None:
+        if not self.is_slow:
+            _send(connection, data)
+            return
+        for first in range(0, len(data), _SLOW_BYTES):
+            _send(connection, data[first : first + _SLOW_BYTES])
+            threading.Event().wait(_SLOW_S)
 
     def _passes(self, way: Way) -> bool:
         """Whether the next piece goes on, perhaps after a wait; if not, the line is cut here."""
