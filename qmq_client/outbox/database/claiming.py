@@ -12,6 +12,7 @@ nobody knows before they are read, and a thousand may be more than there is memo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +26,19 @@ CLAIM_BYTES_MAX: Final = 32 * 1024 * 1024
 #: What a claim reads of each row, in the order of `as_outbox_rows`.
 CLAIMED_COLUMNS: Final = "id, message_id, subject, ordering_key, record, attempts"
 row_id: Final = itemgetter(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimTerms:
+    """How much somebody takes, and for how long it is theirs."""
+
+    token: bytes
+    #: Rows; fewer where their records come to `bytes_max`.
+    limit: int
+    lease_ms: int
+    #: Ordering keys whose followers are wanted; without any, rows that are due.
+    keys: Sequence[str] = ()
+    bytes_max: int = CLAIM_BYTES_MAX
 
 
 class Wanted(NamedTuple):

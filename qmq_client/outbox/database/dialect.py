@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import sqlalchemy as sa
 
 from qmq_client.errors import ConfigurationError
-from qmq_client.outbox.database.claiming import CLAIM_BYTES_MAX
+from qmq_client.outbox.database.claiming import ClaimTerms
 from qmq_client.outbox.database.driver import root_engine
 from qmq_client.outbox.database.link import Link
 from qmq_client.outbox.row import OutboxRow
@@ -134,20 +134,9 @@ class OutboxDialect(Protocol):
         ...
 
     def claim(
-        self,
-        connection: sa.Connection,
-        outbox: sa.Table,
-        *,
-        token: bytes,
-        limit: int,
-        lease_ms: int,
-        keys: Sequence[str] = (),
-        bytes_max: int = CLAIM_BYTES_MAX,
+        self, connection: sa.Connection, outbox: sa.Table, terms: ClaimTerms
     ) -> list[OutboxRow]:
-        """Take up to `limit` live rows for `token`: due ones, or followers; see `claiming.py`.
-
-        Fewer where their records come to `bytes_max`.
-        """
+        """Take live rows for `terms.token`: due ones, or followers; see `claiming.py`."""
         ...
 
     def reclaim(

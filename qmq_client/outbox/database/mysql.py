@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.database.claiming import (
-    CLAIM_BYTES_MAX,
+    ClaimTerms,
     as_outbox_rows,
     row_id,
     table_text,
@@ -134,34 +134,26 @@ class MySqlDialect(ServerDialect):
         ]
 
     def claim(
-        self,
-        connection: sa.Connection,
-        outbox: sa.Table,
-        *,
-        token: bytes,
-        limit: int,
-        lease_ms: int,
-        keys: Sequence[str] = (),
-        bytes_max: int = CLAIM_BYTES_MAX,
+        self, connection: sa.Connection, outbox: sa.Table, terms: ClaimTerms
     ) -> list[OutboxRow]:
         table = table_text(connection, outbox)
-        wanted = wanted_rows(NOW_MS, keys, "%s")
+        wanted = wanted_rows(NOW_MS, terms.keys, "%s")
         # So many rows of no more than this fit surely; larger records are read once that is known.
-        small_bytes = bytes_max // limit
+        small_bytes = terms.bytes_max // terms.limit
         found = connection.exec_driver_sql(
             "SELECT id, message_id, subject, ordering_key, "
             f"IF(LENGTH(record) <= {small_bytes}, record, NULL), attempts, LENGTH(record) "
-            f"FROM {table} WHERE {wanted.text} LIMIT {limit:d} FOR UPDATE SKIP LOCKED",
+            f"FROM {table} WHERE {wanted.text} LIMIT {terms.limit:d} FOR UPDATE SKIP LOCKED",
             wanted.parameters,
         ).all()
-        fitting = _fitting(found, bytes_max)
+        fitting = _fitting(found, terms.bytes_max)
         if not fitting:
             return []
         # As text: numbers as parameters cost the driver more than the server's whole work.
         connection.exec_driver_sql(
             f"UPDATE {table} SET token = %s, due_at_ms = {NOW_MS} + %s "
             f"WHERE id IN ({_numbers(fitting)})",
-            (token, lease_ms),
+            (terms.token, terms.lease_ms),
         )
         return as_outbox_rows(_with_records(connection, table, fitting))
 

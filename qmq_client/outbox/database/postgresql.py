@@ -15,8 +15,8 @@ import sqlalchemy as sa
 
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.database.claiming import (
-    CLAIM_BYTES_MAX,
     CLAIMED_COLUMNS,
+    ClaimTerms,
     as_outbox_rows,
     table_text,
     wanted_rows,
@@ -91,27 +91,19 @@ class PostgresDialect(ServerDialect):
         return []
 
     def claim(
-        self,
-        connection: sa.Connection,
-        outbox: sa.Table,
-        *,
-        token: bytes,
-        limit: int,
-        lease_ms: int,
-        keys: Sequence[str] = (),
-        bytes_max: int = CLAIM_BYTES_MAX,
+        self, connection: sa.Connection, outbox: sa.Table, terms: ClaimTerms
     ) -> list[OutboxRow]:
         table = table_text(connection, outbox)
-        wanted = wanted_rows(NOW_MS, keys, "%s")
+        wanted = wanted_rows(NOW_MS, terms.keys, "%s")
         claimed = CLAIMED_COLUMNS.replace("id", "mine.id", 1)
         # Not a mere subquery: that may be run once for every row, each time locking more of them.
         found = connection.exec_driver_sql(
             "WITH due AS (SELECT id, due_at_ms, octet_length(record) AS record_bytes "
             f"FROM {table} WHERE {wanted.text} LIMIT %s FOR UPDATE SKIP LOCKED), "
-            f"fitting AS ({wanted.fitting('due', bytes_max)}) "
+            f"fitting AS ({wanted.fitting('due', terms.bytes_max)}) "
             f"UPDATE {table} AS mine SET token = %s, due_at_ms = {NOW_MS} + %s "
             f"FROM fitting WHERE mine.id = fitting.id RETURNING {claimed}",
-            (*wanted.parameters, limit, token, lease_ms),
+            (*wanted.parameters, terms.limit, terms.token, terms.lease_ms),
         ).all()
         return as_outbox_rows(found)
 

@@ -20,7 +20,7 @@ from sqlalchemy import event
 from sqlalchemy.pool import StaticPool
 
 from qmq_client.errors import ConfigurationError
-from qmq_client.outbox.database.claiming import CLAIM_BYTES_MAX, row_id, table_text, wanted_rows
+from qmq_client.outbox.database.claiming import ClaimTerms, row_id, table_text, wanted_rows
 from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE
 from qmq_client.outbox.database.link import Link, find_link, leave_out
 from qmq_client.outbox.database.shared_connection import shared_connection
@@ -171,18 +171,10 @@ class SqliteDialect:
             yield connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
 
     def claim(
-        self,
-        connection: sa.Connection,
-        outbox: sa.Table,
-        *,
-        token: bytes,
-        limit: int,
-        lease_ms: int,
-        keys: Sequence[str] = (),
-        bytes_max: int = CLAIM_BYTES_MAX,
+        self, connection: sa.Connection, outbox: sa.Table, terms: ClaimTerms
     ) -> list[OutboxRow]:
         table = table_text(connection, outbox)
-        wanted = wanted_rows(NOW_MS, keys, "?")
+        wanted = wanted_rows(NOW_MS, terms.keys, "?")
         sized = (
             f"(SELECT id, due_at_ms, length(record) AS record_bytes FROM {table} "
             f"WHERE {wanted.text} LIMIT ?)"
@@ -191,11 +183,11 @@ class SqliteDialect:
         # be read, found out by its checksum, and parked alone.
         taken = connection.exec_driver_sql(
             f"UPDATE {table} SET token = ?, due_at_ms = {NOW_MS} + ? WHERE id IN ("
-            f"{wanted.fitting(sized, bytes_max)}) "
+            f"{wanted.fitting(sized, terms.bytes_max)}) "
             "RETURNING id, CAST(message_id AS BLOB), typeof(message_id) <> 'blob', "
             "CAST(subject AS BLOB), CAST(ordering_key AS BLOB), CAST(record AS BLOB), "
             "CAST(attempts AS INTEGER)",
-            (token, lease_ms, *wanted.parameters, limit),
+            (terms.token, terms.lease_ms, *wanted.parameters, terms.limit),
         ).all()
         new_ids = _give_ids(connection, outbox, [row[0] for row in taken if row[2]])
         # RETURNING has no order of its own.

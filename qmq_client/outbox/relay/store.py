@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from qmq_client.errors import OutboxMissingError
 from qmq_client.outbox.checking.schema import schema_faults
-from qmq_client.outbox.database.claiming import CLAIM_BYTES_MAX
+from qmq_client.outbox.database.claiming import CLAIM_BYTES_MAX, ClaimTerms
 from qmq_client.outbox.database.deadlock import repeat_when_undone
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.driver import keep_one_connection
@@ -76,16 +76,12 @@ class OutboxStore:
         last one is that with which their records come to `bytes_max`.
         """
 
+        terms = ClaimTerms(
+            token=token, limit=limit, lease_ms=lease_ms, keys=keys, bytes_max=bytes_max
+        )
+
         def claim(connection: sa.Connection) -> list[OutboxRow]:
-            return self._dialect.claim(
-                connection,
-                self._outbox,
-                token=token,
-                limit=limit,
-                lease_ms=lease_ms,
-                keys=keys,
-                bytes_max=bytes_max,
-            )
+            return self._dialect.claim(connection, self._outbox, terms)
 
         return self._written(claim)
 

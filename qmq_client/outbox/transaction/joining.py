@@ -64,6 +64,8 @@ def noted(given: Any, engine: sa.Engine, outlet: Outlet, message_id: bytes) -> O
 
 def _unwrapped(scope: Any) -> Any:
     """The plain session or connection behind what the application holds."""
+    if isinstance(scope, Session):  # mostly: what follows asks for attributes that it has not
+        return scope
     # The asynchronous kind is known by what it has, for its module brings asyncio with it.
     if isinstance(scope, scoped_session) or hasattr(scope, "registry"):
         scope = scope.registry()

@@ -99,12 +99,10 @@ def _is_listened_to(connection: sa.Connection) -> bool:
 
 def lock_keys(connection: sa.Connection, unwritten: list[tuple[Outlet, OutboxRow]]) -> None:
     """Keep the ordering keys of these rows until the commit; see `OutboxDialect.lock_keys`."""
-    if all(row.ordering_key is None for _, row in unwritten):
-        return
-    for outlet in dict.fromkeys(outlet for outlet, _ in unwritten):
-        rows = [row for other, row in unwritten if other is outlet and row.ordering_key is not None]
-        if rows:
-            outlet.dialect.lock_keys(connection, outlet.order_lock, rows)
+    keyed = [each for each in unwritten if each[1].ordering_key is not None]
+    for outlet in dict.fromkeys([outlet for outlet, _ in keyed]):
+        rows = [row for other, row in keyed if other is outlet]
+        outlet.dialect.lock_keys(connection, outlet.order_lock, rows)
 
 
 def check_sizes(outlet: Outlet, rows: list[OutboxRow]) -> None:

@@ -115,9 +115,7 @@ class Unit:
         self._is_strict |= outlet.is_strict
         waiting = len(self._rows) - self._written
         is_full = waiting > ROWS_PER_INSERT_MAX or self._unwritten_bytes > outlet.buffer_bytes
-        # Keys are locked in one order for all of them, so rows with keys wait for the commit.
-        has_keys = any(row.ordering_key is not None for _, row in self._rows[self._written :])
-        if is_full or (self._is_strict and not has_keys):
+        if is_full or (self._is_strict and not self._has_unwritten_keys()):
             self._was_written_early = True
             if (
                 connection.dialect.is_async
@@ -125,6 +123,10 @@ class Unit:
                 self._is_overdue = True
             else:
                 self.write(connection)
+
+    def _has_unwritten_keys(self) -> bool:
+        """Keys are locked in one order for all of them, so rows with keys wait for the commit."""
+        return any(row.ordering_key is not None for _, row in self._rows[self._written :])
 
     def find(self, outlet: Outlet, message_id: bytes) -> OutboxRow | None:
         """The note of a message that was sent here through `outlet`."""
@@ -249,13 +251,12 @@ class Unit:
         """Give the rows to their publishers; nothing here may raise."""
         is_doubtful = self._was_written_early or self.is_suspect or self.is_lost
         is_certain = is_confirmed and not is_doubtful
-        by_outlet: dict[int, tuple[Outlet, list[OutboxRow]]] = {}
-        for outlet, row in self._rows[: self._written]:
-            by_outlet.setdefault(id(outlet), (outlet, []))[1].append(row)
-        for outlet, rows in by_outlet.values():
+        written = self._rows[: self._written]
+        outlets = {id(outlet): outlet for outlet, _ in written}
+        for outlet in outlets.values():
             outlet.hand_over(
                 HandOver(
-                    rows=tuple(rows),
+                    rows=tuple([row for other, row in written if other is outlet]),
                     token=outlet.token,
                     written_at_s=self._written_at_s,
                     is_certain=is_certain,
