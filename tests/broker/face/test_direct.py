@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,9 +32,11 @@ class Wire(asyncio.Transport):
         super().__init__({"peername": ("127.0.0.1", 1)})
         self.written = b""
         self.is_closed = False
+        self.on_write: Callable[[], None] = lambda: None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += bytes(data)
+        self.on_write()
 
     def close(self) -> None:
         self.is_closed = True
@@ -150,8 +152,9 @@ def test_a_body_in_pieces_is_one_body_and_a_lost_connection_is_told(client: Clie
         await asyncio.wait_for(all_answered(protocol), 30)
         with pytest.raises(ClientGone):
             await exchange.body(100)
-        with pytest.raises(ClientGone):
-            await exchange.wait(asyncio.get_running_loop().create_future(), 0.0)
+        loop = asyncio.get_running_loop()
+        with pytest.raises(ClientGone):  # at once: nobody is there to wait for
+            await asyncio.wait_for(exchange.wait(loop.create_future(), loop.time() + 1_000), 30)
         await exchange.answer(200, Encoding.JSON, b"to nobody")
         return wire.written, exchange.is_answering
 
@@ -159,6 +162,24 @@ def test_a_body_in_pieces_is_one_body_and_a_lost_connection_is_told(client: Clie
     assert written.startswith(b"HTTP/1.1 200 OK\r\n")
     assert written.count(b"HTTP/1.1") == 1
     assert not is_answering
+
+
+def test_an_answer_has_its_length_its_type_and_what_else_is_to_be_said(client: Client) -> None:
+    async def look(*, keep_alive: bool) -> tuple[bytes, bool]:
+        protocol, wire = connect(client)
+        exchange = DirectExchange(
+            {}, wire, protocol.flow, keep_alive=keep_alive, on_end=lambda: None
+        )
+        await exchange.answer(503, Encoding.JSON, b"{}", ((b"retry-after", b"1"),))
+        return wire.written, wire.is_closed
+
+    head = (
+        b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 2\r\n"
+        b"content-type: application/json\r\nretry-after: 1\r\n"
+    )
+    assert asyncio.run(look(keep_alive=True)) == (head + b"\r\n{}", False)
+    last = head + b"connection: close\r\n\r\n{}"
+    assert asyncio.run(look(keep_alive=False)) == (last, True)
 
 
 def test_B10_an_answer_ends_when_its_reader_has_most_of_it(client: Client) -> None:
@@ -178,6 +199,71 @@ def test_B10_an_answer_ends_when_its_reader_has_most_of_it(client: Client) -> No
         return [before, exchange.response_complete]
 
     assert asyncio.run(look()) == [False, True]
+
+
+def test_B10_an_answer_begins_when_the_one_before_has_its_reader(client: Client) -> None:
+    async def look() -> list[bytes]:
+        protocol, wire = connect(client)
+        protocol.data_received(request()[:-1])
+        exchange = protocol.cycle
+        assert isinstance(exchange, DirectExchange)
+        protocol.pause_writing()
+        answering = asyncio.ensure_future(exchange.answer(200, Encoding.JSON, b"{}"))
+        await asyncio.sleep(0)
+        written = [wire.written]
+        protocol.resume_writing()
+        await asyncio.wait_for(answering, 30)
+        written.append(wire.written[:12])
+        protocol.connection_lost(None)
+        await asyncio.gather(*protocol.tasks)
+        return written
+
+    assert asyncio.run(look()) == [b"", b"HTTP/1.1 200"]
+
+
+def test_B10_a_long_answer_is_not_over_while_its_reader_has_little_of_it(client: Client) -> None:
+    async def look() -> list[bool]:
+        protocol, wire = connect(client)
+        wire.on_write = protocol.pause_writing
+        protocol.data_received(request()[:-1])
+        exchange = protocol.cycle
+        assert isinstance(exchange, DirectExchange)
+        answering = asyncio.ensure_future(exchange.answer(200, Encoding.JSON, bytes(1_000_000)))
+        await asyncio.sleep(0)
+        over = [exchange.response_complete]
+        protocol.resume_writing()
+        await asyncio.wait_for(answering, 30)
+        over.append(exchange.response_complete)
+        protocol.connection_lost(None)
+        await asyncio.gather(*protocol.tasks)
+        return over
+
+    assert asyncio.run(look()) == [False, True]
+
+
+def test_a_wait_that_was_woken_leaves_no_timer_behind(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pull that waited would leave one for as long as it might have waited."""
+    timers: list[asyncio.TimerHandle] = []
+
+    async def look() -> list[bool]:
+        protocol, wire = connect(client)
+        loop = asyncio.get_running_loop()
+        call_at = loop.call_at
+
+        def watched(when_s: float, call: Callable[[], object]) -> asyncio.TimerHandle:
+            timers.append(call_at(when_s, call))
+            return timers[-1]
+
+        monkeypatch.setattr(loop, "call_at", watched)
+        woken: asyncio.Future[None] = loop.create_future()
+        exchange = DirectExchange({}, wire, protocol.flow, keep_alive=True, on_end=lambda: None)
+        loop.call_soon(woken.set_result, None)
+        await exchange.wait(woken, loop.time() + 1_000)
+        return [timer.cancelled() for timer in timers]
+
+    assert asyncio.run(look()) == [True]
 
 
 def test_a_connection_without_a_whole_answer_is_closed(client: Client) -> None:

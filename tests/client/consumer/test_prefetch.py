@@ -97,6 +97,55 @@ def test_a_stop_takes_what_waits_and_refuses_what_comes() -> None:
     assert prefetch.room(is_blocking=True) == 0
 
 
+def test_a_stop_leaves_nothing_to_take_and_wakes_who_waits() -> None:
+    """A worker that waits for a batch to fill would otherwise wait for the whole of it."""
+    options = ConsumerOptions(subject="s", group="g", batch_size=4, max_wait_ms=50_000)
+    prefetch = Prefetch(options, SYSTEM_CLOCK)
+    prefetch.put(received(1, 1))
+    taken: list[list[Received]] = []
+    worker = threading.Thread(target=lambda: taken.append(prefetch.take(is_blocking=True)))
+    worker.start()
+    wait_for(lambda: prefetch.idle == 1)
+    assert len(prefetch.stop()) == 2
+    worker.join(LONG_S)
+    assert not worker.is_alive()
+    assert taken == [[]]
+    assert prefetch.take(is_blocking=False) == []
+    assert prefetch.stop() == []
+    assert prefetch.in_hand == 0
+
+
+def test_what_waited_past_its_lease_is_taken_out_and_leaves_room() -> None:
+    prefetch = prefetch_of(batch_size=2)
+    late, timely = received(1), received(1)
+    timely[0].lease_ends_at_s = 60.0
+    prefetch.put([*late, *timely])
+    assert prefetch.drop_waiting(30.0) == late
+    assert prefetch.in_hand == 1
+    assert prefetch.take(is_blocking=False) == timely
+
+
+def test_what_nobody_can_begin_is_taken_out_and_leaves_room() -> None:
+    prefetch = prefetch_of(batch_size=2)
+    prefetch.put(received(1, 1, 1))
+    assert len(prefetch.take_waiting()) == 3
+    assert (prefetch.in_hand, prefetch.room(is_blocking=False)) == (0, 2)
+    assert prefetch.take(is_blocking=False) == []
+
+
+def test_what_is_left_of_a_batch_waits_for_company_anew() -> None:
+    clock = FakeClock()
+    prefetch = prefetch_of(clock, batch_size=2, max_wait_ms=100)
+    prefetch.put(received(1, 1, 1))
+    clock.advance(90)
+    assert len(prefetch.take(is_blocking=False)) == 2
+    prefetch.finish(2)
+    clock.advance(90)
+    assert prefetch.take(is_blocking=False) == []
+    clock.advance(10)
+    assert len(prefetch.take(is_blocking=False)) == 1
+
+
 def test_an_idle_worker_has_begun_when_a_lone_message_is_put() -> None:
     options = ConsumerOptions(subject="s", group="g")
     prefetch = Prefetch(options, SYSTEM_CLOCK, begin_s=LONG_S)
