@@ -39,6 +39,8 @@ class Judgement:
     differences: dict[tuple[str, str, str, str], tuple[int, int]]
     #: The same for the rows of the board.
     board: tuple[int, int]
+    #: The same for the delayed messages, which came at their time: those that were tallied.
+    delayed: tuple[int, int]
     stored: int
     verdict: Verdict
 
@@ -61,9 +63,12 @@ def judge(plan: Plan, expected: Expected) -> Judgement:
         COUNTER: Group(subjects=frozenset(SUBJECTS), has_effects=False),
     }
     verdict = check([*events, *found], groups=groups, promises=Promises())
+    tallies = _tallies(plan)
+    delayed = sum(n for (event, *_), n in tallies.items() if event == "boarding_closes")
     return Judgement(
-        differences=_differences(expected.tallies, _tallies(plan)),
+        differences=_differences(expected.tallies, tallies),
         board=(expected.committed, len(_board(plan))),
+        delayed=(expected.messages["boarding_closes"], delayed),
         stored=len(stored),
         verdict=verdict,
     )

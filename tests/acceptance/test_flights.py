@@ -107,6 +107,14 @@ def test_P4_the_pipeline_finds_every_commit_of_the_run_stored_and_delivered(
     assert audit["delivered"] == audit["settled"] == audit["expected"] == 2 * figures["sent"]
 
 
+def test_D3_each_delayed_flight_closed_its_boarding_once(
+    figures: dict[str, Any], expected: Expected
+) -> None:
+    delayed = figures["delayed"]
+    assert delayed["counted"] == delayed["by_hand"] == expected.messages["boarding_closes"] > 0
+    assert delayed["pending"] == 0
+
+
 def test_every_planned_fault_happened(figures: dict[str, Any]) -> None:
     assert [fault["fault"] for fault in figures["faults"]] == [fault.kind for fault in FAULTS]
 

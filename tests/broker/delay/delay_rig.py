@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Final, Self
 
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.schedule.cancelled import Cancelled
@@ -18,6 +19,17 @@ __all__ = ["HOUR_MS", "DelayRig", "FakeClock", "delayed_frame"]
 
 HOUR_MS = 3_600_000
 MANY = 10_000
+#: A segment of `FORGETFUL` holds some few of these.
+LARGE = b"x" * 1_000
+#: Segments go soon after the hour that they are kept, and what waits is copied before.
+FORGETFUL: Final[dict[str, Any]] = {
+    "segment_bytes": 4096,
+    "growth_bytes": 1024,
+    "retain_ms": HOUR_MS,
+    "dedupe_ids": 1,
+    "checkpoint_ms": 1,
+    "queue_flush_bytes": 1,
+}
 #: Steps without anything done after which nothing more is to come.
 IDLE_STEPS = 2
 
@@ -50,6 +62,11 @@ class DelayRig(Rig):
     ) -> None:
         options = {name: getattr(STORE, name) for name in STORE.__slots__} | changes
         super().__init__(directory, limits=limits, store_options=type(STORE)(**options))
+
+    @classmethod
+    def forgetful(cls, directory: Path) -> Self:
+        """One that keeps what it must and little more."""
+        return cls(directory, **FORGETFUL)
 
     def start(self) -> None:
         """Open the store; what is overdue is looked at."""
@@ -86,6 +103,19 @@ class DelayRig(Rig):
         """Let time pass, and release what is due then."""
         self.clock.pass_ms(ms)
         return self.release()
+
+    def let_segments_go(self, *, is_ordered: bool = False) -> None:
+        """Let the retention take what nobody needs."""
+        for _ in range(9):
+            self.send(LARGE, key="other" if is_ordered else None)
+            self.settle(self.pull(ordered=is_ordered).ack())
+            self.pass_and_release(2 * HOUR_MS)
+            self.broker.step()
+            self.commit()
+            self.commit()
+        queue = self.store.queue(SUBJECT)
+        assert queue is not None
+        assert queue.first_sequence > 0
 
     def kill(self) -> None:
         """End without a clean stop and start again."""

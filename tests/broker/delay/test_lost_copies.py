@@ -11,9 +11,8 @@ from qmq_broker.service.delivery.snapshot import decode_groups, encode_groups
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
 from qmq_client.wire.requests import Nack, Settlement
-from tests.broker.delay.delay_rig import HOUR_MS
+from tests.broker.delay.aside_rig import DAY_MS, MONTH_MS, AsideRig
 from tests.broker.delay.test_backup_and_damage import faults
-from tests.broker.delay.test_set_aside import DAY_MS, LARGE, MONTH_MS, AsideRig
 
 #: Longer than a copy is waited for when all others have come.
 WAITED_MS = 2 * 60_000
@@ -22,15 +21,7 @@ BAD = b"the damaged one"
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[AsideRig]:
-    made = AsideRig(
-        tmp_path,
-        segment_bytes=4096,
-        growth_bytes=1024,
-        retain_ms=HOUR_MS,
-        dedupe_ids=1,
-        checkpoint_ms=1,
-        queue_flush_bytes=1,
-    )
+    made = AsideRig.forgetful(tmp_path)
     yield made
     made.close()
 
@@ -52,20 +43,6 @@ def copied(rig: AsideRig) -> None:
     for _ in range(4):
         rig.store.step()
     assert list(rig.directory.glob("schedule/*/*"))
-
-
-def let_segments_go(rig: AsideRig) -> None:
-    """Let the retention take what nobody needs."""
-    for _ in range(8):
-        rig.send(LARGE)
-        rig.settle(rig.pull().ack())
-        rig.pass_and_turn(2 * HOUR_MS)
-        rig.broker.step()
-        rig.commit()
-        rig.commit()
-    queue = rig.store.queue("orders")
-    assert queue is not None
-    assert queue.first_sequence > 0
 
 
 def test_D3_the_group_of_a_copy_that_is_damaged_gets_the_original_and_others_are_not_held(
@@ -98,7 +75,7 @@ def test_D3_without_copy_and_original_a_message_is_told_as_lost_and_its_group_go
     rig: AsideRig,
 ) -> None:
     rig.put_away(BAD)
-    let_segments_go(rig)
+    rig.let_segments_go()
     spoil(rig, "schedule/*/*")
     rig.restart()
     rig.pass_and_turn(MONTH_MS + WAITED_MS)
@@ -116,13 +93,7 @@ def test_C7_the_key_of_a_message_that_is_lost_while_it_is_away_goes_on(rig: Asid
     rig.settle(Settlement(token=given.token, nacks=(nack,)))
     rig.turn()
     copied(rig)
-    for _ in range(8):
-        rig.send(LARGE, key="other")
-        rig.settle(rig.pull(ordered=True).ack())
-        rig.pass_and_turn(2 * HOUR_MS)
-        rig.broker.step()
-        rig.commit()
-        rig.commit()
+    rig.let_segments_go(is_ordered=True)
     spoil(rig, "schedule/*/*")
     rig.restart()
     rig.send(b"next", key="k")
@@ -163,7 +134,7 @@ def test_D3_a_copy_that_was_given_up_by_force_after_it_came_back_is_made_up_for_
 
 def test_D3_a_clock_that_was_set_back_over_a_stop_takes_no_copy_for_lost(rig: AsideRig) -> None:
     rig.put_away(BAD)
-    let_segments_go(rig)
+    rig.let_segments_go()
     rig.close()
     rig.clock.wall_ms -= 5 * DAY_MS
     rig.start()

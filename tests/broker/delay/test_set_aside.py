@@ -10,63 +10,20 @@ import pytest
 
 from qmq_broker.errors import NoRoomError
 from qmq_broker.service.delivery.fates import Fate, fate_of
-from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.errors import InvalidMessageError, InvalidNameError
 from qmq_client.wire.names import COPIES
 from qmq_client.wire.operations import DeadRequest
 from qmq_client.wire.requests import Nack, Settlement
 from qmq_client.wire.start import parse_start
-from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
+from tests.broker.delay.aside_rig import DAY_MS, MONTH_MS, AsideRig
+from tests.broker.delay.delay_rig import HOUR_MS, LARGE
 from tests.broker.service.rig import GROUP, SUBJECT
-
-DAY_MS = 24 * HOUR_MS
-MONTH_MS = 30 * DAY_MS
-#: A segment holds some few of these.
-LARGE = b"x" * 1_000
-
-
-class AsideRig(DelayRig):
-    """Time, and what is set aside, pass when the test says so."""
-
-    def turn(self) -> None:
-        """What the broker does by time, until nothing changes."""
-        for _ in range(4):
-            self.broker.setting_aside.step(self.now_ms)
-            self.clock.pass_ms(1_000)
-            self.commit()
-        self.broker.delivery.step(self.now_ms)
-
-    def pass_and_turn(self, ms: int) -> None:
-        self.clock.pass_ms(ms)
-        self.release()
-        self.turn()
-
-    def put_away(self, *bodies: bytes) -> None:
-        """Send, hand out, and give back for long."""
-        for body in bodies:
-            self.send(body)
-        self.settle(self.pull().nack(MONTH_MS, "not before spring"))
-        self.turn()
-
-    @property
-    def state(self) -> GroupState:
-        found = self.broker.delivery.group(SUBJECT, GROUP)
-        assert found is not None
-        return found
 
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[AsideRig]:
-    made = AsideRig(
-        tmp_path,
-        segment_bytes=4096,
-        growth_bytes=1024,
-        retain_ms=HOUR_MS,
-        dedupe_ids=1,
-        checkpoint_ms=1,
-        queue_flush_bytes=1,
-    )
+    made = AsideRig.forgetful(tmp_path)
     yield made
     made.close()
 
@@ -90,17 +47,8 @@ def test_D3_what_is_given_back_for_a_month_comes_back_once_to_its_group_alone(
 
 def test_D3_it_comes_back_when_the_retention_has_taken_the_original(rig: AsideRig) -> None:
     rig.put_away(LARGE)
-    for _ in range(8):
-        rig.send(LARGE)
-        rig.settle(rig.pull().ack())
-        rig.pass_and_turn(2 * HOUR_MS)
-        rig.broker.step()
-        rig.commit()
-        rig.commit()
+    rig.let_segments_go()
     assert rig.store.first_offset > 0
-    queue = rig.store.queue(SUBJECT)
-    assert queue is not None
-    assert queue.first_sequence > 0
     rig.restart()
     rig.pass_and_turn(MONTH_MS)
     back = rig.pull()

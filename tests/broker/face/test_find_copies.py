@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from qmq_broker.service import copy_search
-from tests.broker.delay.delay_rig import HOUR_MS
-from tests.broker.delay.test_lost_copies import let_segments_go
-from tests.broker.delay.test_set_aside import DAY_MS, MONTH_MS, AsideRig
+from tests.broker.delay.aside_rig import DAY_MS, MONTH_MS, AsideRig
 from tests.broker.face.asgi import Client
 from tests.broker.service.rig import GROUP, SUBJECT, make_frame
 
@@ -21,15 +19,7 @@ PULL = {"subject": SUBJECT, "group": GROUP, "consumer": "one"}
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[AsideRig]:
-    made = AsideRig(
-        tmp_path,
-        segment_bytes=4096,
-        growth_bytes=1024,
-        retain_ms=HOUR_MS,
-        dedupe_ids=1,
-        checkpoint_ms=1,
-        queue_flush_bytes=1,
-    )
+    made = AsideRig.forgetful(tmp_path)
     made.submit(make_frame([b"far"], ids=iter([MESSAGE_ID])))
     made.commit()
     made.settle(made.pull().nack(MONTH_MS, "not before spring"))
@@ -47,7 +37,7 @@ def shown(rig: AsideRig) -> dict[str, Any]:
 
 def test_a_message_of_which_only_the_copy_is_left_is_found_by_its_id(rig: AsideRig) -> None:
     (original,) = shown(rig)["messages"]
-    let_segments_go(rig)
+    rig.let_segments_go()
     assert rig.store.search.by_id(MESSAGE_ID, 1).found == []
     found = shown(rig)
     (away,) = found["messages"]
@@ -73,7 +63,7 @@ def test_a_message_of_which_only_the_copy_is_left_is_found_by_its_id(rig: AsideR
 
 
 def test_the_copy_of_a_group_that_is_no_more_is_not_shown(rig: AsideRig) -> None:
-    let_segments_go(rig)
+    rig.let_segments_go()
     rig.broker.changes.remove(SUBJECT, GROUP, rig.now_ms)
     assert shown(rig)["messages"] == []
 
@@ -81,7 +71,7 @@ def test_the_copy_of_a_group_that_is_no_more_is_not_shown(rig: AsideRig) -> None
 def test_a_search_through_too_many_copies_says_so(
     rig: AsideRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    let_segments_go(rig)
+    rig.let_segments_go()
     monkeypatch.setattr(copy_search, "READ_BYTES_MAX", 10)
     found = shown(rig)
     assert (found["messages"], found["is_complete"]) == ([], False)
