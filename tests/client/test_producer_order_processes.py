@@ -67,7 +67,7 @@ def test_O4_O1_processes_that_share_a_key_and_one_that_is_killed_keep_the_order_
         for process in processes:
             process.communicate(timeout=END_S_MAX)
         assert [process.returncode for process in processes[:2]] == [0, 0]
-        world.transport = transport  # type: ignore[assignment]
+        world.transport = transport
         sweep_all(world)
         rows = world.read(f"SELECT message_id, ordering_key, state FROM {OUTBOX} ORDER BY id")
         messages = accepted(broker.url)

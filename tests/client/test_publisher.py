@@ -46,7 +46,7 @@ def test_S5_the_hook_needs_no_connection_and_no_broker(tmp_path: Path) -> None:
         statements = sibling_statements(world)
         send_each(world, 3)
         assert world.checked_out() == 0
-        assert (statements.texts, world.transport.calls["send"]) == ([], 0)
+        assert (statements.texts, world.memory.calls["send"]) == ([], 0)
 
 
 def test_O1_rows_of_a_dead_process_are_sent_by_another_owner(world: World) -> None:

@@ -51,7 +51,7 @@ def test_O1_a_refused_token_is_an_outage_that_costs_no_attempt_and_parks_nothing
         with_transport(world, transport)
         flushed = world.producer.flush()
         world.make_due()
-        world.transport = transport  # type: ignore[assignment]
+        world.transport = transport
         assert sweep(world).unreachable
     assert (flushed.accepted, flushed.left, flushed.parked) == (0, 3, 0)
     rows = world.read(f"SELECT DISTINCT state, attempts FROM {OUTBOX}")
@@ -62,7 +62,7 @@ def test_O1_a_refused_token_is_an_outage_that_costs_no_attempt_and_parks_nothing
     text = add_token(tokens, "producer:orders.*")[1]
     broker.wait_for(" tokens_read ")
     with as_(broker, text) as transport:
-        world.transport = transport  # type: ignore[assignment]
+        world.transport = transport
         world.make_due()
         assert len(sweep(world).sent) == 3
     assert world.stored_ids() == set()

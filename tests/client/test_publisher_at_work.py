@@ -27,7 +27,7 @@ def test_a_thousand_waiting_messages_are_one_request_and_two_deletes(world: Worl
             messages = [Message(SUBJECT, "x")] * 100
             world.producer.send_many(messages, session=session)
     assert world.producer.flush()
-    assert world.transport.calls["send"] == 1
+    assert world.memory.calls["send"] == 1
     assert len([text for text in statements.texts if text.startswith("DELETE")]) == 2
     assert len(statements.of_outbox()) == 2
     assert world.stored_ids() == set()
@@ -103,7 +103,7 @@ def test_broker_down_then_up_goes_on_and_loses_nothing(world: World) -> None:
     send_each(world, 5)
     left = publisher.step(2.25)
     assert (left.left, left.failed) == (5, 0)  # the breaker is open: nobody asks the broker
-    assert world.transport.calls["send"] == 3
+    assert world.memory.calls["send"] == 3
     send_each(world, 1)
     assert publisher.step(2.75).failed == 1  # half open: one try
     world.broker.faults.is_unreachable = False

@@ -157,7 +157,7 @@ def test_F12_O5_an_answer_lost_after_the_store_leads_to_one_stored_message(
             assert world.producer.flush().left == 3
         assert world.stored_ids() == ids
         world.make_due()
-        world.transport = real  # type: ignore[assignment]
+        world.transport = real
         assert {row.hex() for row in sweep(world).sent} == ids
         assert world.stored_ids() == set()
         assert _stored_at(broker) == 3

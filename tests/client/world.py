@@ -22,6 +22,7 @@ from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.table import create_tables
 from qmq_client.producer import Producer
 from qmq_client.testing import FakeClock, MemoryBroker, MemoryTransport
+from qmq_client.transport.port import Transport
 from tests.client.truth import Truth
 from tests.services.databases import Database
 
@@ -82,7 +83,10 @@ class Commits:
         self.loaded_dbapi: Any = dialect.loaded_dbapi
         self.real: Callable[[Any], None] = dialect.do_commit
         self.now = self.real
-        dialect.do_commit = lambda given: self.now(given)  # noqa: PLW0108  # `now` changes
+        dialect.do_commit = self._commit
+
+    def _commit(self, connection: Any) -> None:
+        self.now(connection)
 
 
 class World:
@@ -117,7 +121,9 @@ class World:
         self.commits = Commits(self.sync_engine)
         self.clock: Any = SYSTEM_CLOCK if real_clock else FakeClock()
         self.broker = MemoryBroker(clock=self.clock)
-        self.transport = MemoryTransport(self.broker)
+        self.memory = MemoryTransport(self.broker)
+        #: A test may put another one here, for whoever sends from then on.
+        self.transport: Transport = self.memory
         self.producer = self.make_producer(**options)
         self.store = OutboxStore(self.sync_engine)
 

@@ -112,7 +112,7 @@ def test_F13_O1_O5_a_line_to_the_broker_open_in_one_direction_loses_and_doubles_
         producer.flush(DEADLINE_S)
         world.make_due()
         with closing(HttpTransport(broker_process.url)) as straight:
-            world.transport = straight  # type: ignore[assignment]
+            world.transport = straight
             while sweep(world).sent:
                 pass
     there = [record_message_id(each.record) for each in pull(broker_process.url, group)]

@@ -60,7 +60,7 @@ def test_S2_a_rolled_back_message_never_reaches_the_network(world: World) -> Non
     with pytest.raises(KeyError):
         fail()
     assert world.producer.flush()
-    assert (world.sent(), world.transport.calls["send"]) == ([], 0)
+    assert (world.sent(), world.memory.calls["send"]) == ([], 0)
 
 
 def test_S2_a_commit_that_the_database_refuses_sends_nothing(world: World) -> None:
