@@ -74,6 +74,8 @@ def send(
         )
     address = broker_address(broker, config_file)
     headers = dict(_header(text) for text in parts["headers"])
+    if body is None:
+        _tell_who_types()
     texts = _lines() if lines else iter([_whole() if body is None else body.encode()])
     transport = HttpTransport(address)
     try:
@@ -141,6 +143,12 @@ def _header(text: str) -> tuple[str, str]:
     if not equals:
         raise ConfigurationError(setting="--header", value=text, remedy="Give NAME=VALUE.")
     return name, value
+
+
+def _tell_who_types() -> None:
+    """A terminal gives no sign by itself that something is waited for."""
+    if sys.stdin.isatty():
+        click.echo("reading standard input; Ctrl-D ends it", err=True)
 
 
 def _whole() -> bytes:

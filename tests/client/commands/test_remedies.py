@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +91,26 @@ def test_a_span_of_retention_is_refused_in_the_unit_in_which_it_was_given(tmp_pa
 def test_a_kind_of_file_that_is_none_is_told_all_there_are(tmp_path: Path) -> None:
     told = refused("store", "dump", "nonsense", str(tmp_path), exit_code=2)
     assert "Invalid value for 'KIND': 'nonsense' is not one of 'actions', " in told
+
+
+def test_who_types_a_message_is_told_that_it_is_waited_for_and_how_to_end(tmp_path: Path) -> None:
+    keyboard, terminal = os.openpty()
+    with BrokerProcess(tmp_path / "data") as broker:
+        command = [sys.executable, "-m", "qmq_client", "send", "orders", "--broker", broker.url]
+        with subprocess.Popen(
+            command, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as typing:
+            try:
+                os.close(terminal)
+                assert typing.stderr is not None
+                assert typing.stderr.readline() == "reading standard input; Ctrl-D ends it\n"
+                os.write(keyboard, b"hello\n\x04")
+                assert typing.wait(60) == 0
+            finally:
+                typing.kill()
+        os.close(keyboard)
+        assert (
+            CliRunner()
+            .invoke(root, ["tail", "orders", "--broker", broker.url])
+            .stdout.endswith("hello\\n\n")
+        )
