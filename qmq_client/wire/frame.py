@@ -192,11 +192,11 @@ def build_frame(
     """A frame of any kind around `body`, filled to the alignment, not yet stamped."""
     head_bytes = FRAME_HEADER_BYTES + SEQUENCE_BYTES * subject_count
     frame_bytes = _aligned(head_bytes + len(body))
-    filled = body.ljust(frame_bytes - head_bytes, b"\0")
+    fill = bytes(frame_bytes - head_bytes - len(body))
     sent = _SENT.pack(FRAME_MAGIC, FRAME_VERSION, kind, subject_count, frame_bytes, record_count)
-    body_crc = crc32c(filled, crc32c(sent))
+    body_crc = crc32c(fill, crc32c(body, crc32c(sent)))
     head = sent + _CRC.pack(body_crc)
-    return b"".join((head, bytes(head_bytes - len(head)), filled))
+    return b"".join((head, bytes(head_bytes - len(head)), body, fill))
 
 
 def stamp_frame(

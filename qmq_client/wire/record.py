@@ -146,9 +146,8 @@ def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
         len(record.headers),
         _check_time(record.born_at_ms, field="born_at_ms"),
     )
-    head = b"".join((fixed, due, key, tags, headers, expires))
-    body = bytes(record.body)
-    record_bytes = _CRC.size + len(head) + len(body)
+    content = b"".join((fixed, due, key, tags, headers, expires, record.body))
+    record_bytes = _CRC.size + len(content)
     if record_bytes > limits.record_bytes:
         raise TooLargeError(
             field="message",
@@ -156,8 +155,7 @@ def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
             value=f"{record_bytes} bytes",
             remedy="Make it smaller.",
         )
-    crc = extend_crc32c(extend_crc32c(subject_crc, head), body)
-    return b"".join((_CRC.pack(crc), head, body))
+    return _CRC.pack(extend_crc32c(subject_crc, content)) + content
 
 
 def decode_record(subject: str, data: bytes) -> Record:
