@@ -188,7 +188,12 @@ def remove(
         _print(_GROUP_COLUMNS, [_row(one, _GROUP_COLUMNS) for one in answer["groups"]])
         click.echo("nothing was removed; give --yes to forget it", err=True)
         raise SystemExit(ATTENTION)
-    _change(address, "remove", {"subject": subject, "group": group}, as_json)
+    body = {"subject": subject, "group": group}
+    answer = post_json(address, "/v1/groups/remove", body, known=("subject", "group"))
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo(f"{group} is removed from {subject}")
 
 
 @click.command()

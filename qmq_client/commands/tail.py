@@ -86,12 +86,15 @@ def _messages(
     """What is there, and the sequence to go on with."""
     question = {"subject": subject, "first": first, "count": count}
     try:
-        answer = get_json(address, "/v1/messages", question, known=("messages", "next_sequence"))
+        answer = get_json(address, "/v1/messages", question, known=("messages",))
     except BrokerRefusedError as error:
         if is_awaited and error.status == 404:
             return [], first
         raise
-    return list(answer["messages"]), answer["next_sequence"]
+    messages = list(answer["messages"])
+    # A broker of yesterday does not tell how far it looked.
+    behind = messages[-1]["sequence"] + 1 if messages else first
+    return messages, answer.get("next_sequence", behind)
 
 
 def _line(found: dict[str, Any], as_json: bool) -> str:

@@ -25,7 +25,11 @@ def waiting_message(address: BrokerAddress, message_id: str) -> dict[str, Any] |
 def waiting_lines(answer: Mapping[str, Any]) -> Iterator[str]:
     """Every time it was scheduled for, and the message itself while it waits."""
     for place in answer["places"]:
-        yield f"{place['state']:<10} due {time_text(place['due_at_ms'])}"
-    subject = answer["places"][-1]["subject"]
-    found = answer.get("message") or {"message_id": answer["places"][-1]["message_id"]}
-    yield from message_lines({**found, "subject": subject, "sequence": None})
+        yield f"{place['state']:<11} due {time_text(place['due_at_ms'])}"
+    last = answer["places"][-1]
+    if found := answer.get("message"):
+        yield from message_lines({**found, "subject": last["subject"], "sequence": None})
+        return
+    for name in ("message_id", "subject"):
+        yield f"{name:<10} {last[name]}"
+    yield f"{'message':<10} not kept any more"

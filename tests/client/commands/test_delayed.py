@@ -112,7 +112,11 @@ def test_a_message_that_waits_is_shown_at_once(broker: BrokerProcess, command: s
     assert re.search(r"pending +due 2\d{3}-.*subject +gate.*body +B12", ran.output, re.DOTALL)
     assert json.loads(CliRunner().invoke(messages, [*words, "--json"]).stdout)["message"]
     run(url, "cancel", message_id)
-    assert "cancelled  due" in CliRunner().invoke(messages, words).output
+    told = CliRunner().invoke(messages, words).output
+    assert "cancelled   due" in told
+    assert told.endswith(
+        f"message_id {message_id}\nsubject    gate\nmessage    not kept any more\n"
+    )
     ran = CliRunner().invoke(messages, [command, "0" * 32, "--broker", url])
     assert ran.exit_code == 1
     assert "does not wait" in ran.stderr

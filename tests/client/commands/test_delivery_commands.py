@@ -237,7 +237,8 @@ def test_groups_are_paused_moved_configured_resumed_and_removed(
     asked = qmq(broker, "groups", "remove", subject, "audit")
     assert asked.returncode == 1
     assert "nothing was removed" in asked.stderr
-    assert qmq(broker, "groups", "remove", subject, "audit", "--yes").returncode == 0
+    done = qmq(broker, "groups", "remove", subject, "audit", "--yes")
+    assert (done.returncode, done.stdout) == (0, f"audit is removed from {subject}\n")
     assert answer_of(broker, "groups", "--subject", subject)["groups"] == []
 
 
