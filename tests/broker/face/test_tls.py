@@ -7,6 +7,7 @@ import ssl
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from qmq_broker.face.tls import TlsContext
@@ -14,9 +15,11 @@ from qmq_broker.options import TlsOptions
 from qmq_client.errors import BrokerAccessError, BrokerUnreachableError, ConfigurationError
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
+from qmq_client.wire.record import decode_record
 from qmq_client.wire.requests import PullRequest
 from tests.broker.face.guard import Authority, add_token, run_token
 from tests.broker.face.process import SERVE_WITH_FAULTS, BrokerProcess, read_all
+from tests.broker.service.rig import SUBJECT, make_frame
 
 PULL = PullRequest(subject="orders", group="g", consumer="c")
 TIMEOUT_S = 10.0
@@ -72,6 +75,20 @@ def test_a_client_speaks_to_the_broker_that_its_authority_vouches_for_and_to_no_
         with pytest.raises(BrokerAccessError, match="QMQ_BROKER_TOKEN"):
             pull(broker.url, ca_file=str(authority.file))
         assert text not in broker.log
+
+
+def test_long_bodies_come_and_go_whole_through_tls(tmp_path: Path, authority: Authority) -> None:
+    bodies = [bytes([index]) * 150_000 for index in range(4)]
+    with BrokerProcess(tmp_path / "data", *authority.server_options("127.0.0.1")) as broker:
+        transport = HttpTransport(BrokerAddress(url=broker.url, ca_file=str(authority.file)))
+        try:
+            for pair in (bodies[:2], bodies[2:]):  # longer than what the loop waits for without TLS
+                assert transport.send(make_frame(pair)).count == 2
+            pulled = transport.pull(msgspec.structs.replace(PULL, max_messages=4)).messages
+        finally:
+            transport.close()
+        assert [decode_record(SUBJECT, one.record).body for one in pulled] == bodies
+        assert broker.stop() == 0
 
 
 def test_old_versions_of_tls_and_plain_http_get_no_answer(
