@@ -22,6 +22,7 @@ _DELAYED_FLAG: Final = 0b100
 _AT_ONCE: Final = bytes(flags for flags in range(256) if not flags & _DELAYED_FLAG)
 #: By how much the broker's limit is above that of the producers: clocks differ, rows wait.
 CLOCKS_MS: Final = 24 * 3_600_000
+_DAY_MS: Final = 24 * 3_600_000
 
 
 def record_due_at_ms(data: bytes, position: int = 0) -> int | None:
@@ -43,7 +44,12 @@ def check_due(due_at_ms: int, now_ms: int, limits: Limits, *, field: str = "deli
     if ahead_ms > limits.delay_ms:
         raise InvalidMessageError(
             field=field,
-            limit=f"{limits.delay_ms} ms ahead",
-            value=f"{ahead_ms} ms ahead",
+            limit=_ahead(limits.delay_ms),
+            value=_ahead(ahead_ms),
             remedy="Send it later, or raise the limit delay_ms of producers and broker.",
         )
+
+
+def _ahead(span_ms: int) -> str:
+    """Exact, and as people count what is far away."""
+    return f"{span_ms} ms ahead ({span_ms / _DAY_MS:,.1f} days)"

@@ -82,6 +82,7 @@ def test_D5_a_time_beyond_two_years_is_refused_and_not_moved() -> None:
     with pytest.raises(InvalidMessageError, match="ms ahead") as caught:
         due(delay=timedelta(milliseconds=last_ms + 1))
     assert caught.value.field == "delay"
+    assert caught.value.limit == f"{last_ms} ms ahead (732.0 days)"
     with pytest.raises(InvalidMessageError, match="deliver_at"):
         due(deliver_at=datetime(9999, 1, 1, tzinfo=UTC))
 
