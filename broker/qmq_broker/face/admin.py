@@ -31,6 +31,7 @@ from qmq_broker.face.find import Finder
 from qmq_broker.face.group_routes import group_routes
 from qmq_broker.face.json_messages import dead_to_json, record_to_json
 from qmq_broker.face.openapi import document
+from qmq_broker.face.queries import NUMBER_MAX, number
 from qmq_broker.face.ranges import range_routes
 from qmq_broker.face.rules import HOT_ROUTES, guard, route_name, sight
 from qmq_broker.face.scrape import metric_routes
@@ -47,7 +48,6 @@ from qmq_client.wire.requests import JSON_CONTENT_TYPE
 
 _PEEKED: Final = 20
 _FOUND: Final = 100
-_SEQUENCE_MAX: Final = 2**63 - 1
 
 
 def admin_app(broker: Broker) -> Starlette:
@@ -154,9 +154,9 @@ class _Admin:
         letters = self._broker.query.dead_letters(
             subject,
             _group(request),
-            first_sequence=_number(request, "first", 0, _SEQUENCE_MAX),
-            count=_number(request, "count", LISTED_MAX, LISTED_MAX),
-            with_records=_number(request, "messages", 0, 1) == 1,
+            first_sequence=number(request, "first", default=0),
+            count=number(request, "count", default=LISTED_MAX, highest=LISTED_MAX),
+            with_records=number(request, "messages", default=0, highest=1) == 1,
         )
         return _json({"dead": [dead_to_json(letter) for letter in letters]})
 
@@ -168,21 +168,21 @@ class _Admin:
     async def messages(self, request: Request) -> Response:
         """Messages by id, by key and time, or by sequence."""
         if "id" in request.query_params:
-            count = _number(request, "count", _FOUND, FOUND_MAX)
+            count = number(request, "count", default=_FOUND, highest=FOUND_MAX)
             sees = sight(request, Role.CONSUMER)
             return _json(await self._finder.by_id(request.query_params["id"], count, sees))
         subject = _name(request, "subject")
         if "key" in request.query_params:
             times = TimeRange(
-                _number(request, "from", TimeRange().first_ms, _SEQUENCE_MAX),
-                _number(request, "to", _SEQUENCE_MAX, _SEQUENCE_MAX),
+                number(request, "from", default=TimeRange().first_ms),
+                number(request, "to", default=NUMBER_MAX),
             )
-            count = _number(request, "count", _FOUND, FOUND_MAX)
+            count = number(request, "count", default=_FOUND, highest=FOUND_MAX)
             return _json(await self._finder.by_key(subject, _key(request), times, count))
         peeked = self._broker.query.records(
             subject,
-            first_sequence=_number(request, "first", 0, _SEQUENCE_MAX),
-            count=_number(request, "count", _PEEKED, LISTED_MAX),
+            first_sequence=number(request, "first", default=0),
+            count=number(request, "count", default=_PEEKED, highest=LISTED_MAX),
         )
         return _json(
             {
@@ -217,21 +217,6 @@ def _group(request: Request) -> str:
 
 def _optional_name(request: Request, field: str) -> str | None:
     return _name(request, field) if field in request.query_params else None
-
-
-def _number(request: Request, field: str, default: int, highest: int) -> int:
-    text = request.query_params.get(field)
-    if text is None:
-        return default
-    # isdecimal alone would take the digits of every script; 19 digits reach the highest sequence.
-    if text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= highest:
-        return int(text)
-    raise InvalidMessageError(
-        field=field,
-        limit=f"0 to {highest}",
-        value=shorten(text),
-        remedy=f"Give {field} as a number.",
-    )
 
 
 async def _on_http(request: Request, error: Exception) -> Response:

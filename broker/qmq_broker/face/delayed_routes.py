@@ -19,6 +19,7 @@ from qmq_broker.errors import BusyError, NotFoundError
 from qmq_broker.face.access import Role
 from qmq_broker.face.bodies import read_body
 from qmq_broker.face.json_messages import JsonDelivered, record_to_json
+from qmq_broker.face.queries import NUMBER_MAX, number
 from qmq_broker.face.rules import sight
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.delay.query import LISTED_MAX, SPANS_MS, DelayedStatus, Found
@@ -41,7 +42,6 @@ from qmq_client.wire.requests import JSON_CONTENT_TYPE
 #: Looks through the schedule at a time: each takes a thread, and the disk.
 LOOKS_MAX: Final = 2
 _LISTED: Final = 100
-_TIME_MAX: Final = 2**63 - 1
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class _Delayed:
     async def listed(self, request: Request) -> Response:
         """Pending messages in the order of their due times."""
         subject, first_ms, next_ms = _question(request)
-        count = min(_number(request, "count", _LISTED), LISTED_MAX)
+        count = min(number(request, "count", default=_LISTED), LISTED_MAX)
         rows = await self._look(lambda: self._query.listed(subject, first_ms, next_ms, count + 1))
         return _json({"delayed": rows[:count], "has_more": len(rows) > count})
 
@@ -236,21 +236,7 @@ def _question(request: Request) -> tuple[str | None, int, int]:
     subject = request.query_params.get("subject")
     if subject is not None:
         check_name(subject, field="subject")
-    return subject, _number(request, "from", 0), _number(request, "to", _TIME_MAX)
-
-
-def _number(request: Request, field: str, default: int) -> int:
-    text = request.query_params.get(field)
-    if text is None:
-        return default
-    if text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= _TIME_MAX:
-        return int(text)
-    raise InvalidMessageError(
-        field=field,
-        limit=f"0 to {_TIME_MAX}",
-        value=shorten(text),
-        remedy=f"Give {field} as a number.",
-    )
+    return subject, number(request, "from", default=0), number(request, "to", default=NUMBER_MAX)
 
 
 def _json(value: object) -> Response:

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qmq_broker.errors import BusyError, DiskError, NotFoundError
+from qmq_broker.face.queries import number
 from qmq_broker.service.broker import Broker
 from qmq_broker.storage.files import layout
 from qmq_client.wire.errors import InvalidMessageError
@@ -35,7 +36,6 @@ READS_MAX: Final = 4
 WAITING_MAX: Final = 32
 _RETRY_AFTER_S: Final = 1.0
 _BYTES_CONTENT_TYPE: Final = "application/octet-stream"
-_POSITION_MAX: Final = 2**63 - 1
 _LOGS: Final = (layout.COMMIT_LOG, layout.ACTION_LOG)
 _SMALL_FILES: Final = frozenset({layout.FORMAT, layout.RETAINED, *layout.CHECKPOINTS})
 _DIRECTORIES: Final = frozenset({layout.ROOT, layout.STATE, *_LOGS})
@@ -71,8 +71,8 @@ class _Ranges:
         path = request.query_params.get("path", "")
         if not _is_readable(path):
             raise _not_readable("path", path)
-        first = _number(request, "first", _POSITION_MAX)
-        count = _number(request, "count", READ_BYTES_MAX)
+        first = number(request, "first")
+        count = number(request, "count", highest=READ_BYTES_MAX)
         content = await self._in_thread(lambda: self._bytes(path, first, count))
         return Response(content, media_type=_BYTES_CONTENT_TYPE)
 
@@ -122,16 +122,3 @@ def _not_readable(field: str, value: str) -> InvalidMessageError:
         value=shorten(value),
         remedy="See GET /v1/files for what there is.",
     )
-
-
-def _number(request: Request, field: str, highest: int) -> int:
-    text = request.query_params.get(field, "")
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
-    if not 0 <= number <= highest:
-        raise InvalidMessageError(
-            field=field,
-            limit=f"0 to {highest}",
-            value=shorten(text),
-            remedy="Give a whole number.",
-        )
-    return number

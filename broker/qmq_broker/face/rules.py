@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from qmq_broker.face.access import ALL_SUBJECTS, Role
 from qmq_broker.face.door import caller_of
+from qmq_broker.face.queries import check_once
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -107,6 +108,7 @@ def _guarded(route: Route) -> Route:
     endpoint: Endpoint = route.endpoint
 
     async def ask(request: Request) -> Response:
+        check_once(request)
         _check(rule, request)
         return await endpoint(request)
 

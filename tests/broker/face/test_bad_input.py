@@ -132,6 +132,21 @@ def test_an_unknown_path_is_not_found_and_says_so_in_json(client: Client, path: 
     assert error_of(reply).code in ("not_found", "method_not_allowed")
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/messages?subject=mine&subject=theirs",
+        "/v1/groups?group=a&subject=mine&group=a",
+        "/v1/files/read?path=FORMAT&first=0&count=1&count=2",
+        "/healthz?a=1&a=2",
+    ],
+)
+def test_a_name_given_twice_in_a_query_is_refused(client: Client, path: str) -> None:
+    """Who checks the caller's rights and who answers might read another one of them."""
+    reply = client.get(path)
+    assert (reply.status, error_of(reply).limit) == (422, "each name once")
+
+
 @pytest.mark.parametrize("path", ["/v1/files/", "/v1/subjects//", "/healthz/"])
 def test_nobody_is_sent_elsewhere(client: Client, path: str) -> None:
     reply = client.get(path, headers=[(b"host", b"elsewhere")])

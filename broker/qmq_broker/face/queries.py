@@ -1,0 +1,49 @@
+"""What stands behind the `?` of a request: each name once, and numbers within their bounds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.requests import Request
+
+from qmq_client.wire.errors import InvalidMessageError
+from qmq_client.wire.names import shorten
+
+#: Highest sequence, offset and time.
+NUMBER_MAX: Final = 2**63 - 1
+
+
+def check_once(request: Request) -> None:
+    """Raise `InvalidMessageError` for a name that is given twice.
+
+    Who checks what a caller may see, and who answers, could each take another one of them.
+    """
+    given = [name for name, _ in request.query_params.multi_items()]
+    if len(given) == len(request.query_params):
+        return
+    field = next(name for name in given if given.count(name) > 1)
+    raise InvalidMessageError(
+        field="query",
+        limit="each name once",
+        value=f"{shorten(field)} given {given.count(field)} times",
+        remedy="Leave all but one of them out.",
+    )
+
+
+def number(
+    request: Request, field: str, *, default: int | None = None, highest: int = NUMBER_MAX
+) -> int:
+    """A number from 0; needed where it has no default. Raises `InvalidMessageError`."""
+    text = request.query_params.get(field)
+    if text is None and default is not None:
+        return default
+    text = text or ""
+    # isdecimal alone would take the digits of every script; 19 digits reach the highest number.
+    if text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= highest:
+        return int(text)
+    raise InvalidMessageError(
+        field=field,
+        limit=f"0 to {highest}",
+        value=shorten(text),
+        remedy=f"Give {field} as a number.",
+    )
