@@ -101,7 +101,7 @@ class Broker:
         self._indexer = Indexer(store, clock)
         self.delayed = Delayed(store, self.writer, clock, settings.limits, post=post)
         self.setting_aside = SettingAside(
-            store, self.delivery, self.writer, self.time, settings.limits, self.delayed.delay
+            store, self.delivery, self.writer, self.time, settings.limits, self.delayed
         )
         self._housekeeping = Housekeeping(
             store,

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from qmq_broker.errors import BusyError, CorruptionError, NoRoomError, PoisonedError
-from qmq_broker.service.delay.releasing import Delay
+from qmq_broker.service.delay.delayed import Delayed
 from qmq_broker.service.delivery.bodies import group_queue, read_messages
 from qmq_broker.service.delivery.delivery import Delivery
 from qmq_broker.service.delivery.redelivery import Redelivery
@@ -38,6 +38,7 @@ from qmq_broker.storage.logs.actions import Action, BroughtBack, GroupDefined, P
 from qmq_broker.storage.logs.copies import Copy, pack_copy, unpack_copy
 from qmq_broker.storage.logs.repeats import LOG_LIMITS
 from qmq_broker.storage.queues.consume_queue import Entry
+from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.store import Placed, Store
 from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds
@@ -79,7 +80,7 @@ class SettingAside:
         writer: CommitWriter,
         time: SteadyTime,
         limits: ServiceLimits,
-        delay: Delay,
+        delayed: Delayed,
     ) -> None:
         """`time` is that of the delivery."""
         self._store = store
@@ -87,7 +88,7 @@ class SettingAside:
         self._writer = writer
         self._time = time
         self._limits = limits
-        self._delay = delay
+        self._delayed = delayed
         #: Messages that came back without their copies since the start.
         self.lost_copies = 0
         self._next_ms = 0
@@ -101,11 +102,12 @@ class SettingAside:
     def step(self, now_ms: int) -> bool:
         """A bounded part in both directions; whether there is more to bring back at once."""
         # Asked first: what is released by now is brought back before anything is taken for lost.
-        released_until_ms = self._delay.released_until_ms
+        released_until_ms = self._delayed.delay.released_until_ms
         try:
             is_unfinished = all(self.bring_back(now_ms) for _ in range(PASSES_MAX))
             if not is_unfinished:
                 self._do_without(released_until_ms - LOST_MS, now_ms)
+                self._clear(released_until_ms - LOST_MS)
         except NoRoomError as error:  # what was not noted is brought back once more
             _log.warning("messages not brought back: reason=%s", error)
             return False
@@ -156,6 +158,21 @@ class SettingAside:
             self._delivery.journal.write(actions, state)
             self.lost_copies += len(actions)
             self._delivery.after_change(group, now_ms)
+
+    def _clear(self, due_before_ms: int) -> None:
+        """Cancel damaged copies that nobody waits for any more: their files may go."""
+        damaged = self._delayed.delay.counts.damaged_messages
+        gone = [
+            one for one in list(damaged) if one.subject == COPIES and one.due_at_ms < due_before_ms
+        ]
+        for one in gone:
+            damaged.remove(one)
+        if gone:
+            places = [
+                Cancelled(one.bucket, one.sequence, one.source, one.subject, one.message_id)
+                for one in gone
+            ]
+            self._delayed.changes.cancel(places, lambda _: None)
 
     def _put_away(self, now_ms: int) -> None:
         """Begin with the next group that has something far off."""

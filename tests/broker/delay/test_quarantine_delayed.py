@@ -144,13 +144,19 @@ def test_B4_D3_D4_a_damaged_bucket_is_made_again_while_the_log_has_it(
     rig.close()
 
 
-def test_B4_a_damaged_bucket_that_the_log_has_not_is_left_as_it_is(tmp_path: Path) -> None:
-    rig = DelayRig.forgetful(tmp_path)
+def given_up_but_for_one(directory: Path) -> tuple[DelayRig, Path]:
+    """The file of a message whose frame the log does not have any more; the broker is stopped."""
+    rig = DelayRig.forgetful(directory)
     rig.send_delayed({b"long": rig.now_ms + 900 * HOUR_MS})
     rig.let_segments_go()
     assert rig.store.first_offset > 0
     rig.close()
-    (path,) = (tmp_path / "schedule").rglob("2*/*")
+    (path,) = (directory / "schedule").rglob("2*/*")
+    return rig, path
+
+
+def test_B4_a_short_bucket_that_the_log_has_not_is_left_as_it_is(tmp_path: Path) -> None:
+    _, path = given_up_but_for_one(tmp_path)
     _cut(path)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != "LOCK"}
     disk = OsDisk(str(tmp_path))
@@ -158,3 +164,19 @@ def test_B4_a_damaged_bucket_that_the_log_has_not_is_left_as_it_is(tmp_path: Pat
         quarantine_damage(disk, FakeClock())
     disk.close()
     assert before == {p: p.read_bytes() for p in before}
+
+
+def test_B4_a_damaged_message_that_the_log_has_not_is_held_and_halts_nothing(
+    tmp_path: Path,
+) -> None:
+    rig, path = given_up_but_for_one(tmp_path)
+    flip(path, path.read_bytes().rindex(b"long"))
+    before = path.read_bytes()
+    disk = OsDisk(str(tmp_path))
+    assert quarantine_damage(disk, FakeClock()) == []
+    disk.close()
+    assert path.read_bytes() == before
+    rig.start()
+    rig.pass_and_release(900 * HOUR_MS)
+    assert rig.broker.delayed.query.status().damaged == 1
+    rig.close()

@@ -6,20 +6,12 @@ from bisect import bisect_left
 from collections import deque
 from typing import Final
 
-import msgspec
+from qmq_broker.storage.schedule.columns import DelayedMessage
 
 #: Upper ends of the lateness that is told apart, in milliseconds; more is the last class.
 LATE_BOUNDS_MS: Final = (10, 20, 50, 100, 200, 500, 1_000, 5_000, 30_000, 300_000, 3_600_000)
 #: Damaged messages that are named; more are only counted.
 DAMAGED_MAX: Final = 100
-
-
-class DamagedMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A delayed message whose record cannot be read; it is held, and others go on."""
-
-    bucket: int
-    sequence: int
-    reason: str
 
 
 class DelayCounts:
@@ -34,8 +26,8 @@ class DelayCounts:
         self.passed_over = 0
         #: Messages that could not be read.
         self.damaged = 0
-        #: The first of them.
-        self.damaged_messages: deque[DamagedMessage] = deque(maxlen=DAMAGED_MAX)
+        #: The last of them.
+        self.damaged_messages: deque[DelayedMessage] = deque(maxlen=DAMAGED_MAX)
         #: Lateness at the commit, by class, of what was not overdue at the start.
         self.late = [0] * (len(LATE_BOUNDS_MS) + 1)
         self.late_sum_ms = 0

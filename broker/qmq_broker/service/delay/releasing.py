@@ -16,13 +16,14 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from qmq_broker.clock import Clock
 from qmq_broker.errors import CorruptionError
 from qmq_broker.service.delay.clock import DelayClock
-from qmq_broker.service.delay.counts import DamagedMessage, DelayCounts
+from qmq_broker.service.delay.counts import DelayCounts
 from qmq_broker.service.delay.load import LOAD_MAX, Load, frozen_sequences
 from qmq_broker.service.delay.wheel import Key, Pending, Wheel, end_of
 from qmq_broker.service.limits import ServiceLimits
@@ -372,11 +373,10 @@ class Delay:
         )
 
     def _note_damaged(self, message: Pending, error: CorruptionError) -> None:
-        damaged = DamagedMessage(
-            bucket=message.bucket, sequence=message.sequence, reason=str(error)
-        )
         self.counts.damaged += 1
-        self.counts.damaged_messages.append(damaged)
+        with suppress(CorruptionError):  # its bucket is damaged altogether
+            named = self._schedule.message(message.bucket, message.sequence)
+            self.counts.damaged_messages += [] if named is None else [named]
         _log.error("delayed message not released: reason=%s", error)
 
     def _submit(self, release: _Release) -> None:

@@ -309,6 +309,13 @@ class Schedule:
         if waiting:
             yield waiting
 
+    def message(self, bucket: int, sequence: int) -> DelayedMessage | None:
+        """What is known of one message, pending or not; raises `CorruptionError`."""
+        for columns in self.columns(bucket, sequence, sequence + 1):
+            if sequence in columns.sequences:
+                return columns.message(columns.sequences.index(sequence), self.subjects)
+        return None
+
     def copied_sequence(self, bucket: int) -> int:
         """Below it the messages of a bucket are in its files; 0 for a bucket that is not there."""
         state = self.buckets.get(bucket)
@@ -331,11 +338,8 @@ class Schedule:
         self.files.close()
 
     def _copied_place(self, bucket: int, wanted: int) -> int:
-        for columns in self.columns(bucket, wanted, wanted + 1):
-            for index, sequence in enumerate(columns.sequences):
-                if sequence == wanted:
-                    return columns.places[index]
-        return IN_SCHEDULE
+        found = self.message(bucket, wanted)
+        return IN_SCHEDULE if found is None else found.place
 
 
 def _of_frame(frame: MessageFrame, marks: Marks) -> list[Mark]:
