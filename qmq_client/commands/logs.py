@@ -11,6 +11,8 @@ import click
 #: They tell each request at INFO: several lines a second of a process that has nothing to do.
 _CHATTY: Final = ("httpx", "httpcore")
 _FORMAT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
+#: Times as the broker's log has them, so that the lines of all processes may be sorted together.
+_TIME_FORMATS: Final = ("%Y-%m-%dT%H:%M:%S", "%s.%03d")
 
 log_level_option = click.option(
     "--log-level",
@@ -23,6 +25,10 @@ log_level_option = click.option(
 
 def log_to_stderr(log_level: str) -> None:
     """Log from this level on; of the HTTP library warnings at most."""
-    logging.basicConfig(level=log_level.upper(), format=_FORMAT, stream=sys.stderr)
+    form = logging.Formatter(_FORMAT)
+    form.default_time_format, form.default_msec_format = _TIME_FORMATS
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(form)
+    logging.basicConfig(level=log_level.upper(), handlers=[handler])
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -122,7 +123,10 @@ logging.getLogger("qmq").debug("ours")
 """
     ended = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
     assert "a request" not in ended.stderr
-    assert "ours" in ended.stderr
+    (line,) = (line for line in ended.stderr.splitlines() if "ours" in line)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3} DEBUG qmq ours", line), (
+        "as the lines of the broker"
+    )
 
 
 COMMAND = "from qmq_client.commands.consume import consume; consume()"
