@@ -21,7 +21,7 @@ from benchmarks.load import BODY_BYTES, SUBJECT
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
 from qmq_broker.options import StoreOptions
-from qmq_broker.service.delay.load import frozen_sequences, load
+from qmq_broker.service.delay.load import Load, frozen_sequences
 from qmq_broker.service.delay.releasing import Delay
 from qmq_broker.service.delay.wheel import Wheel, end_of
 from qmq_broker.service.limits import ServiceLimits
@@ -282,7 +282,8 @@ def _load_all(
 
 def _load(schedule: Schedule, wheel: Wheel, sorted_: SortedBuckets, until_ms: int) -> None:
     frozen = frozen_sequences(schedule)
-    load(schedule, wheel, frozen, until_ms=until_ms, damaged={}, sorted_=sorted_)
+    loading = Load(schedule, wheel, frozen, until_ms=until_ms, damaged={}, sorted_=sorted_)
+    loading.advance()
 
 
 def _bytes_per_message(

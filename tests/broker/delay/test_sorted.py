@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq_broker.service.delay.load import frozen_sequences, load
+from qmq_broker.service.delay.load import Load, frozen_sequences
 from qmq_broker.service.delay.wheel import Wheel, end_of
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.schedule.sorted import BLOCK_MESSAGES, SortedBuckets
@@ -41,6 +41,13 @@ def fill(rig: DelayRig, *, count: int = MESSAGES, seed: int = 1) -> dict[bytes, 
 
 def files(rig: DelayRig) -> list[Path]:
     return list(rig.directory.glob("sorted/*"))
+
+
+def load(rig: DelayRig, wheel: Wheel, sorted_: SortedBuckets, until_ms: int) -> None:
+    schedule = rig.store.schedule
+    frozen = frozen_sequences(schedule)
+    whole = Load(schedule, wheel, frozen, until_ms=until_ms, damaged={}, sorted_=sorted_)
+    assert whole.advance()
 
 
 def in_time(bodies: list[bytes], due: dict[bytes, int]) -> bool:
@@ -104,9 +111,7 @@ def test_a_sorted_bucket_is_loaded_as_one_that_is_not(rig: DelayRig, seed: int) 
         sorted_ = SortedBuckets(rig.store.schedule, messages_min=unsorted_max)
         taken = []
         while wheel.loaded_until < end_of(2**62):
-            frozen = frozen_sequences(rig.store.schedule)
-            schedule = rig.store.schedule
-            load(schedule, wheel, frozen, until_ms=2**62, damaged={}, sorted_=sorted_)
+            load(rig, wheel, sorted_, 2**62)
             taken += wheel.take(2**62, 10_000)
         loaded.append(taken)
     assert loaded[0] == loaded[1]
@@ -131,8 +136,7 @@ def test_a_part_of_a_sorted_bucket_is_read_without_the_rest(
 
     monkeypatch.setattr(schedule.files, "read", read)
     wheel = Wheel(end_of(bucket - 1), loaded_max=BLOCK_MESSAGES)
-    frozen = {bucket: messages}
-    load(schedule, wheel, frozen, until_ms=bucket + HOUR_MS, damaged={}, sorted_=sorted_)
+    load(rig, wheel, sorted_, bucket + HOUR_MS)
     assert len(wheel) == BLOCK_MESSAGES
     (path,) = rig.directory.glob("schedule/*/*")
     assert min(positions) > 0.75 * path.stat().st_size, (

@@ -117,21 +117,6 @@ class Load:
             _log.error("delayed messages of a bucket are held: reason=%s", error)
 
 
-def load(
-    schedule: Schedule,
-    wheel: Wheel,
-    frozen: Mapping[int, int],
-    *,
-    until_ms: int,
-    damaged: dict[int, str],
-    sorted_: SortedBuckets,
-) -> int:
-    """A whole load at once; returns how many messages."""
-    whole = Load(schedule, wheel, frozen, until_ms=until_ms, damaged=damaged, sorted_=sorted_)
-    whole.advance()
-    return whole.count
-
-
 def _first(found: Rows, room: int) -> tuple[Rows, Key]:
     found.sort()
     return found.part(0, room), found.key(room - 1)
