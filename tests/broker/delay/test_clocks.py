@@ -5,7 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
+
 from qmq_broker.service.delay.clock import ALARM_MS, CATCH_UP, STEP_MS, DelayClock
+from qmq_client.wire.due import CLOCKS_MS
+from qmq_client.wire.errors import InvalidMessageError
+from qmq_client.wire.limits import DEFAULT_LIMITS
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig, FakeClock
 
 DAY_MS = 24 * HOUR_MS
@@ -123,6 +128,26 @@ def test_D1_D3_months_pass_in_a_second(tmp_path: Path) -> None:
         assert seen >= {body for body, at in due.items() if at <= before}
     _go_to(rig, rig.clock.wall_ms + 400 * DAY_MS)
     assert sorted(rig.bodies()) == sorted(due)
+    rig.close()
+
+
+def test_F34_D5_at_the_edge_of_two_years_a_message_comes_once_and_behind_it_is_refused(
+    tmp_path: Path,
+) -> None:
+    rig = DelayRig(tmp_path)
+    # The broker leaves a day for clocks that differ.
+    last_ms = rig.now_ms + DEFAULT_LIMITS.delay_ms + CLOCKS_MS
+    rig.send_delayed({b"last": last_ms})
+    with pytest.raises(InvalidMessageError, match="ms ahead"):
+        rig.send_delayed({b"too far": last_ms + 1})
+    rig.kill()
+    _go_to(rig, last_ms - 1)
+    assert rig.bodies() == []
+    rig.kill()
+    _go_to(rig, last_ms)
+    rig.kill()
+    _go_to(rig, last_ms + 2 * HOUR_MS)
+    assert rig.bodies() == [b"last"]
     rig.close()
 
 
