@@ -44,7 +44,7 @@ from qmq_client.publishing.stats import Flushed, PublisherStats
 from qmq_client.publishing.thread import PublisherThread
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.cancelling import cancel_at_broker
-from qmq_client.transport.port import Transport
+from qmq_client.transport.port import Transport, checked_transport
 from qmq_client.wire.delayed import Cancellation
 from qmq_client.wire.message_id import format_message_id, parse_message_id
 from qmq_client.wire.record import encode_record
@@ -384,7 +384,7 @@ def _engine_and_factory(given: Any) -> tuple[sa.Engine, Any]:
 
 def _open_transport(broker: str | BrokerAddress | Transport) -> Transport:
     if not isinstance(broker, str | BrokerAddress):
-        return broker
+        return checked_transport(broker)
     from qmq_client.transport.http import HttpTransport  # late: brings the HTTP library with it
 
     return HttpTransport(broker)

@@ -32,7 +32,7 @@ from qmq_client.message import record_to_message
 from qmq_client.retry import Backoff
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
-from qmq_client.transport.port import Transport
+from qmq_client.transport.port import Transport, checked_transport
 from qmq_client.wire.deliveries import Deliveries
 from qmq_client.wire.record import decode_record
 from qmq_client.wire.requests import PullRequest
@@ -88,7 +88,10 @@ def pull(
         prefetch_max=max_messages,
         **cast(Any, settings),
     )
-    transport = _transport(broker) if isinstance(broker, str | BrokerAddress) else broker
+    if isinstance(broker, str | BrokerAddress):
+        transport: Transport = _transport(broker)
+    else:
+        transport = checked_transport(broker)
     batch = _Batch(options, transport, SYSTEM_CLOCK)
     deliveries = batch.open(transport.pull(batch.request(max_messages)))
     try:

@@ -29,7 +29,7 @@ from qmq_client.consumer.outage import Outage
 from qmq_client.errors import ConfigurationError
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
-from qmq_client.transport.port import Transport
+from qmq_client.transport.port import Transport, checked_transport
 from qmq_client.wire.names import check_name
 
 _LOG: Final = logging.getLogger("qmq.consumer")
@@ -215,7 +215,7 @@ class Consumers:
             pulling, settling = self._own_transports
             lines = Lines(pulling=pulling, settling=settling)
         else:
-            lines = Lines(pulling=broker, settling=broker)
+            lines = Lines(pulling=checked_transport(broker), settling=broker)
         return Member(
             handler,
             lines,

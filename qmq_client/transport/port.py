@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from qmq_client.errors import ConfigurationError
 from qmq_client.wire.deliveries import Deliveries
 from qmq_client.wire.requests import PullRequest, SendAnswer, SettleAnswer, SettleRequest
 
@@ -34,3 +35,14 @@ class Transport(Protocol):
     def close(self) -> None:
         """Give up connections; calls under way may fail. Safe to call twice."""
         ...
+
+
+def checked_transport(given: Transport) -> Transport:
+    """The same; raises `ConfigurationError` for what is none, like the None of a variable not set."""
+    if hasattr(given, "send") or hasattr(given, "pull"):
+        return given
+    raise ConfigurationError(
+        setting="broker",
+        value=repr(given),
+        remedy="Give a URL like http://127.0.0.1:9470, or a BrokerAddress.",
+    )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import create_engine
 
+from qmq_client import Consumers, Producer, consumer, create_tables, pull
 from qmq_client.errors import (
     BrokerAnswerError,
     BrokerUnreachableError,
@@ -126,3 +130,17 @@ def test_a_timeout_that_cannot_work_is_refused(seconds: float) -> None:
         HttpTransport(answer_timeout_s=seconds)
     with pytest.raises(ConfigurationError):
         HttpTransport(connect_timeout_s=seconds)
+
+
+@pytest.mark.parametrize("given", [None, 9470, b"http://127.0.0.1:9470"])
+def test_what_is_no_broker_is_refused_where_it_is_given(given: Any, tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    create_tables(engine)
+    told = r"broker: .*\. Give a URL like http://127\.0\.0\.1:9470, or a BrokerAddress\."
+    with pytest.raises(ConfigurationError, match=told):
+        Producer(engine, given)
+    with pytest.raises(ConfigurationError, match=told):
+        Consumers([consumer("order", group="audit")(lambda message: None)], given)
+    with pytest.raises(ConfigurationError, match=told), pull(given, subject="order", group="a"):
+        raise AssertionError("nothing can be pulled")
+    engine.dispose()
