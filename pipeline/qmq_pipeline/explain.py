@@ -17,6 +17,7 @@ _OURS: Final = re.compile(r"(?:qmq_[a-z_.]+)\.(\w+Error): (.+)")
 _PYTHON: Final = re.compile(
     r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Interrupt)): (.+)$", re.MULTILINE
 )
+_BRIDGE: Final = "An error occurred while calling "
 _SPARK: Final = re.compile(r"^\s*(\[[A-Z0-9_.]+\] .+)$", re.MULTILINE)
 
 
@@ -32,12 +33,16 @@ def explain(error: BaseException, log: str) -> QmqError:
         return _with_text(kind, words.strip())
     lines = _PYTHON.findall(text)
     said = f"{lines[-1][0]}: {lines[-1][1]}" if lines else _first(text) or type(error).__name__
-    return PipelineError(f"Spark failed: {said.strip()[:500]}. All that was said is in {log}.")
+    said = said.strip()[:500].rstrip(".")
+    return PipelineError(f"Spark failed: {said}. All that was said is in {log}.")
 
 
 def _first(text: str) -> str:
     found = _SPARK.search(text)
-    lines = [line for line in text.splitlines() if line.strip()]
+    # The bridge to the JVM names its own call first; the exception stands behind a colon.
+    lines = [line.lstrip(": ") for line in text.splitlines() if line.strip(": ")]
+    if len(lines) > 1 and lines[0].startswith(_BRIDGE):
+        lines = lines[1:]
     return found[1] if found else (lines[0] if lines else "")
 
 

@@ -191,3 +191,9 @@ def test_what_spark_says_in_250_lines_becomes_one() -> None:
     foreign = explain(RuntimeError("boom\nValueError: bad thing\n\tat java"), "jvm.log")
     assert "ValueError: bad thing" in str(foreign)
     assert "jvm.log" in str(foreign)
+
+
+def test_of_the_bridge_to_the_jvm_the_exception_is_told_and_not_the_call() -> None:
+    said = "An error occurred while calling o53.load.\n: java.io.IOException: no such program.\n\tat java"
+    told = str(explain(RuntimeError(said), "jvm.log"))
+    assert told.startswith("Spark failed: java.io.IOException: no such program. All that")

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import Row
+from pyspark.testing import assertDataFrameEqual
 
 from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.errors import LakeError
@@ -28,7 +30,7 @@ from qmq_pipeline.table import Table
 from tests.pipeline.gold import minute, shop
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import SparkSession
 
 
 def rows_of(spark: SparkSession, config: PipelineConfig, table: Table) -> list[Row]:
@@ -56,14 +58,16 @@ def test_gold_tables_are_what_a_plain_count_says(spark: SparkSession, tmp_path: 
         43,
         0,
     ]
-    lag = sorted(rows_of(spark, config, GROUP_LAG), key=lambda row: row["minute"])
-    assert [(row["stored"], row["settled"], row["lag"]) for row in lag] == [
-        (103, 60, 43),
-        (153, 103, 50),
-        (163, 103, 60),
-    ]
     # The oldest open one was stored 1 s into its minute, and the next half a second into the third.
-    assert [row["lag_s"] for row in lag] == [59.0, 59.5, 119.5]
+    columns = ["stored", "settled", "lag", "lag_s"]
+    assertDataFrameEqual(
+        Lake(config.tables).read(spark, GROUP_LAG).select(*columns),
+        [
+            Row(stored=103, settled=60, lag=43, lag_s=59.0),
+            Row(stored=153, settled=103, lag=50, lag_s=59.5),
+            Row(stored=163, settled=103, lag=60, lag_s=119.5),
+        ],
+    )
     dead = rows_of(spark, config, DEAD_LETTERS)
     assert [(row["sequence"], row["reason"], row["error"]) for row in dead] == [
         (59, "rejected", "no such customer")
