@@ -101,7 +101,7 @@ def collect(
         first_at=_utc(span["first"]),
         last_at=_utc(span["last"]),
         bucket_s=buckets.length_s,
-        totals={**totals, "dead letters": dead.total or 0, "groups": groups.total or 0},
+        totals={**totals, "dead letters": dead.total or 0, "groups": collector.groups()},
         verdict=verdict,
         flow=flow,
         latency=latency,
@@ -186,6 +186,10 @@ class _Collector:
             },
         )
         return chart, grid
+
+    def groups(self) -> int:
+        """How many groups there are; one that consumes two subjects is one."""
+        return int(self._rows("SELECT COUNT(DISTINCT consumer_group) FROM qmq_group_lag")[0][0])
 
     def lag(self) -> tuple[TimeChart, TimeChart, Grid]:
         """What groups are behind, what they got again, and where they stand now."""
