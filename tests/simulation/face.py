@@ -44,6 +44,8 @@ class Call:
     content_type: str
     #: Whether the broker takes no messages, and this has some.
     is_refused_for_certain: bool = False
+    #: Ends the world: what is raised at an answer would be the application's to catch.
+    accuse: Callable[[str], None] = lambda what: None
     #: Told once, in the broker's loop, when the connection is gone.
     lose: Callable[[], None] = lambda: None
 
@@ -60,6 +62,7 @@ class Face:
         path = _PREFIX + call.route
         is_closed = self.life.broker.serving.state is not Serving.SERVING
         call.is_refused_for_certain = call.route == "send" and is_closed
+        call.accuse = self._accuse
         route = self._app.hot_route(path.encode())
         if route is None:
             self.life.loop.begin(self._through_asgi(call, path), path)
@@ -72,6 +75,12 @@ class Face:
         exchange.receive(call.body)
         exchange.receive_end()
         self.life.loop.begin(self._app.serve(exchange, partial(route, exchange)), path)
+
+    def _accuse(self, what: str) -> None:
+        def fail() -> None:
+            raise AssertionError(what)
+
+        self.life.in_loop("has broken a promise", fail)
 
     async def _through_asgi(self, call: Call, path: str) -> None:
         request = _AsgiRequest(call)
@@ -92,7 +101,7 @@ class _Wire(asyncio.Transport):
 
     def close(self) -> None:
         """Nobody but the client hangs up here."""
-        raise AssertionError(f"{self._call.route} was left without an answer")
+        self._call.accuse(f"{self._call.route} was left without an answer")
 
     def end(self) -> None:
         """The answer is whole."""
@@ -133,9 +142,9 @@ class _AsgiRequest:
 
 def _respond(call: Call, status: int, pairs: Any, body: bytes) -> None:
     if status == 500:
-        raise AssertionError(f"{call.route} failed at the broker: {body[:200]!r}")
+        call.accuse(f"{call.route} failed at the broker: {body[:200]!r}")
     if status == 200 and call.is_refused_for_certain:
-        raise AssertionError("a broker that takes no messages took some")
+        call.accuse("a broker that takes no messages took some")
     headers = {name.decode().lower(): value.decode() for name, value in pairs}
     call.respond(Answer(status, body, headers))
 

@@ -269,7 +269,7 @@ class Watch(Machine):
             random=draw,
             beside=AtOnce,
         )
-        options = DaemonOptions(poll_s=0.7, idle_after_s=5.0, idle_poll_s=1.5, outage_s_max=2.0)
+        options = DaemonOptions(poll_s=1.0, idle_after_s=5.0, idle_poll_s=2.0, outage_s_max=2.0)
         job = SweepJob(sweep, options, draw, clock=self.clock)
         while True:
             job.step(lambda: False)
