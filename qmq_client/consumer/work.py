@@ -120,10 +120,13 @@ class Work:
                 for one in decoded:
                     one.received.takes_wishes = False
 
-    def _note_wishes(self, decoded: list[Decoded]) -> None:
+    def _note_wishes(self, new: list[Decoded], decoded: list[Decoded]) -> None:
+        """Also for a message that is in the batch twice, delivered anew after a restart."""
+        wishes = {one.record.message_id: one.received.wish for one in new}
         for one in decoded:
-            if one.received.wish is not None:
-                self.note([one.received], one.received.wish)
+            wish = wishes.get(one.record.message_id)
+            if wish is not None:
+                self.note([one.received], wish)
 
     def _in_time(self, batch: Sequence[Received]) -> Sequence[Received]:
         now_s = self._clock.monotonic_s()
@@ -171,7 +174,7 @@ class Work:
                     with as_current(work.session), self._wishing(new):
                         self._calls.run(new, work.session)
                     work.forgotten.update(_not_done(new))
-            self._note_wishes(new)
+            self._note_wishes(new, decoded)
             count = len(new)
         self._counters.add("duplicates", len(decoded) - count)
         return ACKED
@@ -184,7 +187,7 @@ class Work:
                 with as_current(work.session), self._wishing(new):
                     await self._calls.run_on_loop(new, work.session)
                 work.forgotten.update(_not_done(new))
-        self._note_wishes(new)
+        self._note_wishes(new, decoded)
         return len(new)
 
     def _reject(self, verdict: Reject, count: int) -> Outcome:
