@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -115,3 +116,18 @@ def test_an_outcome_after_the_handler_returned_is_too_late(
     rounds(bench, handler, 1)
     assert not kept[0].nack()
     assert bench.broker.lag(SUBJECT, GROUP) == 0
+
+
+def test_C1_a_message_that_is_twice_in_a_batch_and_given_back_is_acked_by_neither(
+    bench: Bench, a_database: Database, engine: sa.Engine
+) -> None:
+    """A broker that forgot its last hand-out in a power cut gives the message to the same consumer anew."""
+    handler, _ = batches(a_database, engine, lambda one: not one.nack(), is_async=False)
+    member = bench.consumers(handler).members[0]
+    bench.put(10)
+    member.pull_once(is_blocking=False)
+    (first,) = member.prefetch.take(is_blocking=False)
+    again = replace(first, pull_sequence=first.pull_sequence + 1)
+    member._work.run([first, again])
+    (settlement,) = member.ledger.drain().settlements
+    assert settlement.acks == ()
