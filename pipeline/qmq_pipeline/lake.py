@@ -36,7 +36,7 @@ from qmq_pipeline.table import Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LAKE_VERSION: Final = 1
+LAKE_VERSION: Final = 2
 #: Says that a folder is one of tables.
 MARKER: Final = "LAKE"
 _COMMITS: Final = "_commits"
