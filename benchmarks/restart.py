@@ -22,7 +22,7 @@ from benchmarks.processes import Broker, Processes
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
 from qmq_broker.clock import SYSTEM_CLOCK
-from qmq_broker.face.store_workers import runner, workers_here
+from qmq_broker.face.commands.store_workers import runner, workers_here
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.store import Store

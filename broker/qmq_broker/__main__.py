@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qmq_broker.face.cli import broker
+from qmq_broker.face.commands.broker import broker
 
 if __name__ == "__main__":
     broker(prog_name="python -m qmq_broker")

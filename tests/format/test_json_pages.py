@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from qmq_broker.face.json_messages import JsonSend, deliveries_to_json, json_to_frame
+from qmq_broker.face.routes.json_messages import JsonSend, deliveries_to_json, json_to_frame
 from qmq_broker.face.strict_json import JSON_DEPTH_MAX
 from qmq_broker.service.delivery.delivery import HandOut
 from qmq_client.wire.limits import DEFAULT_LIMITS

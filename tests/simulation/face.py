@@ -1,6 +1,6 @@
 """The broker's face in the played world: the real application, from a request's head to its answer.
 
-Hot routes are served by the short way (`qmq_broker.face.direct`), all others through ASGI, as the
+Hot routes are served by the short way (`qmq_broker.face.connection.direct`), all others through ASGI, as the
 protocol does it; left out is only HTTP's own grammar, and the sockets.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Final
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from qmq_broker.face.app import App
-from qmq_broker.face.direct import DirectExchange
+from qmq_broker.face.connection.direct import DirectExchange
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.service.serving import Serving
 from tests.simulation.broker import BrokerLife

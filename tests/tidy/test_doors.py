@@ -11,9 +11,9 @@ from tests.tidy.house import Source, product
 
 DISK = "broker/qmq_broker/storage/files/disk.py"
 #: Runs in the operator's command and never in the broker: it reads where the broker is.
-ADDRESS = "broker/qmq_broker/face/address.py"
+ADDRESS = "broker/qmq_broker/face/commands/address.py"
 #: Tokens and certificates: the operator's, outside of the data directory, only read.
-OUTSIDE = "broker/qmq_broker/face/outside_files.py"
+OUTSIDE = "broker/qmq_broker/face/callers/outside_files.py"
 
 #: What of `os` reaches a file. The rest (`environ`, `getpid`, `path`, `urandom`) is harmless.
 OS_FILE_CALLS = {

@@ -20,6 +20,7 @@ PLANTED = {
     "Rooms of the outbox": ("qmq_client/outbox/database/__init__.py", "qmq_client.outbox.relay"),
     "Floors of publishing": ("qmq_client/publishing/publish.py", "qmq_client.publishing.publisher"),
     "Floors of the broker": ("qmq_broker/storage/store.py", "qmq_broker.service"),
+    "Rooms of the broker's face": ("qmq_broker/face/routes/hot.py", "qmq_broker.face.server"),
     "Rooms of the storage": ("qmq_broker/storage/recovery.py", "qmq_broker.storage.store"),
     "Of the client the broker knows only the wire": ("qmq_broker/face/app.py", "qmq_client.outbox"),
     "no SQL": ("qmq_broker/service/intake.py", "sqlalchemy"),
@@ -41,6 +42,8 @@ HOUSE = (
     "qmq_broker/storage/store.py",
     "qmq_broker/service",
     "qmq_broker/face",
+    "qmq_broker/face/routes",
+    "qmq_broker/face/server.py",
     "qmq_pipeline/errors.py",
     "qmq_pipeline/sources",
 )
@@ -54,7 +57,7 @@ def house(tmp_path: Path) -> Path:
         module = tmp_path / name if name.endswith(".py") else tmp_path / name / "__init__.py"
         module.parent.mkdir(parents=True, exist_ok=True)
         module.touch()
-    (tmp_path / "qmq_broker/face/routes.py").write_text("import qmq_client.wire\n")
+    (tmp_path / "qmq_broker/face/answers.py").write_text("import qmq_client.wire\n")
     return tmp_path
 
 

@@ -12,23 +12,21 @@ from functools import partial
 from typing import Final
 
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
-from qmq_broker.face.admin import admin_app
 from qmq_broker.face.answers import INTERNAL, RequestRefusedError, error_code
-from qmq_broker.face.door import Door
-from qmq_broker.face.exchange import AsgiExchange, Exchange
-from qmq_broker.face.hot import HotRoutes, Route, answer_error
-from qmq_broker.face.limits import FaceLimits
-from qmq_broker.face.logs import log_event
-from qmq_broker.face.requests import (
+from qmq_broker.face.callers.door import Door
+from qmq_broker.face.exchanges.exchange import AsgiExchange, Exchange
+from qmq_broker.face.exchanges.requests import (
     ClientGone,
     Encoding,
-    Receive,
-    Scope,
-    Send,
     encode,
     read_head,
 )
+from qmq_broker.face.limits import FaceLimits
+from qmq_broker.face.logs import log_event
+from qmq_broker.face.routes.admin import admin_app
+from qmq_broker.face.routes.hot import HotRoutes, Route, answer_error
 from qmq_broker.service.broker import Broker
 
 _LOG: Final = logging.getLogger(__name__)

@@ -23,15 +23,15 @@ import uvloop
 from qmq_broker.clock import Clock
 from qmq_broker.errors import CorruptionError, StoreError
 from qmq_broker.face.app import App
+from qmq_broker.face.callers.tls import TlsError
+from qmq_broker.face.callers.token_file import TokenFileError
+from qmq_broker.face.connection.landing import landing
+from qmq_broker.face.connection.listener import BrokerServer, Entrance
+from qmq_broker.face.connection.open_files import BACKLOG, fit_connections, raise_files_limit
+from qmq_broker.face.connection.protocol import bounded_protocol, end_slow_connections
 from qmq_broker.face.exit_codes import ExitCode
-from qmq_broker.face.landing import landing
 from qmq_broker.face.limits import FaceLimits
-from qmq_broker.face.listener import BrokerServer, Entrance
 from qmq_broker.face.logs import log_event, values
-from qmq_broker.face.open_files import BACKLOG, fit_connections, raise_files_limit
-from qmq_broker.face.protocol import bounded_protocol, end_slow_connections
-from qmq_broker.face.tls import TlsError
-from qmq_broker.face.token_file import TokenFileError
 from qmq_broker.options import ServeOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
 from qmq_broker.service.limits import ServiceLimits

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.face.store_dump import DumpQuestion, dump
+from qmq_broker.face.commands.store_dump import DumpQuestion, dump
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.upkeep.backup import back_up

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.types import Message, Scope
+
 from qmq_broker.face.app import App
-from qmq_broker.face.door import Door
+from qmq_broker.face.callers.door import Door
 from qmq_broker.face.limits import FaceLimits
-from qmq_broker.face.requests import Message, Scope
 from qmq_client.wire.requests import (
     FRAME_CONTENT_TYPE,
     JSON_CONTENT_TYPE,

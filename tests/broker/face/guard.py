@@ -8,7 +8,7 @@ from pathlib import Path
 import trustme
 from click.testing import CliRunner
 
-from qmq_broker.face.token_cli import token
+from qmq_broker.face.commands.token import token
 
 
 def run_token(*words: str) -> str:

@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from qmq_broker.face import tokens as tokens_module
-from qmq_broker.face.access import ANYBODY, NOBODY, Caller, Right, Role, parse_right
-from qmq_broker.face.token_file import TokenFileError, WatchedTokens, change_tokens, read_tokens
-from qmq_broker.face.tokens import TokenEntry, TokenList, Tokens, digest_of, new_token
+from qmq_broker.face.callers import tokens as tokens_module
+from qmq_broker.face.callers.access import ANYBODY, NOBODY, Caller, Right, Role, parse_right
+from qmq_broker.face.callers.token_file import (
+    TokenFileError,
+    WatchedTokens,
+    change_tokens,
+    read_tokens,
+)
+from qmq_broker.face.callers.tokens import TokenEntry, TokenList, Tokens, digest_of, new_token
 from qmq_broker.storage.files.disk import OsDisk
 
 NOW_MS = 1_700_000_000_000

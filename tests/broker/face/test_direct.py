@@ -12,10 +12,10 @@ import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from qmq_broker.face.direct import DirectExchange
+from qmq_broker.face.connection.direct import DirectExchange
+from qmq_broker.face.connection.protocol import BoundedProtocol, bounded_protocol
+from qmq_broker.face.exchanges.requests import ClientGone, Encoding
 from qmq_broker.face.limits import FaceLimits
-from qmq_broker.face.protocol import BoundedProtocol, bounded_protocol
-from qmq_broker.face.requests import ClientGone, Encoding
 from qmq_client.wire.requests import FRAME_CONTENT_TYPE
 from tests.broker.face.asgi import Client
 from tests.broker.face.process import BrokerProcess, read_all

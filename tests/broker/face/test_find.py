@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qmq_broker.face import find
+from qmq_broker.face.routes import find
 from qmq_broker.storage.index.key_search import SearchResult
 from qmq_client.wire.requests import Nack, Reject, Settlement
 from tests.broker.face.asgi import Client, error_of

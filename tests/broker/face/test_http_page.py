@@ -7,11 +7,11 @@ import re
 import subprocess
 from pathlib import Path
 
-from qmq_broker.face.admin import admin_app
 from qmq_broker.face.answers import statuses
 from qmq_broker.face.exit_codes import ExitCode
-from qmq_broker.face.hot import HotRoutes
 from qmq_broker.face.limits import FaceLimits
+from qmq_broker.face.routes.admin import admin_app
+from qmq_broker.face.routes.hot import HotRoutes
 from tests.broker.face.process import BrokerProcess
 from tests.broker.service.rig import Rig
 from tests.tidy.markdown import blocks

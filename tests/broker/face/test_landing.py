@@ -13,10 +13,10 @@ import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from qmq_broker.face.arriving import ArrivingBody
-from qmq_broker.face.landing import SHARED_BYTES, Landing, landing
+from qmq_broker.face.connection.landing import SHARED_BYTES, Landing, landing
+from qmq_broker.face.connection.protocol import BoundedProtocol, bounded_protocol
+from qmq_broker.face.exchanges.arriving import ArrivingBody
 from qmq_broker.face.limits import FaceLimits
-from qmq_broker.face.protocol import BoundedProtocol, bounded_protocol
 from qmq_client.wire.requests import FRAME_CONTENT_TYPE
 from tests.broker.face.asgi import Client
 from tests.broker.face.process import BrokerProcess

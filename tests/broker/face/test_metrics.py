@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from qmq_broker.face import reading
-from qmq_broker.face.metrics import METRICS
-from qmq_broker.face.scrape import PREFIX
+from qmq_broker.face.routes import reading
+from qmq_broker.face.routes.metrics import METRICS
+from qmq_broker.face.routes.scrape import PREFIX
 from qmq_broker.service import measures
 from qmq_client.wire.frame import FrameKind, build_message_frame
 from qmq_client.wire.record import Record, encode_record

@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from qmq_broker.face.connection.open_files import fit_connections
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.limits import FaceLimits
-from qmq_broker.face.open_files import fit_connections
 from tests.broker.face.process import SERVE_WITH_FAULTS, BrokerProcess
 
 PULL = {"subject": "orders", "group": "new", "consumer": "one"}

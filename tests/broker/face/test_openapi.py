@@ -11,9 +11,9 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.routing import Route
 
-from qmq_broker.face.admin import admin_app
-from qmq_broker.face.operations import OPERATIONS
-from qmq_broker.face.rules import HOT_ROUTES, route_name
+from qmq_broker.face.routes.admin import admin_app
+from qmq_broker.face.routes.operations import OPERATIONS
+from qmq_broker.face.routes.rules import HOT_ROUTES, route_name
 from tests.broker.face.asgi import Client
 from tests.broker.face.test_http_page import PAGE
 from tests.broker.service.rig import GROUP, SUBJECT, Rig

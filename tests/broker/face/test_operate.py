@@ -11,7 +11,7 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from qmq_broker.face.cli import SEGMENT_BYTES_MIN, broker
+from qmq_broker.face.commands.broker import SEGMENT_BYTES_MIN, broker
 from qmq_broker.face.exit_codes import ExitCode
 from tests.broker.face.process import BrokerProcess
 from tests.broker.face.test_process import HEADERS, pull_all

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from qmq_broker.face.ranges import READ_BYTES_MAX
+from qmq_broker.face.routes.ranges import READ_BYTES_MAX
 from qmq_client.wire.frame import parse_message_frame
 from tests.broker.face.asgi import Client, Reply
 from tests.broker.service.rig import Rig, make_frame

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from qmq_broker.face.access import parse_right
-from qmq_broker.face.admin import admin_app
-from qmq_broker.face.door import Door
-from qmq_broker.face.rules import RULES, route_name
-from qmq_broker.face.token_file import WatchedTokens, change_tokens
-from qmq_broker.face.tokens import TokenEntry, TokenList, digest_of, new_token
+from qmq_broker.face.callers.access import parse_right
+from qmq_broker.face.callers.door import Door
+from qmq_broker.face.callers.token_file import WatchedTokens, change_tokens
+from qmq_broker.face.callers.tokens import TokenEntry, TokenList, digest_of, new_token
+from qmq_broker.face.routes.admin import admin_app
+from qmq_broker.face.routes.rules import RULES, route_name
 from tests.broker.face.asgi import Client, Reply, error_of
 from tests.broker.service.rig import Rig
 

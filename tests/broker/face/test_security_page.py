@@ -12,8 +12,8 @@ from shutil import which
 
 import pytest
 
-from qmq_broker.face.access import Role
-from qmq_broker.face.cli import broker as broker_command
+from qmq_broker.face.callers.access import Role
+from qmq_broker.face.commands.broker import broker as broker_command
 from qmq_client.settings.sections import BrokerSection
 from qmq_client.transport.address import BrokerAddress
 from tests.broker.face.guard import Authority

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from qmq_broker.face.tls import TlsContext
+from qmq_broker.face.callers.tls import TlsContext
 from qmq_broker.options import TlsOptions
 from qmq_client.errors import BrokerAccessError, BrokerUnreachableError, ConfigurationError
 from qmq_client.transport.address import BrokerAddress

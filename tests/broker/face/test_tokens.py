@@ -13,10 +13,10 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from qmq_broker.face.cli import broker as broker_command
-from qmq_broker.face.token_cli import token
-from qmq_broker.face.token_file import read_tokens
-from qmq_broker.face.tokens import Tokens
+from qmq_broker.face.callers.token_file import read_tokens
+from qmq_broker.face.callers.tokens import Tokens
+from qmq_broker.face.commands.broker import broker as broker_command
+from qmq_broker.face.commands.token import token
 from tests.broker.face.guard import Authority, add_token, run_token
 from tests.broker.face.process import BrokerProcess
 

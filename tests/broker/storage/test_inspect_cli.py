@@ -10,9 +10,9 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
+from qmq_broker.face.commands.store import DUMPED, MENDED_AT_START, store
+from qmq_broker.face.commands.store_dump import KINDS
 from qmq_broker.face.exit_codes import ExitCode
-from qmq_broker.face.store_cli import DUMPED, MENDED_AT_START, store
-from qmq_broker.face.store_dump import KINDS
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.logs.actions import GroupDefined
 from qmq_broker.storage.store import Store
@@ -77,7 +77,7 @@ def test_verify_reads_with_several_processes_what_one_reads(
 ) -> None:
     flip(data / "commitlog" / f"{0:020d}", 500)
     alone = json.loads(run("verify", data, "--json", "--workers", "1").output)
-    monkeypatch.setattr("qmq_broker.face.store_workers.ALONE_BYTES_MAX", 0)
+    monkeypatch.setattr("qmq_broker.face.commands.store_workers.ALONE_BYTES_MAX", 0)
     shared = json.loads(run("verify", data, "--json", "--workers", "2").output)
     for found in (alone, shared):
         del found["duration_ms"]

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from qmq_broker.errors import CorruptionError, UnknownFormatError
+from qmq_broker.face.commands.store import store as store_command
 from qmq_broker.face.exit_codes import ExitCode
-from qmq_broker.face.store_cli import store as store_command
 from qmq_broker.storage.logs.actions import KIND_MAX, decode_actions
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage

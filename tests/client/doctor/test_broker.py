@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from qmq_broker.face.cli import broker as broker_commands
+from qmq_broker.face.commands.broker import broker as broker_commands
 from qmq_client.doctor.broker import broker
 from qmq_client.doctor.finding import Finding
 from qmq_client.errors import ConfigurationError

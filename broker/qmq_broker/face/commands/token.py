@@ -15,10 +15,10 @@ import msgspec
 
 from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.errors import StoreError
-from qmq_broker.face.access import Right, parse_right
-from qmq_broker.face.outside_files import write_new
-from qmq_broker.face.token_file import TokenFileError, change_tokens, read_tokens
-from qmq_broker.face.tokens import TOKENS_MAX, TokenEntry, TokenList, digest_of, new_token
+from qmq_broker.face.callers.access import Right, parse_right
+from qmq_broker.face.callers.outside_files import write_new
+from qmq_broker.face.callers.token_file import TokenFileError, change_tokens, read_tokens
+from qmq_broker.face.callers.tokens import TOKENS_MAX, TokenEntry, TokenList, digest_of, new_token
 
 _DAY_MS: Final = 86_400_000
 _REFUSED: Final = 1

@@ -16,11 +16,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qmq_broker.errors import BusyError, NotFoundError
-from qmq_broker.face.access import Role
-from qmq_broker.face.bodies import read_body
-from qmq_broker.face.json_messages import JsonDelivered, record_to_json
-from qmq_broker.face.queries import NUMBER_MAX, number
-from qmq_broker.face.rules import sight
+from qmq_broker.face.callers.access import Role
+from qmq_broker.face.routes.bodies import read_body
+from qmq_broker.face.routes.json_messages import JsonDelivered, record_to_json
+from qmq_broker.face.routes.queries import NUMBER_MAX, number
+from qmq_broker.face.routes.rules import sight
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.delay.query import LISTED_MAX, SPANS_MS, DelayedStatus, Found
 from qmq_broker.storage.schedule.cancelled import Cancelled

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from qmq_broker.face.reading import GroupReading, Reading, Steps
+from qmq_broker.face.routes.reading import GroupReading, Reading, Steps
 from qmq_broker.service.query import Held
 from qmq_broker.service.serving import Serving
 

@@ -1,20 +1,21 @@
 """Reading a request: what it claims is checked before its body is read, and counted while it is.
 
-Deadlines of head and body belong to the connection (`protocol.py`), not to this module.
+Deadlines of head and body belong to the connection (`connection/protocol.py`), not to this module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
+from starlette.types import Receive, Scope, Send
 
-from qmq_broker.face.access import CALLER, NOBODY, Caller
 from qmq_broker.face.answers import refuse
+from qmq_broker.face.callers.access import CALLER, NOBODY, Caller
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.strict_json import read_json
 from qmq_client.wire.requests import (
@@ -24,11 +25,6 @@ from qmq_client.wire.requests import (
     encode_control,
     encode_json,
 )
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 T = TypeVar("T")
 

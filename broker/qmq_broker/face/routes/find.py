@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from qmq_broker.errors import BusyError, NotFoundError
-from qmq_broker.face.json_messages import JsonDelivered, record_to_json
+from qmq_broker.face.routes.json_messages import JsonDelivered, record_to_json
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.delivery.fates import GroupFate
 from qmq_broker.service.trace import Trace, TraceEvent

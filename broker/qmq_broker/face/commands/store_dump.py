@@ -16,9 +16,9 @@ from typing import Any, Final
 import msgspec
 
 from qmq_broker.errors import CorruptionError, StoreError
-from qmq_broker.face.journal_dump import id_rows, waiting_rows
-from qmq_broker.face.json_messages import record_to_json
-from qmq_broker.face.schedule_dump import dispatch_rows, schedule_rows
+from qmq_broker.face.commands.journal_dump import id_rows, waiting_rows
+from qmq_broker.face.commands.schedule_dump import dispatch_rows, schedule_rows
+from qmq_broker.face.routes.json_messages import record_to_json
 from qmq_broker.service.delivery.snapshot import SnapshotImage
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk

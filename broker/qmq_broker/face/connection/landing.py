@@ -1,7 +1,7 @@
 """Between a transport and its connection: where the bytes that come in are put.
 
 A transport asks for a buffer before each read. While the body of a request of the short way is
-awaited, that is the body's own memory (`arriving.py`); all else is received into a buffer that the
+awaited, that is the body's own memory (`exchanges/arriving.py`); all else is received into a buffer that the
 connections of a server share, and handed on to the parser. A long body comes in pieces as small as
 its sender's system makes them, and each would wake the loop: so the socket is told how much is awaited.
 """
@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
-    from qmq_broker.face.protocol import BoundedProtocol
+    from qmq_broker.face.connection.protocol import BoundedProtocol
 
 #: One read of heads, small requests and whatever is not of the short way.
 SHARED_BYTES: Final = 64 * 1024

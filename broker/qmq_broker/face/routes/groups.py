@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qmq_broker.errors import NotFoundError
-from qmq_broker.face.access import Role
-from qmq_broker.face.bodies import read_body
-from qmq_broker.face.door import caller_of
+from qmq_broker.face.callers.access import Role
+from qmq_broker.face.callers.door import caller_of
+from qmq_broker.face.routes.bodies import read_body
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.query import GroupStatus
 from qmq_client.wire.groups import check_group

@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from qmq_broker.face.access import ALL_SUBJECTS, Role
-from qmq_broker.face.door import caller_of
-from qmq_broker.face.queries import check_once
+from qmq_broker.face.callers.access import ALL_SUBJECTS, Role
+from qmq_broker.face.callers.door import caller_of
+from qmq_broker.face.routes.queries import check_once
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

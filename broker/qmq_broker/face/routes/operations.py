@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from qmq_broker.face.delayed_routes import JsonDelayed
-from qmq_broker.face.find import JsonSearch, JsonTrace
-from qmq_broker.face.json_messages import JsonDeliveries, JsonSend
+from qmq_broker.face.routes.delayed import JsonDelayed
+from qmq_broker.face.routes.find import JsonSearch, JsonTrace
+from qmq_broker.face.routes.json_messages import JsonDeliveries, JsonSend
 from qmq_broker.service.query import GroupStatus
 from qmq_client.wire.delayed import CancelAnswer, CancelRequest, RescheduleRequest
 from qmq_client.wire.operations import (

@@ -10,12 +10,10 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
 
-from qmq_broker.face.access import Role
 from qmq_broker.face.answers import error_answer, error_code, error_headers, error_status, refuse
-from qmq_broker.face.exchange import Exchange
-from qmq_broker.face.json_messages import JsonSend, deliveries_to_json, json_to_frame
-from qmq_broker.face.limits import FaceLimits
-from qmq_broker.face.requests import (
+from qmq_broker.face.callers.access import Role
+from qmq_broker.face.exchanges.exchange import Exchange
+from qmq_broker.face.exchanges.requests import (
     BodyRoom,
     ClientGone,
     Encoding,
@@ -25,6 +23,8 @@ from qmq_broker.face.requests import (
     encode,
     read_head,
 )
+from qmq_broker.face.limits import FaceLimits
+from qmq_broker.face.routes.json_messages import JsonSend, deliveries_to_json, json_to_frame
 from qmq_broker.face.strict_json import read_json
 from qmq_broker.service.broker import Broker, send_answer
 from qmq_broker.service.delivery.delivery import HandOut

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from qmq_broker.face.address import (
+from qmq_broker.face.commands.address import (
     DEFAULT_BROKER,
     broker_option,
     configured_headers,

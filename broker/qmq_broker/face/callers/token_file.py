@@ -14,15 +14,15 @@ from contextlib import contextmanager
 from typing import Final
 
 from qmq_broker.errors import LockedError
-from qmq_broker.face.logs import log_event
-from qmq_broker.face.outside_files import Stamp, read_bounded, stamp_of
-from qmq_broker.face.tokens import (
+from qmq_broker.face.callers.outside_files import Stamp, read_bounded, stamp_of
+from qmq_broker.face.callers.tokens import (
     FILE_BYTES_MAX,
     TokenList,
     Tokens,
     decode_tokens,
     encode_tokens,
 )
+from qmq_broker.face.logs import log_event
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_client.wire.errors import QmqError
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar, cast
 import click
 
 from qmq_broker.clock import SYSTEM_CLOCK
-from qmq_broker.face.operate import drain, readonly, status
-from qmq_broker.face.token_cli import token
+from qmq_broker.face.commands.operate import drain, readonly, status
+from qmq_broker.face.commands.token import token
 from qmq_broker.options import (
     RETAIN_MS_MAX,
     RETAIN_MS_MIN,

@@ -99,8 +99,8 @@ def dump(
     kind: str, directory: str, *, subject: str | None, first: int, limit: int, as_json: bool
 ) -> None:
     """Print rows; `_DUMP_HELP` is what a caller reads."""
-    from qmq_broker.face.store_dump import DumpQuestion
-    from qmq_broker.face.store_dump import dump as rows
+    from qmq_broker.face.commands.store_dump import DumpQuestion
+    from qmq_broker.face.commands.store_dump import dump as rows
     from qmq_broker.storage.files.disk import OsDisk
 
     question = DumpQuestion(subject=subject, first=first)
@@ -203,7 +203,7 @@ def _text(value: object) -> str:
 
 
 def _verified(directory: str, *, is_deep: bool, workers: int | None) -> Verification:
-    from qmq_broker.face.store_workers import runner, workers_here
+    from qmq_broker.face.commands.store_workers import runner, workers_here
     from qmq_broker.service.delivery.snapshot import decode_groups
     from qmq_broker.storage.files.disk import OsDisk
     from qmq_broker.storage.upkeep.verify import verify_store

@@ -1,9 +1,9 @@
 """The short way of a request to a hot route: from the parser to the route and back, without ASGI.
 
 Taken by POSTs of the usual form (`protocol.py` decides); all others go through ASGI and meet the
-same routes with the same bounds. A longer body does not even see the parser (`landing.py`). It has the four attributes by which uvicorn's protocol knows how
-far a request is, so that shutting down, requests one behind the other, and deadlines go on as they
-are. Belongs to the loop thread.
+same routes with the same bounds. A longer body does not even see the parser (`landing.py`). It has
+the four attributes by which uvicorn's protocol knows how far a request is, so that shutting down,
+requests one behind the other, and deadlines go on as they are. Belongs to the loop thread.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
+from starlette.types import Scope
+
 from qmq_broker.face.answers import RequestRefusedError
-from qmq_broker.face.arriving import ArrivingBody
-from qmq_broker.face.exchange import Headers
-from qmq_broker.face.requests import BodyShare, ClientGone, Encoding, Scope
+from qmq_broker.face.exchanges.arriving import ArrivingBody
+from qmq_broker.face.exchanges.exchange import Headers
+from qmq_broker.face.exchanges.requests import BodyShare, ClientGone, Encoding
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.flow_control import FlowControl

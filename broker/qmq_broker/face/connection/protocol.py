@@ -26,17 +26,17 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from qmq_broker.face.answers import RequestRefusedError, refuse, retry_after
 from qmq_broker.face.app import App
-from qmq_broker.face.direct import DirectExchange, answer_head
-from qmq_broker.face.door import CERTIFICATE_NAMES, certificate_names
+from qmq_broker.face.callers.door import CERTIFICATE_NAMES, certificate_names
+from qmq_broker.face.connection.direct import DirectExchange, answer_head
 from qmq_broker.face.limits import FaceLimits
 from qmq_client.wire.requests import JSON_CONTENT_TYPE, encode_json
 
 if TYPE_CHECKING:
+    from starlette.types import Scope
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
-    from qmq_broker.face.hot import Route
-    from qmq_broker.face.requests import Scope
+    from qmq_broker.face.routes.hot import Route
 
 #: Headers that say where a request ends, whom it is for and whose it is: never more than once.
 _ONCE: Final = (b"content-length", b"transfer-encoding", b"host", b"authorization")

@@ -23,7 +23,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from qmq_broker.face.access import Caller, Right
+from qmq_broker.face.callers.access import Caller, Right
 
 #: More clients than that have another way to be told apart.
 TOKENS_MAX: Final = 10_000

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qmq_broker.errors import BusyError, DiskError, NotFoundError
-from qmq_broker.face.queries import number
+from qmq_broker.face.routes.queries import number
 from qmq_broker.service.broker import Broker
 from qmq_broker.storage.files import layout
 from qmq_client.wire.errors import InvalidMessageError

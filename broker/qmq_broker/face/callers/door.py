@@ -1,9 +1,9 @@
 """Who knocks: every request gets its caller here, before anything of it is looked at.
 
 A broker with tokens refuses whoever shows none (401), always with the same answer; what a known
-caller may do is asked where the subject is known (`Caller.check`), by `rules.py` for the routes of
-people. A broker without tokens takes everybody as `ANYBODY`. A connection with a verified client
-certificate may be known by a name in it.
+caller may do is asked where the subject is known (`Caller.check`), by `routes/rules.py` for the
+routes of people. A broker without tokens takes everybody as `ANYBODY`. A connection with a verified
+client certificate may be known by a name in it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from qmq_broker.face.access import ANYBODY, CALLER, NOBODY, Caller
+from starlette.types import Scope
+
 from qmq_broker.face.answers import refuse
-from qmq_broker.face.requests import Scope
-from qmq_broker.face.token_file import WatchedTokens
+from qmq_broker.face.callers.access import ANYBODY, CALLER, NOBODY, Caller
+from qmq_broker.face.callers.token_file import WatchedTokens
 
 #: Where the connection's protocol leaves the names of a verified certificate.
 CERTIFICATE_NAMES: Final = "certificate_names"

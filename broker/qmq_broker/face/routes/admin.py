@@ -1,6 +1,6 @@
 """The routes that people and tools use: health, subjects, groups, dead letters, a look at messages.
 
-Starlette, JSON only. Of the data nothing is changed here (see `group_routes.py`); `POST /v1/state`
+Starlette, JSON only. Of the data nothing is changed here (see `groups.py`); `POST /v1/state`
 changes what is served.
 """
 
@@ -15,7 +15,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from qmq_broker.face.access import Role
 from qmq_broker.face.answers import (
     INTERNAL,
     error_answer,
@@ -24,17 +23,18 @@ from qmq_broker.face.answers import (
     error_status,
     refuse,
 )
-from qmq_broker.face.bodies import read_body
-from qmq_broker.face.delayed_routes import delayed_routes
-from qmq_broker.face.door import caller_of
-from qmq_broker.face.find import Finder
-from qmq_broker.face.group_routes import group_routes
-from qmq_broker.face.json_messages import dead_to_json, record_to_json
-from qmq_broker.face.openapi import document
-from qmq_broker.face.queries import NUMBER_MAX, number
-from qmq_broker.face.ranges import range_routes
-from qmq_broker.face.rules import HOT_ROUTES, guard, route_name, sight
-from qmq_broker.face.scrape import metric_routes
+from qmq_broker.face.callers.access import Role
+from qmq_broker.face.callers.door import caller_of
+from qmq_broker.face.routes.bodies import read_body
+from qmq_broker.face.routes.delayed import delayed_routes
+from qmq_broker.face.routes.find import Finder
+from qmq_broker.face.routes.groups import group_routes
+from qmq_broker.face.routes.json_messages import dead_to_json, record_to_json
+from qmq_broker.face.routes.openapi import document
+from qmq_broker.face.routes.queries import NUMBER_MAX, number
+from qmq_broker.face.routes.ranges import range_routes
+from qmq_broker.face.routes.rules import HOT_ROUTES, guard, route_name, sight
+from qmq_broker.face.routes.scrape import metric_routes
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.query import LISTED_MAX
 from qmq_broker.service.serving import Serving

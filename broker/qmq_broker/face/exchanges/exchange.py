@@ -1,7 +1,7 @@
 """One request and its answer, as a hot route sees them, whichever way they came.
 
-`AsgiExchange` goes through the server's ASGI interface; `direct.py` is the short way, for requests of
-the usual form on connections of ours. What a route does is the same on both.
+`AsgiExchange` goes through the server's ASGI interface; `connection/direct.py` is the short way, for
+requests of the usual form on connections of ours. What a route does is the same on both.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from qmq_broker.face.requests import (
+from starlette.types import Message, Receive, Scope, Send
+
+from qmq_broker.face.exchanges.requests import (
     BodyShare,
     ClientGone,
     Encoding,
-    Message,
-    Receive,
-    Scope,
-    Send,
     answer,
     read_body,
 )

@@ -14,11 +14,11 @@ from typing import Final, Self, cast
 import uvicorn
 
 from qmq_broker.clock import Clock
-from qmq_broker.face.door import Door
+from qmq_broker.face.callers.door import Door
+from qmq_broker.face.callers.tls import TlsContext
+from qmq_broker.face.callers.token_file import WatchedTokens
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import log_event
-from qmq_broker.face.tls import TlsContext
-from qmq_broker.face.token_file import WatchedTokens
 from qmq_broker.options import ServeOptions
 
 _LOG: Final = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from qmq_broker.face.access import Role
-from qmq_broker.face.operations import ALWAYS, GUARDED, OPERATIONS, Operation, structs
-from qmq_broker.face.rules import RULES, About
+from qmq_broker.face.callers.access import Role
+from qmq_broker.face.routes.operations import ALWAYS, GUARDED, OPERATIONS, Operation, structs
+from qmq_broker.face.routes.rules import RULES, About
 from qmq_client.wire.requests import FRAME_CONTENT_TYPE, JSON_CONTENT_TYPE, ErrorAnswer
 
 _VERSION: Final = "3.1.0"

@@ -11,8 +11,8 @@ import logging
 import ssl
 from typing import Final
 
+from qmq_broker.face.callers.outside_files import Stamp, read_bounded, stamp_of
 from qmq_broker.face.logs import log_event
-from qmq_broker.face.outside_files import Stamp, read_bounded, stamp_of
 from qmq_broker.options import TlsOptions
 from qmq_client.wire.errors import QmqError
 

@@ -1,0 +1,1 @@
+"""Who asks: callers, their roles, tokens and certificates."""

@@ -1,0 +1,1 @@
+"""`qmq broker` and `qmq store`."""

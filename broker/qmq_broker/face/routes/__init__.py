@@ -1,0 +1,1 @@
+"""What can be asked: the hot routes, and those of people and tools."""
