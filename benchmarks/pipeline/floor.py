@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from qmq_pipeline.decode import BATCH_ROWS
-from qmq_pipeline.schemas import MESSAGES
+from qmq_pipeline.rows.decode import BATCH_ROWS
+from qmq_pipeline.tables.schemas import MESSAGES
 
 FORMAT = "qmq_floor"
 #: Columns as wide as those of the source that it stands beside.

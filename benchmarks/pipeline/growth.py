@@ -76,8 +76,8 @@ def growth_rows(bench: Bench, spark: SparkSession, small: int, large: int) -> li
 def config_of(directory: Path, name: str, tables: str) -> Any:
     """Log, outbox and tables, as the jobs want them."""
     from qmq_client.settings.config import DatabaseSection
-    from qmq_pipeline.config import AuditOptions, PipelineConfig
-    from qmq_pipeline.options import Place
+    from qmq_pipeline.places.config import AuditOptions, PipelineConfig
+    from qmq_pipeline.places.options import Place
 
     url = f"sqlite:///{directory / name}.db"
     section = DatabaseSection(name="orders", url=url, keep_sent_s=86_400.0)

@@ -118,9 +118,9 @@ def plain_scan(directory: Path) -> int:
 
 def plain_records(directory: Path) -> Iterator[tuple[str, bytes, int]]:
     """Subject, encoded record and time of storing of every message."""
-    from qmq_pipeline.log import COMMIT_LOG
-    from qmq_pipeline.options import Place
-    from qmq_pipeline.places import open_log
+    from qmq_pipeline.places.log import COMMIT_LOG
+    from qmq_pipeline.places.options import Place
+    from qmq_pipeline.places.places import open_log
 
     reader = open_log(Place(path=str(directory)), COMMIT_LOG)
     bounds = reader.bounds()

@@ -27,7 +27,7 @@ _DEADLINE_S: Final = 120
 _FETCH: Final = """
 import sys
 from pathlib import Path
-from qmq_pipeline.session import SessionOptions, get_session
+from qmq_pipeline.spark.session import SessionOptions, get_session
 settings = {"spark.jars.packages": sys.argv[1], "spark.jars.ivy": sys.argv[2]}
 get_session(SessionOptions(log_file=Path(sys.argv[2]) / "log", settings=settings)).stop()
 """

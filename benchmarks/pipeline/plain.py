@@ -41,7 +41,7 @@ _OURS: Final = """
 import json, sys
 from pathlib import Path
 from benchmarks.pipeline.plain import our_audit
-from qmq_pipeline.session import SessionOptions, get_session
+from qmq_pipeline.spark.session import SessionOptions, get_session
 spark = get_session(SessionOptions(driver_memory="2g"))
 print(json.dumps(our_audit(Path(sys.argv[1]), sys.argv[2], is_ready=sys.argv[3] == "ready")))
 spark.stop()
@@ -151,7 +151,7 @@ def our_audit(directory: Path, tables: str, *, is_ready: bool) -> dict[str, int]
     from qmq_pipeline.jobs.audit import audit
     from qmq_pipeline.jobs.ingest import ingest
     from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
-    from qmq_pipeline.session import get_session
+    from qmq_pipeline.spark.session import get_session
 
     config, spark = config_of(directory, "large", tables), get_session()
     if not is_ready:

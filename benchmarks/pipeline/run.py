@@ -33,7 +33,7 @@ _TINY: Final = {
 
 def run(bench: Bench) -> list[Row]:
     """P-a to P-h; with `--full-size` up to 20 million messages instead of 5."""
-    from qmq_pipeline.session import SessionOptions, get_session
+    from qmq_pipeline.spark.session import SessionOptions, get_session
 
     is_tiny = bench.effort is Effort.TINY
     messages = bench.effort.pick(tiny=2_000, quick=200_000, full=1_000_000)

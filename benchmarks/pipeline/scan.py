@@ -26,8 +26,8 @@ def scan_rows(bench: Bench, spark: SparkSession, messages: int) -> list[Row]:
     fill(log, messages)
     ingested = Folders(bench.directory / "ingested")
     tables = _ingest(spark, log, ingested.fresh())
-    from qmq_pipeline.lake import Lake
-    from qmq_pipeline.schemas import MESSAGES
+    from qmq_pipeline.tables.lake import Lake
+    from qmq_pipeline.tables.schemas import MESSAGES
 
     parquet = Lake(tables).read(spark, MESSAGES)
     written = Folders(bench.directory / "written")
@@ -93,9 +93,9 @@ def _write(frame: DataFrame, folder: str) -> None:
 
 
 def _ingest(spark: SparkSession, log: Path, tables: str) -> str:
-    from qmq_pipeline.config import PipelineConfig
     from qmq_pipeline.jobs.ingest import ingest
-    from qmq_pipeline.options import Place
+    from qmq_pipeline.places.config import PipelineConfig
+    from qmq_pipeline.places.options import Place
 
     ingest(spark, PipelineConfig(tables=tables, place=Place(path=str(log))))
     return tables

@@ -15,7 +15,7 @@ from benchmarks.suite import Bench
 _START: Final = """
 import time
 began = time.monotonic()
-from qmq_pipeline.session import get_session
+from qmq_pipeline.spark.session import get_session
 spark = get_session()
 started = time.monotonic()
 spark.range(10).count()

@@ -95,7 +95,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--month", type=int, choices=range(1, 13), help="only this one")
     parser.add_argument("--days", type=int, default=31, help="only the first days of a month")
     options = parser.parse_args(arguments)
-    from qmq_pipeline.session import get_session
+    from qmq_pipeline.spark.session import get_session
 
     rows = on_time(read_messages(get_session(), options.path)).collect()
     print("carrier  departed  on time  cancelled  on time")

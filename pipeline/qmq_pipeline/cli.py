@@ -24,8 +24,8 @@ from qmq_pipeline.command import (
 )
 
 if TYPE_CHECKING:
-    from qmq_pipeline.config import AuditOptions
     from qmq_pipeline.jobs.audit import AuditResult
+    from qmq_pipeline.places.config import AuditOptions
 
 _NEEDED: Final = ("pyspark", "pyarrow", "numpy")
 
@@ -266,8 +266,8 @@ def audit_text(done: AuditResult) -> str:
 
 
 def _audit_options(options: dict[str, Any]) -> AuditOptions:
-    from qmq_pipeline.config import AuditOptions
-    from qmq_pipeline.options import parse_time_ms
+    from qmq_pipeline.places.config import AuditOptions
+    from qmq_pipeline.places.options import parse_time_ms
 
     def time_ms(name: str) -> int | None:
         return None if options[name] is None else parse_time_ms(f"--{name}", options[name])

@@ -24,8 +24,8 @@ from qmq_pipeline.errors import JavaError, LakeError, OptionError, SourceError, 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from qmq_pipeline.config import PipelineConfig
     from qmq_pipeline.jobs.progress import Progress
+    from qmq_pipeline.places.config import PipelineConfig
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _WRONG_CALLS: Final = (OptionError, LakeError, JavaError)
@@ -124,7 +124,7 @@ class Job:
         """The session; made when it is first asked for, and then ended with the command."""
         from pyspark.sql import SparkSession
 
-        from qmq_pipeline.session import get_session
+        from qmq_pipeline.spark.session import get_session
 
         is_there = SparkSession.getActiveSession() is not None
         if not is_there:
@@ -200,8 +200,8 @@ def until_signalled() -> Iterator[Event]:
 @contextmanager
 def running_job(options: dict[str, Any]) -> Iterator[Job]:
     """Run a job; whatever it fails with becomes one line and an exit code."""
-    from qmq_pipeline.explain import explain
-    from qmq_pipeline.session import log_path
+    from qmq_pipeline.spark.explain import explain
+    from qmq_pipeline.spark.session import log_path
 
     job: Job | None = None
     try:
@@ -232,8 +232,8 @@ def _exit_code(error: QmqError) -> int:
 
 
 def _config(options: dict[str, Any]) -> PipelineConfig:
-    from qmq_pipeline.config import PipelineConfig
-    from qmq_pipeline.options import Place
+    from qmq_pipeline.places.config import PipelineConfig
+    from qmq_pipeline.places.options import Place
 
     known = loaded(options["config_file"], options["databases"])
     path, broker_url = options["path"], options["broker_url"]

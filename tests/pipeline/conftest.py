@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    from qmq_pipeline.session import SessionOptions, get_session
+    from qmq_pipeline.spark.session import SessionOptions, get_session
 
     folder = tmp_path_factory.mktemp("spark")
     session = get_session(

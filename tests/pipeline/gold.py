@@ -10,8 +10,8 @@ import msgspec
 from qmq_broker.storage.logs.actions import Acked, Action, Dead, Pulled
 from qmq_client.wire.deliveries import DeliveryRun
 from qmq_client.wire.message_id import MessageIds
-from qmq_pipeline.config import PipelineConfig
-from qmq_pipeline.options import Place
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.places.options import Place
 from tests.pipeline.world import START_MS, DataDirectory, OutboxDatabase, messages
 
 MINUTE_MS = 60_000

@@ -10,14 +10,14 @@ import pytest
 
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.wire.message_id import MessageIds
-from qmq_pipeline.archive_work import verify_archived
-from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.errors import DamagedRangeError, ExpiredRangeError
 from qmq_pipeline.jobs.archive import archive
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.options import Place
-from qmq_pipeline.range_work import ingest_range
-from qmq_pipeline.schemas import MESSAGES
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.places.options import Place
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import MESSAGES
+from qmq_pipeline.work.archive import verify_archived
+from qmq_pipeline.work.ranges import ingest_range
 from tests.pipeline.world import FORGETFUL, DataDirectory, messages
 
 if TYPE_CHECKING:

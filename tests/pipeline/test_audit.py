@@ -6,15 +6,15 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qmq_pipeline.commits import RangeFacts
-from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.jobs.audit import Window, audit, judged_ranges
 from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 from qmq_pipeline.jobs.lifecycle import lifecycle
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.options import Place
-from qmq_pipeline.schemas import AUDIT_FINDINGS, LIFECYCLE
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.places.options import Place
+from qmq_pipeline.tables.commits import RangeFacts
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, LIFECYCLE
 from tests.pipeline.world import FAR_MS, HOUR_MS, START_MS, Corpus, DataDirectory, OutboxDatabase
 
 if TYPE_CHECKING:

@@ -11,15 +11,15 @@ from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_client.wire.frame import FrameKind
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record
-from qmq_pipeline.config import AuditOptions, PipelineConfig
 from qmq_pipeline.jobs.audit import audit
 from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import marts
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.options import Place
-from qmq_pipeline.schemas import AUDIT_FINDINGS, DELAY_LATENESS, LIFECYCLE
+from qmq_pipeline.places.config import AuditOptions, PipelineConfig
+from qmq_pipeline.places.options import Place
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, DELAY_LATENESS, LIFECYCLE
 from tests.crash.delay_world import Releases
 from tests.pipeline.world import FAR_MS, START_MS, DataDirectory, OutboxDatabase, messages
 

@@ -20,9 +20,9 @@ from qmq_client.wire.deliveries import Delivered
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import record_message_id
 from qmq_client.wire.requests import PullRequest, Reject, Settlement, SettleRequest
-from qmq_pipeline.explain import explain
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.schemas import LIFECYCLE
+from qmq_pipeline.spark.explain import explain
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import LIFECYCLE
 from tests.broker.face.process import BrokerProcess
 from tests.kit.waiting import wait_for
 from tests.pipeline.world import DataDirectory, messages

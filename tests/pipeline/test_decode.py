@@ -14,8 +14,8 @@ from qmq_client.wire.frame import FrameKind, build_message_frame, read_header, s
 from qmq_client.wire.marks import Marks, pack_marks
 from qmq_client.wire.names import OWN_PREFIX
 from qmq_client.wire.record import BodyKind, Record, decode_record, encode_record
-from qmq_pipeline.decode import Selection, batches, batches_by_subject
-from qmq_pipeline.schemas import SCHEDULED
+from qmq_pipeline.rows.decode import Selection, batches, batches_by_subject
+from qmq_pipeline.tables.schemas import SCHEDULED
 
 _NAMES = st.from_regex(r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,20}\Z")
 _TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)

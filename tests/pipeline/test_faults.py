@@ -15,11 +15,11 @@ from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
 from qmq_client.wire.message_id import MessageIds
-from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.jobs.ingest import ingest
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.options import Place
-from qmq_pipeline.schemas import MESSAGES
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.places.options import Place
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import MESSAGES
 from tests.kit.waiting import wait_for
 from tests.pipeline.world import DataDirectory, messages
 
@@ -30,8 +30,8 @@ COUNT = 6000
 WORKER = """
 import sys
 from qmq_broker.storage.logs.frame_seek import LogRange
-from qmq_pipeline.options import Place
-from qmq_pipeline.range_work import ingest_range
+from qmq_pipeline.places.options import Place
+from qmq_pipeline.work.ranges import ingest_range
 path, tables, after = sys.argv[1:]
 while True:
     ingest_range(Place(path=path), tables, "commitlog", LogRange(0, int(after)))

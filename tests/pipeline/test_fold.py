@@ -27,10 +27,10 @@ from qmq_broker.storage.logs.actions import (
     Sought,
 )
 from qmq_client.wire.deliveries import DeliveryRun
-from qmq_pipeline.action_rows import action_rows
-from qmq_pipeline.fold import GroupFold, GroupMark
-from qmq_pipeline.runs import RUNS_MAX, RunList
-from qmq_pipeline.schemas import DELIVERIES
+from qmq_pipeline.fold.fold import GroupFold, GroupMark
+from qmq_pipeline.fold.runs import RUNS_MAX, RunList
+from qmq_pipeline.rows.actions import action_rows
+from qmq_pipeline.tables.schemas import DELIVERIES
 
 AT_MS = 1_700_000_000_000
 #: So short that histories go over several.

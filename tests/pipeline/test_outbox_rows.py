@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import DUE_BYTES, RECORD_FIXED_BYTES, Record, encode_record, record_crc
-from qmq_pipeline.outbox_rows import head_columns
+from qmq_pipeline.rows.outbox import head_columns
 from tests.pipeline.world import FAR_MS, START_MS
 
 HEAD_BYTES = RECORD_FIXED_BYTES + DUE_BYTES

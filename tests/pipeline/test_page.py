@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.cli import pipeline
-from qmq_pipeline.options import LOG_OPTIONS
-from qmq_pipeline.schemas import TABLES
+from qmq_pipeline.places.options import LOG_OPTIONS
 from qmq_pipeline.sources.outbox_source import OPTIONS as OUTBOX_OPTIONS
+from qmq_pipeline.tables.schemas import TABLES
 from tests.pipeline.world import DataDirectory, messages
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.errors import LakeError, OptionError
 from qmq_pipeline.jobs.audit import audit
 from qmq_pipeline.jobs.ingest import ingest
@@ -17,12 +16,13 @@ from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import marts
 from qmq_pipeline.jobs.report import report
-from qmq_pipeline.lake import Lake
+from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.report.buckets import buckets_of, held, length_text
 from qmq_pipeline.report.charts import bar_chart, line_chart, nice_end, time_chart
 from qmq_pipeline.report.facts import Bar, Grid, Series, TimeChart
 from qmq_pipeline.report.page import grid
 from qmq_pipeline.report.words import cell, number
+from qmq_pipeline.tables.lake import Lake
 from tests.pipeline.browser import look_at
 from tests.pipeline.gold import shop
 

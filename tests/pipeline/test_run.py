@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from qmq_client.commands.root import root
 from qmq_client.wire.message_id import MessageIds
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.schemas import AUDIT_FINDINGS, FLOW_MINUTE
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, FLOW_MINUTE
 from tests.pipeline.world import START_MS, DataDirectory, OutboxDatabase, messages
 
 if TYPE_CHECKING:

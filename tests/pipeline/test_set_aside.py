@@ -18,14 +18,21 @@ from qmq_broker.storage.logs.actions import (
     Sought,
 )
 from qmq_client.wire.names import OWN_PREFIX
-from qmq_pipeline.config import AuditOptions, PipelineConfig
 from qmq_pipeline.jobs.audit import audit
 from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import MARTS, marts
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.options import Place
-from qmq_pipeline.schemas import ACTIONS, AUDIT_FINDINGS, COPIES, DELIVERIES, LIFECYCLE, MESSAGES
+from qmq_pipeline.places.config import AuditOptions, PipelineConfig
+from qmq_pipeline.places.options import Place
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import (
+    ACTIONS,
+    AUDIT_FINDINGS,
+    COPIES,
+    DELIVERIES,
+    LIFECYCLE,
+    MESSAGES,
+)
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
 from tests.broker.service.rig import GROUP, SUBJECT
 from tests.pipeline.test_fold import AT_MS, DEFINED, folded, nacked, outcomes, pulled

@@ -11,7 +11,7 @@ import pytest
 from qmq_client.outbox.table import LIVE, SENT
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record, encode_record, record_crc
-from qmq_pipeline.schemas import MESSAGES
+from qmq_pipeline.tables.schemas import MESSAGES
 from tests.pipeline.world import START_MS, DataDirectory, OutboxDatabase, messages
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def test_conditions_of_a_query_narrow_what_is_read_and_never_the_answer(
 def test_a_wrong_option_is_said_by_name_before_anything_is_read(
     spark: SparkSession, stored: tuple[Path, list[Record]]
 ) -> None:
-    from qmq_pipeline.explain import explain
+    from qmq_pipeline.spark.explain import explain
 
     with pytest.raises(Exception, match="Did you mean columns") as failed:
         load(spark, stored[0], colums="subject").collect()

@@ -34,7 +34,7 @@ def test_the_wheel_ingests_under_spark_submit_with_its_code_shipped_to_two_execu
 ) -> None:
     if not request.config.getoption("--release"):
         pytest.skip("builds the wheel and starts four JVMs; --release does")
-    from qmq_pipeline.java import cache_folder, find_java
+    from qmq_pipeline.spark.java import cache_folder, find_java
 
     code, home = shipped_code(tmp_path), spark_home(tmp_path / "spark")
     (program,) = re.findall(r"```\n(from qmq_pipeline.*?)```", PAGE, re.DOTALL)
@@ -86,7 +86,7 @@ def test_the_wheel_under_the_name_of_a_zip_file_is_the_commands_and_the_sources(
     """What executors do with shipped code, without Spark: import it from where it was put."""
     code = shipped_code(tmp_path)
     program = (
-        "import qmq_pipeline.cli, qmq_pipeline.range_work, qmq_pipeline.sources.register\n"
+        "import qmq_pipeline.cli, qmq_pipeline.work.ranges, qmq_pipeline.sources.register\n"
         "print(qmq_pipeline.cli.__file__, *sorted(qmq_pipeline.cli.pipeline.commands))\n"
     )
     done = subprocess.run(

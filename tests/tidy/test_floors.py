@@ -24,8 +24,8 @@ PLANTED = {
     "Rooms of the storage": ("qmq_broker/storage/recovery.py", "qmq_broker.storage.store"),
     "Of the client the broker knows only the wire": ("qmq_broker/face/app.py", "qmq_client.outbox"),
     "no SQL": ("qmq_broker/service/intake.py", "sqlalchemy"),
-    "Floors of the pipeline": ("qmq_pipeline/decode.py", "qmq_pipeline.sources"),
-    "only the readers of its files": ("qmq_pipeline/decode.py", "qmq_broker.face"),
+    "Floors of the pipeline": ("qmq_pipeline/rows/decode.py", "qmq_pipeline.sources"),
+    "only the readers of its files": ("qmq_pipeline/rows/decode.py", "qmq_broker.face"),
     "Spark and Arrow are the pipeline's affair": ("qmq_broker/storage/store.py", "pyarrow"),
     "made for tests": ("qmq_watchdog/sweep.py", "qmq_client.testing"),
 }
@@ -45,6 +45,7 @@ HOUSE = (
     "qmq_broker/face/routes",
     "qmq_broker/face/server.py",
     "qmq_pipeline/errors.py",
+    "qmq_pipeline/rows",
     "qmq_pipeline/sources",
 )
 

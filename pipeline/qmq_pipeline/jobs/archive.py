@@ -10,21 +10,21 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from qmq_pipeline.commits import RangeFacts
-from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.errors import ExpiredRangeError, SourceError
 from qmq_pipeline.jobs.log_tables import commit, prepared, written
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.log import ACTION_LOG, COMMIT_LOG, LogBounds
-from qmq_pipeline.options import Place
-from qmq_pipeline.places import open_log
-from qmq_pipeline.range_work import TABLES_OF
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG, LogBounds
+from qmq_pipeline.places.options import Place
+from qmq_pipeline.places.places import open_log
+from qmq_pipeline.tables.commits import RangeFacts
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.work.ranges import TABLES_OF
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_WORK: Final = "qmq_pipeline.archive_work.archive_piece"
+_WORK: Final = "qmq_pipeline.work.archive.archive_piece"
 #: Segments that one Spark job archives before they are committed.
 _SEGMENTS_PER_COMMIT: Final = 8
 

@@ -24,14 +24,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_pipeline.commits import RangeFacts
-from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.jobs import audit_sql
 from qmq_pipeline.jobs.deliveries import actions_end, folded, groups
 from qmq_pipeline.jobs.ingest_outbox import last_scans, outbox_now
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.schemas import (
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.tables.commits import RangeFacts
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import (
     ACTIONS,
     AUDIT_FINDINGS,
     AUDIT_RUN,

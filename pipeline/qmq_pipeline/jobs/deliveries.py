@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from qmq_pipeline.commits import Commit, DataFile, RangeFacts
-from qmq_pipeline.config import PipelineConfig
-from qmq_pipeline.fold_work import bucket_of
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.runs import RunList
-from qmq_pipeline.schemas import ACTIONS, DELIVERIES
+from qmq_pipeline.fold.runs import RunList
+from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.sources.task_source import run_tasks
+from qmq_pipeline.tables.commits import Commit, DataFile, RangeFacts
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import ACTIONS, DELIVERIES
+from qmq_pipeline.work.fold import bucket_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_WORK: Final = "qmq_pipeline.fold_work.fold_piece"
+_WORK: Final = "qmq_pipeline.work.fold.fold_piece"
 #: Where a group ends that has not ended.
 ENDLESS: Final = 2**63 - 1
 

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, field
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Final
 
-from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.jobs.ingest import Ingested, ingest
 from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
-from qmq_pipeline.log import ACTION_LOG, COMMIT_LOG
-from qmq_pipeline.places import with_token
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG
+from qmq_pipeline.places.places import with_token
 from qmq_pipeline.sources.log_source import FORMAT
 
 if TYPE_CHECKING:

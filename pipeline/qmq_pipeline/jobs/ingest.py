@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Final
 
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_pipeline.commits import RangeFacts
-from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.errors import ExpiredRangeError, SourceError
 from qmq_pipeline.jobs.log_tables import Written, commit, prepared, written
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.log import ACTION_LOG, COMMIT_LOG, LogBounds, LogReader
-from qmq_pipeline.options import Place
-from qmq_pipeline.places import open_log
-from qmq_pipeline.range_work import TABLES_OF
-from qmq_pipeline.schemas import ACTIONS, MESSAGES, TABLES
-from qmq_pipeline.table import Table
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG, LogBounds, LogReader
+from qmq_pipeline.places.options import Place
+from qmq_pipeline.places.places import open_log
+from qmq_pipeline.tables.commits import RangeFacts
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import ACTIONS, MESSAGES, TABLES
+from qmq_pipeline.tables.table import Table
+from qmq_pipeline.work.ranges import TABLES_OF
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_WORK: Final = "qmq_pipeline.range_work.ingest_piece"
+_WORK: Final = "qmq_pipeline.work.ranges.ingest_piece"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

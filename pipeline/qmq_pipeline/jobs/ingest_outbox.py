@@ -1,4 +1,4 @@
-"""The outbox tables into bronze: each run scans what is new and what was open, see `outbox_rows.py`.
+"""The outbox tables into bronze: each run scans what is new and what was open, see `rows/outbox.py`.
 
 Rows of one message follow each other from scan to scan; `outbox_now` is the newest of each.
 """
@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from qmq_client.settings.config import DatabaseSection
-from qmq_pipeline.commits import RangeFacts, range_facts
-from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.outbox_rows import OPEN_IDS_MAX, ScanPlan, id_ranges, plan_scan
-from qmq_pipeline.schemas import OUTBOX
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.rows.outbox import OPEN_IDS_MAX, ScanPlan, id_ranges, plan_scan
 from qmq_pipeline.sources.task_source import run_tasks
+from qmq_pipeline.tables.commits import RangeFacts, range_facts
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import OUTBOX
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_WORK: Final = "qmq_pipeline.outbox_work.scan_piece"
+_WORK: Final = "qmq_pipeline.work.outbox.scan_piece"
 
 
 def ingest_outbox(

@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_pipeline.commits import RangeFacts
-from qmq_pipeline.config import PipelineConfig
-from qmq_pipeline.fold_work import bucket_of
+from qmq_pipeline.fold.runs import RunList
 from qmq_pipeline.jobs import lifecycle_sql
 from qmq_pipeline.jobs.deliveries import (
     ENDLESS,
@@ -30,9 +28,18 @@ from qmq_pipeline.jobs.deliveries import (
 )
 from qmq_pipeline.jobs.lookup import stored_windows
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
-from qmq_pipeline.lake import PART, Lake
-from qmq_pipeline.runs import RunList
-from qmq_pipeline.schemas import CANCELLED, DELIVERIES, LIFECYCLE, MESSAGES, OUTBOX, SCHEDULED
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.tables.commits import RangeFacts
+from qmq_pipeline.tables.lake import PART, Lake
+from qmq_pipeline.tables.schemas import (
+    CANCELLED,
+    DELIVERIES,
+    LIFECYCLE,
+    MESSAGES,
+    OUTBOX,
+    SCHEDULED,
+)
+from qmq_pipeline.work.fold import bucket_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

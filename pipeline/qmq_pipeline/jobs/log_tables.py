@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from qmq_pipeline.commits import RangeFacts, range_facts
-from qmq_pipeline.completeness import next_sequences
-from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.errors import OptionError
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.log import COMMIT_LOG
-from qmq_pipeline.options import Place
-from qmq_pipeline.places import open_log, with_token
-from qmq_pipeline.schemas import MESSAGES
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.places.log import COMMIT_LOG
+from qmq_pipeline.places.options import Place
+from qmq_pipeline.places.places import open_log, with_token
 from qmq_pipeline.sources.task_source import run_tasks
-from qmq_pipeline.table import Table
+from qmq_pipeline.tables.commits import RangeFacts, range_facts
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import MESSAGES
+from qmq_pipeline.tables.table import Table
+from qmq_pipeline.work.completeness import next_sequences
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
-from qmq_pipeline.commits import RangeFacts
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.schemas import MESSAGES
+from qmq_pipeline.tables.commits import RangeFacts
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import MESSAGES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_pipeline.commits import RangeFacts
-from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.errors import LakeError
 from qmq_pipeline.jobs.marts_sql import BY_DAY, BY_WINDOW, DAYS, SUMMED, of_days
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
-from qmq_pipeline.lake import PART, Lake
-from qmq_pipeline.schemas import FLOW_MINUTE, GROUP_SPANS, LIFECYCLE, PRODUCER_PARTS
-from qmq_pipeline.table import Table
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.tables.commits import RangeFacts
+from qmq_pipeline.tables.lake import PART, Lake
+from qmq_pipeline.tables.schemas import FLOW_MINUTE, GROUP_SPANS, LIFECYCLE, PRODUCER_PARTS
+from qmq_pipeline.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from qmq_pipeline.schemas import (
+from qmq_pipeline.tables.schemas import (
     DEAD_LETTERS,
     DELAY_LATENESS,
     FLOW_MINUTE,

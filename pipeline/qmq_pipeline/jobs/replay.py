@@ -23,13 +23,13 @@ from qmq_client.wire.frame import build_message_frame
 from qmq_client.wire.message_id import dedupe_message_id, parse_message_id
 from qmq_client.wire.names import is_name
 from qmq_client.wire.record import BodyKind, Record, encode_record
-from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.errors import OptionError
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.options import Place
-from qmq_pipeline.places import with_token
-from qmq_pipeline.schemas import LIFECYCLE, MESSAGES
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.places.options import Place
+from qmq_pipeline.places.places import with_token
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import LIFECYCLE, MESSAGES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

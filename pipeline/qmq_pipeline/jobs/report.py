@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.errors import LakeError, OptionError
 from qmq_pipeline.jobs.audit import KINDS
 from qmq_pipeline.jobs.marts import MARTS
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
-from qmq_pipeline.lake import Lake
+from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.report.buckets import Buckets, buckets_of, held, length_text
 from qmq_pipeline.report.facts import Bar, Grid, ReportFacts, Series, TimeChart, Verdict
 from qmq_pipeline.report.page import render
-from qmq_pipeline.schemas import AUDIT_FINDINGS, AUDIT_RUN, FLOW_MINUTE
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, AUDIT_RUN, FLOW_MINUTE
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession

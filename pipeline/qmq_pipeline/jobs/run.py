@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_pipeline.config import PipelineConfig
 from qmq_pipeline.jobs.audit import AuditResult, audit
 from qmq_pipeline.jobs.ingest import Ingested, ingest
 from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
@@ -19,6 +18,7 @@ from qmq_pipeline.jobs.lifecycle import Lived, lifecycle
 from qmq_pipeline.jobs.marts import Marts, marts
 from qmq_pipeline.jobs.progress import OnProgress, nobody
 from qmq_pipeline.jobs.report import Reported, report
+from qmq_pipeline.places.config import PipelineConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
-from qmq_pipeline.columns import TIME
-from qmq_pipeline.commits import RangeFacts
 from qmq_pipeline.errors import ExpiredRangeError
-from qmq_pipeline.lake import MARKER, Lake
-from qmq_pipeline.options import LogOptions, Place
-from qmq_pipeline.schemas import ACTIONS
+from qmq_pipeline.places.options import LogOptions, Place
+from qmq_pipeline.tables.columns import TIME
+from qmq_pipeline.tables.commits import RangeFacts
+from qmq_pipeline.tables.lake import MARKER, Lake
+from qmq_pipeline.tables.schemas import ACTIONS
 
 
 @dataclass(frozen=True, slots=True)

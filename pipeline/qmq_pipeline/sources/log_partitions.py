@@ -9,13 +9,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from qmq_broker.storage.logs.frame_seek import LogRange
-from qmq_pipeline import action_rows
-from qmq_pipeline.decode import Selection, batches
 from qmq_pipeline.errors import ExpiredRangeError
-from qmq_pipeline.log import ACTION_LOG, COMMIT_LOG, LogBounds, LogReader
-from qmq_pipeline.options import LogOptions
-from qmq_pipeline.places import open_log
-from qmq_pipeline.schemas import ACTIONS
+from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG, LogBounds, LogReader
+from qmq_pipeline.places.options import LogOptions
+from qmq_pipeline.places.places import open_log
+from qmq_pipeline.rows import actions
+from qmq_pipeline.rows.decode import Selection, batches
+from qmq_pipeline.tables.schemas import ACTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def read_partition(partition: LogPartition) -> Iterator[pa.RecordBatch]:
     try:
         frames = log.frames(LogRange(partition.first_offset, partition.next_offset))
         if options.table is ACTIONS:
-            yield from action_rows.batches(frames, options.columns)
+            yield from actions.batches(frames, options.columns)
             return
         yield from batches(
             frames,

@@ -9,7 +9,7 @@ segment to plan; workers read, verify and decode, and hand Arrow batches on. A r
 gives the same rows (P1): what it holds never changes, and nothing beyond the durable end is planned.
 
 There are two readers because a reader that can take filters makes every read fail in a session where
-that is switched off, which is Spark's default. The option `pushdown` chooses; `session.py` sets both.
+that is switched off, which is Spark's default. The option `pushdown` chooses; `spark/session.py` sets both.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 
-from qmq_pipeline.filters import narrow
-from qmq_pipeline.options import LogOptions, parse_columns, parse_log_options
-from qmq_pipeline.places import open_log, with_token
+from qmq_pipeline.places.options import LogOptions, parse_columns, parse_log_options
+from qmq_pipeline.places.places import open_log, with_token
+from qmq_pipeline.rows.filters import narrow
 from qmq_pipeline.sources.archive_partitions import (
     ArchivePartition,
     is_archive,

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from qmq_pipeline.errors import SourceError
-from qmq_pipeline.log import LogBounds, LogReader
-from qmq_pipeline.options import LogOptions
-from qmq_pipeline.places import open_log
+from qmq_pipeline.places.log import LogBounds, LogReader
+from qmq_pipeline.places.options import LogOptions
+from qmq_pipeline.places.places import open_log
 from qmq_pipeline.sources.log_partitions import (
     LogPartition,
     check_retained,

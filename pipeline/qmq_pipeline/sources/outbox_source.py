@@ -21,9 +21,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from qmq_client.settings.config import DatabaseSection, load_config
 from qmq_pipeline.errors import OptionError
-from qmq_pipeline.options import known_options, number_option
-from qmq_pipeline.outbox_rows import RANGE_ROWS, batches, first_and_next_id, id_ranges
-from qmq_pipeline.schemas import OUTBOX
+from qmq_pipeline.places.options import known_options, number_option
+from qmq_pipeline.rows.outbox import RANGE_ROWS, batches, first_and_next_id, id_ranges
+from qmq_pipeline.tables.schemas import OUTBOX
 
 if TYPE_CHECKING:
     import pyarrow as pa

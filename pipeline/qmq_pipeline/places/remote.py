@@ -21,8 +21,8 @@ from tenacity import (
 from qmq_broker.errors import DiskError
 from qmq_broker.storage.files.disk_port import DiskFile
 from qmq_client.transport.address import BrokerAddress
-from qmq_pipeline.disks import ReadDisk, ReadFile
 from qmq_pipeline.errors import SourceError, UnreachableError
+from qmq_pipeline.places.disks import ReadDisk, ReadFile
 
 #: One request while a file is read from front to back; the broker gives no more at once.
 AHEAD_BYTES: Final = 8 * 1024 * 1024

@@ -5,7 +5,7 @@ written one behind the other, are the offsets of an Arrow array that lies over t
 taking every fifth of its values copies one field of every record in C++. Ten million fields a second
 and core, where slicing in Python makes half a million.
 
-Not for: what the fields mean; that is `decode.py`.
+Not for: what the fields mean; that is `rows/decode.py`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from qmq_pipeline.errors import JavaError
-from qmq_pipeline.java import cache_folder, find_java
+from qmq_pipeline.spark.java import cache_folder, find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

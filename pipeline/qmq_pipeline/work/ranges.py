@@ -18,21 +18,21 @@ from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_broker.storage.logs.lost import lost_runs
 from qmq_client.wire.frame import FrameKind
-from qmq_pipeline import action_rows, cancelled_rows, copy_rows
-from qmq_pipeline.commits import DataFile, RangeFacts
-from qmq_pipeline.decode import (
+from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG
+from qmq_pipeline.places.options import Place
+from qmq_pipeline.places.places import open_log
+from qmq_pipeline.rows import actions, cancelled, copies
+from qmq_pipeline.rows.decode import (
     QUEUED_KINDS,
     SCHEDULED_KINDS,
     Selection,
     batches_by_subject,
     frame_runs,
 )
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.log import ACTION_LOG, COMMIT_LOG
-from qmq_pipeline.options import Place
-from qmq_pipeline.places import open_log
-from qmq_pipeline.schemas import ACTIONS, CANCELLED, COPIES, MESSAGES, SCHEDULED
-from qmq_pipeline.table import Table
+from qmq_pipeline.tables.commits import DataFile, RangeFacts
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import ACTIONS, CANCELLED, COPIES, MESSAGES, SCHEDULED
+from qmq_pipeline.tables.table import Table
 
 #: Log → the table that says how far it was read, and all others that are made of it.
 TABLES_OF: Final = {
@@ -108,7 +108,7 @@ def _watched(frames: Iterable[ScannedFrame], seen: _Seen) -> Iterator[ScannedFra
         elif header.kind in QUEUED_KINDS:
             for run in frame_runs(frame):
                 _add(seen.sequences, run.subject, run.first_sequence, run.count)
-        if header.kind is not FrameKind.MESSAGES and copy_rows.has_copies(frame):
+        if header.kind is not FrameKind.MESSAGES and copies.has_copies(frame):
             seen.copies.append(frame)
         yield frame
 
@@ -138,11 +138,11 @@ def _write(
 
 def _rows(table: Table, frames: Iterable[ScannedFrame]) -> Iterator[pa.RecordBatch]:
     if table is ACTIONS:
-        return action_rows.batches(frames)
+        return actions.batches(frames)
     if table is CANCELLED:
-        return cancelled_rows.batches(frames)
+        return cancelled.batches(frames)
     if table is COPIES:
-        return copy_rows.batches(frames)
+        return copies.batches(frames)
     return batches_by_subject(frames, Selection(columns=table.names, table=table))
 
 

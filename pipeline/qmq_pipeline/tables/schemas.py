@@ -10,7 +10,7 @@ from __future__ import annotations
 import copyreg
 from typing import Final
 
-from qmq_pipeline.table import Column, Table
+from qmq_pipeline.tables.table import Column, Table
 
 _ID_COLUMNS: Final = (
     Column("message_id", "text", "32 hex digits"),

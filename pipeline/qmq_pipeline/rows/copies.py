@@ -21,9 +21,9 @@ from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import parse_message_frame, parse_subjects
 from qmq_client.wire.names import COPIES as SUBJECT
 from qmq_client.wire.record import decode_record
-from qmq_pipeline.decode import QUEUED_KINDS, SCHEDULED_KINDS
 from qmq_pipeline.errors import DamagedRangeError
-from qmq_pipeline.schemas import COPIES
+from qmq_pipeline.rows.decode import QUEUED_KINDS, SCHEDULED_KINDS
+from qmq_pipeline.tables.schemas import COPIES
 
 
 def has_copies(frame: ScannedFrame) -> bool:

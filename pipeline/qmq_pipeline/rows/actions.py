@@ -31,7 +31,7 @@ from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind
 from qmq_client.wire.requests import decode_msgpack, sized_part
 from qmq_pipeline.errors import DamagedRangeError
-from qmq_pipeline.schemas import ACTIONS
+from qmq_pipeline.tables.schemas import ACTIONS
 
 BATCH_ROWS: Final = 20_000
 #: Fields that have a column of their own.

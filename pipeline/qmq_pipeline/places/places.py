@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from qmq_client.errors import ConfigurationError
 from qmq_client.transport.address import BrokerAddress
-from qmq_pipeline.disks import LocalDisk, ReadDisk
 from qmq_pipeline.errors import OptionError
-from qmq_pipeline.log import LogReader
-from qmq_pipeline.options import BROKER_OPTIONS, Place
-from qmq_pipeline.remote import RemoteDisk
+from qmq_pipeline.places.disks import LocalDisk, ReadDisk
+from qmq_pipeline.places.log import LogReader
+from qmq_pipeline.places.options import BROKER_OPTIONS, Place
+from qmq_pipeline.places.remote import RemoteDisk
 
 
 def open_disk(place: Place) -> ReadDisk:

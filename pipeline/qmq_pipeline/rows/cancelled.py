@@ -14,8 +14,8 @@ from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_broker.storage.schedule.cancelled import read_cancelled
 from qmq_client.wire.frame import FrameKind
 from qmq_client.wire.names import OWN_PREFIX
-from qmq_pipeline.columns import hex_text, longs, times
-from qmq_pipeline.schemas import CANCELLED
+from qmq_pipeline.tables.columns import hex_text, longs, times
+from qmq_pipeline.tables.schemas import CANCELLED
 
 
 def batches(frames: Iterable[ScannedFrame]) -> Iterator[pa.RecordBatch]:

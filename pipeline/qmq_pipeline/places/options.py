@@ -16,9 +16,9 @@ from qmq_client.transport.address import BrokerAddress
 from qmq_client.wire.names import is_name
 from qmq_client.wire.record import TIME_MAX_MS
 from qmq_pipeline.errors import OptionError
-from qmq_pipeline.log import RANGE_BYTES
-from qmq_pipeline.schemas import ACTIONS, MESSAGES, SCHEDULED
-from qmq_pipeline.table import Table
+from qmq_pipeline.places.log import RANGE_BYTES
+from qmq_pipeline.tables.schemas import ACTIONS, MESSAGES, SCHEDULED
+from qmq_pipeline.tables.table import Table
 
 _Value = TypeVar("_Value")
 _TABLES: Final = {table.name: table for table in (MESSAGES, ACTIONS, SCHEDULED)}

@@ -20,8 +20,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from qmq_pipeline.columns import Numbers
-from qmq_pipeline.fold_block import (
+from qmq_pipeline.fold.fold_block import (
     ACKED,
     DEAD,
     FILTERED,
@@ -34,7 +33,8 @@ from qmq_pipeline.fold_block import (
     Block,
     Texts,
 )
-from qmq_pipeline.runs import RunList
+from qmq_pipeline.fold.runs import RunList
+from qmq_pipeline.tables.columns import Numbers
 
 _OPEN: Final = (NONE, IN_FLIGHT, GIVEN_BACK, WAITING, SET_ASIDE)
 _WITHOUT_COPY: Final = tuple(one for one in _OPEN if one != SET_ASIDE)

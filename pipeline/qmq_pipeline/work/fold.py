@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from qmq_client.wire.names import OWN_PREFIX
-from qmq_pipeline.fold import GroupFold, GroupMark
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.schemas import ACTIONS, DELIVERIES
+from qmq_pipeline.fold.fold import GroupFold, GroupMark
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import ACTIONS, DELIVERIES
 
 _COLUMNS: Final = [
     "action_offset",
@@ -157,7 +157,7 @@ def _of_bucket(rows: pa.RecordBatch, bucket: int, buckets: int) -> Iterator[dict
     names = pc.binary_join_element_wise(rows["subject"], rows["consumer_group"], "\n")
     encoded = pc.dictionary_encode(names)
     mine = [
-        # Groups on the broker's own subjects are its own affair, here as in `decode.py`.
+        # Groups on the broker's own subjects are its own affair, here as in `rows/decode.py`.
         name is not None and not name.startswith(OWN_PREFIX) and bucket_of(name, buckets) == bucket
         for name in encoded.dictionary.to_pylist()
     ]

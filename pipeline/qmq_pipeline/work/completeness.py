@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from qmq_pipeline.commits import RangeFacts
 from qmq_pipeline.errors import IncompleteError
+from qmq_pipeline.tables.commits import RangeFacts
 
 
 def next_sequences(

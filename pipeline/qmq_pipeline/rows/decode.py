@@ -22,10 +22,10 @@ from qmq_client.wire.frame_kind import mark_bytes
 from qmq_client.wire.marks import read_marks
 from qmq_client.wire.names import OWN_PREFIX
 from qmq_client.wire.record import TIME_MAX_MS
-from qmq_pipeline.columns import Numbers, repeated_text, times
-from qmq_pipeline.record_columns import Records
-from qmq_pipeline.schemas import MESSAGES
-from qmq_pipeline.table import Table
+from qmq_pipeline.rows.record_columns import Records
+from qmq_pipeline.tables.columns import Numbers, repeated_text, times
+from qmq_pipeline.tables.schemas import MESSAGES
+from qmq_pipeline.tables.table import Table
 
 #: A batch is handed on after so many bytes of frames or so many rows: small enough for the caches
 #: and the heap of a small executor, large enough that the work for a batch does not count.

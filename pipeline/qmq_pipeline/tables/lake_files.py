@@ -18,7 +18,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from qmq_pipeline.errors import LakeError
-from qmq_pipeline.table import Table
+from qmq_pipeline.tables.table import Table
 
 LOCK: Final = "LOCK"
 DRAFT: Final = ".draft-"

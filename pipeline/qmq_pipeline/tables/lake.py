@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from qmq_pipeline.commits import Commit, DataFile, RangeFacts
 from qmq_pipeline.errors import LakeError
-from qmq_pipeline.lake_files import DRAFT, LakeFiles
-from qmq_pipeline.table import Table
+from qmq_pipeline.tables.commits import Commit, DataFile, RangeFacts
+from qmq_pipeline.tables.lake_files import DRAFT, LakeFiles
+from qmq_pipeline.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,8 +10,8 @@ from typing import Final
 
 from qmq_client.settings.config import DatabaseSection
 from qmq_pipeline.errors import OptionError
-from qmq_pipeline.log import RANGE_BYTES
-from qmq_pipeline.options import Place
+from qmq_pipeline.places.log import RANGE_BYTES
+from qmq_pipeline.places.options import Place
 
 #: Ranges that one Spark job ingests before they are committed: a crash costs at most these again.
 RANGES_PER_COMMIT: Final = 64

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from qmq_pipeline.columns import TIME, Numbers
-from qmq_pipeline.schemas import DELIVERIES
+from qmq_pipeline.tables.columns import TIME, Numbers
+from qmq_pipeline.tables.schemas import DELIVERIES
 
 #: Names of the outcomes, by the number that the arrays hold.
 OUTCOMES: Final = (

@@ -27,8 +27,8 @@ from qmq_client.outbox.table import LIVE, PARKED, SENT
 from qmq_client.settings.config import DatabaseSection
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
 from qmq_client.wire.record import DUE_BYTES, RECORD_FIXED_BYTES, TIME_MAX_MS
-from qmq_pipeline.columns import Numbers, hex_text, longs, repeated_text, times
-from qmq_pipeline.schemas import OUTBOX
+from qmq_pipeline.tables.columns import Numbers, hex_text, longs, repeated_text, times
+from qmq_pipeline.tables.schemas import OUTBOX
 
 #: What the columns call the states of a row.
 STATES: Final = {LIVE: "live", PARKED: "parked", SENT: "sent"}

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from qmq_client.wire.record import DUE_BYTES, RECORD_FIXED_BYTES, TIME_MAX_MS
-from qmq_pipeline.columns import Numbers, Pieces, hex_text, longs, times
+from qmq_pipeline.tables.columns import Numbers, Pieces, hex_text, longs, times
 
 #: The fixed part of a record, as `record.py` writes it.
 _FIXED: Final = np.dtype(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from qmq_pipeline.options import LogOptions
+from qmq_pipeline.places.options import LogOptions
 
 #: What a filter says of one column, by the name of its class in `pyspark.sql.datasource`.
 _LOWER: Final = frozenset({"GreaterThan", "GreaterThanOrEqual", "EqualTo", "EqualNullSafe"})

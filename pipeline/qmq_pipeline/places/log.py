@@ -25,8 +25,8 @@ from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.logs.segments import Segments
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameKind
-from qmq_pipeline.disks import ReadDisk
 from qmq_pipeline.errors import DamagedRangeError, ExpiredRangeError, SourceError
+from qmq_pipeline.places.disks import ReadDisk
 
 #: Both logs, by what the tables call them.
 COMMIT_LOG: Final = layout.COMMIT_LOG

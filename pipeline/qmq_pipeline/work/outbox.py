@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from qmq_client.settings.config import DatabaseSection
-from qmq_pipeline.commits import RangeFacts
-from qmq_pipeline.lake import Lake
-from qmq_pipeline.outbox_rows import OPEN, STATES, batches
-from qmq_pipeline.schemas import OUTBOX
+from qmq_pipeline.rows.outbox import OPEN, STATES, batches
+from qmq_pipeline.tables.commits import RangeFacts
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import OUTBOX
 
 _OPEN_NAMES = frozenset(STATES[state] for state in OPEN)
 

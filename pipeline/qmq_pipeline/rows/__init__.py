@@ -1,0 +1,1 @@
+"""Bytes of logs and outboxes as columns of rows."""

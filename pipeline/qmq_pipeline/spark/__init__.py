@@ -1,0 +1,1 @@
+"""The session, the Java under it, and its errors in our words."""

@@ -1,0 +1,1 @@
+"""What an executor does with one part of the input."""
