@@ -226,6 +226,7 @@ def _big_bucket(bench: Bench) -> list[Row]:
         schedule, until_ms = broker.store.schedule, first_ms + HOUR_MS
         unsorted_max = min(UNSORTED_MAX, loaded_max)
         _forget_peak()
+        before_mib = _peak_mib()
         sort_s, load_s, loaded = _load_all(schedule, loaded_max, unsorted_max, until_ms)
         assert loaded == count, f"{loaded} of {count} messages were loaded"
         peak_mib = _peak_mib()
@@ -241,6 +242,7 @@ def _big_bucket(bench: Bench) -> list[Row]:
     )
     goal = Goal(bound=MEMORY_MIB_MAX, is_floor=False)
     return [
+        _row("process before it loads", "MiB resident", [before_mib], conditions),
         _row("process while it loads", "MiB resident at most", [peak_mib], conditions, goal),
         _row(
             "memory",
