@@ -15,6 +15,7 @@ import msgspec
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.logs.dedupe_window import DedupeWindow
+from qmq_broker.storage.logs.id_runs import is_remembered
 from qmq_broker.storage.logs.kinds import QUEUED_KINDS, SENT_KINDS, SETTLING_KINDS
 from qmq_broker.storage.logs.repeats import RepeatFinder, StoredFrame, Verdict
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
@@ -88,7 +89,7 @@ class CommitLog:
                 stage_frame(self._queues, one)
             if kind is not FrameKind.MESSAGES:
                 self._schedule.stage(one.frame, offset, one.stored_at_ms)
-            if kind in SENT_KINDS:
+            if one.runs:
                 self._window.add(one.runs, offset=offset, stored_at_ms=one.stored_at_ms)
         return [_placed(verdict) for verdict in verdicts]
 
@@ -116,8 +117,10 @@ class CommitLog:
         taken: set[tuple[int, int]] = set()
         verdicts = []
         for frame in frames:
-            if frame.header.kind in SENT_KINDS:
+            if is_remembered(frame.header, frame.data):
                 verdicts.append(finder.judge(frame))
+            elif frame.header.kind in SENT_KINDS:
+                verdicts.append(Verdict(stored=StoredFrame(frame=frame, runs=[])))
             elif frame.header.kind in SETTLING_KINDS:
                 left = self._schedule.unsettled(frame, taken)
                 stored = None if left is None else StoredFrame(frame=left, runs=[])

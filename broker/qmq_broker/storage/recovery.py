@@ -34,8 +34,8 @@ from qmq_broker.storage.logs.action_log import ACTION_KINDS
 from qmq_broker.storage.logs.dedupe_window import DedupeWindow
 from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame
 from qmq_broker.storage.logs.id_journal import IdJournal
-from qmq_broker.storage.logs.id_runs import IdRun, scanned_id_runs
-from qmq_broker.storage.logs.kinds import COMMIT_KINDS, SENT_KINDS
+from qmq_broker.storage.logs.id_runs import IdRun, is_remembered, scanned_id_runs
+from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.logs.log_recovery import LogFinding, examine, mend
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.queues.consume_queues import UNFLUSHED_BYTES_MAX, ConsumeQueues
@@ -249,13 +249,13 @@ class Recovery:
         self._schedule.publish(next_offset, frame.header.stored_at_ms)
 
     def _staged(self, frame: ScannedFrame, *, is_new: bool) -> list[IdRun] | None:
-        """The ids of a frame that was sent; its entries are brought to the queues when it is new."""
+        """The ids of a frame that a client sent; its entries are brought to the queues when it is new."""
         try:
             if is_new:
                 stored = stage_scanned(self._queues, frame)
                 self._queues.publish()
                 return None if stored is None else stored.runs
-            if frame.header.kind in SENT_KINDS:
+            if is_remembered(frame.header, frame.data):
                 return scanned_id_runs(frame.header, frame.data)
         except ProtocolError as error:
             raise self._corruption(frame.offset, str(error)) from error

@@ -7,7 +7,7 @@ rebuild, a verification. Nothing here writes a file.
 from __future__ import annotations
 
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
-from qmq_broker.storage.logs.id_runs import id_runs
+from qmq_broker.storage.logs.id_runs import id_runs, is_remembered
 from qmq_broker.storage.logs.kinds import QUEUED_KINDS, SENT_KINDS, SETTLING_KINDS
 from qmq_broker.storage.logs.lost import lost_entries, lost_runs
 from qmq_broker.storage.logs.repeats import LOG_LIMITS, StoredFrame
@@ -48,7 +48,7 @@ def stage_scanned(queues: ConsumeQueues, frame: ScannedFrame) -> StoredFrame | N
     stored = stored_frame(frame.offset, frame.data, is_verified=True)
     if frame.header.kind in QUEUED_KINDS:
         stage_frame(queues, stored)
-    return stored if frame.header.kind in SENT_KINDS else None
+    return stored if is_remembered(frame.header, frame.data) else None
 
 
 def stage_delayed(schedule: Schedule, frame: ScannedFrame) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.logs.repeats import is_same_message
-from qmq_client.wire.frame import build_message_frame, parse_message_frame
+from qmq_broker.storage.store import Store
+from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds
+from qmq_client.wire.names import COPIES
 from qmq_client.wire.record import Record, encode_record
 from qmq_client.wire.requests import SubjectPlace
 from tests.broker.storage.lives import restarted
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import World, make_frame, records_at, records_of, visible
+from tests.crash.world import OPTIONS, FakeClock, World, make_frame, records_at, records_of, visible
 
 
 def test_B7_a_repeat_is_answered_with_its_first_place_also_after_a_restart() -> None:
@@ -159,3 +163,29 @@ def test_B4_B7_a_repeat_of_a_damaged_frame_is_stored_again_and_known_from_then_o
         assert (placed.duplicates, placed.conflict) == (duplicates, None)
         assert placed.places[0].first_sequence == 2
     assert records_at(world.store, placed.places[0]) == [frame.record(0), frame.record(1)]
+
+
+def test_B7_copies_that_the_broker_makes_itself_take_no_room_in_the_window() -> None:
+    world = World(RecordingDisk(), options=replace(OPTIONS, dedupe_ids=4))
+    first, own = world.frame(orders=[10, 20]), MessageIds(1)
+    world.send(first)
+    for _ in range(8):
+        copy = encode_record(
+            Record(message_id=own.next_id(), subject=COPIES, body=b"c", born_at_ms=1, due_at_ms=9)
+        )
+        data = build_message_frame({COPIES: [copy]}, kind=FrameKind.DELAYED)
+        world.store.append([parse_message_frame(data)])
+        world.store.sync()
+    assert world.store.append([first])[0].duplicates == 2
+    world.store.sync()
+    disk = world.disk
+    for _ in ("by frames that nobody has read", "by frames of which only the ids are gone"):
+        disk.unlock()
+        disk = RecordingDisk(disk.image)
+        store = Store.open(disk, FakeClock(), world.options)
+        assert store.append([first])[0].duplicates == 2
+        store.sync()
+        assert visible(store)["orders"] == 2
+        store.close()
+        for path in [one for one in disk.image.names if one.startswith(f"{layout.IDS}/")]:
+            del disk.image.names[path]

@@ -12,14 +12,17 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise, repeat
 from typing import Final, NamedTuple
 
+from qmq_broker.storage.logs.kinds import SENT_KINDS
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameHeader, MessageFrame
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
+from qmq_client.wire.names import OWN_PREFIX
 from qmq_client.wire.record import MESSAGE_ID_POSITION
 
 _COUNTER_MAX: Final = 2**64 - 1
 #: Of a subject in a frame's table: count 4, name length 1.
 _SUBJECT_FIXED_BYTES: Final = 5
+_OWN_SUBJECT: Final = OWN_PREFIX.encode()
 _ID: Final = struct.Struct(">QQ")
 _RAW_ID: Final = struct.Struct(f"{MESSAGE_ID_BYTES}s")
 _ALL_BYTES: Final = bytes(range(256))
@@ -31,6 +34,16 @@ class IdRun(NamedTuple):
     instance: int
     first_counter: int
     next_counter: int
+
+
+def is_remembered(header: FrameHeader, data: bytes) -> bool:
+    """Whether the ids of this frame are for the window: a client sent it, and may send it again.
+
+    Copies are the broker's own, and their ids are never given twice: they would only take the place of
+    ids that are promised to be known.
+    """
+    first_name = header.head_bytes + _SUBJECT_FIXED_BYTES
+    return header.kind in SENT_KINDS and not data.startswith(_OWN_SUBJECT, first_name)
 
 
 def id_runs(frame: MessageFrame) -> list[IdRun]:

@@ -16,7 +16,7 @@ COMMIT_KINDS: Final = frozenset(
         FrameKind.CANCELLED,
     }
 )
-#: What clients send: ids are remembered, and a repeat is answered with what was said before.
+#: What clients send, and copies, which are the broker's own (`id_runs.is_remembered` tells them apart).
 SENT_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.DELAYED})
 #: What has places in consume queues.
 QUEUED_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.RELEASED})
