@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from qmq_broker.errors import DiskFullError
+from qmq_broker.errors import DiskFullError, NoRoomError
 from qmq_broker.options import StoreOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
 from qmq_broker.service.delivery.delivery import HandOut
@@ -29,6 +29,7 @@ from tests.crash.recording_disk import UNLIMITED
 from tests.simulation.disk import PlayedDisk, after_kill, after_power_cut
 from tests.simulation.loop import PlayedLoop
 from tests.simulation.plan import GroupPlan, Plan, Trouble
+from tests.simulation.remembered import Remembered
 from tests.simulation.scheduler import (
     MS,
     Died,
@@ -93,13 +94,23 @@ def settings_of(plan: Plan) -> BrokerSettings:
 
 
 class PlayedStore(Store):
-    """The store, which says where its writer may give its turn back."""
+    """The store, which says where its writer may give its turn back, and what it has taken."""
+
+    remembered: Remembered
 
     def append(self, frames: Sequence[MessageFrame]) -> list[Placed]:
         """See `Store.append`; a roll syncs under the log's lock."""
         assert isinstance(self.disk, PlayedDisk)
-        with self.disk.hold():
-            return super().append(frames)
+        try:
+            with self.disk.hold():
+                placed = super().append(frames)
+        except NoRoomError:  # nothing is written
+            raise
+        except BaseException:
+            self.remembered.on_failure(frames)
+            raise
+        self.remembered.on_taken(frames, placed)
+        return placed
 
     def give_up_below(self, offset: int) -> int:
         """See `Store.give_up_below`, which holds the log's lock, too."""
@@ -282,6 +293,7 @@ class BrokerHost:
         #: Room for all files together; None for more than anybody needs.
         self.capacity_bytes: int | None = None
         self._settings = settings_of(plan)
+        self.remembered = Remembered(self._settings.store.dedupe_ids)
         self._room_bytes_max = ROOM_BYTES if self._settings.store.reserve_bytes else None
         self._scheduler = scheduler
         self._image = Image()
@@ -301,6 +313,9 @@ class BrokerHost:
             disk.capacity_bytes = self.capacity_bytes
         try:
             life = BrokerLife(self._scheduler, process, disk, self.clock, self._settings)
+            assert isinstance(life.store, PlayedStore)
+            life.store.remembered = self.remembered
+            self.remembered.on_begin(life.store.durable_offset)
             life.start()
         except Died:
             self._after_death(disk)

@@ -51,6 +51,7 @@ class Judge:
         self._tell_the_end()
         world = self._world
         found = [*world.rows.faults, *world.handouts.faults, *world.shelf.faults]
+        found += world.host.remembered.faults
         found += self._judge_dead_letters()
         found += self._judge_replayed()
         found += self._judge_once()
@@ -214,9 +215,13 @@ class Judge:
 
     def _promises(self) -> Promises:
         is_slow = Trouble.SLOW_DISK in self._plan.troubles
+        window = WINDOW_IDS if self._plan.has_retention else None
+        if self._plan.has_retention and self._plan.has_delays:
+            # A delayed message's place is that of its release: `Remembered` knows when it was sent.
+            window = 0
         sync_ms = (SLOW_SYNC_US if is_slow else SYNC_US) // MS
         return Promises(
-            dedupe_window_messages=WINDOW_IDS if self._plan.has_retention else None,
+            dedupe_window_messages=window,
             ordered_subjects=frozenset({ORDERS}) if self._plan.is_ordered else frozenset(),
             ack_durable_ms=_ACK_DURABLE_MS + 2 * sync_ms,
             lease_ms=LEASE_MS,

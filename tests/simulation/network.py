@@ -8,6 +8,7 @@ product's transport with this network below it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -71,6 +72,8 @@ class Network:
         self._face: Face | None = None
         #: Replies of calls that are at the broker, and who waits for them.
         self._at_broker: dict[_Reply, Process] = {}
+        #: How many requests of each process have not arrived.
+        self._under_way: Counter[Process] = Counter()
 
     def call(
         self,
@@ -105,6 +108,7 @@ class Network:
         self, process: Process, make: Callable[..., Call], reply: _Reply, delay_us: int = 0
     ) -> None:
         def arrive() -> None:
+            self._under_way[process] -= 1
             face = self._face
             if process.name in self.weather.cut_off:
                 return
@@ -115,7 +119,12 @@ class Network:
             call = reply.call = make(respond=self._way_back(process, reply))
             face.life.in_loop(f"serves {call.route}", lambda: face.serve(call))
 
+        self._under_way[process] += 1
         self._scheduler.after(delay_us + self._way_us(), f"a request of {process.name}", arrive)
+
+    def has_under_way(self, process: Process) -> bool:
+        """Whether a request of this process has not been answered, and may yet be heard."""
+        return self._under_way[process] > 0 or process in self._at_broker.values()
 
     def _way_back(self, process: Process, reply: _Reply) -> Callable[[Answer], None]:
         def respond(answer: Answer) -> None:

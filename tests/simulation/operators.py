@@ -21,15 +21,24 @@ class Operator:
     def __init__(self, world: World) -> None:
         self._world = world
         self.process = Process(world.scheduler, "operator")
+        #: Wishes to close the broker that wait for their answers.
+        self._closing = 0
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the broker may still hear that it is to take no messages, however late."""
+        return bool(self._closing) or self._world.network.has_under_way(self.process)
 
     def close_for(self, delay_us: int) -> None:
         """Let the broker take no messages for a while, as far as it hears of it."""
 
         def work() -> None:
             self._set_state("read-only")
+            self._closing -= 1
             self.process.sleep(delay_us, "has time")
             self._set_state("serving")
 
+        self._closing += 1
         self.process.spawn("changes the state", work)
 
     def replay(self, group: GroupPlan) -> None:

@@ -63,6 +63,9 @@ BUGS: dict[str, Bug] = {
     "keys have no lanes": Bug(broker.keys_have_no_lanes, with_group(Kind.ORDERED)),
     "expired messages are given": Bug(broker.nothing_expires, lambda plan: plan.has_expiry),
     "repeats are stored": Bug(broker.repeats_are_not_recognised),
+    "the window of ids is short": Bug(
+        broker.fewer_ids_are_known_than_is_promised, lambda plan: plan.has_retention
+    ),
     "delayed messages are released twice": Bug(broker.a_release_is_done_again),
     "delayed messages are early": Bug(broker.delayed_messages_are_due_at_once),
     "cancellations are only answered": Bug(

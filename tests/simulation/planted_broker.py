@@ -46,6 +46,15 @@ def nothing_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SegmentedLog, "sync", sync)
 
 
+def fewer_ids_are_known_than_is_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = DedupeWindow.__init__
+
+    def begin_shorter(self: DedupeWindow, *, ids_max: int, age_ms: int) -> None:
+        begin(self, ids_max=ids_max // 4, age_ms=age_ms)
+
+    monkeypatch.setattr(DedupeWindow, "__init__", begin_shorter)
+
+
 def late_settlements_are_called_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(*given: Any) -> Outcome:
         outcome = plan_settlements(*given)

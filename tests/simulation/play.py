@@ -73,7 +73,7 @@ def play(seed: int, databases: Databases) -> Outcome:
         try:
             _live(world, databases)
         except StuckError as error:
-            faults += (*world.rows.faults, *world.handouts.faults)
+            faults += (*world.rows.faults, *world.handouts.faults, *world.host.remembered.faults)
             faults.append(f"O1: the world does not come to rest: {error}")
         except Exception:  # nobody foresaw it: the story must be told all the same
             faults.append(f"unforeseen: {traceback.format_exc(limit=-4)}")
@@ -97,7 +97,9 @@ def _live(world: World, databases: Databases) -> None:
     scheduler.run(lambda: world.is_all_sent, for_us=_REST_MS * MS)
     scheduler.note("the world heals")
     troubles.heal()
-    scheduler.run(lambda: host.life is not None, for_us=_REST_MS * MS)
+    scheduler.run(
+        lambda: host.life is not None and not troubles.operator.is_closing, for_us=_REST_MS * MS
+    )
     troubles.resume_all()
     world.ears.tell(Heal)
     rest = Rest(world, databases)
