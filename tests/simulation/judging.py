@@ -118,20 +118,26 @@ class Judge:
         return faults
 
     def _judge_once(self) -> list[str]:
-        """At most once: nobody saw a message twice, and each was handed out or has expired."""
+        """At most once: nobody saw a place twice, and each message was handed out or has expired.
+
+        A message that is stored twice has two places; whether it may is a matter of DUPLOG.
+        """
         faults: list[str] = []
         for group in self._of_kind(Kind.ONCE):
             seen = Counter(
-                event.message_id for event in self._delivered() if event.group == group.name
+                (event.message_id, event.sequence)
+                for event in self._delivered()
+                if event.group == group.name
             )
             faults += [
                 f"at most once: {message_id} came {count} times to {group.name}"
-                for message_id, count in seen.items()
+                for (message_id, _), count in seen.items()
                 if count > 1
             ]
+            seen_ids = {message_id for message_id, _ in seen}
             for record in self._records.get(group.subject, ()):
                 message_id = format_message_id(record.message_id)
-                if message_id in seen:
+                if message_id in seen_ids:
                     continue
                 was_given = self._world.handouts.counts[group.name, message_id] > 0
                 if not was_given and record.expires_at_ms is None:
