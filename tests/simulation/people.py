@@ -54,6 +54,8 @@ class Machine(ABC):
         self.clock = PlayedClock(world.scheduler)
         self.process: Process = Process(world.scheduler, name)
         self.is_wanted = True
+        #: May still begin a transaction of its own accord, in this life or a later one.
+        self.is_sending = False
         #: Asked to end in order, which only some can.
         self.is_stopping = False
         #: Called when a life has ended.
@@ -104,6 +106,7 @@ class Shop(Machine):
 
     def __init__(self, world: World, name: str, slot: Slot) -> None:
         super().__init__(world, name, slot)
+        self.is_sending = True
         #: Messages with dedupe keys that may be sent once more, whatever became of them.
         self._repeatable: list[Message] = []
 
@@ -132,6 +135,7 @@ class Shop(Machine):
             else:
                 self._transaction()
             world.scheduler.give(self._committed)
+        self.is_sending = False
 
     def _send_now(self) -> None:
         """A message without a transaction of the application: owed once the send has returned."""

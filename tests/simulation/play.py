@@ -104,8 +104,8 @@ def _live(world: World, databases: Databases) -> None:
     world.ears.tell(Heal)
     rest = Rest(world, databases)
     rest.wait()
+    world.is_cured = True  # a group that looks at everything again gives nothing up for it
     if rest.has_dead_letters():
-        world.is_cured = True
         troubles.operator.process.spawn("replays all", troubles.operator.replay_all)
         rest.wait()
     world.ears.tell(Drained)

@@ -66,7 +66,7 @@ class World:
     @property
     def is_all_sent(self) -> bool:
         """Whether no application does anything any more."""
-        return self._transactions_left < 0
+        return not any(machine.is_sending for machine in self.machines)
 
     def new_label(self, name: str) -> str:
         """A name for one transaction."""
