@@ -1,7 +1,9 @@
 """Handlers that misbehave, as a process of their own: `python -m tests.faults.handlers_process DATABASE BROKER`.
 
 What a message says is what its handler does: `exit`, `raise`, `hang`, `memory`; anything else is an
-effect in the transaction of its inbox row. Each is tried three times: one in hand with those that end the process has tries left. Runs until it is ended.
+effect in the transaction of its inbox row. What ends the process works for a while first, so that others
+in hand, which are done at once, do not go with it each time; those that hang leave threads for the others.
+Runs until it is ended.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from tests.client.world import SUBJECT, prepare
 GROUP: Final = "misbehaving"
 ATTEMPTS: Final = 3
 LEASE_MS: Final = 1_000
+#: How long `exit` works before it ends the process.
+WORK_S: Final = 0.4
 #: Exit code of a process that a message has ended.
 ENDED: Final = 9
 #: More than any machine has.
@@ -31,6 +35,7 @@ def handle(label: str, session: Session) -> None:
     """Do as the message says."""
     match label:
         case "exit":
+            threading.Event().wait(WORK_S)
             os._exit(ENDED)
         case "raise":
             raise RuntimeError(label)
@@ -50,7 +55,7 @@ def main(database_url: str, broker_url: str) -> None:
         SUBJECT,
         group=GROUP,
         inbox=sessionmaker(engine),
-        concurrency=3,
+        concurrency=2 * ATTEMPTS,
         lease_ms=LEASE_MS,
         timeout_ms=LEASE_MS,
         wait_ms=200,
