@@ -8,9 +8,6 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from shutil import which
-
-import pytest
 
 from qmq_broker.face.callers.access import Role
 from qmq_broker.face.commands.broker import broker as broker_command
@@ -18,6 +15,7 @@ from qmq_client.settings.sections import BrokerSection
 from qmq_client.transport.address import BrokerAddress
 from tests.broker.face.guard import Authority
 from tests.broker.face.process import ROOT, BrokerProcess
+from tests.faults.strace import require
 from tests.tidy.markdown import blocks
 from tests.tidy.readme_blocks import DOCUMENTED_ADDRESS, command_lines
 
@@ -74,8 +72,8 @@ def test_the_commands_and_the_program_of_the_page_run(tmp_path: Path) -> None:
     assert (ran.stdout, ran.stderr) == ("1\n", "")
 
 
-@pytest.mark.skipif(which("openssl") is None, reason="the page's authority is made by OpenSSL")
 def test_the_authority_of_the_page_lets_its_clients_in_and_nobody_else(tmp_path: Path) -> None:
+    require("openssl", "openssl")  # the page's authority is made by it
     lines = console()
     ran_all([line for line in lines if line.startswith("openssl") or "--certif" in line], tmp_path)
     (serve,) = [line for line in lines if "--tls-client-ca" in line]

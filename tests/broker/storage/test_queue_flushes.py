@@ -11,6 +11,7 @@ from qmq_broker.storage.queues import consume_queues
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.verify import verify_store
 from tests.broker.storage.lives import restarted
+from tests.crash.image import Inode
 from tests.crash.promises import check_messages
 from tests.crash.recording_disk import RecordingDisk
 from tests.crash.world import OPTIONS, FakeClock, History, World
@@ -41,7 +42,7 @@ class Unsynced:
             self.world.store.step()
             self.contents.append({subject: self._file(subject).seen for subject in SUBJECTS})
 
-    def _file(self, subject: str):  # type: ignore[no-untyped-def]
+    def _file(self, subject: str) -> Inode:
         image = self.world.disk.image
         return image.inodes[image.names[layout.queue_path(subject, 0)] or 0]
 
@@ -96,7 +97,8 @@ def test_B11_a_second_start_still_has_the_table_before_and_its_journal(
     unsynced = Unsynced(monkeypatch)
     store = unsynced.assert_all_there()
     assert not store.recovery.is_rebuilt
-    unsynced.world.disk = store.disk  # type: ignore[assignment]
+    assert isinstance(store.disk, RecordingDisk)
+    unsynced.world.disk = store.disk
     unsynced.take_back(SUBJECTS[0], FLUSHES - 1)
     store = unsynced.assert_all_there()
     assert not store.recovery.is_rebuilt

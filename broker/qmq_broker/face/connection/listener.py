@@ -105,8 +105,8 @@ class BrokerServer(uvicorn.Server):
         self.started = True
 
     def _protocol(self) -> asyncio.Protocol:
-        assert not isinstance(self.config.http_protocol_class, str)
-        return self.config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn calls it
+        make = cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class)
+        return make(
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
