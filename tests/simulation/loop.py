@@ -73,7 +73,7 @@ class PlayedLoop:
         for turn in self._timers.values():
             turn.is_off = True
         for task, coroutine in self._coroutines.items():
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own way
             coroutine.close()
         self._coroutines.clear()
         self._ready.clear()

@@ -113,11 +113,13 @@ class MySqlDialect(ServerDialect):
         oldest = _OLDEST[bool(dialect.is_mariadb)]
         if tuple(dialect.server_version_info[: len(oldest)]) < oldest:
             wanted = ".".join(map(str, oldest))
-            return [f"the server is older than {wanted} and cannot skip locked rows"]
+            return [
+                f"the server is older than {wanted} and cannot skip locked rows: use a newer one"
+            ]
         if connection.exec_driver_sql("SELECT @@sql_safe_updates").scalar_one():
             return [
                 "sql_safe_updates is on: rows that were sent could not be deleted, and would be sent "
-                "again and again. SET it to 0 for these sessions"
+                "again and again: SET it to 0 for these sessions"
             ]
         names = sa.text(
             "SELECT table_name, engine FROM information_schema.tables "

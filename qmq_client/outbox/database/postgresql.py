@@ -87,7 +87,7 @@ class PostgresDialect(ServerDialect):
     def faults(self, connection: sa.Connection, _: Sequence[sa.Table]) -> list[str]:
         version = connection.dialect.server_version_info or _OLDEST
         if tuple(version[:2]) < _OLDEST:
-            return ["the server is older than 9.5 and cannot skip locked rows"]
+            return ["the server is older than 9.5 and cannot skip locked rows: use a newer one"]
         return []
 
     def claim(

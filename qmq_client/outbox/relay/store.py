@@ -40,6 +40,9 @@ _Result = TypeVar("_Result")
 _OLDEST_AMONG_ROWS: Final = 1_000
 _LISTED_ROWS_MAX: Final = 1_000
 _CHOSEN_ROWS_MAX: Final = 10_000
+_MAKE_TABLES: Final = (
+    " Run `qmq db migrate`, or `qmq_client.create_tables(engine)` for a first try."
+)
 
 
 class OutboxStore:
@@ -293,14 +296,12 @@ class OutboxStore:
         looked_at = self._tables.all if needed is None else needed
         with self._dialect.write(self._sibling) as connection:
             faults = schema_faults(connection, self._tables, looked_at)
-            faults += self._dialect.faults(connection, looked_at) if not faults else []
+            remedy = _MAKE_TABLES if faults else ""  # what a server lacks says itself what to do
+            faults = faults or self._dialect.faults(connection, looked_at)
             self.record_bytes_max = self._dialect.record_bytes_max(connection)
         if faults:
             database = self._application.url.render_as_string(hide_password=True)
-            raise OutboxMissingError(
-                f"{'; '.join(faults)} in {database}. Run `qmq db migrate`, or "
-                "`qmq_client.create_tables(engine)` for a first try."
-            )
+            raise OutboxMissingError(f"{'; '.join(faults)} in {database}.{remedy}")
 
     @property
     def now_ms(self) -> sa.ColumnElement[int]:
