@@ -31,6 +31,15 @@ def make_schema(kind: str, engine: sa.Engine, make_database: MakeDatabase) -> st
     return "messages"
 
 
+def make_outbox(kind: str, make_database: MakeDatabase) -> tuple[sa.Engine, Tables]:
+    """A database whose messages have a schema of their own, and names that need quotes."""
+    engine = make_database(kind).engine()
+    schema = make_schema(kind, engine, make_database)
+    tables = make_tables(sa.MetaData(), schema=schema, prefix="50%_'s ")
+    create_tables(engine, tables)
+    return engine, tables
+
+
 def count(engine: sa.Engine, tables: Tables) -> int:
     with engine.connect() as connection:
         return connection.scalar(sa.select(sa.func.count()).select_from(tables.outbox)) or 0
@@ -40,10 +49,7 @@ def count(engine: sa.Engine, tables: Tables) -> int:
 def test_S1_S2_S5_messages_in_a_schema_of_their_own_go_with_the_transactions_of_the_business(
     kind: str, make_database: MakeDatabase
 ) -> None:
-    engine = make_database(kind).engine()
-    schema = make_schema(kind, engine, make_database)
-    tables = make_tables(sa.MetaData(), schema=schema, prefix="50%_'s ")
-    create_tables(engine, tables)
+    engine, tables = make_outbox(kind, make_database)
     business = sa.Table("business", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True))
     business.create(engine)
     broker = MemoryBroker()
@@ -65,10 +71,7 @@ def test_S1_S2_S5_messages_in_a_schema_of_their_own_go_with_the_transactions_of_
 def test_W1_a_watchdog_claims_settles_and_purges_in_a_schema_of_its_own(
     kind: str, make_database: MakeDatabase
 ) -> None:
-    engine = make_database(kind).engine()
-    schema = make_schema(kind, engine, make_database)
-    tables = make_tables(sa.MetaData(), schema=schema, prefix="50%_'s ")
-    create_tables(engine, tables)
+    engine, tables = make_outbox(kind, make_database)
     options = ProducerOptions(background=False)
     with Producer(engine, MemoryTransport(MemoryBroker()), options=options, tables=tables) as dying:
         dying.send_now_many([Message(SUBJECT, LARGE, key=key) for key in "abc"])
