@@ -169,7 +169,11 @@ class HotRoutes:
         """Wait once; the pull that waited, and perhaps was woken."""
         waiting_pulls = self._broker.delivery.waiting
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = waiting_pulls.add((request.subject, group_of(request)), partial(_set, woken))
+        waiting = waiting_pulls.add(
+            (request.subject, group_of(request)),
+            partial(_set, woken),
+            consumer=request.consumer,
+        )
         try:
             await exchange.wait(woken, until_s)
         except ClientGone:

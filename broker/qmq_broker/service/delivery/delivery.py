@@ -31,7 +31,8 @@ from qmq_broker.service.delivery.settling import (
     plan_settlements,
 )
 from qmq_broker.service.delivery.snapshot import encode_groups
-from qmq_broker.service.delivery.waiting import WaitingPulls
+from qmq_broker.service.delivery.suspects import Turn
+from qmq_broker.service.delivery.waiting import GroupKey, WaitingPulls
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.logs.actions import Acked, Action, Pulled
 from qmq_broker.storage.store import Store
@@ -83,7 +84,7 @@ class Delivery:
         self.journal = Journal(store, on_poisoned)
         self.registry = Groups(store, limits, self.journal)
         self._picker = Picker(store, self.journal, unsettled_max=limits.unsettled_per_group)
-        self.waiting = WaitingPulls(limits.waiting_pulls)
+        self.waiting = WaitingPulls(limits.waiting_pulls, self._is_held_back)
 
     def snapshot(self, now_ms: int) -> tuple[int, bytes]:
         """Where all groups are, and the offset of the action log at which they are there."""
@@ -145,7 +146,7 @@ class Delivery:
         """
         group = self.registry.for_pull(request, now_ms)
         self._end_leases(group, now_ms)
-        picked = self._picker.pick(group, self._room(group.state, request, now_ms))
+        picked = self._pick(group, request, now_ms)
         if not picked.runs:
             self._reschedule(group, now_ms, is_unfinished=picked.is_unfinished)
             return None
@@ -153,9 +154,7 @@ class Delivery:
         first_pull_sequence = state.next_pull_sequence(request.consumer)
         self.journal.write(_hand_out(state, request, picked, self._store.epoch, now_ms), state)
         group.note_given(picked.runs)
-        self._reschedule(group, now_ms)
-        if self._has_more(state, now_ms):
-            self.waiting.wake_group(group.key)
+        self.after_change(group, now_ms)
         return HandOut(
             head=DeliveriesHead(
                 subject=state.subject,
@@ -230,6 +229,35 @@ class Delivery:
         self.after_change(group, now_ms)
         return outcome
 
+    def _pick(self, group: Group, request: PullRequest, now_ms: int) -> Picked:
+        """What this pull is given: a suspect alone, or others."""
+        room = self._room(group.state, request, now_ms)
+        consumer, suspects = request.consumer, group.suspects
+        suspects.look(now_ms)
+        turn = suspects.turn(consumer, request.lease_ms, now_ms)
+        if turn is Turn.NOTHING:
+            if self._has_more(group.state, now_ms):
+                self.waiting.wake_group(group.key)  # for somebody else
+            return Picked()
+        if turn is Turn.OTHERS or turn is Turn.OTHERS_FIRST:
+            picked = self._picker.pick(group, room)
+            suspects.note_others(consumer)
+            if picked.runs or turn is Turn.OTHERS:
+                return picked
+        picked = self._picker.pick(group, replace(room, is_for_suspect=True))
+        if not picked.runs:  # it expired, or is gone
+            return self._picker.pick(group, room)
+        suspects.note_given(
+            consumer,
+            pull_sequence=group.state.next_pull_sequence(consumer),
+            until_ms=now_ms + request.lease_ms,
+        )
+        return picked
+
+    def _is_held_back(self, key: GroupKey, consumer: str) -> bool:
+        group = self.registry.find(*key)
+        return group is not None and group.suspects.is_held_back(consumer)
+
     def _room(self, state: GroupState, request: PullRequest, now_ms: int) -> Room:
         limits = self._limits
         log = state.consumer(request.consumer)
@@ -278,6 +306,7 @@ class Delivery:
         """Put the group into the schedule for its next event."""
         state = group.state
         events = [state.deadlines.next_ms(), now_ms if is_unfinished else None]
+        events.append(group.suspects.look(now_ms))
         retry_at_ms = state.redeliveries.next_due_ms()
         if retry_at_ms is not None and retry_at_ms > now_ms:
             events.append(retry_at_ms)

@@ -2,7 +2,8 @@
 
 Decides only: reads the state of a group and the subject's consume queue. Redeliveries go first, but
 while there are new messages every fourth place is theirs, so a backlog of failing messages slows
-the others down and never stops them.
+the others down and never stops them. Suspects are taken one by one, when it is their turn
+(`suspects.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 from qmq_broker.service.delivery.bodies import GroupQueue
 from qmq_broker.service.delivery.filters import TagFilter
 from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.service.delivery.redelivery import Redelivery
 from qmq_broker.storage.queues.consume_queue import Entry
 from qmq_client.wire.deliveries import DeliveryRun
 
@@ -46,6 +48,8 @@ class Room:
     bytes: int
     #: Messages that the group may be given beyond those it already has in flight or waiting.
     new_messages: int
+    #: Whether it is the turn of a suspect: then it alone.
+    is_for_suspect: bool = False
 
 
 class Turns:
@@ -64,12 +68,12 @@ class Turns:
 
 def select(state: GroupState, turns: Turns, queue: GroupQueue, room: Room) -> Selection:
     """The messages for one pull, perhaps none."""
+    if room.is_for_suspect:
+        suspect = state.redeliveries.suspect(room.now_ms)
+        return _fit([] if suspect is None else [_again(suspect)], queue, room.bytes)
     fresh, passed = _fresh(state, queue, room)
     new_count = sum(run.count for run in fresh)
-    due = [
-        DeliveryRun(first_sequence=run.first, count=run.next - run.first, attempt=run.attempts + 1)
-        for run in state.redeliveries.due(room.now_ms, room.messages)
-    ]
+    due = [_again(run) for run in state.redeliveries.due(room.now_ms, room.messages)]
     due_count = sum(run.count for run in due)
     if due and new_count and due_count + new_count > room.messages:
         share = min(new_count, turns.new_share(room.messages))
@@ -80,6 +84,12 @@ def select(state: GroupState, turns: Turns, queue: GroupQueue, room: Room) -> Se
     if passed is None or fitting != fresh or len(selection.entries) < due_count + new_count:
         return selection
     return replace(selection, passed=passed)
+
+
+def _again(run: Redelivery) -> DeliveryRun:
+    return DeliveryRun(
+        first_sequence=run.first, count=run.next - run.first, attempt=run.attempts + 1
+    )
 
 
 def _fresh(

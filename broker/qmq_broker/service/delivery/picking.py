@@ -65,14 +65,15 @@ class Picker:
             return Picked()
         for _ in range(PASSES_MAX):
             self._skip_what_is_gone(state, queue.first_sequence, room.now_ms)
-            if state.lanes is not None:
+            if state.lanes is not None and not room.is_for_suspect:
                 self._feed(state, queue, room)
             selection = select(state, group.turns, queue, room)
             if selection.lost is not None:
                 self._skip(state, *selection.lost, room.now_ms)
                 continue
             if not selection.entries and selection.passed is None:
-                return Picked(is_unfinished=self._may_be_fed(state, queue))
+                is_fed = not room.is_for_suspect and self._may_be_fed(state, queue)
+                return Picked(is_unfinished=is_fed)
             picked = self._look(state, selection, room.now_ms)
             if picked.runs:
                 return picked

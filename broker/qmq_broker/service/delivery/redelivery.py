@@ -1,7 +1,8 @@
 """Messages of one group that wait for their next delivery, and how long they wait.
 
 A nack or the end of a lease puts a run of sequences here; bodies are never copied and no other
-group sees anything of it. A run comes out when its time has come, in the order of the times.
+group sees anything of it. A run comes out when its time has come, in the order of the times; those
+that may have ended their consumer stand apart (`suspects.py`).
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, Self, TypeVar
 
-from qmq_broker.service.delivery.history import History
+from qmq_broker.service.delivery.history import LEASE_ENDED, History
 from qmq_broker.service.delivery.spans import Spans
 
 #: The heap is built anew when it holds this many times more entries than there are runs.
 _STALE_ENTRIES_FACTOR: Final = 4
 _STALE_ENTRIES_MIN: Final = 64
+#: After so many deliveries a message whose lease ended without a word is a suspect: one that
+#: is with its first or second crash may be there by chance, and is given with the others.
+SUSPECT_AFTER: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,12 @@ class Redelivery:
     #: What was tried so far.
     history: History = ()
 
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may have ended its consumer, and is to be given alone."""
+        # Who gives one back with this very text gets it alone: no harm.
+        return self.error == LEASE_ENDED and self.attempts >= SUSPECT_AFTER
+
     def cut(self, first: int, next_: int) -> Self:
         """The part of this run with these sequences."""
         return replace(self, first=first, next=next_)
@@ -45,9 +55,9 @@ R = TypeVar("R", bound=Redelivery)
 
 
 class RedeliveryHeap(Generic[R]):
-    """Runs by sequence (to find them) and by time (to know what is due)."""
+    """Runs by sequence (to find them) and by time (to know what is due), suspects apart."""
 
-    __slots__ = ("_by_time", "_runs", "latest_ms")
+    __slots__ = ("_by_time", "_runs", "_suspects_by_time", "latest_ms")
 
     def __init__(self) -> None:
         self._runs: Spans[R] = Spans()
@@ -55,6 +65,8 @@ class RedeliveryHeap(Generic[R]):
         self.latest_ms = 0
         #: (retry_at_ms, first sequence); an entry whose run is gone or moved is skipped.
         self._by_time: list[tuple[int, int]] = []
+        #: The same for suspects.
+        self._suspects_by_time: list[tuple[int, int]] = []
 
     @property
     def count(self) -> int:
@@ -73,35 +85,58 @@ class RedeliveryHeap(Generic[R]):
         """Let a run wait. Requires: none of its messages waits already."""
         self._runs.add(run)
         self.latest_ms = max(self.latest_ms, run.retry_at_ms)
-        heappush(self._by_time, (run.retry_at_ms, run.first))
-        if len(self._by_time) > _STALE_ENTRIES_MIN + _STALE_ENTRIES_FACTOR * len(self._runs):
-            self._by_time = [(run.retry_at_ms, run.first) for run in self._runs]
+        self._note_time(run)
+        entries = len(self._by_time) + len(self._suspects_by_time)
+        if entries > _STALE_ENTRIES_MIN + _STALE_ENTRIES_FACTOR * len(self._runs):
+            self._by_time.clear()
+            self._suspects_by_time.clear()
+            for one in self._runs:
+                self._by_time_of(one).append((one.retry_at_ms, one.first))
             heapify(self._by_time)
+            heapify(self._suspects_by_time)
 
     def take(self, first: int, next_: int) -> list[R]:
         """Remove these sequences; returns what waited."""
         taken = self._runs.take(first, next_)
         rest = self._runs.at(next_)
         if taken and rest is not None:  # the rest of a cut run has a new first sequence
-            heappush(self._by_time, (rest.retry_at_ms, rest.first))
+            self._note_time(rest)
         return taken
 
     def next_due_ms(self) -> int | None:
         """When the next run is due, or None when nothing waits."""
-        while self._by_time:
-            retry_at_ms, first = self._by_time[0]
-            if self._current(retry_at_ms, first) is not None:
-                return retry_at_ms
-            heappop(self._by_time)
-        return None
+        due_ms, suspect_ms = self._next_ms(self._by_time), self.next_suspect_ms()
+        if due_ms is None or suspect_ms is None:
+            return suspect_ms if due_ms is None else due_ms
+        return min(due_ms, suspect_ms)
+
+    def next_suspect_ms(self) -> int | None:
+        """When the next suspect is due, or None when there is none."""
+        return self._next_ms(self._suspects_by_time)
+
+    def has_suspect(self, now_ms: int) -> bool:
+        """Whether the time of a suspect has come."""
+        suspect_ms = self.next_suspect_ms()
+        return suspect_ms is not None and suspect_ms <= now_ms
+
+    def suspect(self, now_ms: int) -> R | None:
+        """The first suspect whose time has come, one message; it stays."""
+        if not self.has_suspect(now_ms):
+            return None
+        first = self._suspects_by_time[0][1]
+        run = self._runs.at(first)
+        return None if run is None else run.cut(first, first + 1)
 
     def due(self, now_ms: int, messages_max: int) -> list[R]:
-        """Runs whose time has come, oldest first, at most `messages_max` messages; they stay."""
+        """Runs whose time has come, oldest first, at most `messages_max` messages; they stay.
+
+        Without suspects.
+        """
         due: list[R] = []
         popped: dict[tuple[int, int], None] = {}
         count = 0
         while count < messages_max:
-            due_ms = self.next_due_ms()
+            due_ms = self._next_ms(self._by_time)
             if due_ms is None or due_ms > now_ms:
                 break
             entry = heappop(self._by_time)
@@ -136,11 +171,21 @@ class RedeliveryHeap(Generic[R]):
             return False
         return (now.attempts, now.retry_at_ms) == (run.attempts, run.retry_at_ms)
 
-    def _current(self, retry_at_ms: int, first: int) -> R | None:
-        run = self._runs.at(first)
-        if run is None or run.first != first or run.retry_at_ms != retry_at_ms:
-            return None
-        return run
+    def _by_time_of(self, run: R) -> list[tuple[int, int]]:
+        return self._suspects_by_time if run.is_suspect else self._by_time
+
+    def _note_time(self, run: R) -> None:
+        heappush(self._by_time_of(run), (run.retry_at_ms, run.first))
+
+    def _next_ms(self, by_time: list[tuple[int, int]]) -> int | None:
+        while by_time:
+            retry_at_ms, first = by_time[0]
+            run = self._runs.at(first)
+            is_current = run is not None and (run.retry_at_ms, run.first) == by_time[0]
+            if run is not None and is_current and self._by_time_of(run) is by_time:
+                return retry_at_ms
+            heappop(by_time)
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

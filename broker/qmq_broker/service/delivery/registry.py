@@ -19,6 +19,7 @@ from qmq_broker.service.delivery.handing_out import Turns
 from qmq_broker.service.delivery.journal import Journal
 from qmq_broker.service.delivery.positions import position_of
 from qmq_broker.service.delivery.restart import new_state
+from qmq_broker.service.delivery.suspects import Suspects
 from qmq_broker.service.delivery.waiting import GroupKey
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.logs.actions import (
@@ -39,11 +40,21 @@ from qmq_client.wire.start import parse_start
 class Group:
     """A group's state and what is remembered about it in memory only."""
 
-    __slots__ = ("given", "given_again", "leases_ended", "next_due_ms", "seen_ms", "state", "turns")
+    __slots__ = (
+        "given",
+        "given_again",
+        "leases_ended",
+        "next_due_ms",
+        "seen_ms",
+        "state",
+        "suspects",
+        "turns",
+    )
 
     def __init__(self, state: GroupState, seen_ms: int) -> None:
         self.state = state
         self.turns = Turns()
+        self.suspects = Suspects(state)
         #: The time for which the group stands in the schedule.
         self.next_due_ms: int | None = None
         #: When somebody last asked for the group.

@@ -1,7 +1,8 @@
 """Pulls that wait for messages, first come first served within a group.
 
 One message wakes one pull of each group; a pull that leaves messages behind wakes the next. So a
-hundred waiting consumers do not all run for one message. A wake that nobody used is passed on.
+hundred waiting consumers do not all run for one message. A wake that nobody used is passed on, and a
+consumer that would be given nothing is passed over.
 """
 
 from __future__ import annotations
@@ -20,22 +21,25 @@ class WaitingPull:
 
     key: GroupKey
     wake: Callable[[], None]
+    consumer: str
     is_woken: bool = field(default=False)
 
 
 class WaitingPulls:
     """All waiting pulls of the broker. Belongs to the loop thread."""
 
-    def __init__(self, pulls_max: int) -> None:
+    def __init__(self, pulls_max: int, is_held_back: Callable[[GroupKey, str], bool]) -> None:
+        """`is_held_back` says of a group and a consumer whether a pull would give nothing now."""
         self._pulls_max = pulls_max
+        self._is_held_back = is_held_back
         self._by_subject: dict[str, dict[str, dict[WaitingPull, None]]] = {}
         self.count = 0
 
-    def add(self, key: GroupKey, wake: Callable[[], None]) -> WaitingPull:
+    def add(self, key: GroupKey, wake: Callable[[], None], *, consumer: str = "") -> WaitingPull:
         """Let a pull wait; raises `BusyError` when too many do."""
         if self.count >= self._pulls_max:
             raise BusyError(f"{self.count} pulls wait already", retry_after_s=1.0)
-        pull = WaitingPull(key=key, wake=wake)
+        pull = WaitingPull(key=key, wake=wake, consumer=consumer)
         subject, group = key
         self._by_subject.setdefault(subject, {}).setdefault(group, {})[pull] = None
         self.count += 1
@@ -63,11 +67,11 @@ class WaitingPulls:
     def wake_group(self, key: GroupKey) -> int:
         """There is something for this group: wake its first pull; returns how many."""
         subject, group = key
-        pull = next(iter(self._by_subject.get(subject, {}).get(group, ())), None)
-        if pull is None:
-            return 0
-        self._wake(pull)
-        return 1
+        for pull in self._by_subject.get(subject, {}).get(group, ()):
+            if not self._is_held_back(key, pull.consumer):
+                self._wake(pull)
+                return 1
+        return 0
 
     def wake_all(self) -> int:
         """The broker stops: everybody is answered now; returns how many."""
