@@ -208,6 +208,8 @@ class Worker(Machine):
         world = self.world
         assert message.message_id is not None
         if world.is_poison(message.message_id):
+            if world.plan.is_poison_deadly:
+                self.process.die()
             raise ValueError("poison")
         if world.scheduler.rng.random() < 0.07 and not world.is_cured:
             raise ValueError("not this time")

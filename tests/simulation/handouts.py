@@ -1,7 +1,8 @@
 """What the broker gave to whom, seen at the broker: promises that only its own clock and word can judge.
 
 Nothing before its time (D1) or after its end, nothing to a paused group, no attempt beyond the group's
-last, and at most once means that no consumer ever sees a message twice.
+last, what may have ended its consumers alone (C4), and at most once means that no consumer ever sees a
+message twice.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from qmq_broker.service.delivery.delivery import HandOut
+from qmq_broker.service.delivery.history import LEASE_ENDED
+from qmq_broker.service.delivery.redelivery import SUSPECT_AFTER
 from qmq_client.wire.groups import group_of
 from qmq_client.wire.message_id import format_message_id
 from qmq_client.wire.record import decode_record
@@ -44,6 +47,7 @@ class HandOuts:
         on_next, self.on_next = self.on_next, _nothing
         on_next()
         self._judge_durable(request, given)
+        self._judge_alone(request, given)
         group = self._groups[group_of(request)]
         attempts = [run.attempt for run in given.head.runs for _ in range(run.count)]
         for attempt, data in zip(attempts, given.records, strict=True):
@@ -71,6 +75,25 @@ class HandOuts:
             if entry.physical_offset >= life.store.durable_offset:
                 name = f"{request.subject} {last}"
                 self.faults.append(f"B2: {name} was given before it was durable")
+
+    def _judge_alone(self, request: PullRequest, given: HandOut) -> None:
+        """Whoever has a suspect in hand and has said nothing of it gets nothing else."""
+        life = self._host.life
+        state = None
+        if life is not None:
+            state = life.broker.delivery.group(request.subject, group_of(request))
+        log = None if state is None else state.consumer(request.consumer)
+        for lease in () if log is None else log.leases():
+            is_suspect = (
+                lease.attempt > SUSPECT_AFTER
+                and lease.token == given.head.token
+                and lease.until_ms == lease.given_at_ms + request.lease_ms
+                and lease.history[-1].outcome == LEASE_ENDED
+            )
+            is_alone = lease.first == given.head.first_pull_sequence and len(given.records) == 1
+            if is_suspect and not is_alone:
+                name = f"{request.subject} {lease.first_sequence}"
+                self.faults.append(f"C4: {name} is suspect, and not given alone")
 
     def pause(self, life: BrokerLife, group: GroupPlan, *, is_paused: bool) -> None:
         """An operator pauses a group or lets it go on; in the broker's loop."""

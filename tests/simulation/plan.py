@@ -115,6 +115,8 @@ class Plan:
     trouble_every_ms: int
     #: Messages whose number has this rest are never handled; None for no such ones.
     poison_rest: int | None
+    #: Whether those end the process of their consumer.
+    is_poison_deadly: bool
     has_delays: bool
     has_expiry: bool
     #: Whether the broker gives up what all groups have got, and keeps a few messages only.
@@ -158,6 +160,7 @@ def plan_of(seed: int) -> Plan:
         has_repeats=rng.random() < 0.4 and not has_retention,
         has_send_now=rng.random() < 0.3,
         busy_ms=rng.randint(4_000, 10_000),
+        is_poison_deadly=has_poison and rng.random() < 0.4,
     )
 
 

@@ -35,6 +35,10 @@ def with_group(kind: Kind, *wanted: Trouble) -> Callable[[Plan], bool]:
     )
 
 
+def _is_deadly(plan: Plan) -> bool:
+    return plan.is_poison_deadly
+
+
 BUGS: dict[str, Bug] = {
     "answered before the sync": Bug(broker.nothing_is_synced),
     "visible before it is durable": Bug(
@@ -60,6 +64,8 @@ BUGS: dict[str, Bug] = {
     "attempts are not counted": Bug(
         broker.attempts_are_not_counted, lambda plan: plan.poison_rest is not None
     ),
+    "suspects come with others": Bug(broker.suspects_come_with_others, _is_deadly),
+    "others come behind a suspect": Bug(broker.others_come_behind_a_suspect, _is_deadly),
     "keys have no lanes": Bug(broker.keys_have_no_lanes, with_group(Kind.ORDERED)),
     "expired messages are given": Bug(broker.nothing_expires, lambda plan: plan.has_expiry),
     "repeats are stored": Bug(broker.repeats_are_not_recognised),

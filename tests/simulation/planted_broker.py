@@ -24,8 +24,10 @@ from qmq_broker.service.delivery.journal import Journal
 from qmq_broker.service.delivery.lanes import KeyLanes
 from qmq_broker.service.delivery.moves import apply_action
 from qmq_broker.service.delivery.picking import Picked
+from qmq_broker.service.delivery.redelivery import Redelivery
 from qmq_broker.service.delivery.registry import Group, Groups
 from qmq_broker.service.delivery.settling import Outcome, plan_settlements
+from qmq_broker.service.delivery.suspects import Suspects
 from qmq_broker.service.intake import Intake
 from qmq_broker.service.serving import ServingState
 from qmq_broker.service.setting_aside import SettingAside
@@ -104,6 +106,14 @@ def attempts_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         return hand_out(state, request, picked, epoch, now_ms)
 
     monkeypatch.setattr(delivery, "_hand_out", hand_out_as_first)
+
+
+def suspects_come_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Redelivery, "is_suspect", False)
+
+
+def others_come_behind_a_suspect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Suspects, "_is_holding", lambda self, consumer: False)
 
 
 def keys_have_no_lanes(monkeypatch: pytest.MonkeyPatch) -> None:

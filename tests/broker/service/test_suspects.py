@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tests.broker.service.rig import GROUP, SUBJECT, Given, Rig
 
 LEASE_MS = 1_000
@@ -31,7 +33,7 @@ def waiting_for(rig: Rig, *consumers: str) -> list[str]:
     woken: list[str] = []
     for consumer in consumers:
         rig.broker.delivery.waiting.add(
-            (SUBJECT, GROUP), lambda name=consumer: woken.append(name), consumer=consumer
+            (SUBJECT, GROUP), partial(woken.append, consumer), consumer=consumer
         )
     return woken
 
