@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from qmq_broker.storage.schedule.copy import ScheduleCopier, write_table
+from qmq_broker.storage.schedule import copy
+from qmq_broker.storage.schedule.beside import Work
+from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_broker.storage.schedule.fates import Fate, Fates
+from qmq_broker.storage.schedule.files import ScheduleFiles
 from qmq_broker.storage.schedule.schedule import Schedule
 from qmq_broker.storage.store import Store
 from qmq_client.wire.errors import QmqError
@@ -36,6 +40,25 @@ def copies(life: DelayLife) -> None:
     for round_ in range(5):
         life.send(1, 4, 9, 30, body_bytes=120)
         life.pass_minutes(1.5 if round_ % 2 else 0)
+    life.pass_minutes(8)
+
+
+def copies_beside(life: DelayLife) -> None:
+    """The same, one message after the other, while the disk takes its time for each sync of a copy."""
+    waiting: list[Work] = []
+    life.store.schedule.beside.start = waiting.append
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr(copy, "PART_MESSAGES_MAX", 1)
+        for round_ in range(7):
+            life.send(1, 4, 4, 30, body_bytes=120)
+            life.pass_minutes(1.5 if round_ % 2 else 0)
+            while waiting and round_ % 3:
+                waiting.pop()()
+                life.store.step()
+    assert life.store.schedule.copied_offset > 0
+    while waiting:
+        waiting.pop()()
+    life.kill()
     life.pass_minutes(8)
 
 
@@ -98,6 +121,7 @@ def everything_due_at_once(life: DelayLife) -> None:
 SCENARIOS: tuple[Scenario, ...] = (
     waits_and_comes,
     copies,
+    copies_beside,
     cancellations,
     cleaning,
     retention,
@@ -227,21 +251,27 @@ def planted(scenario: Scenario) -> Callable[[Callable[[pytest.MonkeyPatch], None
 
 @planted(copies)
 def the_table_is_written_before_the_files(patch: pytest.MonkeyPatch) -> None:
-    def begin_with_table(
-        self: ScheduleCopier, parts_max: int, has_time: Callable[[], bool] = lambda: True
-    ) -> bool:
-        if self._copy is None:
-            write_table(
-                self._schedule,
-                self._schedule.visible_offset,
-                self._schedule.bucket_ms,
-                {},
-                {},
-            )
-        return real(self, parts_max, has_time)
+    real, sync = ScheduleCopier._save, ScheduleFiles.sync
 
-    real = ScheduleCopier.copy_some
-    patch.setattr(ScheduleCopier, "copy_some", begin_with_table)
+    def save(self: ScheduleCopier, all_of_it: Any) -> None:
+        with pytest.MonkeyPatch.context() as without:
+            without.setattr(ScheduleFiles, "sync", lambda _: None)
+            real(self, all_of_it)
+        sync(self._schedule.files)
+
+    patch.setattr(ScheduleCopier, "_save", save)
+
+
+@planted(copies_beside)
+def files_say_that_parts_are_durable_that_are_not(patch: pytest.MonkeyPatch) -> None:
+    def append(
+        self: ScheduleFiles, log: str, bucket: int, position: int, *rest: Any, **more: Any
+    ) -> int:
+        self._unsynced[log, bucket] = position
+        return real(self, log, bucket, position, *rest, **more)
+
+    real = ScheduleFiles.append
+    patch.setattr(ScheduleFiles, "append", append)
 
 
 @planted(waits_and_comes)

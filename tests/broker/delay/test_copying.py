@@ -1,11 +1,27 @@
-"""Copying delayed messages to their files: a little at a time, since what is due meanwhile waits."""
+"""Copying delayed messages to their files: a little at a time, since all that is sent meanwhile waits."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
-from qmq_broker.storage.schedule.copy import PART_MESSAGES_MAX, ScheduleCopier
+import pytest
+
+from qmq_broker.errors import PoisonedError
+from qmq_broker.storage.schedule import copy
+from qmq_broker.storage.schedule.beside import Work, in_a_thread
+from qmq_broker.storage.schedule.copy import PART_MESSAGES_MAX, PARTS_PER_STEP, ScheduleCopier
+from qmq_broker.storage.schedule.files import ScheduleFiles
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
+from tests.crash.delay_world import DelayLife
+from tests.crash.recording_disk import RecordingDisk
+from tests.kit.waiting import wait_for
+
+
+def send_many(rig: DelayRig, count: int) -> dict[bytes, int]:
+    due = {f"{number}".encode(): rig.now_ms + HOUR_MS for number in range(count)}
+    rig.send_delayed(due)
+    return due
 
 
 def test_D2_without_time_for_more_one_small_part_is_copied_between_two_commits(
@@ -27,3 +43,90 @@ def test_D2_without_time_for_more_one_small_part_is_copied_between_two_commits(
     assert rig.pass_and_release(HOUR_MS) == count
     assert sorted(rig.bodies()) == sorted(due)
     rig.close()
+
+
+def test_D2_A2_a_disk_that_hangs_in_the_sync_of_a_copy_holds_up_neither_sends_nor_releases(
+    tmp_path: Path,
+) -> None:
+    rig = DelayRig(tmp_path, queue_flush_bytes=1)
+    hanging: list[Work] = []
+    rig.store.schedule.beside.start = hanging.append
+    due = send_many(rig, 3 * PARTS_PER_STEP * PART_MESSAGES_MAX)
+    schedule, written = rig.store.schedule, []
+    for number in range(5):
+        rig.send(b"%d" % number, subject="other")
+        rig.send_delayed({b"soon %d" % number: rig.now_ms + 1})
+        assert rig.pass_and_release(1) == 1
+        written.append(schedule.uncopied)
+        assert len(hanging) == 1
+    assert len(rig.bodies("other")) == 5
+    # Nothing is written to files that are being synced: what came since waits.
+    assert [later - before for before, later in pairwise(written)] == [2] * 4
+    assert schedule.copied_offset == 0
+    while hanging:
+        hanging.pop()()
+        rig.store.step()
+    assert schedule.copied_offset > 0
+    schedule.beside.start = in_a_thread
+    rig.close()
+    rig.start()
+    assert rig.pass_and_release(HOUR_MS) == len(due)
+    rig.close()
+
+
+def test_D3_syncs_beside_the_writer_and_a_stop_in_the_middle_of_one_lose_nothing(
+    tmp_path: Path,
+) -> None:
+    rig = DelayRig(tmp_path, queue_flush_bytes=1)
+    schedule = rig.store.schedule
+    schedule.beside.start = in_a_thread
+    due = send_many(rig, 4 * PARTS_PER_STEP * PART_MESSAGES_MAX)
+    wait_for(lambda: rig.store.step() or schedule.copied_offset > 0, "a copy", within_s=60)
+    due |= {body + b".2": at for body, at in send_many(rig, 1).items()}
+    rig.close()
+    rig.start()
+    assert rig.store.schedule.uncopied == 0
+    assert rig.pass_and_release(HOUR_MS) == len(due)
+    rig.close()
+
+
+def test_B6_a_copy_whose_sync_fails_is_not_said_to_be_durable_and_ends_the_writing() -> None:
+    disk = RecordingDisk()
+    life = DelayLife(disk)
+    bodies = life.send(1, 200, 300)
+    disk.fails_sync = lambda path: path.startswith("schedule/")
+    with pytest.raises(PoisonedError):
+        _send_on(life)
+    assert life.store.schedule.copied_offset == 0
+    disk.fails_sync = lambda _: False
+    life.kill()
+    life.pass_minutes(310)
+    assert life.rig.delay.counts.released >= len(bodies)
+
+
+def test_when_much_waits_as_much_is_copied_as_came_since_and_no_more_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy, "UNCOPIED_MAX", 500)
+    rig = DelayRig(tmp_path)
+    rig.store.schedule.files.sync()
+    copied: list[int] = []
+    real = ScheduleFiles.append
+
+    def append(self: ScheduleFiles, *arguments: object, **more: object) -> int:
+        copied[-1] += 1
+        return real(self, *arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ScheduleFiles, "append", append)
+    for _ in range(12):
+        copied.append(0)
+        send_many(rig, 4 * PART_MESSAGES_MAX)
+    assert max(copied) <= 4 + 2
+    assert rig.store.schedule.uncopied <= 6 * PART_MESSAGES_MAX
+    rig.close()
+
+
+def _send_on(life: DelayLife) -> None:
+    for _ in range(20):
+        life.send(400, body_bytes=200)
+        life.store.step()

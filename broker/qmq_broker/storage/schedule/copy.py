@@ -4,12 +4,12 @@
 
     state/schedule    MessagePack of ScheduleTable and a checksum line
 
-A copy adds to the schedule and dispatch logs of every bucket that has something new, each with one
-sync for each part, and then replaces the table: what the table does not say was never copied, and is
-cut and derived from the commit log once more. So a message is copied once, by its source. A part is
-small, and there are few of them between two commits, because everything that is sent or released waits
-meanwhile. A bucket that is done with leaves the
-table first; then its files go.
+A copy adds to the schedule and dispatch logs of every bucket that has something new, a part at a time,
+syncs them, and then replaces the table: what the table does not say was never copied, and is cut and
+derived from the commit log once more. So a message is copied once, by its source. A part is small, and
+there are few of them between two commits, because everything that is sent or released waits
+meanwhile; nobody waits for the syncs, which are done beside the writer. A bucket that is done with
+leaves the table first; then its files go.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ FRAME_MESSAGES_MAX: Final = 4096
 FRAME_BYTES_MAX: Final = 1024 * 1024
 #: Messages and fates that stay in memory before they are copied; a start derives as many.
 UNCOPIED_MAX: Final = 100_000
-#: Messages of one part: some milliseconds and a sync.
+#: Messages of one part: some milliseconds.
 PART_MESSAGES_MAX: Final = 500
 #: Parts copied between two commits, as far as there is time for more than one …
 PARTS_PER_STEP: Final = 4
-#: … and without asking for the time, when so much waits that memory must be spared.
+#: … and when so much waits that memory must be spared: as many as came since and one more, up to this.
 PARTS_PER_STEP_BEHIND: Final = 32
 #: Steps without a try after one that had no room: the log does not fill up with it.
 SKIPS_WITHOUT_ROOM: Final = 100
@@ -77,6 +77,8 @@ class _Copy:
     #: What the table will say.
     states: dict[int, BucketState]
     over: list[int]
+    #: Whether the table says it.
+    is_saved: bool = False
 
 
 class ScheduleCopier:
@@ -89,6 +91,8 @@ class ScheduleCopier:
         self._copy: _Copy | None = None
         self._last_over_ms = 0
         self._skips = 0
+        #: What was not in the files when parts were copied last.
+        self._left = 0
 
     @property
     def quiet_offset(self) -> int:
@@ -119,12 +123,13 @@ class ScheduleCopier:
         if self._skips:
             self._skips -= 1
             return False
-        if self._copy is None and not self._is_due():
+        if schedule.beside.is_busy or (self._copy is None and not self._is_due()):
             return False
+        came = max(0, schedule.uncopied - self._left)
         is_behind = schedule.uncopied > 2 * UNCOPIED_MAX
         try:
             if is_behind:
-                self.copy_some(PARTS_PER_STEP_BEHIND)
+                self.copy_some(min(PARTS_PER_STEP_BEHIND, 2 + came // PART_MESSAGES_MAX))
             else:
                 self.copy_some(PARTS_PER_STEP, has_time)
         except NoRoomError:
@@ -134,17 +139,37 @@ class ScheduleCopier:
 
     def copy_all(self) -> None:
         """Bring everything visible to its files; durable on return."""
-        while not self.copy_some(PARTS_PER_STEP_BEHIND):
-            pass
+        self._copy_to_its_end()
         if self._schedule.uncopied or self._is_over():
-            while not self.copy_some(PARTS_PER_STEP_BEHIND):
-                pass
+            self._copy_to_its_end()
 
     def copy_some(self, parts_max: int, has_time: Callable[[], bool] = lambda: True) -> bool:
         """Go on with the copy, or begin one, for at most so many parts; whether it is finished."""
+        beside = self._schedule.beside
+        if beside.is_busy:
+            return False
+        beside.check()
         if self._copy is None:
             self._copy = self._begin()
         copy = self._copy
+        if copy.left:
+            self._copy_parts(copy, parts_max, has_time)
+        if not copy.is_saved:
+            beside.begin(self._schedule.files.sync if copy.left else lambda: self._save(copy))
+            if beside.is_busy:
+                return False
+            beside.check()
+        if copy.left:
+            return False
+        self._finish(copy)
+        self._copy = None
+        return True
+
+    def _copy_to_its_end(self) -> None:
+        while not self.copy_some(PARTS_PER_STEP_BEHIND):
+            self._schedule.beside.wait()
+
+    def _copy_parts(self, copy: _Copy, parts_max: int, has_time: Callable[[], bool]) -> None:
         for _ in range(min(parts_max, len(copy.left))):
             part = copy.left[-1]
             state = self._copy_bucket(part, copy.stored_at_ms)
@@ -155,11 +180,7 @@ class ScheduleCopier:
             copy.left.pop()
             if not has_time():
                 break
-        if copy.left:
-            return False
-        self._finish(copy)
-        self._copy = None
-        return True
+        self._left = self._schedule.uncopied
 
     def _is_due(self) -> bool:
         schedule = self._schedule
@@ -264,9 +285,15 @@ class ScheduleCopier:
         )
         return marked_frame(FrameKind.SCHEDULED, records, marks).data
 
+    def _save(self, copy: _Copy) -> None:
+        """Beside the writer: make it durable, and then say so."""
+        schedule = self._schedule
+        schedule.files.sync()
+        write_table(schedule, copy.next_offset, copy.bucket_ms, copy.states, copy.pending)
+        copy.is_saved = True
+
     def _finish(self, copy: _Copy) -> None:
         schedule = self._schedule
-        write_table(schedule, copy.next_offset, copy.bucket_ms, copy.states, copy.pending)
         schedule.copied_offset = copy.next_offset
         with schedule.lock:
             for bucket in copy.over:

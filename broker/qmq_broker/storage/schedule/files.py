@@ -21,7 +21,7 @@ from itertools import accumulate
 from threading import Lock
 from typing import Final, NamedTuple
 
-from qmq_broker.errors import CorruptionError, DiskError
+from qmq_broker.errors import CorruptionError, DiskError, DiskFullError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk, DiskFile
 from qmq_broker.storage.logs.frame_scan import FrameScan, claims_in_segment, durable_claim
@@ -114,13 +114,15 @@ class ScheduleFiles:
         #: Bucket → position → what is known of a frame of its schedule log; some 200 bytes for 4,096
         #: messages, so that most of a large bucket is not looked through for each part of it.
         self._known: dict[int, dict[int, _KnownFrame]] = {}
+        #: Log and bucket → how long a file was when it was synced last, of those written to since.
+        self._unsynced: dict[tuple[str, int], int] = {}
         #: Stamped on every frame; that of this opening once it is known.
         self.epoch = 0
 
     def append(
         self, log: str, bucket: int, position: int, frames: Sequence[bytes], *, stored_at_ms: int
     ) -> int:
-        """Put frames at `position`, the end of the file as it is known; durable on return.
+        """Put frames at `position`, the end of the file as it is known; durable after `sync`.
 
         Returns the new end. Whatever stood behind the old one is gone.
         """
@@ -129,7 +131,7 @@ class ScheduleFiles:
         if is_new:
             self._make_directory(log, layout.bucket_directory(log, bucket))
             frames = [build_segment_head(self._store_id, bucket, stored_at_ms), *frames]
-        durable_offset = bucket + position
+        durable_offset = bucket + self._unsynced.setdefault((log, bucket), position)
         file = self._disk.open(path, is_new=is_new)
         try:
             if file.length() > position:
@@ -149,12 +151,30 @@ class ScheduleFiles:
                 parts += (head, memoryview(frame)[len(head) :])
                 next_position += len(frame)
             file.write(position, parts)
-            file.sync()
         finally:
             file.close()
-        if is_new:
-            self._disk.sync_directory(layout.bucket_directory(log, bucket))
         return next_position
+
+    def sync(self) -> None:
+        """Make everything appended durable. In any thread, while nothing is appended.
+
+        Raises `DiskError` also for a disk that is full only now: what a failed sync leaves cannot be known.
+        """
+        directories = set()
+        for (log, bucket), synced_bytes in self._unsynced.items():
+            path = layout.bucket_path(log, bucket)
+            file = self._disk.open(path)
+            try:
+                file.sync()
+            except DiskFullError as error:
+                raise DiskError(operation="sync", path=path, reason=str(error)) from error
+            finally:
+                file.close()
+            if not synced_bytes:
+                directories.add(layout.bucket_directory(log, bucket))
+        for directory in sorted(directories):
+            self._disk.sync_directory(directory)
+        self._unsynced.clear()
 
     def read(self, log: str, bucket: int, position: int, count: int) -> bytes:
         """Bytes of a file; none where there is no file."""

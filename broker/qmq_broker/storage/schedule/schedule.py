@@ -23,6 +23,7 @@ from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.logs.repeats import LOG_LIMITS
 from qmq_broker.storage.logs.segments import Segments
+from qmq_broker.storage.schedule.beside import Beside
 from qmq_broker.storage.schedule.bucket import Bucket, empty_bucket
 from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.schedule.columns import IN_SCHEDULE, Columns, DelayedMessage, Subjects
@@ -75,6 +76,8 @@ class Schedule:
         self.files = ScheduleFiles(disk, store_id)
         self.subjects = Subjects()
         self.lock = Lock()
+        #: Where copies wait for the disk.
+        self.beside = Beside()
         self.records = ScheduleRecords(self.files, commit_segments, self._copied_place)
         #: By their first millisecond; guarded by the lock.
         self.buckets: dict[int, Bucket] = {}

@@ -1,0 +1,62 @@
+"""Waiting for the disk without the writer: one piece of work at a time, in a thread of its own.
+
+Everything that is sent or released waits while the writer works. A sync of files that nobody is
+answered for can take as long as the disk likes, so it is done here, and the writer asks later how
+it went.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+Work = Callable[[], None]
+
+
+def at_once(work: Work) -> None:
+    """Do it now, in the thread that asks: in a start, a clean stop, and wherever there are no threads."""
+    work()
+
+
+def in_a_thread(work: Work) -> None:
+    """Do it in a new thread, which a hanging disk keeps from nothing: not from the end of the process."""
+    threading.Thread(target=work, name="qmq-schedule-sync", daemon=True).start()
+
+
+class Beside:
+    """One piece of work that may be under way; `begin`, `is_busy` and `check` are the writer's."""
+
+    def __init__(self) -> None:
+        #: How a piece of work is started.
+        self.start: Callable[[Work], None] = at_once
+        self._is_over = threading.Event()
+        self._is_over.set()
+        self._error: Exception | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a piece of work is under way."""
+        return not self._is_over.is_set()
+
+    def begin(self, work: Work) -> None:
+        """Start a piece of work. Requires: none is under way, and the last one was checked."""
+        self._is_over.clear()
+        self.start(lambda: self._do(work))
+
+    def check(self) -> None:
+        """Raise what the last piece of work raised, once. Requires: it is over."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def wait(self) -> None:
+        """Until nothing is under way."""
+        self._is_over.wait()
+
+    def _do(self, work: Work) -> None:
+        try:
+            work()
+        except Exception as error:  # the top of its thread: the writer decides what it means
+            self._error = error
+        finally:
+            self._is_over.set()
