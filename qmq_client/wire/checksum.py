@@ -7,6 +7,7 @@ RFC 3720 appendix B.4 when this module is imported.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from functools import cache
 from typing import Final
@@ -72,37 +73,38 @@ def crc32c_without(data: bytes, first: int, after: int) -> int:
 
 def _shifted(value: int, count: int) -> int:
     """What a checksum becomes by `count` bytes of zeros behind it, as far as it depends on them."""
-    power = 0
-    while count:
-        if count & 1:
-            one, two, three, four = _shift_tables(power)
+    for shift in range(0, count.bit_length(), 4):
+        zeros = count & 15 << shift
+        if zeros:
+            one, two, three, four = _shift_tables(zeros)
             value = (
                 one[value & 255]
                 ^ two[value >> 8 & 255]
                 ^ three[value >> 16 & 255]
                 ^ four[value >> 24]
             )
-        count >>= 1
-        power += 1
     return value
 
 
 @cache
-def _shift_tables(power: int) -> tuple[tuple[int, ...], ...]:
-    """For each of its four bytes, what a checksum's byte adds behind 2 ** `power` zero bytes."""
+def _shift_tables(zeros: int) -> tuple[array[int], ...]:
+    """For each of its four bytes, what a checksum's byte adds behind so many zero bytes: 4 KiB.
+
+    Asked for numbers with one hexadecimal digit that is not zero, so there are few.
+    """
     bits = [1 << bit for bit in range(32)]
-    if power:
-        half = 1 << (power - 1)
-        images = [_shifted(_shifted(bit, half), half) for bit in bits]
-    else:
+    if zeros == 1:
         images = [(bit >> 8) ^ _TABLE[bit & 255] for bit in bits]
+    else:
+        half = zeros // 2
+        images = [_shifted(_shifted(bit, half), zeros - half) for bit in bits]
     tables = []
     for first in range(0, 32, 8):
-        table = [0] * 256
+        table = array("I", [0]) * 256
         for byte in range(1, 256):
             lowest = byte & -byte
             table[byte] = table[byte ^ lowest] ^ images[first + lowest.bit_length() - 1]
-        tables.append(tuple(table))
+        tables.append(table)
     return tuple(tables)
 
 

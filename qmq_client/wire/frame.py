@@ -373,7 +373,7 @@ def parse_subjects(data: bytes, header: FrameHeader) -> tuple[tuple[SubjectRun, 
         raise ProtocolError(f"{subject_count} subjects in a message frame", offset=6)
     sequences = struct.unpack_from(f">{subject_count}Q", data, FRAME_HEADER_BYTES)
     runs: dict[str, SubjectRun] = {}
-    position = header.head_bytes
+    position, records = header.head_bytes, 0
     for first_sequence in sequences:
         if position + _SUBJECT.size > len(data):
             raise ProtocolError("frame ends inside its subject table", offset=position)
@@ -384,7 +384,8 @@ def parse_subjects(data: bytes, header: FrameHeader) -> tuple[tuple[SubjectRun, 
             raise ProtocolError(f"subject {shorten(name)} of {count} records", offset=position)
         runs[name] = SubjectRun(subject=name, count=count, first_sequence=first_sequence)
         position += name_bytes
-    if sum(run.count for run in runs.values()) != header.record_count:
+        records += count
+    if records != header.record_count:
         raise ProtocolError("subject counts do not add up to the records", offset=12)
     return tuple(runs.values()), position
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq_broker.storage.logs.dedupe_window import DedupeWindow
-from qmq_broker.storage.logs.id_runs import IdRun, id_runs, scanned_id_runs
+from qmq_broker.storage.logs.id_runs import IdRun, _dense_run, id_runs, scanned_id_runs
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds, split_message_id
@@ -149,6 +149,19 @@ def test_the_ids_of_a_scanned_frame_are_those_of_a_parsed_one(count: int, kind: 
         for counter in range(run.first_counter, run.next_counter)
     ] == expected
     assert scanned_id_runs(frame.header, frame.data) == found
+
+
+@pytest.mark.parametrize("count", [2, 255, 257, 700])
+@pytest.mark.parametrize("bits", [8, 16, 32, 56])
+def test_ids_are_one_run_whatever_bytes_of_the_counter_change(count: int, bits: int) -> None:
+    for first in (2**bits - 1, 2**bits - count + 1, 2**bits):
+        ids = MessageIds(9, first_counter=first)
+        data = b"".join(ids.next_id() for _ in range(count))
+        assert _dense_run(data, 0, 16, count) == IdRun(9, first, first + count)
+        for spoilt in random.Random(first).sample(range(len(data)), 40):
+            other = bytearray(data)
+            other[spoilt] ^= 0x40
+            assert _dense_run(bytes(other), 0, 16, count) is None
 
 
 def test_a_scanned_frame_that_is_none_is_a_protocol_error() -> None:

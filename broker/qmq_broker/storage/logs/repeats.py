@@ -12,8 +12,9 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.logs.dedupe_window import DedupeWindow, IdRunPlace, RunTable
@@ -48,8 +49,7 @@ _BORN_POSITION: Final = RECORD_FIXED_BYTES - _TIME.size
 _HEAD: Final = slice(4, _BORN_POSITION)
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class StoredFrame:
+class StoredFrame(msgspec.Struct, kw_only=True, eq=False):
     """A frame in the log, or one that is about to be: then its offset and time are not known."""
 
     frame: MessageFrame
@@ -57,7 +57,7 @@ class StoredFrame:
     first_sequences: tuple[int, ...] = ()
     physical_offset: int = 0
     stored_at_ms: int = 0
-    _index_by_id: dict[bytes, int] = field(default_factory=dict)
+    _index_by_id: dict[bytes, int] = {}
 
     def index_of(self, message_id: bytes) -> int:
         """Which record has this id. Requires: one has."""
@@ -98,14 +98,13 @@ class StoredFrame:
         )
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Verdict:
+class Verdict(msgspec.Struct, kw_only=True, eq=False):
     """What is to be done with one frame of an append."""
 
     #: What is stored of it: all, the new messages only, or nothing.
     stored: StoredFrame | None
     #: Only when there are repeats: where each record of the request is, in order.
-    origins: list[tuple[StoredFrame, int]] = field(default_factory=list)
+    origins: list[tuple[StoredFrame, int]] = []
     #: Records that were there already.
     repeats: int = 0
     #: A message id that was stored before with other content; then nothing is stored.
@@ -131,22 +130,29 @@ class RepeatFinder:
         #: Ids of earlier frames of this append; the place is an index of `_earlier`.
         self._new_ids = RunTable()
         self._earlier: list[StoredFrame] = []
+        #: How many of these the table tells of: the last one is not looked for by anybody.
+        self._noted = 0
 
     def judge(self, frame: MessageFrame) -> Verdict:
         """What is to be done with this frame."""
         runs = id_runs(frame)
         known = self._window.find(runs)
-        earlier = [found for run in runs for found in self._new_ids.find(run)]
+        earlier = self._find_earlier(runs) if self._earlier else []
         is_clean = len(runs) == 1 or all(map(_is_before, runs, runs[1:]))
         if known or earlier or not is_clean:
             verdict = self._sorted_out(frame, known, earlier)
         else:
             verdict = Verdict(stored=StoredFrame(frame=frame, runs=runs))
         if verdict.stored is not None:
-            for run in verdict.stored.runs:
-                self._new_ids.add(run, len(self._earlier))
             self._earlier.append(verdict.stored)
         return verdict
+
+    def _find_earlier(self, runs: Iterable[IdRun]) -> list[IdRunPlace]:
+        for place, stored in enumerate(self._earlier[self._noted :], start=self._noted):
+            for run in stored.runs:
+                self._new_ids.add(run, place)
+        self._noted = len(self._earlier)
+        return [found for run in runs for found in self._new_ids.find(run)]
 
     def _readable(self, place: int) -> StoredFrame | None:
         """A frame to compare with; None for a damaged one: what its sender still has is stored again."""

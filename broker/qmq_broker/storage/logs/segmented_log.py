@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from threading import Lock
 
 from qmq_broker.clock import Clock
@@ -100,8 +101,10 @@ class SegmentedLog:
             if max(sizes, default=0) > self.frame_bytes_max:
                 raise ValueError(f"frame of {max(sizes)} bytes; allowed: {self.frame_bytes_max}")
             stored_at_ms = max(self._clock.now_ms(), self.last_stored_at_ms)
-            offsets = self._place(sizes)
-            self._make_room(offsets, sizes, stored_at_ms)
+            offsets = self._offsets_ahead(sizes)
+            if offsets is None:
+                offsets = self._place(sizes)
+                self._make_room(offsets, sizes, stored_at_ms)
             self.last_stored_at_ms = stored_at_ms
             self._write(drafts, offsets)
             return offsets
@@ -183,6 +186,15 @@ class SegmentedLog:
     def close(self) -> None:
         """Give the files back without syncing. Safe to call twice."""
         self._segments.close()
+
+    def _offsets_ahead(self, sizes: Sequence[int]) -> list[int] | None:
+        """Where frames of these lengths go when room is taken for all of them, as it mostly is."""
+        *offsets, after = accumulate(sizes, initial=self.written_offset)
+        position = self.written_offset % self._segments.segment_bytes
+        room_bytes = self._allocated.get(self.written_offset - position, 0) - position
+        # A segment that is just full, or just begun, is left to `_place`.
+        is_ahead = position and after - self.written_offset + FRAME_HEADER_BYTES <= room_bytes
+        return offsets if is_ahead else None
 
     def _place(self, sizes: Sequence[int]) -> list[int]:
         """Where frames of these lengths go; none crosses a segment."""
@@ -280,8 +292,10 @@ class SegmentedLog:
     def _flush(self, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         if parts:
             base = self._segments.base_of(offset)
-            with self._poisoning("write"):
+            try:
                 self._segments.file(base).write(offset - base, parts)
+            except (DiskError, NoRoomError) as error:
+                raise self._poisoned("write", error) from error
 
     def _roll(self, base: int) -> None:
         """Seal the segment before `base`, which exists and is durable, and go on behind its head."""

@@ -79,7 +79,7 @@ class ConsumeQueue:
         #: Sequence of the first entry in memory, and the entries; replaced together.
         self._tail = (flushed_sequence, bytearray())
 
-    def stage(self, entries: bytes) -> None:
+    def stage(self, entries: bytes | bytearray) -> None:
         """Add packed entries, not yet visible."""
         self._tail[1].extend(entries)
         self.staged_sequence += len(entries) // ENTRY_BYTES

@@ -255,7 +255,9 @@ class ConsumeQueues:
             return self._first_sequences.get(subject, 0)
         return queue.staged_sequence
 
-    def stage(self, subject: str, first_sequence: int, entries: bytes, *, offset: int) -> None:
+    def stage(
+        self, subject: str, first_sequence: int, entries: bytes | bytearray, *, offset: int
+    ) -> None:
         """Add the entries of one run of the frame at `offset`.
 
         Raises `CorruptionError` when the run does not begin where the queue ends: sequences are

@@ -2,8 +2,8 @@
 
 Lengths and tag hashes stand in the frame as columns of the same bytes, and of the physical offset only
 the lower half changes within a frame. So entries are copies of the first one, into which the columns
-that are not the same in all of them are written byte by byte: forty copies of five hundred bytes cost
-a tenth of packing five hundred entries.
+that are not the same in all of them are written word by word: a tenth of what packing five hundred
+entries costs.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from qmq_broker.storage.queues.queue_files import ENTRY_BYTES
 from qmq_client.wire.frame import MessageFrame
 
 _FIRST: Final = struct.Struct(">Q")
-#: Where the parts of an entry stand, see `consume_queue.py`; of the offset its lower half.
-_OFFSET_POSITION: Final = 4
-_LENGTH_POSITION: Final = 8
-_HASH_POSITION: Final = 12
 _WORD_BYTES: Final = 4
+_WORDS: Final = ENTRY_BYTES // _WORD_BYTES
+#: Where the parts of an entry stand in words, see `consume_queue.py`.
+_OFFSET: Final = slice(0, None, _WORDS)
+_LOW_OFFSET: Final = slice(1, None, _WORDS)
+_LENGTH: Final = slice(2, None, _WORDS)
+_HASH: Final = slice(3, None, _WORDS)
+_LOW_HASH: Final = slice(4, None, _WORDS)
 _HASH_BYTES: Final = 8
 _WORD_END: Final = 2**32
 
 
-def pack_entries(frame: MessageFrame, physical_offset: int) -> bytes:
+def pack_entries(frame: MessageFrame, physical_offset: int) -> bytearray:
     """The consume queue entries of all records of a frame that stands at `physical_offset`."""
     data, positions, count = frame.data, frame.positions, frame.header.record_count
     hashes_first = positions[0] - _HASH_BYTES * count
@@ -34,26 +37,28 @@ def pack_entries(frame: MessageFrame, physical_offset: int) -> bytes:
     hashes = data[hashes_first : positions[0]]
     first_offset = physical_offset + positions[0]
     first = _FIRST.pack(first_offset) + lengths[:_WORD_BYTES] + hashes[:_HASH_BYTES]
-    if count == 1:
-        return first
     entries = bytearray(first * count)
+    if count == 1:
+        return entries
+    # Words are copied as they are: the machine's own order of bytes does not matter.
+    words = memoryview(entries).cast("I")
     low = first_offset % _WORD_END
     if low + positions[-1] - positions[0] < _WORD_END:
-        _put(entries, _OFFSET_POSITION, _low_words(low, positions), _WORD_BYTES)
+        words[_LOW_OFFSET] = memoryview(_low_words(low, positions)).cast("I")
     else:
-        offsets = [physical_offset + position for position in positions]
-        _put(entries, 0, struct.pack(f">{count}Q", *offsets), _FIRST.size)
+        offsets = struct.pack(f">{count}Q", *(physical_offset + each for each in positions))
+        _put_pairs(words, _OFFSET, _LOW_OFFSET, offsets)
     if lengths != lengths[:_WORD_BYTES] * count:
-        _put(entries, _LENGTH_POSITION, lengths, _WORD_BYTES)
+        words[_LENGTH] = memoryview(lengths).cast("I")
     if hashes != hashes[:_HASH_BYTES] * count:
-        _put(entries, _HASH_POSITION, hashes, _HASH_BYTES)
-    return bytes(entries)
+        _put_pairs(words, _HASH, _LOW_HASH, hashes)
+    return entries
 
 
-def _put(entries: bytearray, position: int, column: bytes, width: int) -> None:
-    """Write a column of numbers of `width` bytes to `position` of each entry."""
-    for place in range(width):
-        entries[position + place :: ENTRY_BYTES] = column[place::width]
+def _put_pairs(words: memoryview[int], high: slice, low: slice, numbers: bytes) -> None:
+    """Write numbers of eight bytes to two columns."""
+    pairs = memoryview(numbers).cast("I")
+    words[high], words[low] = pairs[::2], pairs[1::2]
 
 
 def _low_words(low: int, positions: Sequence[int]) -> bytes:
@@ -63,7 +68,7 @@ def _low_words(low: int, positions: Sequence[int]) -> bytes:
     """
     count = len(positions)
     if isinstance(positions, range):
-        words = low * _ones(count) + positions.step * _indexes(count)
+        words = low * _ones(count) + _multiples(count, positions.step)
     else:
         words = int.from_bytes(struct.pack(f">{count}I", *positions))
         words += (low - positions[0]) * _ones(count)
@@ -76,5 +81,6 @@ def _ones(count: int) -> int:
 
 
 @lru_cache(maxsize=16)
-def _indexes(count: int) -> int:
-    return int.from_bytes(struct.pack(f">{count}I", *range(count)))
+def _multiples(count: int, step: int) -> int:
+    """0, `step`, 2 `step` and so on. Requires: none is over a word."""
+    return int.from_bytes(struct.pack(f">{count}I", *range(0, count * step, step)))
