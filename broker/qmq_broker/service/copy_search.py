@@ -16,7 +16,6 @@ from qmq_broker.storage.index.key_search import FoundRecord
 from qmq_broker.storage.logs.copies import Copy, unpack_copy
 from qmq_broker.storage.schedule.columns import Columns
 from qmq_broker.storage.schedule.fates import Fate
-from qmq_broker.storage.schedule.records import Wanted
 from qmq_broker.storage.store import Store
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.names import COPIES
@@ -124,12 +123,7 @@ class CopySearch:
             if columns.subjects[index] == number and fates.get(sequence) is Fate.PENDING
         ]
         for index in indexes:
-            wanted = Wanted(
-                columns.sequences[index],
-                columns.places[index],
-                columns.record_bytes[index],
-                COPIES,
-            )
-            (record,) = schedule.records.read_all(columns.bucket, [wanted])
+            wanted = columns.message(index, schedule.subjects)
+            (record,) = schedule.records.read_all(columns.bucket, COPIES, [wanted])
             if isinstance(record, bytes):
                 yield None, columns.sources[index], record

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 from qmq_broker.storage.schedule.columns import DelayedMessage
@@ -33,11 +34,18 @@ class DelayCounts:
         self.late_sum_ms = 0
         self.late_max_ms = 0
 
-    def note_late(self, late_ms: int) -> None:
-        """A message was committed so long after its time."""
-        self.late[bisect_left(LATE_BOUNDS_MS, late_ms)] += 1
-        self.late_sum_ms += late_ms
-        self.late_max_ms = max(self.late_max_ms, late_ms)
+    def note_late(self, late_ms: Iterable[int]) -> None:
+        """Messages were committed so long after their times."""
+        in_order = sorted(late_ms)
+        if not in_order:
+            return
+        passed = 0
+        for number, bound_ms in enumerate(LATE_BOUNDS_MS):
+            before, passed = passed, bisect_right(in_order, bound_ms)
+            self.late[number] += passed - before
+        self.late[-1] += len(in_order) - passed
+        self.late_sum_ms += sum(in_order)
+        self.late_max_ms = max(self.late_max_ms, in_order[-1])
 
     def late_quantile_ms(self, share: float) -> int:
         """The upper end of the class that this share of all does not pass; 0 for none yet."""

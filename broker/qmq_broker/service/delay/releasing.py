@@ -28,7 +28,6 @@ from qmq_broker.service.delay.load import LOAD_MAX, Load, frozen_sequences
 from qmq_broker.service.delay.wheel import Key, Pending, Wheel, end_of
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
-from qmq_broker.storage.schedule.records import Wanted
 from qmq_broker.storage.schedule.schedule import Arrival, Schedule, marked_frame
 from qmq_broker.storage.schedule.sorted import SortedBuckets
 from qmq_broker.storage.store import Placed
@@ -235,8 +234,7 @@ class Delay:
         self.counts.released += released
         self.counts.passed_over += len(release.messages) - released
         if not release.is_overdue:
-            for message in release.messages:
-                self.counts.note_late(now_ms - message.due_at_ms)
+            self.counts.note_late([now_ms - message.due_at_ms for message in release.messages])
 
     def _load(self, now_ms: int) -> None:
         """Bring what is due soon into memory, before it is needed, for a while."""
@@ -339,24 +337,24 @@ class Delay:
 
     def _release(self, messages: list[Pending], is_overdue: bool) -> _Release | None:
         """A frame of what can be read of these messages of one bucket; None for nothing."""
-        names = self._schedule.subjects.names
         bucket = messages[0].bucket
-        wanted = [
-            Wanted(sequence, place, record_bytes, names[subject])
-            for _, _, sequence, _, place, record_bytes, subject in messages
-        ]
+        by_subject: dict[int, list[Pending]] = {}
+        for message in messages:
+            by_subject.setdefault(message.subject, []).append(message)
         records: dict[str, list[bytes]] = {}
-        marked: dict[str, list[Pending]] = {}
-        found = self._schedule.records.read_all(bucket, wanted)
-        for message, one, record in zip(messages, wanted, found, strict=True):
-            if isinstance(record, CorruptionError):
-                self._note_damaged(message, record)
-                continue
-            if one.subject not in records:
-                records[one.subject], marked[one.subject] = [], []
-            records[one.subject].append(record)
-            marked[one.subject].append(message)
-        in_order = [message for some in marked.values() for message in some]
+        in_order: list[Pending] = []
+        for number, wanted in by_subject.items():
+            subject = self._schedule.subjects.names[number]
+            whole: list[bytes] = []
+            found = self._schedule.records.read_all(bucket, subject, wanted)
+            for message, record in zip(wanted, found, strict=True):
+                if isinstance(record, CorruptionError):
+                    self._note_damaged(message, record)
+                else:
+                    whole.append(record)
+                    in_order.append(message)
+            if whole:
+                records[subject] = whole
         if not in_order:
             return None
         marks = Marks(

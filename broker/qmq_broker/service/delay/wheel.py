@@ -98,8 +98,11 @@ class Rows:
         order: Sequence[int] = range(len(self))
         if not (_is_sorted(buckets) and _is_sorted(sequences)):
             order = sorted(order, key=sequences.__getitem__)
-            order = sorted(order, key=buckets.__getitem__)
-        order = sorted(order, key=due_at_ms.__getitem__)
+            if not _is_sorted(buckets):
+                order = sorted(order, key=buckets.__getitem__)
+        first_ms = min(due_at_ms, default=0)
+        after_ms = [due_ms - first_ms for due_ms in due_at_ms]  # small numbers are sorted faster
+        order = sorted(order, key=after_ms.__getitem__)
         self.columns = [_picked(column, order) for column in self.columns]
 
     def part(self, first: int, after: int) -> Rows:
@@ -110,7 +113,7 @@ class Rows:
 
     def messages(self) -> list[Pending]:
         """All of them as values."""
-        return [Pending(*row) for row in zip(*self.columns, strict=True)]
+        return list(map(Pending._make, zip(*self.columns, strict=True)))
 
 
 def _picked(column: array[int], indexes: Sequence[int]) -> array[int]:

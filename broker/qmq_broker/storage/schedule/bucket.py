@@ -118,6 +118,12 @@ class Bucket:
         found = self.waiting.find_source(source)
         return None if found is None else self.waiting.sequences[found]
 
+    def find_all(self, sequences: Sequence[int], sources: Sequence[int]) -> Sequence[int | None]:
+        """The same as `find`, for many."""
+        if max(sequences, default=0) < self.copied.next_sequence:
+            return sequences
+        return [self.find(*pair) for pair in zip(sequences, sources, strict=True)]
+
     def settle(self, fate: Fate, sequences: Sequence[int]) -> None:
         """Fates became durable."""
         self.undispatched.extend([pack_fate(fate, sequence) for sequence in sequences])

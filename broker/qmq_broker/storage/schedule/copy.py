@@ -34,7 +34,6 @@ from qmq_broker.storage.schedule.bucket import (
 )
 from qmq_broker.storage.schedule.columns import Columns
 from qmq_broker.storage.schedule.files import dispatched_frames
-from qmq_broker.storage.schedule.records import Wanted
 from qmq_broker.storage.schedule.schedule import Schedule, marked_frame
 from qmq_client.wire.frame import FrameKind
 from qmq_client.wire.marks import Marks
@@ -266,16 +265,8 @@ class ScheduleCopier:
         order = [index for indexes in by_subject.values() for index in indexes]
         records: dict[str, list[bytes]] = {}
         for subject, indexes in by_subject.items():
-            wanted = [
-                Wanted(
-                    messages.sequences[index],
-                    messages.places[index],
-                    messages.record_bytes[index],
-                    subject,
-                )
-                for index in indexes
-            ]
-            found = schedule.records.read_all(messages.bucket, wanted)
+            wanted = [messages.message(index, schedule.subjects) for index in indexes]
+            found = schedule.records.read_all(messages.bucket, subject, wanted)
             records[subject] = [_whole(record) for record in found]
         marks = Marks(
             sequences=[messages.sequences[index] for index in order],

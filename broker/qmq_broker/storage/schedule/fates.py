@@ -6,6 +6,7 @@ notes it here with the write, so that a message has one fate whatever else runs 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final
 
@@ -56,6 +57,17 @@ class Fates:
         if place >= len(self._bits):
             return Fate.PENDING
         return _FATES[self._bits[place] >> 2 * (sequence & 3) & _MASK]
+
+    def pending(self, sequences: Sequence[int | None]) -> list[int]:
+        """Indexes of those that are pending: the same as `get`, for many. None is not."""
+        bits = self._bits
+        end = 4 * len(bits)
+        return [
+            index
+            for index, sequence in enumerate(sequences)
+            if sequence is not None
+            and (sequence >= end or not bits[sequence >> 2] >> 2 * (sequence & 3) & _MASK)
+        ]
 
     def set(self, sequence: int, fate: Fate) -> bool:
         """Let a pending message have this fate; whether it was pending."""

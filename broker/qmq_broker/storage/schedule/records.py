@@ -6,7 +6,7 @@ Many are read at once when they are released: neighbours with one read, in the o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, Protocol
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
@@ -24,14 +24,23 @@ _READ_BYTES_MAX: Final = 1024 * 1024
 _CRC_BYTES: Final = 4
 
 
-class Wanted(NamedTuple):
-    """A record that is to be read."""
+class Wanted(Protocol):
+    """A record that is to be read: any of the tuples that say where one stands."""
 
-    sequence: int
-    #: As of `DelayedMessage`.
-    place: int
-    record_bytes: int
-    subject: str
+    @property
+    def sequence(self) -> int:
+        """Its place among those of its bucket."""
+        ...
+
+    @property
+    def place(self) -> int:
+        """As of `DelayedMessage`."""
+        ...
+
+    @property
+    def record_bytes(self) -> int:
+        """Its length."""
+        ...
 
 
 class ScheduleRecords:
@@ -45,13 +54,13 @@ class ScheduleRecords:
         self._commit = commit
         self._find_copy = find_copy
 
-    def read(self, bucket: int, wanted: Wanted) -> bytes:
+    def read(self, bucket: int, subject: str, wanted: Wanted) -> bytes:
         """One record, verified; raises `CorruptionError`."""
-        sequence, place, record_bytes, subject = wanted
+        place, record_bytes = wanted.place, wanted.record_bytes
         data = self._read(bucket, place, record_bytes)
         if not data and not place & IN_SCHEDULE:
             # Its commit log segment went while it was known by its place there.
-            place = self._find_copy(bucket, sequence)
+            place = self._find_copy(bucket, wanted.sequence)
             data = self._read(bucket, place, record_bytes)
         try:
             verify_record(subject, data)
@@ -63,26 +72,25 @@ class ScheduleRecords:
             ) from error
         return data
 
-    def read_all(self, bucket: int, wanted: Sequence[Wanted]) -> list[bytes | CorruptionError]:
-        """All of these of one bucket, verified, in their order; one that cannot be read is its error."""
+    def read_all(
+        self, bucket: int, subject: str, wanted: Sequence[Wanted]
+    ) -> list[bytes | CorruptionError]:
+        """All of these of one bucket and subject, verified, in their order; one that cannot be read is its error."""
         found: list[bytes | CorruptionError] = [b""] * len(wanted)
-        seeds = {subject: crc32c(subject.encode()) for subject in {one.subject for one in wanted}}
+        seed = crc32c(subject.encode())
         for run in _neighbours(wanted):
-            first = wanted[run[0]].place
-            last = wanted[run[-1]]
+            first, last = wanted[run[0]].place, wanted[run[-1]]
             data = self._read(bucket, first, last.place + last.record_bytes - first)
             for index in run:
-                _, place, record_bytes, subject = one = wanted[index]
-                position = place - first
+                one = wanted[index]
+                position, record_bytes = one.place - first, one.record_bytes
                 record = data[position : position + record_bytes]
-                is_whole = len(record) == record_bytes > _CRC_BYTES
-                if is_whole and extend_crc32c(seeds[subject], record[_CRC_BYTES:]) == record_crc(
-                    record
-                ):
+                is_there = len(record) == record_bytes > _CRC_BYTES
+                if is_there and extend_crc32c(seed, record[_CRC_BYTES:]) == record_crc(record):
                     found[index] = record
                     continue
                 try:
-                    found[index] = self.read(bucket, one)
+                    found[index] = self.read(bucket, subject, one)
                 except CorruptionError as error:
                     found[index] = error
         return found
@@ -95,16 +103,15 @@ class ScheduleRecords:
 
 def _neighbours(wanted: Sequence[Wanted]) -> Iterator[list[int]]:
     """Indexes in the order of the places, those together that one read gives."""
+    places = [one.place for one in wanted]
     run: list[int] = []
     first = near = 0
-    for index, (_, place, record_bytes, _) in sorted(
-        enumerate(wanted), key=lambda numbered: numbered[1][1]
-    ):
-        if run and (place > near or place + record_bytes - first > _READ_BYTES_MAX):
-            yield run
-            run = []
-        if not run:
-            first = place
+    for index in sorted(range(len(places)), key=places.__getitem__):
+        place, record_bytes = places[index], wanted[index].record_bytes
+        if place > near or place + record_bytes - first > _READ_BYTES_MAX:
+            if run:
+                yield run
+            run, first = [], place
         run.append(index)
         near = place + record_bytes + _GAP_BYTES
     if run:

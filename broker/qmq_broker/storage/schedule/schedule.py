@@ -29,7 +29,7 @@ from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.schedule.columns import IN_SCHEDULE, Columns, DelayedMessage, Subjects
 from qmq_broker.storage.schedule.fates import Fate, Fates
 from qmq_broker.storage.schedule.files import ScheduleFiles
-from qmq_broker.storage.schedule.records import ScheduleRecords, Wanted
+from qmq_broker.storage.schedule.records import ScheduleRecords
 from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.marks import Marks, frame_marks, pack_marks
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
@@ -156,16 +156,11 @@ class Schedule:
         bucket = self.buckets.get(number)
         if bucket is None:
             return []
-        get = bucket.fates(self.files).get
-        return [
-            index
-            for index, (sequence, source) in enumerate(
-                zip(marks.sequences, marks.sources, strict=True)
-            )
-            if (place := bucket.find(sequence, source)) is not None
-            and not get(place)
-            and (not taken or (number, sequence) not in taken)
-        ]
+        places = bucket.find_all(marks.sequences, marks.sources)
+        found = bucket.fates(self.files).pending(places)
+        if taken:
+            found = [index for index in found if (number, marks.sequences[index]) not in taken]
+        return found
 
     def publish(self, durable_offset: int, stored_at_ms: int) -> None:
         """Let everything staged be known. Requires: the commit log was synced up to there."""
@@ -249,15 +244,12 @@ class Schedule:
         bucket = self.buckets.get(marks.buckets[0])
         if bucket is None:
             return  # a replay: its bucket was done with and removed
-        note, index = bucket.fates(self.files).set, 0
+        fates, index = bucket.fates(self.files), 0
         for run in frame.runs:
             after = index + run.count
-            pairs = zip(marks.sequences[index:after], marks.sources[index:after], strict=True)
-            found = [bucket.find(sequence, source) for sequence, source in pairs]
+            found = bucket.find_all(marks.sequences[index:after], marks.sources[index:after])
             new = [
-                sequence
-                for sequence in found
-                if sequence is not None and note(sequence, Fate.RELEASED)
+                place for place in found if place is not None and fates.set(place, Fate.RELEASED)
             ]
             if new:
                 self._settled.append(_Settled(bucket, new, Fate.RELEASED, run.subject))
@@ -331,10 +323,7 @@ class Schedule:
 
     def read(self, message: DelayedMessage) -> bytes:
         """The record of a message, verified; raises `CorruptionError`."""
-        return self.records.read(
-            message.bucket,
-            Wanted(message.sequence, message.place, message.record_bytes, message.subject),
-        )
+        return self.records.read(message.bucket, message.subject, message)
 
     def close(self) -> None:
         """Give all files back. Safe to call twice."""

@@ -2,11 +2,11 @@
 
 ::
 
-    sorted/<yyyyMMddHHmm>    runs of blocks; a block: columns of up to 512 messages, CRC-32C of them 4
+    sorted/<yyyyMMddHHmm>    runs of blocks; a block: columns of up to 256 messages, CRC-32C of them 4
 
 A schedule log is in the order of arrival. A bucket of ten million messages would be looked through from
 end to end for each portion that is loaded of it. So its messages are sorted once, some ten thousand at a
-time, into *runs*; a portion is then a few blocks of each run. In memory stay 28 bytes for each block: half a
+time, into *runs*; a portion is then a few blocks of each run. In memory stay 28 bytes for each block: a
 megabyte for ten million messages. The files are derived, in this machine's byte order, never synced and
 never read by another process: a start removes them, and what cannot be written or read is looked through
 in the schedule log as before. For one thread.
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 #: Messages of one run. While they are sorted nothing else is done: some 40 ms.
 RUN_MESSAGES: Final = 65_536
 #: Messages of one block: what is read too much is a part of one block of each run.
-BLOCK_MESSAGES: Final = 512
+BLOCK_MESSAGES: Final = 256
 _CRC_BYTES: Final = 4
 #: Columns of a block: due time, sequence, source, place; record length, number of the subject.
 _CODES: Final = "QQQQII"
