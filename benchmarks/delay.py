@@ -2,21 +2,20 @@
 
 Release, cost and memory are measured in this process: the real store and the real releases, by hand and
 without threads, with a clock that is moved to the moment when everything is due. Lateness is measured
-on a broker process, with messages of one producer that fall due at a steady rate.
+on a broker process (`lateness.py`).
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 import tracemalloc
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from benchmarks import lateness
 from benchmarks.load import BODY_BYTES, SUBJECT
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
@@ -31,14 +30,10 @@ from qmq_broker.storage.schedule.schedule import Schedule
 from qmq_broker.storage.schedule.sorted import SortedBuckets
 from qmq_broker.storage.store import Store
 from qmq_client.ids import MESSAGE_IDS
-from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.record import Record, encode_record
 
 BATCH_MESSAGES: Final = 500
-#: The stated rate of the lateness, and how long before its time a message is sent.
-RATE_PER_S: Final = 5_000
-AHEAD_S: Final = 1.5
 HOUR_MS: Final = 3_600_000
 #: Bodies of those that are only loaded: a load reads none, and ten million are ten gigabytes otherwise.
 SMALL_BYTES: Final = 128
@@ -102,7 +97,7 @@ def run(bench: Bench) -> list[Row]:
         _row("release / append", "ratio of CPU", [one.cost_ratio for one in rounds], conditions),
     ]
     rows += _big_bucket(bench)
-    rows.append(_lateness(bench))
+    rows += lateness.rows(bench)
     return rows
 
 
@@ -312,60 +307,3 @@ def _peak_mib() -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
     (peak,) = [line for line in lines if line.startswith("VmHWM:")]
     return int(peak.split()[1]) / 1024
-
-
-def _lateness(bench: Bench) -> Row:
-    """p99 of the lateness at the stated rate, by the broker's own count."""
-    seconds = bench.effort.pick(tiny=1, quick=5, full=20)
-    per_s = bench.effort.pick(tiny=100, quick=RATE_PER_S, full=RATE_PER_S)
-    samples, written = [], 0
-    for _ in range(bench.rounds):
-        with bench.processes() as processes:
-            broker = processes.start_broker()
-            transport = HttpTransport(broker.url)
-            try:
-                _send_steadily(transport, per_s, seconds)
-            finally:
-                transport.close()
-            samples.append(_late_p99_ms(broker.url, per_s * seconds))
-            written = broker.written_bytes()
-    conditions = Conditions(
-        durability="fdatasync before a release counts",
-        client="stock httpx; the broker is a process of its own and counts by itself",
-        batch_messages=per_s // 10,
-        message_bytes=BODY_BYTES,
-        written_bytes=written,
-        note=f"{per_s:,} messages a second for {seconds} s; upper end of the broker's class",
-    )
-    return _row("lateness, p99", "ms", samples, conditions, Goal(bound=200, is_floor=False))
-
-
-def _send_steadily(transport: HttpTransport, per_s: int, seconds: int) -> None:
-    began_s = time.time()
-    for tenth in range(seconds * 10):
-        first_s = began_s + AHEAD_S + tenth / 10
-        records = [
-            encode_record(
-                Record(
-                    message_id=MESSAGE_IDS.next_id(),
-                    subject=SUBJECT,
-                    body=bytes(BODY_BYTES),
-                    born_at_ms=0,
-                    due_at_ms=round((first_s + number / per_s) * 1000),
-                )
-            )
-            for number in range(per_s // 10)
-        ]
-        transport.send(build_message_frame({SUBJECT: records}, kind=FrameKind.DELAYED))
-        time.sleep(max(0.0, began_s + (tenth + 1) / 10 - time.time()))
-
-
-def _late_p99_ms(url: str, count: int) -> float:
-    deadline_s = time.monotonic() + 60
-    while time.monotonic() < deadline_s:
-        with urllib.request.urlopen(f"{url}/v1/delayed/status", timeout=10) as answer:
-            status = json.load(answer)
-        if status["released"] >= count:
-            return float(status["late_p99_ms"])
-        time.sleep(0.1)
-    raise RuntimeError(f"{status['released']} of {count} messages were released")
