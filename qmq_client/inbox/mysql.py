@@ -30,6 +30,7 @@ from qmq_client.outbox.database.driver import error_number
 from qmq_client.outbox.database.link import link_of
 from qmq_client.outbox.database.mysql import NOW_MS
 from qmq_client.outbox.relay.deletes import delete_by
+from qmq_client.outbox.table import AS_NAMED
 
 _MARK: Final = "qmq_inbox"
 _KNOWN_ID: Final = 1062  # ER_DUP_ENTRY
@@ -80,7 +81,8 @@ class MySqlInboxDialect:
             connection.scalars(
                 sa.select(columns.message_id).where(
                     columns.consumer_group == group, columns.message_id.in_(ids)
-                )
+                ),
+                execution_options=AS_NAMED,
             )
         )
         left = [one for one in ids if one not in known]

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from qmq_client.errors import ConfigurationError, InboxTransactionError, OutboxMissingError
 from qmq_client.inbox.dialect import InboxDialect, Noted, inbox_dialect
 from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE, dialect_of
+from qmq_client.outbox.table import AS_NAMED
 from qmq_client.wire.names import check_name
 
 #: Rows per delete: each is a short transaction between those of the handlers.
@@ -69,7 +70,8 @@ class Notes:
             sa.delete(self._inbox).where(
                 columns.consumer_group == self.group,
                 columns.message_id.in_(sorted(message_ids)),
-            )
+            ),
+            execution_options=AS_NAMED,
         )
 
     def purge(self, session: Session, older_than_ms: int, limit: int) -> int:

@@ -33,6 +33,9 @@ DEFAULT_PREFIX: Final = "qmq_"
 REVISIONS: Final = ("qmq0002",)
 #: Rows of the table of locks. Two keys that share one wait for each other, from INSERT to COMMIT.
 ORDER_LOCKS: Final = 256
+#: Of a statement on these tables that runs on the application's connection: they are where `Tables`
+#: says, whatever its `schema_translate_map` makes of the application's own.
+AS_NAMED: Final[dict[str, Any]] = {"schema_translate_map": None}
 _MYSQL: Final = ("mysql", "mariadb")
 
 #: The server's default may be one that keeps what a transaction rolled back.

@@ -8,6 +8,7 @@ the work.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable
 
@@ -61,6 +62,8 @@ class PublisherThread:
         with self._changed:
             if self._is_alive() or self._close_at_s is not None:
                 return
+            if sys.is_finalizing():
+                return  # it would never run, and whoever starts it wait for ever
             thread = threading.Thread(target=self._run, name="qmq-publisher", daemon=True)
             try:
                 thread.start()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -288,3 +290,29 @@ def test_S12_what_is_sent_after_the_close_is_stored_and_told_as_left(world: Worl
     flushed = producer.flush()
     assert (bool(flushed), flushed.is_done, flushed.accepted, flushed.left) == (False, True, 0, 1)
     assert world.stored_ids() == {message_id}
+
+
+LAST_WORDS = """
+import sys
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+from qmq_client import Message, Producer
+
+engine = sa.create_engine(sys.argv[1])
+producer = Producer(engine, "http://127.0.0.1:1")
+
+class Till:
+    def __del__(self):
+        with Session(engine) as session, session.begin():
+            producer.send(Message("till.closed", "17"), session=session)
+
+till = Till()
+"""
+
+
+def test_S12_a_first_send_while_the_interpreter_ends_is_stored_and_lets_it_end(
+    world: World,
+) -> None:
+    command = [sys.executable, "-c", LAST_WORDS, world.url]
+    subprocess.run(command, check=True, timeout=60)
+    assert len(world.stored_ids()) == 1

@@ -21,7 +21,7 @@ from qmq_client.outbox.database.deadline import TRANSACTION_S_MAX, answered_with
 from qmq_client.outbox.database.driver import driver_of
 from qmq_client.outbox.database.link import Link, leave_out
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.table import ORDER_LOCKS
+from qmq_client.outbox.table import AS_NAMED, ORDER_LOCKS
 
 #: Each parent's pools stay its own: closing their sockets here would end its sessions there.
 _LEFT_TO_THE_PARENT: Final[list[sa.Pool]] = []
@@ -168,7 +168,8 @@ class ServerDialect(ABC):
             sa.select(order_lock.c.slot)
             .where(order_lock.c.slot.in_(slots))
             .order_by(order_lock.c.slot)
-            .with_for_update()
+            .with_for_update(),
+            execution_options=AS_NAMED,
         )
 
 

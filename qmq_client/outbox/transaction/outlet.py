@@ -58,8 +58,10 @@ def insert_rows(connection: sa.Connection, outlet: Outlet, rows: list[OutboxRow]
         note = f"while writing {ids_text([row.message_id for row in rows])} to {outlet.outbox.fullname}"
         if outlet.dialect.is_table_missing(error):
             raise OutboxMissingError(
-                f"{error.orig}, {note}. Run `qmq db migrate`, or "
-                "`qmq_client.create_tables(engine)` for a first try."
+                f"{error.orig}, {note}. It was there when the producer was made. Where this session "
+                "looks elsewhere (another search_path, or USE), name its schema: "
+                "Producer(…, tables=make_tables(metadata, schema=…)). Where it was dropped, run "
+                "`qmq db migrate`."
             ) from error
         error.add_note(note)
         raise

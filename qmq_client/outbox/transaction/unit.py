@@ -23,7 +23,7 @@ import sqlalchemy as sa
 from qmq_client.errors import OutboxRowLostError
 from qmq_client.outbox.database.link import Link
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.table import LIVE, PARKED
+from qmq_client.outbox.table import AS_NAMED, LIVE, PARKED
 from qmq_client.outbox.transaction.handoff import HandOver
 from qmq_client.outbox.transaction.outlet import (
     Outlet,
@@ -150,7 +150,8 @@ class Unit:
                 columns.message_id == message_id,
                 columns.state.in_((LIVE, PARKED)),
                 (columns.token == outlet.token) if is_own else is_free,
-            )
+            ),
+            execution_options=AS_NAMED,
         )
         if is_own:
             self._cancelled.add(message_id)
@@ -288,7 +289,7 @@ class Unit:
             for first in range(0, len(ids), _IDS_PER_LOOK):
                 some = ids[first : first + _IDS_PER_LOOK]
                 query = sa.select(outbox.c.message_id).where(outbox.c.message_id.in_(some))
-                missing.difference_update(connection.scalars(query))
+                missing.difference_update(connection.scalars(query, execution_options=AS_NAMED))
             if missing:
                 raise OutboxRowLostError(
                     f"{ids_text(missing)} written to {outbox.fullname} is gone before the commit: the "

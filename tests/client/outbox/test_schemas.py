@@ -1,4 +1,4 @@
-"""Outbox tables of another name, or in another database of the same server."""
+"""Outbox tables of another name, or in another database of the same server than the business."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from qmq_client import Message, Producer, ProducerOptions, create_tables
+from qmq_client import Inbox, Message, Producer, ProducerOptions, create_tables
+from qmq_client.errors import OutboxMissingError
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import BatchOutcome
 from qmq_client.outbox.table import Tables, make_tables
@@ -16,6 +17,7 @@ from tests.services.databases import KINDS
 
 SUBJECT = "order.placed"
 TOKEN = b"the watchdog's o"
+SERVERS = tuple(kind for kind in KINDS if kind != "sqlite")
 #: Larger than what a claim of two rows in 10,000 bytes reads at once.
 LARGE = bytes(9_000)
 
@@ -87,3 +89,80 @@ def test_W1_a_watchdog_claims_settles_and_purges_in_a_schema_of_its_own(
     assert store.purge_sent() == 1
     assert count(engine, tables) == 1
     store.close()
+
+
+def make_tenant(kind: str, engine: sa.Engine, make_database: MakeDatabase) -> str:
+    """A schema for the business of one tenant, with no table of ours in it."""
+    tenant = make_schema(kind, engine, make_database)
+    assert tenant is not None
+    return tenant
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize("strict", [False, True])
+def test_S1_S2_what_an_application_makes_of_its_own_schemas_moves_no_table_of_ours(
+    kind: str, strict: bool, make_database: MakeDatabase
+) -> None:
+    engine = make_database(kind).engine()
+    create_tables(engine)
+    translated = {None: make_tenant(kind, engine, make_database)}
+    tenant = engine.execution_options(schema_translate_map=translated)
+    broker = MemoryBroker()
+    options = ProducerOptions(background=False, strict=strict, order_by_key=True)
+    with (
+        Producer(engine, MemoryTransport(broker), options=options) as producer,
+        Session(tenant) as session,
+    ):
+        undone = producer.send(Message(SUBJECT, "undone", key="a"), session=session)
+        assert producer.cancel(undone, session=session)
+        producer.send(Message(SUBJECT, "a"), session=session)
+        session.commit()
+        assert producer.flush()
+    assert [message.body for message in broker.messages(SUBJECT)] == ["a"]
+    assert count(engine, make_tables(sa.MetaData())) == 0
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_C5_an_inbox_is_where_it_is_whatever_an_application_makes_of_its_own_schemas(
+    kind: str, make_database: MakeDatabase
+) -> None:
+    engine = make_database(kind).engine()
+    create_tables(engine)
+    translated = {None: make_tenant(kind, engine, make_database)}
+    tenant = engine.execution_options(schema_translate_map=translated)
+    inbox = Inbox(tenant, group="stock")
+    one, two = b"1" * 16, b"2" * 16
+    with inbox.open([one, two]) as work:
+        work.forgotten.add(two)
+    with inbox.open([one, two]) as work:
+        assert work.new == {two}
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_S1_a_session_that_looks_elsewhere_is_told_to_name_the_schema_and_that_helps(
+    kind: str, make_database: MakeDatabase
+) -> None:
+    database = make_database(kind)
+    engine = database.engine()
+    create_tables(engine)
+    tenant = make_tenant(kind, engine, make_database)
+    look_there = f"USE {tenant}" if kind == "mysql" else f"SET LOCAL search_path TO {tenant}"
+    home = database.name if kind == "mysql" else "public"
+    for tables in (None, make_tables(sa.MetaData(), schema=home)):
+        broker = MemoryBroker()
+        options = ProducerOptions(background=False)
+        transport = MemoryTransport(broker)
+        with (
+            Producer(engine, transport, options=options, tables=tables) as producer,
+            Session(engine) as session,
+        ):
+            session.execute(sa.text(look_there))
+            producer.send(Message(SUBJECT, "a"), session=session)
+            if tables is None:
+                with pytest.raises(OutboxMissingError, match="name its schema"):
+                    session.commit()
+            else:
+                session.commit()
+            assert bool(producer.flush())
+        assert len(broker.messages(SUBJECT)) == (0 if tables is None else 1)
+        engine.dispose()
