@@ -101,6 +101,8 @@ def main(arguments: Sequence[str]) -> int:
     os.chdir(ROOT)
     if name == "clean":
         return clean()
+    # Tests, demo and benchmarks start hundreds of processes, each of which would compile all it imports.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     try:
         prepare(COMMANDS[name].groups)
         if name in WISHES and "--no-spark" not in rest:
@@ -131,7 +133,12 @@ def workers(arguments: Iterable[str]) -> list[str]:
     """Return xdist's option, unless the caller chose workers or plugins himself."""
     if any(argument.startswith(("-n", "--numprocesses", "-p")) for argument in arguments):
         return []
-    return ["-n", str(TEST_WORKERS), "--dist", "loadgroup"]  # one Spark for all who need it
+    return [
+        "-n",
+        str(TEST_WORKERS),
+        "--dist",
+        "loadgroup",
+    ]  # tests/conftest.py says which are together
 
 
 def become(line: list[str]) -> int:
@@ -151,7 +158,7 @@ def checks() -> dict[str, list[str]]:
     return {
         "lint": [python, "-m", "ruff", "check", "."],
         "format": [python, "-m", "ruff", "format", "--check", "."],
-        "types": [python, "-m", "mypy", *code],
+        "types": [python, "-m", "mypy", "--num-workers", str(TEST_WORKERS), *code],
         "floors": [str(BIN / "lint-imports")],
         "tidy": [python, "-m", "pytest", "-q", *workers(()), "tests/tidy"],
     }

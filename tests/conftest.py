@@ -20,8 +20,14 @@ from tests.services.ladder import RungError, ServiceMissingError
 from tests.services.private import PrivateServer
 
 MakeDatabase = Callable[[str], Database]
-#: Where the tests are that want Spark.
-_PIPELINE = "tests/pipeline/"
+#: Tests that share what is dear to make; two workers would make it twice.
+_TOGETHER = (
+    "tests/acceptance/test_flights.py",  # one run of the demo
+    "tests/client/doctor/test_settings.py",  # servers of their own
+    "tests/faults/test_database_clock.py",  # servers whose clocks are set
+    "tests/pipeline/",  # one Spark
+    "tests/tidy/",  # every source, parsed
+)
 MakeServer = Callable[..., PrivateServer]
 
 
@@ -114,17 +120,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(reason)
 
 
-class OneSpark(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """Gives tests to workers one by one, but all of the pipeline to one: they share one Spark."""
+class Together(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """Gives tests to workers one by one, but those of `_TOGETHER` all to one, and first."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return _PIPELINE if nodeid.startswith(_PIPELINE) else nodeid
+        return next((path for path in _TOGETHER if nodeid.startswith(path)), nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneSpark | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Together | None:
     """With `--dist loadgroup`, as dev.py has it; xdist's own groups need another pytest."""
-    return OneSpark(config, log) if config.getvalue("dist") == "loadgroup" else None
+    return Together(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

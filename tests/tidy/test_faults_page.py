@@ -1,4 +1,4 @@
-"""docs/faults.md names a test for each fault, and each of these tests is there."""
+"""The pages of faults and of hostile callers name tests for each row, and each of these tests is there."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
-FAULTS = 41
+PAGES = {
+    name: (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for name in ("faults.md", "hostile-callers.md")
+}
+FAULTS = [f"F{number}" for number in range(1, 42)]
+ATTACKS = [f"X-{number}" for number in range(1, 29)]
 
 
 def named_tests(row: str) -> list[tuple[str, str]]:
@@ -16,9 +20,8 @@ def named_tests(row: str) -> list[tuple[str, str]]:
 
 
 def rows(page: str) -> dict[str, str]:
-    return {
-        row.split("|")[1].strip(): row for row in re.findall(r"^\| F\d+ .*", page, re.MULTILINE)
-    }
+    found = re.findall(r"^\| (?:F|X-)\d+ .*", page, re.MULTILINE)
+    return {row.split("|")[1].strip(): row for row in found}
 
 
 def missing(page: str) -> list[str]:
@@ -32,12 +35,13 @@ def missing(page: str) -> list[str]:
     return found
 
 
-def test_every_fault_has_a_row() -> None:
-    assert list(rows(PAGE)) == [f"F{number}" for number in range(1, FAULTS + 1)]
+def test_every_fault_and_every_attack_has_a_row() -> None:
+    assert list(rows(PAGES["faults.md"])) == FAULTS
+    assert list(rows(PAGES["hostile-callers.md"])) == ATTACKS
 
 
 def test_every_named_test_is_there() -> None:
-    assert missing(PAGE) == []
+    assert [one for page in PAGES.values() for one in missing(page)] == []
 
 
 def test_a_planted_name_and_an_empty_row_are_found() -> None:
