@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
-from qmq_broker.storage.upkeep.quarantine_report import QuarantineReport
+from qmq_broker.storage.upkeep.quarantine_report import QuarantineReport, read_reports
 from qmq_broker.storage.upkeep.verify import verify_store
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
 from tests.broker.delay.test_backup_and_damage import waiting
@@ -155,15 +154,33 @@ def given_up_but_for_one(directory: Path) -> tuple[DelayRig, Path]:
     return rig, path
 
 
-def test_B4_a_short_bucket_that_the_log_has_not_is_left_as_it_is(tmp_path: Path) -> None:
-    _, path = given_up_but_for_one(tmp_path)
-    _cut(path)
-    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != "LOCK"}
+@pytest.mark.parametrize("harm", [Path.unlink, _cut], ids=["gone", "cut"])
+def test_B4_a_short_bucket_that_the_log_has_not_is_reported_and_held(
+    tmp_path: Path, harm: Callable[[Path], object]
+) -> None:
+    rig, path = given_up_but_for_one(tmp_path)
+    whole = path.read_bytes()
+    harm(path)
+    left = path.read_bytes() if path.exists() else b""
     disk = OsDisk(str(tmp_path))
-    with pytest.raises(CorruptionError, match="does not have all of its messages"):
-        quarantine_damage(disk, FakeClock())
+    (report,) = quarantine_damage(disk, FakeClock())
+    assert (report.log, report.lost) == ("schedule", ())
+    assert report.next_offset - report.first_offset == len(whole) - len(left)
+    assert report in read_reports(disk)
+    assert path.read_bytes() == left.ljust(len(whole), b"\0")
+    assert quarantine_damage(disk, FakeClock()) == [], "it is damaged, and no longer short"
     disk.close()
-    assert before == {p: p.read_bytes() for p in before}
+    rig.start()
+    rig.send_delayed({b"new": rig.now_ms + HOUR_MS})
+    rig.pass_and_release(2 * HOUR_MS)
+    assert b"new" in rig.bodies()
+    assert b"long" not in rig.bodies()
+    rig.close()
+    path.write_bytes(whole)
+    rig.start()
+    rig.pass_and_release(900 * HOUR_MS)
+    assert b"long" in rig.bodies(), "the file that was put back fits"
+    rig.close()
 
 
 def test_B4_a_damaged_message_that_the_log_has_not_is_held_and_halts_nothing(

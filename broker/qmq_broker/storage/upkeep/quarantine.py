@@ -76,14 +76,15 @@ def quarantine_damage(disk: Disk, clock: Clock) -> list[QuarantineReport]:
             stack.callback(of_actions.close)
             delayed = ScheduleQuarantine(
                 disk,
+                clock,
                 format_.store_id,
                 first_offset=files.retained.first_offset,
                 next_offset=verdict.next_offset,
             )
             stack.callback(delayed.close)
             delayed.prepare(verdict.damaged)
-            delayed.run()
-            reports = messages.run() if verdict.damaged else []
+            reports = delayed.run()
+            reports += messages.run() if verdict.damaged else []
             return reports + (of_actions.run() if actions.damaged else [])
     finally:
         lock.release()

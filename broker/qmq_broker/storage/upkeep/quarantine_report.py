@@ -4,11 +4,13 @@
 
     quarantine/<20 digits>-<20 digits>.raw, .json              of the commit log
     quarantine/actionlog.<20 digits>-<20 digits>.raw, .json    of the action log
+    quarantine/schedule.<20 digits>-<20 digits>.json           missing from a file of delayed messages
+    quarantine/dispatch.<20 digits>-<20 digits>.json           the same of what became of them
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -38,25 +40,23 @@ class QuarantineReport(msgspec.Struct, frozen=True, kw_only=True):
     next_offset: int
     reason: str
     lost: tuple[LostRun, ...]
-    #: `commitlog` or `actionlog`.
+    #: `commitlog`, `actionlog`, `schedule` or `dispatch`.
     log: str = layout.COMMIT_LOG
 
 
 def write_report(
-    disk: Disk, cover: RangeCover, report: QuarantineReport, parts: Sequence[DamagedRange]
+    disk: Disk, report: QuarantineReport, *, keep: Callable[[], object] = lambda: None
 ) -> None:
-    """Copy the bytes of a range, given in parts, then say what it is; durable on return.
+    """Keep the bytes of a range, if there are any, then say what it is; durable on return.
 
-    Written once: a run that was interrupted may have covered a part of the range already.
+    Once: a run that was interrupted may have covered a part of the range already.
     """
     disk.make_directory(layout.QUARANTINE)
     disk.sync_directory(layout.ROOT)
     path = _path(report.log, report.first_offset, report.next_offset, "json")
-    if is_there(disk, path):
-        return
-    for part in parts:
-        cover.keep(part, _path(report.log, part.first_offset, part.next_offset, "raw"))
-    replace_file(disk, path, msgspec.json.encode(report))
+    if not is_there(disk, path):
+        keep()
+        replace_file(disk, path, msgspec.json.encode(report))
 
 
 class LogQuarantine:
@@ -94,8 +94,13 @@ class LogQuarantine:
             lost=tuple(lost),
             log=self._log,
         )
-        write_report(self._disk, self._cover, report, parts)
+        write_report(self._disk, report, keep=lambda: self._keep(parts))
         return report
+
+    def _keep(self, parts: Sequence[DamagedRange]) -> None:
+        for part in parts:
+            path = _path(self._log, part.first_offset, part.next_offset, "raw")
+            self._cover.keep(part, path)
 
 
 def read_reports(disk: Disk) -> list[QuarantineReport]:

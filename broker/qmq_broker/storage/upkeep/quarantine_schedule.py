@@ -3,16 +3,20 @@
 A bucket's files are copies out of the commit log until its segments go. As long as the log reaches back to
 the bucket's first message, and is whole from there on, both files of a damaged bucket are removed, with the
 table: the next start derives the bucket from the log, with the same sequences and the same fates, and
-nothing is lost. Where the log does not reach so far the files are the only copy: nothing is given up. They
-are left for a start, which holds what is damaged and counts it, unless it would halt for them. First what is
-damaged goes, then what only goes with it, so that an interrupted run is begun again.
+nothing is lost. Where the log does not reach so far the files are the only copy: nothing of them is given up.
+They are left for a start, which holds what is damaged and counts it. A start would halt for a file that is
+shorter than the table says: such a one is reported and filled with zeros, which is damage like any other, so
+that a file that is put back later still fits. First what is damaged goes, then what only goes with it, so
+that an interrupted run is begun again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+from qmq_broker.clock import Clock
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk
@@ -23,17 +27,30 @@ from qmq_broker.storage.schedule.columns import Subjects
 from qmq_broker.storage.schedule.files import ScheduleFiles
 from qmq_broker.storage.upkeep.backup_copy import is_there
 from qmq_broker.storage.upkeep.inspect_log import DamagedRange
+from qmq_broker.storage.upkeep.quarantine_report import QuarantineReport, write_report
 from qmq_broker.storage.upkeep.verify_schedule import schedule_faults
 
 _log = logging.getLogger(__name__)
 
 
+class _ShortFile(NamedTuple):
+    """A file that ends before what was synced, and nobody has the rest."""
+
+    log: str
+    bucket: int
+    there_bytes: int
+    synced_bytes: int
+
+
 class ScheduleQuarantine:
     """One run over the files of delayed messages. `prepare` changes nothing."""
 
-    def __init__(self, disk: Disk, store_id: bytes, *, first_offset: int, next_offset: int) -> None:
+    def __init__(
+        self, disk: Disk, clock: Clock, store_id: bytes, *, first_offset: int, next_offset: int
+    ) -> None:
         """The two offsets are those of the commit log."""
         self._disk = disk
+        self._clock = clock
         self._store_id = store_id
         self._first_offset = first_offset
         self._files = ScheduleFiles(disk, store_id)
@@ -44,12 +61,13 @@ class ScheduleQuarantine:
             for fault in faults
             if fault.level is Level.DAMAGED and (bucket := _bucket_of(fault)) is not None
         }
+        #: Files to be filled.
+        self._short: list[_ShortFile] = []
 
     def prepare(self, holes: Sequence[DamagedRange]) -> None:
-        """Decide what is to be made again from the log, which has these holes.
+        """Decide what is to be made again from the log, which has these holes, and what is filled.
 
-        Raises `CorruptionError` for what the log does not have and a start would halt for: a file that
-        is shorter than the table says, or any, when the table cannot stay.
+        Raises `CorruptionError` for what the log does not have when the table cannot stay either.
         """
         lacking = [bucket for bucket in self._damaged if self._lacks(bucket, holes)]
         table = read_table(self._disk, self._store_id)
@@ -57,19 +75,23 @@ class ScheduleQuarantine:
         stays = not holes and len(lacking) == len(self._damaged)
         for bucket in lacking:
             fault = self._damaged[bucket]
-            if not stays or bucket not in states or self._is_short(states[bucket]):
+            if not stays or bucket not in states:
                 raise CorruptionError(
                     segment=fault.file,
                     offset=fault.offset or 0,
                     reason=f"{fault.what}; the commit log does not have all of its messages any more",
                 )
             del self._damaged[bucket]
+            self._short += self._short_files(states[bucket])
             _log.warning("left, what is damaged will be held: file=%s", fault.file)
 
-    def run(self) -> int:
-        """Remove the files of damaged buckets; durable on return. How many buckets that were."""
-        if not self._damaged:
-            return 0
+    def run(self) -> list[QuarantineReport]:
+        """Remove the files of damaged buckets, or report and fill short ones; durable on return."""
+        if self._damaged:
+            self._remove()
+        return [self._filled(short) for short in self._short]
+
+    def _remove(self) -> None:
         if is_there(self._disk, layout.SCHEDULE_TABLE):
             self._disk.unlink(layout.SCHEDULE_TABLE)
             self._disk.sync_directory(layout.STATE)
@@ -83,7 +105,30 @@ class ScheduleQuarantine:
                     _log.warning(
                         "to be made again from the commit log: file=%s reason=%s", path, fault.what
                     )
-        return len(self._damaged)
+
+    def _filled(self, short: _ShortFile) -> QuarantineReport:
+        """Say what is missing, then put zeros in its place."""
+        report = QuarantineReport(
+            store_id=self._store_id.hex(),
+            at_ms=self._clock.now_ms(),
+            first_offset=short.bucket + short.there_bytes,
+            next_offset=short.bucket + short.synced_bytes,
+            reason=f"{short.synced_bytes} bytes were synced, {short.there_bytes} are there",
+            lost=(),
+            log=short.log,
+        )
+        write_report(self._disk, report)
+        directory = layout.bucket_directory(short.log, short.bucket)
+        self._disk.make_directory(directory)
+        self._disk.sync_directory(short.log)
+        file = self._disk.open(layout.bucket_path(short.log, short.bucket), is_new=True)
+        try:
+            file.allocate(short.synced_bytes)
+            file.sync()
+        finally:
+            file.close()
+        self._disk.sync_directory(directory)
+        return report
 
     def close(self) -> None:
         """Give the files back."""
@@ -96,9 +141,12 @@ class ScheduleQuarantine:
             return True
         return any(hole.next_offset > first_source for hole in holes)
 
-    def _is_short(self, state: BucketState) -> bool:
+    def _short_files(self, state: BucketState) -> Iterator[_ShortFile]:
         lengths = zip(LOGS, (state.schedule_bytes, state.dispatch_bytes), strict=True)
-        return any(self._files.length(log, state.bucket) < length for log, length in lengths)
+        for log, synced_bytes in lengths:
+            there_bytes = self._files.length(log, state.bucket)
+            if there_bytes < synced_bytes:
+                yield _ShortFile(log, state.bucket, there_bytes, synced_bytes)
 
     def _first_source(self, bucket: int) -> int | None:
         """Where the bucket's first record stands in the commit log; None when nobody can say."""

@@ -126,8 +126,8 @@ class _Messages:
                     lost.subject, lost.first_sequence, lost.count, scanned.offset
                 )
                 self._outcome.survey.lost += lost.count
-                entries = lost_entries(scanned.offset, lost.count)
-                self._gather(lost.subject, lost.first_sequence, entries)
+                packed = lost_entries(scanned.offset, lost.count)
+                self._gather(lost.subject, lost.first_sequence, packed)
             return
         if scanned.header.kind is FrameKind.CANCELLED:
             read_cancelled(scanned.data)
@@ -138,7 +138,7 @@ class _Messages:
             self._verify_records(scanned.offset, frame)
         if scanned.header.kind not in QUEUED_KINDS:
             return
-        entries = pack_entries(frame, scanned.offset) if self._task.queues else b""
+        entries = pack_entries(frame, scanned.offset) if self._task.queues else bytearray()
         position = 0
         for run in frame.runs:
             self._outcome.survey.add_run(run.subject, run.first_sequence, run.count, scanned.offset)
@@ -183,7 +183,7 @@ class _Messages:
                     )
                 )
 
-    def _gather(self, subject: str, first_sequence: int, entries: bytes) -> None:
+    def _gather(self, subject: str, first_sequence: int, entries: bytes | bytearray) -> None:
         if subject not in self._task.queues or subject in self._bad_subjects:
             return
         first, gathered = self._gathered.get(subject, (first_sequence, bytearray()))
