@@ -18,6 +18,7 @@ import pytest
 
 from tests.broker.face.guard import add_token
 from tests.broker.face.process import SERVE_WITH_FAULTS, BrokerProcess, read_all
+from tests.kit.waiting import wait_for
 
 #: Words that must be in no line of the log.
 BODY, KEY, HEADER = "canary-body-3141", "canary-key-2718", "canary-header-1618"
@@ -223,6 +224,41 @@ def spoil(chance: random.Random, good: list[bytes]) -> bytes:
 
 def open_files(broker: BrokerProcess) -> int:
     return len(os.listdir(f"/proc/{broker._process.pid}/fd"))
+
+
+def resources(broker: BrokerProcess) -> dict[str, int]:
+    """Open files, threads, and memory in KiB."""
+    status = Path(f"/proc/{broker._process.pid}/status").read_text()
+    found = dict(re.findall(r"^(Threads|VmRSS):\s+(\d+)", status, re.MULTILINE))
+    return {
+        "files": open_files(broker),
+        "threads": int(found["Threads"]),
+        "memory": int(found["VmRSS"]),
+    }
+
+
+def test_X_25_descriptors_threads_and_memory_stay_as_they_are(guarded: Guarded) -> None:
+    good = requests(guarded)
+    chance = random.Random(25)
+
+    def ask(times: int) -> None:
+        for _ in range(times):
+            for data in good:
+                guarded.broker.talk(data[: chance.randrange(len(data))])  # hung up in its middle
+                guarded.broker.talk(data)
+
+    ask(20)
+    before = resources(guarded.broker)
+    ask(80)
+    wait_for(
+        lambda: (
+            resources(guarded.broker)["files"] <= before["files"] + 2
+            and resources(guarded.broker)["threads"] <= before["threads"]
+        ),
+        lambda: (before, resources(guarded.broker)),
+    )
+    # A KiB for each request would be several times as much.
+    assert resources(guarded.broker)["memory"] <= before["memory"] + 160 * len(good)
 
 
 def test_spoilt_requests_end_nothing_and_leave_nothing_open(
