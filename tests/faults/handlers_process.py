@@ -1,14 +1,14 @@
 """Handlers that misbehave, as a process of their own: `python -m tests.faults.handlers_process DATABASE BROKER`.
 
-What a message says is what its handler does: `exit`, `raise`, `hang`, `memory`; anything else is an
-effect in the transaction of its inbox row. What ends the process works for a while first, so that others
-in hand, which are done at once, do not go with it each time; those that hang leave threads for the others.
-Runs until it is ended.
+What a message says is what its handler does: `kill`, `raise`, `hang`, `memory`; anything else is an
+effect in the transaction of its inbox row. `kill` ends the process at once, with all that it has in hand;
+those that hang leave threads for the others. Runs until it is ended.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from typing import Final
@@ -23,10 +23,6 @@ from tests.client.world import SUBJECT, prepare
 GROUP: Final = "misbehaving"
 ATTEMPTS: Final = 3
 LEASE_MS: Final = 1_000
-#: How long `exit` works before it ends the process.
-WORK_S: Final = 0.4
-#: Exit code of a process that a message has ended.
-ENDED: Final = 9
 #: More than any machine has.
 _TOO_MUCH_BYTES: Final = 1 << 60
 
@@ -34,9 +30,8 @@ _TOO_MUCH_BYTES: Final = 1 << 60
 def handle(label: str, session: Session) -> None:
     """Do as the message says."""
     match label:
-        case "exit":
-            threading.Event().wait(WORK_S)
-            os._exit(ENDED)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         case "raise":
             raise RuntimeError(label)
         case "hang":
