@@ -90,6 +90,10 @@ class OutboxDialect(Protocol):
         """Whether a COMMIT would return normally now and store nothing."""
         ...
 
+    def can_spell(self, link: Link, text: str) -> bool:
+        """Whether a text arrives unaltered through this connection's character set."""
+        ...
+
     def undoes_transaction(self, link: Link, error: BaseException | None) -> bool:
         """Whether this error of the driver took the whole transaction with it.
 

@@ -43,6 +43,15 @@ def error_number(error: BaseException | None) -> int | None:
     return number if isinstance(number, int) else None
 
 
+def is_encodable(text: str, encoding: str) -> bool:
+    """Whether Python's codec of this name knows every character of the text."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def root_engine(engine: sa.Engine) -> sa.Engine:
     """The engine itself, where the one given only adds options to another."""
     while isinstance(proxied := getattr(engine, "_proxied", None), sa.Engine):

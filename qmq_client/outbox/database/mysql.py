@@ -23,7 +23,7 @@ from qmq_client.outbox.database.claiming import (
     table_text,
     wanted_rows,
 )
-from qmq_client.outbox.database.driver import error_number
+from qmq_client.outbox.database.driver import error_number, is_encodable
 from qmq_client.outbox.database.link import Link
 from qmq_client.outbox.database.server import ServerDialect, refuse
 from qmq_client.outbox.row import OutboxRow
@@ -38,6 +38,8 @@ _IN_TRANSACTION: Final = 1  # SERVER_STATUS_IN_TRANS of the protocol
 _UNDOING: Final = (1213, 1614, 1020, 1206)
 _LOCK_WAIT_TIMEOUT: Final = 1205
 _WRITING: Final = re.compile(r"\s*(?:INSERT|REPLACE|DELETE)\b", re.IGNORECASE)
+_UTF8: Final = "utf8mb4"
+_LAST_OF_THREE_BYTES: Final = "\uffff"
 _MISSING: Final = (1146, 1054)  # no such table, unknown column
 #: Bytes of a packet around the rows.
 _PACKET_OVERHEAD_BYTES: Final = 64 * 1024
@@ -85,6 +87,16 @@ class MySqlDialect(ServerDialect):
 
     def is_autocommit(self, link: Link) -> bool:
         return bool(link.driver.get_autocommit())
+
+    def can_spell(self, link: Link, text: str) -> bool:
+        name: str = link.driver.character_set_name()
+        if name == _UTF8:
+            return True
+        if name.startswith("utf8"):  # its short form: what is longer would be cut or altered
+            return max(text) <= _LAST_OF_THREE_BYTES
+        from pymysql.charset import charset_by_name  # late: an asynchronous driver has its own
+
+        return is_encodable(text, charset_by_name(name).encoding)
 
     def undoes_transaction(self, _: Link, error: BaseException | None) -> bool:
         number = error_number(error)
@@ -167,6 +179,8 @@ class MySqlDialect(ServerDialect):
 
     def on_connect(self, driver: Any, _: Any) -> None:
         driver.autocommit(False)  # the application's engine may have asked for it
+        if driver.charset != _UTF8:  # so may it for this: here a row may have any key
+            driver.set_character_set(_UTF8)
         cursor = driver.cursor()
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         cursor.close()

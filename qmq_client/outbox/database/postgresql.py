@@ -21,6 +21,7 @@ from qmq_client.outbox.database.claiming import (
     table_text,
     wanted_rows,
 )
+from qmq_client.outbox.database.driver import is_encodable
 from qmq_client.outbox.database.link import Link
 from qmq_client.outbox.database.server import ServerDialect, refuse
 from qmq_client.outbox.row import OutboxRow
@@ -35,6 +36,7 @@ _BY_INDEX: Final = (
 _IDLE: Final = 0  # libpq's PQTRANS_IDLE
 _IN_ERROR: Final = 3  # PQTRANS_INERROR
 _READ_COMMITTED: Final = 2  # of libpq
+_UTF8: Final = "utf-8"  # as psycopg calls it
 _MISSING: Final = ("42P01", "42703")  # undefined table, undefined column
 _OLDEST: Final = (9, 5)
 
@@ -64,6 +66,9 @@ class PostgresDialect(ServerDialect):
 
     def is_void(self, link: Link) -> bool:
         return _status(link) == _IN_ERROR
+
+    def can_spell(self, link: Link, text: str) -> bool:
+        return is_encodable(text, link.driver.info.encoding)
 
     def undoes_transaction(self, link: Link, _: BaseException | None) -> bool:
         return not self.is_in_transaction(link)
@@ -114,6 +119,9 @@ class PostgresDialect(ServerDialect):
         driver.autocommit = False  # the application's engine may have asked for it
         driver.isolation_level = _READ_COMMITTED
         driver.prepare_threshold = None  # behind a pooler the next transaction has another session
+        if driver.info.encoding != _UTF8:  # the application's choice: here a row may have any key
+            driver.execute("SET client_encoding TO 'UTF8'")
+            driver.commit()
 
     def relax(self, connection: sa.Connection) -> None:
         self._set(connection, "set_config('synchronous_commit', 'off', true)", _BY_INDEX)

@@ -116,6 +116,9 @@ class SqliteDialect:
     def is_void(self, _: Link) -> bool:
         return False
 
+    def can_spell(self, _: Link, __: str) -> bool:
+        return True
+
     def undoes_transaction(self, link: Link, _: BaseException | None) -> bool:
         return not self.is_in_transaction(link)
 

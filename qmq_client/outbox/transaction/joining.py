@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm import Session
 
 from qmq_client.current import current_scopes, sync_of
 from qmq_client.errors import NoTransactionError, WrongDatabaseError
+from qmq_client.given import session_of
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.transaction.deferred import defer, deferred_row
 from qmq_client.outbox.transaction.enlisted import (
@@ -66,10 +67,7 @@ def _unwrapped(scope: Any) -> Any:
     """The plain session or connection behind what the application holds."""
     if isinstance(scope, Session):  # mostly: what follows asks for attributes that it has not
         return scope
-    # The asynchronous kind is known by what it has, for its module brings asyncio with it.
-    if isinstance(scope, scoped_session) or hasattr(scope, "registry"):
-        scope = scope.registry()
-    if isinstance(found := sync_of(scope), Session | sa.Connection):
+    if isinstance(found := sync_of(session_of(scope)), Session | sa.Connection):
         return found
     raise TypeError(
         f"session={type(scope).__name__}: give a Session, scoped_session, AsyncSession or a "

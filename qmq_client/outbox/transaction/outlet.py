@@ -7,12 +7,13 @@ from typing import Any, Final, Protocol
 
 import sqlalchemy as sa
 
-from qmq_client.errors import OutboxMissingError, TooLargeError
+from qmq_client.errors import EncodingError, OutboxMissingError, TooLargeError
 from qmq_client.outbox.database.dialect import OutboxDialect
-from qmq_client.outbox.database.link import link_of
+from qmq_client.outbox.database.link import Link, link_of
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.transaction.handoff import HandOver
 from qmq_client.wire.message_id import format_message_id, is_dedupe_id
+from qmq_client.wire.names import shorten
 
 _NAMED_IDS_MAX: Final = 5
 
@@ -120,6 +121,20 @@ def check_sizes(outlet: Outlet, rows: list[OutboxRow]) -> None:
                 value=f"{len(row.record)} bytes",
                 remedy="Raise max_allowed_packet on the server, or keep the content elsewhere and "
                 "send a reference to it.",
+            )
+
+
+def check_keys(outlet: Outlet, link: Link, rows: list[OutboxRow]) -> None:
+    """Raise `EncodingError` for a row whose ordering key this connection cannot spell."""
+    for row in rows:
+        key = row.ordering_key
+        if key is not None and not key.isascii() and not outlet.dialect.can_spell(link, key):
+            raise EncodingError(
+                field="key",
+                limit="characters of the connection's own character set, where order is kept by key",
+                value=shorten(key),
+                remedy="Connect with charset=utf8mb4 (MySQL, MariaDB) or client_encoding=utf8 "
+                "(PostgreSQL), or choose another key.",
             )
 
 

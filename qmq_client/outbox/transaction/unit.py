@@ -27,6 +27,7 @@ from qmq_client.outbox.table import AS_NAMED, LIVE, PARKED
 from qmq_client.outbox.transaction.handoff import HandOver
 from qmq_client.outbox.transaction.outlet import (
     Outlet,
+    check_keys,
     check_sizes,
     ids_text,
     insert_rows,
@@ -108,8 +109,12 @@ class Unit:
         return len(self._rows)
 
     def add(self, connection: sa.Connection, outlet: Outlet, rows: list[OutboxRow]) -> None:
-        """Note messages; writes when too much waits. Raises `TooLargeError` before it notes any."""
+        """Note messages; writes when too much waits.
+
+        Raises `InvalidMessageError` for one that cannot be written, before it notes any.
+        """
         check_sizes(outlet, rows)
+        check_keys(outlet, self._link, rows)
         self._rows += [(outlet, row) for row in rows]
         self._unwritten_bytes += sum(len(row.record) for row in rows)
         self._is_strict |= outlet.is_strict
