@@ -13,15 +13,21 @@ import os
 import threading
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 from weakref import WeakSet
 
 import sqlalchemy as sa
-from sqlalchemy.orm import sessionmaker
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.current import current_session
 from qmq_client.errors import ConfigurationError, NoTransactionError
+from qmq_client.given import (
+    AnyAsyncSession,
+    AnyEngine,
+    AnySession,
+    engine_and_factory,
+    session_of,
+)
 from qmq_client.ids import MESSAGE_IDS, new_token
 from qmq_client.message import Message, message_to_record
 from qmq_client.options import ProducerOptions
@@ -67,7 +73,7 @@ class Producer:
 
     def __init__(
         self,
-        engine: sa.Engine | sessionmaker[Any] | Any,
+        engine: AnyEngine,
         broker: str | BrokerAddress | Transport,
         *,
         options: ProducerOptions | None = None,
@@ -79,7 +85,7 @@ class Producer:
         `tables` where they have other names than those of `qmq_client.metadata`. Raises `ConfigurationError`, and `OutboxMissingError` when the tables are not there.
         """
         self.options = ProducerOptions() if options is None else options
-        self.engine, self.session_factory = _engine_and_factory(engine)
+        self.engine, self.session_factory = engine_and_factory(engine)
         self._broker = broker
         self._tables = tables or DEFAULT_TABLES
         self._clock = clock or SYSTEM_CLOCK
@@ -105,7 +111,7 @@ class Producer:
         self._open()
         _producers.add(self)
 
-    def send(self, message: Message, *, session: Any = None) -> str:
+    def send(self, message: Message, *, session: AnySession | None = None) -> str:
         """Send when the transaction commits; returns the message's id, 32 hex digits.
 
         `session`: a `Session`, `scoped_session`, `AsyncSession` or a `Connection` in a transaction.
@@ -115,7 +121,9 @@ class Producer:
         """
         return self.send_many((message,), session=session)[0]
 
-    def send_many(self, messages: Sequence[Message], *, session: Any = None) -> list[str]:
+    def send_many(
+        self, messages: Sequence[Message], *, session: AnySession | None = None
+    ) -> list[str]:
         """Send all of these or, when one of them is invalid, none."""
         now_ms = self._clock.now_ms()
         rows = [self._make_row(message, now_ms) for message in messages]
@@ -158,7 +166,7 @@ class Producer:
             await connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
             return await connection.run_sync(self._send_alone, messages)
 
-    def cancel(self, message_id: str, *, session: Any = None) -> bool | Cancellation:
+    def cancel(self, message_id: str, *, session: AnySession | None = None) -> bool | Cancellation:
         """Take a message back, as part of the transaction; whether it was there to be taken.
 
         One that was sent in this transaction is; one of an earlier transaction only while nobody
@@ -184,11 +192,13 @@ class Producer:
                 return Cancellation.CANCELLED
         return cancel_at_broker(self._transport, message_id)
 
-    async def cancel_async(self, message_id: str, *, session: Any = None) -> bool | Cancellation:
+    async def cancel_async(
+        self, message_id: str, *, session: AnyAsyncSession | None = None
+    ) -> bool | Cancellation:
         """`cancel` in the transaction of an `AsyncSession` or `AsyncConnection`, or as `cancel_now`."""
         if session is None and not has_transaction(self.engine):
             return await self._cancel_now_async(message_id)
-        scope = current_session() if session is None else session
+        scope: Any = current_session() if session is None else session_of(session)
         cancelled: bool = await scope.run_sync(
             lambda joined: self.cancel(message_id, session=joined)
         )
@@ -205,7 +215,7 @@ class Producer:
                 return Cancellation.CANCELLED
         return await asyncio.to_thread(cancel_at_broker, self._transport, message_id)
 
-    def receipt(self, message_id: str, *, session: Any = None) -> Receipt:
+    def receipt(self, message_id: str, *, session: AnySession | None = None) -> Receipt:
         """A receipt for a message sent in the transaction that is open; asked for before its end.
 
         `receipt.wait(deadline_s)` or `await receipt`, after the commit, tells what became of it.
@@ -256,7 +266,7 @@ class Producer:
         """What became of the messages of this process until now."""
         return self.publisher.stats
 
-    def __enter__(self) -> Producer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -267,7 +277,7 @@ class Producer:
     ) -> None:
         self.close()
 
-    async def __aenter__(self) -> Producer:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -360,26 +370,6 @@ class _Outlet:
         self.insert_text = texts.text
         self.monotonic_s = clock.monotonic_s
         self.hand_over = publisher.queue.put
-
-
-def _engine_and_factory(given: Any) -> tuple[sa.Engine, Any]:
-    """The synchronous engine behind what was given, and what makes sessions on it."""
-    if isinstance(given, sa.Engine):
-        return given, sessionmaker(given)
-    if isinstance(found := getattr(given, "sync_engine", None), sa.Engine):
-        from sqlalchemy.ext.asyncio import async_sessionmaker
-
-        return found, async_sessionmaker(given)
-    settings = getattr(given, "kw", None)
-    bind = settings.get("bind") if isinstance(settings, dict) else None
-    engine = getattr(bind, "sync_engine", bind)
-    if isinstance(engine, sa.Engine):
-        return engine, given
-    raise ConfigurationError(
-        setting="Producer(engine)",
-        value=type(given).__name__,
-        remedy="Give an engine, or a session maker that is bound to one.",
-    )
 
 
 def _open_transport(broker: str | BrokerAddress | Transport) -> Transport:

@@ -42,7 +42,7 @@ class StaleDelivery:
     outcome: str
 
 
-OnStale = Callable[[tuple[StaleDelivery, ...]], None]
+OnStale = Callable[[tuple[StaleDelivery, ...]], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

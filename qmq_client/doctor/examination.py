@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
@@ -27,6 +27,9 @@ from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
 from qmq_client.transport.address import BrokerAddress
 
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
 _SERVERS: Final[dict[str, Any]] = {
     "mysql": mysql,
     "mariadb": mysql,
@@ -37,7 +40,7 @@ _DEFAULTS: Final = Thresholds()
 
 
 def examine(
-    engine: Any,
+    engine: sa.Engine | AsyncEngine,
     *,
     tables: Tables = DEFAULT_TABLES,
     session_factory: Callable[[], Any] | None = None,
@@ -54,7 +57,7 @@ def examine(
     SQLAlchemy's errors when the database does not answer, `ConfigurationError` for one of a kind
     that the outbox does not know.
     """
-    application_engine: sa.Engine = getattr(engine, "sync_engine", engine)
+    application_engine = engine if isinstance(engine, sa.Engine) else engine.sync_engine
     findings: list[Finding] = []
     with _connection(application_engine) as connection:
         is_own = not application_engine.dialect.is_async

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
 from qmq_client.clock import Clock
+from qmq_client.given import AnyEngine, AnySession, engine_of
 from qmq_client.message import Message, record_to_message
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.relay.store import OutboxStore
@@ -39,7 +40,7 @@ class RecordingProducer(Producer):
 
     def __init__(
         self,
-        engine: Any = None,
+        engine: AnyEngine | None = None,
         *,
         options: ProducerOptions | None = None,
         tables: Tables | None = None,
@@ -49,8 +50,9 @@ class RecordingProducer(Producer):
 
         `options` are taken but for `background`.
         """
-        self._own_engine = memory_engine() if engine is None else None
-        engine = self._own_engine if engine is None else engine
+        self._own_engine: sa.Engine | None = None
+        if engine is None:
+            engine = self._own_engine = memory_engine()
         #: Where messages arrive: give it to `MemoryTransport` and `drain` to have them handled.
         self.broker = MemoryBroker() if clock is None else MemoryBroker(clock=clock)
         #: Subject and id of each send, whatever became of it.
@@ -64,7 +66,9 @@ class RecordingProducer(Producer):
             clock=clock,
         )
 
-    def send_many(self, messages: Sequence[Message], *, session: Any = None) -> list[str]:
+    def send_many(
+        self, messages: Sequence[Message], *, session: AnySession | None = None
+    ) -> list[str]:
         """See `Producer.send_many`."""
         ids = super().send_many(messages, session=session)
         self._sends.extend(zip((each.subject for each in messages), ids, strict=True))
@@ -81,7 +85,7 @@ class RecordingProducer(Producer):
         }
         return [arrived[each] for each in sends if each in arrived]
 
-    def noted(self, session: Any) -> list[Message]:
+    def noted(self, session: AnySession) -> list[Message]:
         """What was sent so far in the transaction that is open, and was not undone since.
 
         For tests that roll back at their end what the code under test has committed: there `session`
@@ -108,9 +112,6 @@ class RecordingProducer(Producer):
         if self._own_engine is not None:
             self._own_engine.dispose()
 
-    def __enter__(self) -> Self:
-        return self
-
 
 def memory_engine(**options: Any) -> sa.Engine:
     """An SQLite database in memory that every session on this engine sees; gone with the engine.
@@ -122,11 +123,9 @@ def memory_engine(**options: Any) -> sa.Engine:
     )
 
 
-def _create_missing(given: Any, tables: Tables) -> None:
-    """In the database of an engine or a session maker of either kind; others `Producer` refuses."""
-    bind = given.kw.get("bind") if hasattr(given, "kw") else given
-    engine = getattr(bind, "sync_engine", bind)
-    if not isinstance(engine, sa.Engine):
+def _create_missing(given: AnyEngine, tables: Tables) -> None:
+    engine = engine_of(given)
+    if engine is None:  # refused by `Producer`
         return
     store = OutboxStore(engine, tables)
     with store.write() as connection:  # also where the application's engine is asynchronous

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
 
 from qmq_client.errors import ConfigurationError, InvalidMessageError
 from qmq_client.message import Message
@@ -101,6 +101,11 @@ def test_S11_a_message_is_cancelled_in_the_transaction_it_was_sent_in_or_a_later
         assert not await producer.aflush()
         async with transaction(world.engine):
             assert await producer.cancel_async(earlier)
+        assert world.stored_ids() == set()
+        registry = async_scoped_session(async_sessionmaker(world.engine), asyncio.current_task)
+        assert await producer.cancel_async(world.send("own", registry), session=registry)
+        await registry.commit()
+        await registry.remove()
         assert world.stored_ids() == set()
 
     tell(story, tmp_path, a_database)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import assert_type
+
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
@@ -74,4 +77,16 @@ def test_a_session_maker_is_taken_for_its_engine_and_others_are_refused() -> Non
         assert producer.engine is engine
     engine.dispose()
     with pytest.raises(ConfigurationError):
-        RecordingProducer("sqlite://")
+        RecordingProducer("sqlite://")  # type: ignore[arg-type]
+
+
+def test_a_recording_producer_is_one_inside_a_block_of_either_kind() -> None:
+    async def main() -> None:
+        async with RecordingProducer() as producer:  # the checker of types reads these lines
+            assert_type(producer, RecordingProducer)
+            producer.send_now(Message("order.placed", "17"))
+            assert [message.body for message in producer.sent()] == ["17"]
+
+    asyncio.run(main())
+    with RecordingProducer() as producer:
+        assert_type(producer, RecordingProducer)

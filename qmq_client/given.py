@@ -1,0 +1,63 @@
+"""What applications give: engines, session makers, sessions and connections, in SQLAlchemy's shapes.
+
+The asynchronous ones are named for type checkers and known by what they have: their module is not
+loaded, for it brings asyncio with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import sqlalchemy as sa
+from sqlalchemy.orm import sessionmaker
+
+from qmq_client.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import (
+        AsyncConnection,
+        AsyncEngine,
+        AsyncSession,
+        async_scoped_session,
+        async_sessionmaker,
+    )
+    from sqlalchemy.orm import Session, scoped_session
+
+#: An engine, or what makes sessions on one.
+AnyEngine: TypeAlias = "sa.Engine | sessionmaker[Any] | AsyncEngine | async_sessionmaker[Any]"
+#: What has a transaction that is awaited.
+AnyAsyncSession: TypeAlias = "AsyncSession | async_scoped_session[Any] | AsyncConnection"
+#: What has a transaction.
+AnySession: TypeAlias = "Session | scoped_session[Any] | sa.Connection | AnyAsyncSession"
+
+
+def engine_of(given: Any) -> sa.Engine | None:
+    """The synchronous engine behind what should be an `AnyEngine`; None when it is not."""
+    settings = getattr(given, "kw", None)
+    bind = settings.get("bind") if isinstance(settings, dict) else given
+    engine = getattr(bind, "sync_engine", bind)
+    return engine if isinstance(engine, sa.Engine) else None
+
+
+def session_of(given: Any) -> Any:
+    """The session that a scoped one stands for here, or what was given."""
+    registry = getattr(given, "registry", None)
+    return given if registry is None else registry()
+
+
+def engine_and_factory(given: Any) -> tuple[sa.Engine, Any]:
+    """The same, and what makes sessions of the kind that was given; raises `ConfigurationError`."""
+    engine = engine_of(given)
+    if engine is None:
+        raise ConfigurationError(
+            setting="Producer(engine)",
+            value=type(given).__name__,
+            remedy="Give an engine, or a session maker that is bound to one.",
+        )
+    if hasattr(given, "kw"):
+        return engine, given
+    if isinstance(given, sa.Engine):
+        return engine, sessionmaker(engine)
+    from sqlalchemy.ext.asyncio import async_sessionmaker
+
+    return engine, async_sessionmaker(given)
