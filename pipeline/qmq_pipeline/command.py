@@ -19,6 +19,7 @@ from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.commands.exit_codes import UNREACHABLE, WRONG_CALL, exit_code_of
 from qmq_client.commands.settings import config_option, json_option, loaded
 from qmq_client.wire.errors import QmqError
+from qmq_pipeline.display import Display
 from qmq_pipeline.errors import JavaError, LakeError, OptionError, SourceError, UnreachableError
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _WRONG_CALLS: Final = (OptionError, LakeError, JavaError)
-#: A line of progress is written over the one before, at most so often.
-_SHOW_S: Final = 0.2
 #: What a shell says of a program that was ended by Ctrl-C.
 INTERRUPTED: Final = 130
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -115,9 +114,9 @@ class Job:
     def __init__(self, options: dict[str, Any]) -> None:
         self.config = _config(options)
         self._is_quiet = options["quiet"]
+        self._display = Display(sys.stderr, SYSTEM_CLOCK, is_quiet=self._is_quiet)
         self._as_json = options["as_json"]
         self._own: SparkSession | None = None
-        self._shown_s = 0.0
         self._began_s = SYSTEM_CLOCK.monotonic_s()
 
     def spark(self) -> SparkSession:
@@ -128,7 +127,7 @@ class Job:
 
         is_there = SparkSession.getActiveSession() is not None
         if not is_there:
-            self._say("starting Spark …")
+            self._display.over("starting Spark …")
         session = get_session()
         self._own = None if is_there else session
         return session
@@ -141,19 +140,11 @@ class Job:
 
     def on_progress(self, progress: Progress) -> None:
         """Show how far the job is."""
-        now_s = SYSTEM_CLOCK.monotonic_s()
-        if now_s - self._shown_s < _SHOW_S and progress.done < progress.total:
-            return
-        self._shown_s = now_s
-        rate = progress.rows / max(now_s - self._began_s, 0.001)
-        width = 24
-        done = round(width * progress.done / max(progress.total, 1))
-        bar = "█" * done + "·" * (width - done)
-        self._say(f"{progress.stage:<18} {bar} {progress.rows:>12,} rows {rate:>10,.0f}/s")
+        self._display.progress(progress)
 
     def answer(self, values: Any, text: str) -> None:
         """Say what came of it."""
-        self._clear()
+        self._display.over("")
         if self._as_json:
             click.echo(msgspec.json.encode(values))
         else:
@@ -161,20 +152,12 @@ class Job:
 
     def line(self, values: Any, text: str) -> None:
         """Say what came of one of many steps, each with its time; nothing when it is to be quiet."""
-        self._clear()
+        self._display.over("")
         at = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC).isoformat(timespec="seconds")
         if self._as_json:
             click.echo(msgspec.json.encode({"at": at, "rows": dict(values)}))
         elif not self._is_quiet:
             click.echo(f"{at} {text}")
-
-    def _say(self, text: str) -> None:
-        if not self._is_quiet and sys.stderr.isatty():
-            click.echo(f"\r\x1b[K{text}", nl=False, err=True)
-
-    def _clear(self) -> None:
-        if not self._is_quiet and sys.stderr.isatty():
-            click.echo("\r\x1b[K", nl=False, err=True)
 
 
 @contextmanager

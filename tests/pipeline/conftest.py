@@ -11,21 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.pipeline.quick import QUICK
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _HERE = Path(__file__).parent
-#: Small sets: one partition to shuffle into, no code generation, no compiler that thinks long.
-_QUICK = {
-    "spark.sql.shuffle.partitions": "1",
-    "spark.default.parallelism": "2",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.ui.enabled": "false",
-}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,7 +36,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             master="local[2]",
             driver_memory="1g",
             log_file=folder / "jvm.log",
-            settings={**_QUICK, "spark.sql.warehouse.dir": str(folder / "warehouse")},
+            settings={**QUICK, "spark.sql.warehouse.dir": str(folder / "warehouse")},
         )
     )
     yield session

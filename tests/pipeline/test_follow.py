@@ -21,6 +21,7 @@ from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import MESSAGES
 from tests.pipeline.gold import pulled
+from tests.pipeline.quick import quick_environment
 from tests.pipeline.world import DataDirectory, messages
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def test_ctrl_c_ends_the_command_with_all_committed_and_exit_code_0(tmp_path: Pa
             "--json",
             *folders,
         ],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env=quick_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -51,6 +51,9 @@ def test_one_command_does_all_in_order_and_says_by_its_exit_code_what_the_audit_
     second = run(*here, "--rows-kept")
     assert second.exit_code == 1, second.output
     assert "FINDINGS: 1 lost" in second.stdout
+    # What the log of a schedule gets: one line of each job that came to its end.
+    stages = [line.partition(" ")[2].partition(":")[0] for line in second.stderr.splitlines()]
+    assert stages == ["ingest outbox", "lifecycle", "marts flow_minute", "audit", "report"]
     assert lost.message_id.hex() in page.read_text()
     found = Lake(str(tables)).read(spark, AUDIT_FINDINGS).collect()
     assert [(row["kind"], row["message_id"]) for row in found] == [("lost", lost.message_id.hex())]

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_pipeline.jobs import audit_sql
 from qmq_pipeline.jobs.deliveries import actions_end, folded, groups
@@ -105,10 +107,8 @@ def audit(
     outbox = outbox_now(spark, lake).cache()
     _views(spark, lake, window, outbox)
     run = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    found = findings(spark, config, window, cross_check=cross_check).cache()
-    counts = dict.fromkeys(KINDS, 0)
-    for row in found.groupBy("kind").count().collect():
-        counts[row["kind"]] = int(row["count"])
+    found = findings(spark, config, window, cross_check=cross_check)
+    counts = _write_findings(lake, run, found, config.audit.findings_max)
     on_progress(Progress(stage="audit", done=1, total=2, rows=sum(counts.values())))
     result = AuditResult(
         run=run,
@@ -118,8 +118,7 @@ def audit(
         coverage=window.coverage,
         **_totals(spark),
     )
-    _write(spark, lake, config, result, window, found)
-    found.unpersist()
+    _write_run(lake, result, first_ms=window.first_ms, grace_s=config.audit.grace_s)
     outbox.unpersist()
     spark.catalog.uncacheTable("qmq_suspects")
     on_progress(Progress(stage="audit", done=2, total=2, rows=result.committed + result.stored))
@@ -213,10 +212,10 @@ def findings(
         parts.append(audit_sql.GHOST.format(producers="TRUE"))
     elif window.kept:
         parts.append(audit_sql.GHOST.format(producers=audit_sql.KNOWN_PRODUCER))
-    found: DataFrame = spark.sql(parts[0]).select(*_FINDING_COLUMNS)
-    for part in parts[1:]:
-        found = found.unionByName(spark.sql(part).select(*_FINDING_COLUMNS))
-    return found.dropDuplicates(["kind", "message_id", "subject", "consumer_group"])
+    columns = ", ".join(_FINDING_COLUMNS)
+    # One text: Spark would think through each union of frames from the beginning.
+    text = " UNION ALL ".join(f"(SELECT {columns} FROM ({part}))" for part in parts)
+    return spark.sql(text).dropDuplicates(["kind", "message_id", "subject", "consumer_group"])
 
 
 def judged_ranges(ranges: Sequence[RangeFacts], window: Window) -> list[RangeFacts]:
@@ -255,8 +254,8 @@ def _views(spark: SparkSession, lake: Lake, window: Window, outbox: DataFrame) -
     lake.read(spark, DELIVERIES).createOrReplaceTempView("qmq_deliveries")
     known = folded(lake)
     groups(spark, known.groups if known else {}).createOrReplaceTempView("qmq_groups")
-    names = [(name,) for name in window.kept]
-    spark.createDataFrame(names, "database STRING").createOrReplaceTempView("qmq_kept")
+    kept = pa.table({"database": pa.array(window.kept, pa.string())})
+    spark.createDataFrame(kept).createOrReplaceTempView("qmq_kept")
 
 
 def _between(column: str, window: Window) -> str:
@@ -281,27 +280,34 @@ def _quarantined(lake: Lake) -> int:
     )
 
 
-def _write(
-    spark: SparkSession,
-    lake: Lake,
-    config: PipelineConfig,
-    result: AuditResult,
-    window: Window,
-    found: DataFrame,
-) -> None:
+def _write_findings(lake: Lake, run: str, found: DataFrame, findings_max: int) -> dict[str, int]:
+    """Write at most so many findings of each kind; how many there are of each."""
     from pyspark.sql import functions as fn
 
-    bounded = None
-    for kind in KINDS:
-        some = found.where(fn.col("kind") == kind).limit(config.audit.findings_max)
-        bounded = some if bounded is None else bounded.unionByName(some)
-    assert bounded is not None
-    lake.append_frame(bounded.withColumn("run", fn.lit(result.run)), AUDIT_FINDINGS, result.run)
+    found = found.withColumn("run", fn.lit(run))
+    files = lake.write_frame(found, AUDIT_FINDINGS, run)
+    counts = dict.fromkeys(KINDS, 0)
+    for file in files:
+        for batch in lake.read_file(AUDIT_FINDINGS, file.path, ["kind"]):
+            for one in batch["kind"].value_counts().to_pylist():
+                counts[one["values"]] += one["counts"]
+    beyond = [kind for kind, count in counts.items() if count > findings_max]
+    # Where a store is lost as a whole the work is done twice, and everywhere else once.
+    for kind in beyond:
+        some = found.where(fn.col("kind") == kind).limit(findings_max)
+        found = found.where(fn.col("kind") != kind).unionByName(some)
+    if beyond:
+        files = lake.write_frame(found, AUDIT_FINDINGS, run)
+    lake.append(AUDIT_FINDINGS, run, files)
+    return counts
+
+
+def _write_run(lake: Lake, result: AuditResult, *, first_ms: int, grace_s: float) -> None:
     values: dict[str, Any] = {
         "run": result.run,
         "as_of": result.as_of,
-        "first_at": datetime.fromtimestamp(window.first_ms / 1000, UTC),
-        "grace_s": config.audit.grace_s,
+        "first_at": datetime.fromtimestamp(first_ms / 1000, UTC),
+        "grace_s": grace_s,
         "committed": result.committed,
         "stored": result.stored,
         "foreign_messages": result.foreign_messages,
@@ -313,8 +319,8 @@ def _write(
         "verdict": "clean" if result.is_clean else "findings",
         "coverage": "; ".join(result.coverage),
     }
-    row = tuple(values[name] for name in AUDIT_RUN.names)
-    lake.append_frame(spark.createDataFrame([row], AUDIT_RUN.ddl()), AUDIT_RUN, result.run)
+    row = pa.RecordBatch.from_pylist([values], schema=AUDIT_RUN.arrow())
+    lake.append(AUDIT_RUN, result.run, [lake.write(AUDIT_RUN, f"{result.run}.parquet", [row])])
 
 
 def _iso(time_ms: int) -> str:

@@ -233,13 +233,21 @@ WHERE has_copy AND back_at IS NULL AND {next_us} - unix_micros(due_at) > {late_u
 """
 
 TOTALS: Final = """
-SELECT (SELECT COUNT(*) FROM qmq_committed) AS committed,
-       (SELECT COUNT(*) FROM qmq_stored) AS stored,
-       (SELECT COUNT(*) FROM qmq_stored LEFT ANTI JOIN
-          (SELECT DISTINCT producer FROM qmq_outbox_all) USING (producer)) AS foreign_messages,
-       (SELECT COUNT(*) FROM qmq_stored_all m JOIN qmq_groups g
-          ON g.subject = m.subject
-             AND m.sequence >= g.group_first AND m.sequence < g.group_next) AS expected,
-       (SELECT COUNT(*) FROM qmq_deliveries WHERE first_delivered_at IS NOT NULL) AS delivered,
-       (SELECT COUNT(*) FROM qmq_deliveries WHERE settled_at IS NOT NULL) AS settled
+SELECT SUM(committed) AS committed, SUM(stored) AS stored, SUM(foreign_messages) AS foreign_messages,
+       SUM(expected) AS expected, SUM(delivered) AS delivered, SUM(settled) AS settled
+FROM (
+  SELECT COUNT(*) AS committed, 0 AS stored, 0 AS foreign_messages, 0 AS expected, 0 AS delivered,
+         0 AS settled
+  FROM qmq_committed
+  UNION ALL
+  SELECT 0, SUM(m.stored), SUM(m.stored) FILTER (WHERE known.producer IS NULL), 0, 0, 0
+  FROM (SELECT producer, COUNT(*) AS stored FROM qmq_stored GROUP BY producer) m
+  LEFT JOIN (SELECT DISTINCT producer FROM qmq_outbox_all) known ON known.producer = m.producer
+  UNION ALL
+  SELECT 0, 0, 0, COUNT(*), 0, 0
+  FROM qmq_stored_all m JOIN qmq_groups g
+    ON g.subject = m.subject AND m.sequence >= g.group_first AND m.sequence < g.group_next
+  UNION ALL
+  SELECT 0, 0, 0, 0, COUNT(first_delivered_at), COUNT(settled_at) FROM qmq_deliveries
+)
 """

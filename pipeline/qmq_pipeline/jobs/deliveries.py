@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+
 from qmq_pipeline.fold.runs import RunList
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.sources.task_source import run_tasks
@@ -22,6 +24,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _WORK: Final = "qmq_pipeline.work.fold.fold_piece"
+_GROUPS: Final = pa.schema(
+    [
+        ("subject", pa.string()),
+        ("consumer_group", pa.string()),
+        ("group_first", pa.int64()),
+        ("group_next", pa.int64()),
+    ]
+)
 #: Where a group ends that has not ended.
 ENDLESS: Final = 2**63 - 1
 
@@ -108,9 +118,9 @@ def folded(lake: Lake) -> Folded | None:
 
 def groups(spark: SparkSession, known: Mapping[str, tuple[int, int]]) -> DataFrame:
     """The groups as a table: subject, group, and which sequences are for it."""
-    rows = [(*name.split("\n"), first, after) for name, (first, after) in known.items()]
-    columns = "subject STRING, consumer_group STRING, group_first BIGINT, group_next BIGINT"
-    return spark.createDataFrame(rows, columns)
+    rows = [(*name.split("\n"), *sequences) for name, sequences in known.items()]
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[]] * len(_GROUPS)
+    return spark.createDataFrame(pa.table(columns, schema=_GROUPS))
 
 
 def _continued(lake: Lake, config: PipelineConfig) -> Commit | None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import pyarrow as pa
 
 from qmq_client.settings.config import DatabaseSection
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
@@ -120,8 +121,15 @@ def outbox_now(spark: SparkSession, lake: Lake) -> DataFrame:
     newest = Window.partitionBy("database", "message_id").orderBy(fn.col("scanned_at").desc())
     rows = lake.read(spark, OUTBOX).withColumn("_place", fn.row_number().over(newest))
     rows = rows.where("_place = 1").drop("_place")
-    scans = [(name, time_ms) for name, time_ms in last_scans(lake).items()]
-    last = spark.createDataFrame(scans or [("", 0)], "database STRING, last_scan_ms BIGINT")
+    scans = last_scans(lake)
+    last = spark.createDataFrame(
+        pa.table(
+            {
+                "database": pa.array(scans.keys(), pa.string()),
+                "last_scan_ms": pa.array(scans.values(), pa.int64()),
+            }
+        )
+    )
     is_gone = fn.expr("state <> 'sent' AND unix_millis(scanned_at) < last_scan_ms")
     return (
         rows.join(fn.broadcast(last), "database", "left")

@@ -158,7 +158,7 @@ class _Run:
         self._rows[table.name] = sum(one.rows for one in done.ranges)
         self._on_progress(
             Progress(
-                stage=table.name,
+                stage=f"marts {table.name}",
                 done=len(self._rows),
                 total=len(_MADE),
                 rows=sum(self._rows.values()),

@@ -210,15 +210,18 @@ class Lake:
         replaced = [one.name for one in self.commits(table)]
         return self.commit(table, ranges, replaces=replaced, name=run, notes=notes)
 
-    def append_frame(self, frame: DataFrame, table: Table, run: str) -> int:
-        """Add the rows of `frame`; a run that is done again replaces its own."""
+    def write_frame(self, frame: DataFrame, table: Table, run: str) -> tuple[DataFile, ...]:
+        """Write the rows of `frame` in place of what this run wrote before; `append` makes them count."""
         folder = f"{self.folder(table)}/run={run}"
         frame.select(*table.names).write.mode("overwrite").parquet(self.url(folder))
-        files = tuple(self._frame_files(table, folder))
-        rows = sum(file.rows for file in files)
-        facts = RangeFacts(source=run, first=0, next=0, rows=rows, files=files)
+        return tuple(self._frame_files(table, folder))
+
+    def append(self, table: Table, run: str, files: Iterable[DataFile]) -> None:
+        """Make these files part of the table; a run that is done again replaces its own."""
+        some = tuple(files)
+        rows = sum(file.rows for file in some)
+        facts = RangeFacts(source=run, first=0, next=0, rows=rows, files=some)
         self.commit(table, [facts], name=run)
-        return rows
 
     def sweep(self, table: Table) -> int:
         """Remove data files that no commit names, and commits that were replaced. Returns how many files.
