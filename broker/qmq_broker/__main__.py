@@ -1,4 +1,4 @@
-"""`python -m qmq_broker`: the same as `qmq broker`."""
+"""`python -m qmq_broker`: `serve` and `token` of `qmq broker`, without the client."""
 
 from __future__ import annotations
 

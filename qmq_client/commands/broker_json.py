@@ -59,13 +59,14 @@ def get_json(
     question: Mapping[str, object],
     *,
     known: Collection[str],
+    statuses: Collection[int] = (200,),
 ) -> dict[str, Any]:
     """The answer to a GET, an object that has at least the `known` fields; None is not asked.
 
-    Raises `ConfigurationError` for an address that is none, else a `TransportError`.
+    Answers of other `statuses` are refusals. Raises `ConfigurationError` for an address that is none, else a `TransportError`.
     """
     given = {name: str(value) for name, value in question.items() if value is not None}
-    return _ask("GET", address, path, known, params=given)
+    return _ask("GET", address, path, known, statuses, params=given)
 
 
 def post_json(
@@ -73,11 +74,16 @@ def post_json(
 ) -> dict[str, Any]:
     """The answer to a POST that changes something; as `get_json`."""
     said = {name: value for name, value in body.items() if value is not None}
-    return _ask("POST", address, path, known, json=said)
+    return _ask("POST", address, path, known, (200,), json=said)
 
 
 def _ask(
-    method: str, address: BrokerAddress, path: str, known: Collection[str], **request: Any
+    method: str,
+    address: BrokerAddress,
+    path: str,
+    known: Collection[str],
+    statuses: Collection[int],
+    **request: Any,
 ) -> dict[str, Any]:
     import httpx  # late: `qmq --help` lists commands without it
 
@@ -101,7 +107,7 @@ def _ask(
         ) from error
     except httpx.HTTPError as error:
         raise as_transport_error(error, url=url, certificate=address.cert_file) from error
-    if response.status_code != 200:
+    if response.status_code not in statuses:
         raise _refusal(url, response.status_code, data)
     try:
         answer = json.loads(data)

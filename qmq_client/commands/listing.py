@@ -30,9 +30,9 @@ SUMMARIES: Final[Mapping[str, str]] = {
 }
 
 
-def found_commands() -> dict[str, EntryPoint]:
+def found_commands(group: str = COMMANDS_GROUP) -> dict[str, EntryPoint]:
     """Every installed command by name, ours and those of other distributions."""
-    return {point.name: point for point in entry_points(group=COMMANDS_GROUP)}
+    return {point.name: point for point in entry_points(group=group)}
 
 
 def help_text(commands: Mapping[str, EntryPoint]) -> str:

@@ -14,14 +14,17 @@ from typing import Any, Final
 import click
 
 from qmq_client.commands.exit_codes import UNREACHABLE, exit_code_of
-from qmq_client.commands.listing import found_commands, help_text
+from qmq_client.commands.listing import COMMANDS_GROUP, found_commands, help_text
 from qmq_client.errors import QmqError
 
 _DISK_REFUSES: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class RootGroup(click.Group):
-    """Sub-commands from entry points, imported when they are run and not before."""
+    """Sub-commands from entry points, imported when they are run and not before.
+
+    Of one that is a group, a package may have only a part: the group `qmq.commands.NAME` brings the rest.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(found_commands())
@@ -33,6 +36,9 @@ class RootGroup(click.Group):
         command = point.load()
         if not isinstance(command, click.Command):
             raise click.ClickException(f"{point.value} is not a click command")
+        if isinstance(command, click.Group):
+            for name, brought in found_commands(f"{COMMANDS_GROUP}.{cmd_name}").items():
+                command.add_command(brought.load(), name)
         _tell_whole_sentences(command)
         return command
 

@@ -10,8 +10,6 @@ import ast
 from tests.tidy.house import Source, product
 
 DISK = "broker/qmq_broker/storage/files/disk.py"
-#: Runs in the operator's command and never in the broker: it reads where the broker is.
-ADDRESS = "broker/qmq_broker/face/commands/address.py"
 #: Tokens and certificates: the operator's, outside of the data directory, only read.
 OUTSIDE = "broker/qmq_broker/face/callers/outside_files.py"
 
@@ -82,7 +80,7 @@ def clock_access(node: ast.AST) -> str | None:
 
 
 def test_only_disk_py_touches_files_in_the_broker() -> None:
-    doors = (DISK, ADDRESS, OUTSIDE)
+    doors = (DISK, OUTSIDE)
     sources = [source for source in product("qmq_broker") if source.path not in doors]
     assert sources
     assert [fault for source in sources for fault in file_doors(source)] == []

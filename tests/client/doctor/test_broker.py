@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from qmq_broker.face.commands.broker import broker as broker_commands
+from qmq_client.commands.root import root
 from qmq_client.doctor.broker import broker
 from qmq_client.doctor.finding import Finding
 from qmq_client.errors import ConfigurationError
@@ -63,13 +63,13 @@ def test_X1_a_read_only_broker_is_found_with_the_reason_that_the_operator_gave(
     tmp_path: Path,
 ) -> None:
     with BrokerProcess(tmp_path / "data", "--reserve-bytes", "0") as process:
-        operate = partial(CliRunner().invoke, broker_commands)
-        asked = ["readonly", "on", "--reason", "moving disks", "--broker", process.url]
+        operate = partial(CliRunner().invoke, root)
+        asked = ["broker", "readonly", "on", "--reason", "moving disks", "--broker", process.url]
         assert operate(asked).exit_code == 0
         (finding,) = examined(process.url).values()
         assert finding.id == "broker.read_only"
         assert finding.read.endswith("read-only: moving disks")
-        command = finding.fix.removeprefix("qmq broker ").split()
+        command = finding.fix.removeprefix("qmq ").split()
         assert operate(command).exit_code == 0, "the fix is a command that runs as it stands"
         assert examined(process.url) == {}
 

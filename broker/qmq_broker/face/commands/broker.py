@@ -1,4 +1,7 @@
-"""`qmq broker`: commands around the broker's process."""
+"""`qmq broker serve | token`: what is done where the broker's files are.
+
+What only asks a running broker, `status`, `readonly` and `drain`, the client brings to `qmq broker`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from typing import Any, TypeVar, cast
 import click
 
 from qmq_broker.clock import SYSTEM_CLOCK
-from qmq_broker.face.commands.operate import drain, readonly, status
 from qmq_broker.face.commands.token import token
 from qmq_broker.options import (
     RETAIN_MS_MAX,
@@ -248,5 +250,4 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-for _command in (status, readonly, drain, token):
-    broker.add_command(_command)
+broker.add_command(token)

@@ -11,15 +11,15 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from qmq_broker.face.commands.broker import SEGMENT_BYTES_MIN, broker
 from qmq_broker.face.exit_codes import ExitCode
+from qmq_client.commands.root import root
 from tests.broker.face.process import BrokerProcess
 from tests.broker.face.test_process import HEADERS, pull_all
 from tests.broker.service.rig import make_frame, new_ids
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(broker, list(arguments))
+    return CliRunner().invoke(root, ["broker", *arguments])
 
 
 def send(url: str) -> httpx.Response:
@@ -87,16 +87,14 @@ def test_without_a_broker_the_exit_code_says_so() -> None:
     for command in (["status"], ["drain"], ["readonly", "on"]):
         result = run(*command, "--broker", f"http://127.0.0.1:{port}")
         assert result.exit_code == 3
-        assert "no answer from a broker" in result.output
+        assert "no connection" in result.output
 
 
 def asked(*arguments: str) -> str:
     """The address that nobody answered at."""
     result = run("status", *arguments)
     assert result.exit_code == 3, result.output
-    (url,) = re.findall(
-        r"no answer from a broker at (http://127.0.0.1:\d+/\w+)/readyz", result.output
-    )
+    (url,) = re.findall(r"(http://127.0.0.1:\d+/\w+)/readyz: no connection", result.output)
     return str(url)
 
 
@@ -140,27 +138,8 @@ def test_help_tells_the_variable_the_file_and_the_exit_codes(command: str) -> No
     shown = " ".join(run(command, "--help").output.split())
     for text in (
         "QMQ_BROKER_URL",
-        "broker.url of qmq.toml",
+        "qmq.toml",
         "Exit codes: 0",
         "3 no broker answers",
     ):
         assert text in shown
-
-
-@pytest.mark.parametrize("given", [1000, 1024, 8 * 1024 * 1024, 8_389_121, 65 * 2**30])
-def test_the_rule_for_the_length_of_a_segment_is_told_as_a_whole(
-    tmp_path: Path, given: int
-) -> None:
-    data = str(tmp_path / "data")
-    refused = run("serve", "--data", data, "--segment-bytes", str(given))
-    told = " ".join(refused.output.split())
-    assert refused.exit_code == ExitCode.USAGE
-    rule = "a multiple of 512, from 8389120 (room for the largest frame) to 68719476736"
-    assert f"'--segment-bytes': {given}; allowed: {rule}." in told
-    assert rule in " ".join(run("serve", "--help").output.split())
-
-
-def test_the_shortest_segment_that_the_rule_allows_is_taken(tmp_path: Path) -> None:
-    more = ("--segment-bytes", str(SEGMENT_BYTES_MIN))
-    with BrokerProcess(tmp_path / "data", *more) as process:
-        assert send(process.url).status_code == 200

@@ -1,0 +1,82 @@
+"""`qmq broker status | readonly | drain`: what a running broker serves, asked and changed over HTTP.
+
+They stand beside `serve` and `token` of the broker's own package, which knows of the client the wire
+alone: entry points of the group `qmq.commands.broker` bring them there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from qmq_client.commands.broker_json import (
+    broker_address,
+    broker_options,
+    get_json,
+    post_json,
+    print_json,
+)
+from qmq_client.commands.exit_codes import ATTENTION
+
+#: A read-only broker is among them: it serves its consumers.
+_SERVING: Final = frozenset({"serving", "read-only"})
+_reason_option = click.option("--reason", help="Shown to those that are refused.")
+
+
+@click.command()
+@broker_options
+def status(broker: str | None, config_file: Path | None, as_json: bool) -> None:
+    """Say what the broker serves now, and if it does not, why.
+
+    Exit codes: 0 it serves (a read-only one its consumers), 1 it serves nobody, 2 wrong call, 3 no
+    broker answers.
+    """
+    address = broker_address(broker, config_file)
+    # 503 is what load balancers go by; the answer is a whole one.
+    answer = get_json(address, "/readyz", {}, known=("status",), statuses=(200, 503))
+    _show(answer, as_json)
+    if answer["status"] not in _SERVING:
+        raise SystemExit(ATTENTION)
+
+
+@click.command()
+@click.argument("switch", type=click.Choice(["on", "off"]))
+@_reason_option
+@broker_options
+def readonly(
+    *, switch: str, reason: str | None, broker: str | None, config_file: Path | None, as_json: bool
+) -> None:
+    """Take no messages, or take them again; pulls and settlements go on.
+
+    Lasts until the broker's next start, which goes by its own options. Exit codes: 0 it is so now,
+    1 the broker refused, 2 wrong call or a token that may not, 3 no broker answers.
+    """
+    address = broker_address(broker, config_file)
+    wanted = {"state": "read-only" if switch == "on" else "serving", "reason": reason}
+    _show(post_json(address, "/v1/state", wanted, known=("status",)), as_json)
+
+
+@click.command()
+@_reason_option
+@broker_options
+def drain(
+    *, reason: str | None, broker: str | None, config_file: Path | None, as_json: bool
+) -> None:
+    """Stop in order: no more messages, waiting pulls are answered, then the process ends.
+
+    Exit codes: 0 it began to, 1 the broker refused, 2 wrong call or a token that may not, 3 no broker
+    answers.
+    """
+    address = broker_address(broker, config_file)
+    wanted = {"state": "draining", "reason": reason}
+    _show(post_json(address, "/v1/state", wanted, known=("status",)), as_json)
+
+
+def _show(answer: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(answer)
+        return
+    reason = answer.get("reason")
+    click.echo(f"{answer['status']}{f': {reason}' if reason else ''}")
