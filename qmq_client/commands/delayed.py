@@ -1,4 +1,4 @@
-"""`qmq delayed list | show | cancel | reschedule | histogram | status`: messages that wait for their time.
+"""`qmq delayed list | show | cancel | reschedule | histogram | status | retry`: messages that wait for their time.
 
 Asks the broker; what a command changed is durable when it ends.
 """
@@ -181,7 +181,7 @@ def status(broker: str | None, config_file: Path | None, as_json: bool) -> None:
         print_json(answer)
     else:
         for name, value in answer.items():
-            if name == "subjects":
+            if name in ("subjects", "held"):
                 continue
             shown = time_text(value) if name == "loaded_until_ms" else value
             told = "-" if shown in ("", []) else shown
@@ -190,8 +190,28 @@ def status(broker: str | None, config_file: Path | None, as_json: bool) -> None:
             )
         for subject, count in answer.get("subjects", {}).items():
             click.echo(f"{'pending':<16}{count} of {subject}")
+        for reason in answer.get("held", ()):
+            click.echo(f"{'held':<16}{reason}")
     if answer["clock"] or answer["damaged"] or answer.get("damaged_buckets"):
         raise SystemExit(ATTENTION)
+
+
+@delayed.command()
+@broker_options
+def retry(broker: str | None, config_file: Path | None, as_json: bool) -> None:
+    """Look again at messages that could not be read, once their files are whole again.
+
+    What is due by now comes as after a stop. `qmq delayed status` says what is still wrong.
+    """
+    address = broker_address(broker, config_file)
+    answer = post_json(address, "/v1/delayed/retry", {}, known=("buckets",))
+    if as_json:
+        print_json(answer)
+        return
+    for bucket in answer["buckets"]:
+        click.echo(f"looking again at {time_text(bucket)}")
+    if not answer["buckets"]:
+        click.echo("nothing is held")
 
 
 def _row(one: dict[str, Any]) -> tuple[str, str, str, str]:

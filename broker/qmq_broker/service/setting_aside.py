@@ -161,10 +161,9 @@ class SettingAside:
 
     def _clear(self, due_before_ms: int) -> None:
         """Cancel damaged copies that nobody waits for any more: their files may go."""
-        damaged = self._delayed.delay.counts.damaged_messages
-        gone = [
-            one for one in list(damaged) if one.subject == COPIES and one.due_at_ms < due_before_ms
-        ]
+        delay = self._delayed.delay
+        damaged, more = delay.counts.damaged_copies, set(delay.counts.more_copies)
+        gone = [one for one in list(damaged) if one.due_at_ms < due_before_ms]
         for one in gone:
             damaged.remove(one)
         if gone:
@@ -172,7 +171,7 @@ class SettingAside:
                 Cancelled(one.bucket, one.sequence, one.source, one.subject, one.message_id)
                 for one in gone
             ]
-            self._delayed.changes.cancel(places, lambda _: None)
+            self._delayed.changes.cancel(places, lambda _: delay.look_again(more))
 
     def _put_away(self, now_ms: int) -> None:
         """Begin with the next group that has something far off."""

@@ -64,6 +64,7 @@ ASKED: dict[str, tuple[str, str, dict[str, Any] | None, set[str]]] = {
         EVERYBODY,
     ),
     "GET /v1/delayed/status": ("GET", "/v1/delayed/status", None, {"operator", "reader of all"}),
+    "POST /v1/delayed/retry": ("POST", "/v1/delayed/retry", {}, {"operator"}),
     "POST /v1/state": ("POST", "/v1/state", {"state": "serving"}, {"operator"}),
 }
 GROUP = {"subject": MINE, "group": "g"}

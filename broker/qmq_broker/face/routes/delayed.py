@@ -62,6 +62,7 @@ def delayed_routes(broker: Broker) -> list[Route]:
         Route("/v1/delayed", delayed.listed),
         Route("/v1/delayed/status", delayed.status),
         Route("/v1/delayed/histogram", delayed.histogram),
+        Route("/v1/delayed/retry", delayed.retry, methods=["POST"]),
         Route("/v1/delayed/cancel", delayed.cancel, methods=["POST"]),
         Route("/v1/delayed/reschedule", delayed.reschedule, methods=["POST"]),
         Route("/v1/delayed/{message_id}", delayed.show),
@@ -115,6 +116,14 @@ class _Delayed:
             message = record_to_json(last.message.subject, record, 0)
         places = [self._query.shown(one) for one in found]
         return _json(JsonDelayed(places=places, message=message))
+
+    async def retry(self, _: Request) -> Response:
+        """Look again at what could not be read; the status tells soon what came of it."""
+        self._broker.serving.check_delivers()
+        delay = self._broker.delayed.delay
+        buckets = sorted(delay.damaged.keys() | delay.counts.damaged_by_bucket.copy().keys())
+        delay.look_again(buckets)
+        return _json({"buckets": buckets})
 
     async def cancel(self, request: Request) -> Response:
         """Take messages back; each is answered by its outcome."""

@@ -322,8 +322,14 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
     _one(
         "delayed_damaged_messages",
         "counter",
-        "Messages that could not be read and are held.",
-        lambda reading: reading.delayed.damaged,
+        "Messages that could not be read and are held, each time that was found.",
+        lambda reading: reading.delayed.damaged_total,
+    ),
+    _one(
+        "delayed_held_buckets",
+        "gauge",
+        "Hours whose messages are held because their list cannot be read.",
+        lambda reading: len(reading.delayed.damaged_buckets),
     ),
     _one(
         "lost_copy_messages",

@@ -194,6 +194,9 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "GET /v1/delayed/{message_id}": Operation(
         about="One delayed message.", answer=JsonDelayed, statuses=(404, 422, 429)
     ),
+    "POST /v1/delayed/retry": Operation(
+        about="Look again at messages that could not be read.", answer=("buckets",)
+    ),
     "POST /v1/delayed/cancel": Operation(
         about="Take messages back.",
         body=CancelRequest,

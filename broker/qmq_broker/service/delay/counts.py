@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from typing import Final
 
 from qmq_broker.storage.schedule.columns import DelayedMessage
+from qmq_client.wire.names import COPIES
 
 #: Upper ends of the lateness that is told apart, in milliseconds; more is the last class.
 LATE_BOUNDS_MS: Final = (10, 20, 50, 100, 200, 500, 1_000, 5_000, 30_000, 300_000, 3_600_000)
-#: Damaged messages that are named; more are only counted.
+#: Damaged copies that are known by name at a time.
 DAMAGED_MAX: Final = 100
 
 
@@ -25,14 +26,39 @@ class DelayCounts:
         self.commits = 0
         #: Messages that were taken and had a fate by then: cancelled, or already released.
         self.passed_over = 0
-        #: Messages that could not be read.
-        self.damaged = 0
-        #: The last of them.
-        self.damaged_messages: deque[DelayedMessage] = deque(maxlen=DAMAGED_MAX)
+        #: Messages that could not be read, by bucket.
+        self.damaged_by_bucket: dict[int, int] = {}
+        #: How often that was found, also of those that could be read later.
+        self.damaged_total = 0
+        #: Those of them that are copies of the broker's own: to be cancelled when nobody waits for them …
+        self.damaged_copies: deque[DelayedMessage] = deque()
+        #: … and the buckets of more of these, to be looked at again then.
+        self.more_copies: set[int] = set()
         #: Lateness at the commit, by class, of what was not overdue at the start.
         self.late = [0] * (len(LATE_BOUNDS_MS) + 1)
         self.late_sum_ms = 0
         self.late_max_ms = 0
+
+    @property
+    def damaged(self) -> int:
+        """Messages that could not be read."""
+        return sum(self.damaged_by_bucket.copy().values())
+
+    def note_damaged(self, bucket: int, message: DelayedMessage | None) -> None:
+        """A message of this bucket could not be read; None where nobody can say which."""
+        self.damaged_total += 1
+        self.damaged_by_bucket[bucket] = self.damaged_by_bucket.get(bucket, 0) + 1
+        if message is None or message.subject != COPIES:
+            return
+        if len(self.damaged_copies) < DAMAGED_MAX:
+            self.damaged_copies.append(message)
+        else:
+            self.more_copies.add(bucket)
+
+    def forget_damaged(self, bucket: int) -> None:
+        """This bucket is looked at again."""
+        self.damaged_by_bucket.pop(bucket, None)
+        self.more_copies.discard(bucket)
 
     def note_late(self, late_ms: Iterable[int]) -> None:
         """Messages were committed so long after their times."""

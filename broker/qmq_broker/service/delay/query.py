@@ -27,6 +27,8 @@ from qmq_client.wire.message_id import format_message_id
 LISTED_MAX: Final = 1_000
 #: Spans of one histogram; more are one row at the end.
 SPANS_MAX: Final = 10_000
+#: Reasons of held buckets in one status.
+HELD_MAX: Final = 10
 SPANS_MS: Final = {"second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
 
@@ -71,9 +73,13 @@ class DelayStatus(msgspec.Struct, frozen=True, kw_only=True):
     late_max_ms: int
     #: What is wrong with the clock; empty for nothing.
     clock: str
-    #: Messages, and first milliseconds of buckets, that cannot be read.
+    #: Messages, and first milliseconds of buckets, that cannot be read …
     damaged: int
     damaged_buckets: list[int]
+    #: … and messages of which that was found since the start.
+    damaged_total: int
+    #: Why these buckets are held, of the first of them: file, place, and what is wrong there.
+    held: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +99,7 @@ class DelayQuery:
 
     def status(self) -> DelayStatus:
         """Counts; cheap."""
-        counts, delay = self._delay.counts, self._delay
+        counts, delay, damaged = self._delay.counts, self._delay, self._delay.damaged.copy()
         subjects = self._schedule.pending_by_subject()
         return DelayStatus(
             pending=sum(subjects.values()),
@@ -109,7 +115,9 @@ class DelayQuery:
             late_max_ms=counts.late_max_ms,
             clock=delay.time.alarm,
             damaged=counts.damaged,
-            damaged_buckets=sorted(delay.damaged),
+            damaged_buckets=sorted(damaged),
+            damaged_total=counts.damaged_total,
+            held=[damaged[bucket] for bucket in sorted(damaged)[:HELD_MAX]],
         )
 
     def find(self, message_id: bytes, *, due_at_ms: int | None = None) -> list[Found]:

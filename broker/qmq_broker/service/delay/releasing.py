@@ -15,30 +15,24 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from qmq_broker.clock import Clock
-from qmq_broker.errors import CorruptionError
 from qmq_broker.service.delay.clock import DelayClock
 from qmq_broker.service.delay.counts import DelayCounts
+from qmq_broker.service.delay.frames import Release, ReleaseFrames
 from qmq_broker.service.delay.load import LOAD_MAX, Load, frozen_sequences
 from qmq_broker.service.delay.wheel import Key, Pending, Wheel, end_of
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
-from qmq_broker.storage.schedule.schedule import Arrival, Schedule, marked_frame
+from qmq_broker.storage.schedule.schedule import Arrival, Schedule
 from qmq_broker.storage.schedule.sorted import SortedBuckets
 from qmq_broker.storage.store import Placed
-from qmq_client.wire.frame import FrameKind, MessageFrame
-from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX
-from qmq_client.wire.marks import Marks
 
 _log = logging.getLogger(__name__)
-#: Messages and bytes of one RELEASED frame: enough to be cheap, few enough to be soon.
+#: Messages of one RELEASED frame: enough to be cheap, few enough to be soon.
 RELEASE_MAX: Final = 2_000
-RELEASE_BYTES_MAX: Final = 1024 * 1024
 #: Frames that wait for their commit.
 IN_FLIGHT_MAX: Final = 4
 #: How far ahead messages are loaded, and how long before that is used up it is done again.
@@ -50,17 +44,6 @@ SLEEP_S: Final = 0.5
 LOAD_SLICE_S: Final = 0.02
 #: How long a release waits that the writer refused.
 PAUSE_S: Final = 1.0
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Release:
-    """One frame and the messages in it."""
-
-    frame: MessageFrame
-    messages: list[Pending]
-    is_overdue: bool
-    #: When the first of them was due.
-    first_due_ms: int
 
 
 class Delay:
@@ -80,7 +63,7 @@ class Delay:
     ) -> None:
         """`post` runs a function in the loop thread."""
         self.counts = DelayCounts()
-        #: Buckets that cannot be read, and why; their messages are held until a restart.
+        #: Buckets that cannot be read, and why; their messages are held until `look_again`, or a restart.
         self.damaged: dict[int, str] = {}
         #: Everything that can be read and is due before was released. Read by any thread.
         self.released_until_ms = 0
@@ -92,10 +75,10 @@ class Delay:
         self.time = DelayClock(clock)
         #: What arrived and what was committed since the last step; guarded by the condition.
         self._arrivals: deque[Arrival] = deque()
-        self._done: deque[tuple[_Release, Placed | Exception]] = deque()
+        self._done: deque[tuple[Release, Placed | Exception]] = deque()
         self._changed = threading.Condition()
         self._is_stopped = False
-        self._in_flight: set[_Release] = set()
+        self._in_flight: set[Release] = set()
         #: Messages whose release was refused; they go first.
         self._held: deque[tuple[list[Pending], bool]] = deque()
         self._paused_until_s = 0.0
@@ -106,6 +89,9 @@ class Delay:
         self._overdue_until_ms = 0
         self._overdue_frozen: dict[int, int] = {}
         self._sorted = SortedBuckets(schedule, messages_min=limits.delayed_unsorted)
+        self._frames = ReleaseFrames(schedule, self.counts)
+        #: Buckets that somebody wants looked at again; guarded by the condition.
+        self._again: set[int] = set()
         #: The load that is under way.
         self._loading: Load | None = None
         schedule.on_arrivals = self._on_arrivals
@@ -144,6 +130,7 @@ class Delay:
         """Release what is due, as far as there is room; returns the seconds until there is more."""
         now_ms, now_s = self.time.now_ms(), self._clock.monotonic_s()
         self._take_note(now_ms, now_s)
+        self._begin_again(now_ms)
         self._load(now_ms)
         self.released_until_ms = self._released_until(now_ms)
         if now_s < self._paused_until_s:
@@ -153,7 +140,7 @@ class Delay:
             if not taken:
                 return self._wait_s(now_ms)
             try:
-                releases = self._releases(taken, is_overdue)
+                releases = self._frames.make(taken, is_overdue)
             except Exception:  # nothing of it was submitted, and it must not be forgotten
                 self._held.append((taken, is_overdue))
                 raise
@@ -175,6 +162,15 @@ class Delay:
                 if self._is_stopped:
                     break
         self._sorted.keep(())
+
+    def look_again(self, buckets: Iterable[int]) -> None:
+        """Read these buckets anew, and release what can be read of them by now. In any thread.
+
+        What was due meanwhile comes as if it had been overdue at a start.
+        """
+        with self._changed:
+            self._again.update(buckets)
+            self._changed.notify_all()
 
     def stop(self) -> None:
         """Let `run` end. Safe to call twice."""
@@ -222,7 +218,7 @@ class Delay:
             )
 
     def _settle(
-        self, release: _Release, outcome: Placed | Exception, now_ms: int, now_s: float
+        self, release: Release, outcome: Placed | Exception, now_ms: int, now_s: float
     ) -> None:
         if isinstance(outcome, Exception):
             _log.warning("release refused: messages=%d reason=%s", len(release.messages), outcome)
@@ -235,6 +231,27 @@ class Delay:
         self.counts.passed_over += len(release.messages) - released
         if not release.is_overdue:
             self.counts.note_late([now_ms - message.due_at_ms for message in release.messages])
+
+    def _begin_again(self, now_ms: int) -> None:
+        """Forget what is known of the buckets that are to be looked at again, once nothing is overdue."""
+        if not self._again or self._loading is not None or self._overdue_frozen or self._overdue:
+            return
+        with self._changed:
+            again, self._again = self._again, set()
+        for bucket in again:
+            self.damaged.pop(bucket, None)
+            self.counts.forget_damaged(bucket)
+            self._schedule.read_anew(bucket)
+        self._sorted.keep(frozen_sequences(self._schedule).keys() - again)
+        # What is due is loaded as overdue, and what is not once more with the rest.
+        self._wheel.let_go_behind(end_of(now_ms))
+        self._overdue_until_ms = now_ms
+        self._overdue.loaded_until = end_of(-1)
+        self._overdue_frozen = {
+            bucket: next_
+            for bucket, next_ in frozen_sequences(self._schedule).items()
+            if bucket in again
+        }
 
     def _load(self, now_ms: int) -> None:
         """Bring what is due soon into memory, before it is needed, for a while."""
@@ -309,79 +326,11 @@ class Delay:
         next_ms = self._wheel.next_due_ms()
         return SLEEP_S if next_ms is None else max(0.0, (next_ms - now_ms) / 1000)
 
-    def _releases(self, taken: list[Pending], is_overdue: bool) -> list[_Release]:
-        """Frames of these messages: one bucket each, bounded."""
-        releases: list[_Release] = []
-        by_bucket: dict[int, list[Pending]] = {}
-        for message in taken:
-            by_bucket.setdefault(message.bucket, []).append(message)
-        for messages in by_bucket.values():
-            for part in self._portions(messages):
-                release = self._release(part, is_overdue)
-                if release is not None:
-                    releases.append(release)
-        return releases
-
-    def _portions(self, messages: list[Pending]) -> list[list[Pending]]:
-        portions: list[list[Pending]] = [[]]
-        room_bytes, subjects = RELEASE_BYTES_MAX, {0}
-        for message in messages:
-            subjects.add(message.subject)
-            is_full = message.record_bytes > room_bytes or len(subjects) > SUBJECTS_PER_FRAME_MAX
-            if portions[-1] and is_full:
-                portions.append([])
-                room_bytes, subjects = RELEASE_BYTES_MAX, {message.subject}
-            portions[-1].append(message)
-            room_bytes -= message.record_bytes
-        return portions
-
-    def _release(self, messages: list[Pending], is_overdue: bool) -> _Release | None:
-        """A frame of what can be read of these messages of one bucket; None for nothing."""
-        bucket = messages[0].bucket
-        by_subject: dict[int, list[Pending]] = {}
-        for message in messages:
-            by_subject.setdefault(message.subject, []).append(message)
-        records: dict[str, list[bytes]] = {}
-        in_order: list[Pending] = []
-        for number, wanted in by_subject.items():
-            subject = self._schedule.subjects.names[number]
-            whole: list[bytes] = []
-            found = self._schedule.records.read_all(bucket, subject, wanted)
-            for message, record in zip(wanted, found, strict=True):
-                if isinstance(record, CorruptionError):
-                    self._note_damaged(message, record)
-                else:
-                    whole.append(record)
-                    in_order.append(message)
-            if whole:
-                records[subject] = whole
-        if not in_order:
-            return None
-        marks = Marks(
-            buckets=(bucket,),
-            sequences=[message.sequence for message in in_order],
-            sources=[message.source for message in in_order],
-        )
-        frame = marked_frame(FrameKind.RELEASED, records, marks)
-        return _Release(
-            frame=frame,
-            messages=in_order,
-            is_overdue=is_overdue,
-            first_due_ms=messages[0].due_at_ms,
-        )
-
-    def _note_damaged(self, message: Pending, error: CorruptionError) -> None:
-        self.counts.damaged += 1
-        with suppress(CorruptionError):  # its bucket is damaged altogether
-            named = self._schedule.message(message.bucket, message.sequence)
-            self.counts.damaged_messages += [] if named is None else [named]
-        _log.error("delayed message not released: reason=%s", error)
-
-    def _submit(self, release: _Release) -> None:
+    def _submit(self, release: Release) -> None:
         self._in_flight.add(release)
         self._post(lambda: self._submit_in_loop(release))
 
-    def _submit_in_loop(self, release: _Release) -> None:
+    def _submit_in_loop(self, release: Release) -> None:
         def on_done(outcome: Placed | Exception) -> None:
             with self._changed:
                 self._done.append((release, outcome))

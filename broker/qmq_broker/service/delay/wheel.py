@@ -256,18 +256,27 @@ class Wheel:
         merged.sort()
         self._runs.append(_Run(merged))
 
-    def _let_go(self) -> None:
-        """Keep about the first `loaded_max` messages; the rest is for a later load."""
-        self._late.sort()
-        late, self._late = self._late, []
-        if late:
-            self._runs.append(_Run(Rows(late)))
-        until = max(filter(None, map(self._best_key, self._runs)), default=self.loaded_until)
+    def let_go_behind(self, until: Key) -> None:
+        """Let go of everything behind a point of the order: it is for a later load."""
+        self._gather()
         for run in self._runs:
             run.cut(until)
         self._runs = [run for run in self._runs if len(run)]
         self._count = sum(map(len, self._runs))
-        self.loaded_until = until
+        self.loaded_until = min(self.loaded_until, until)
+
+    def _gather(self) -> None:
+        """Make a run of the single arrivals."""
+        self._late.sort()
+        late, self._late = self._late, []
+        if late:
+            self._runs.append(_Run(Rows(late)))
+
+    def _let_go(self) -> None:
+        """Keep about the first `loaded_max` messages."""
+        self._gather()
+        best = filter(None, map(self._best_key, self._runs))
+        self.let_go_behind(max(best, default=self.loaded_until))
 
     def _best_key(self, run: _Run) -> Key | None:
         """The last message of a run with no more than `loaded_max` of all runs up to it, if any."""

@@ -309,6 +309,14 @@ class ScheduleFiles:
                 file.close()
             self._open.clear()
 
+    def forget(self, bucket: int) -> None:
+        """Let the next read open the files of a bucket again."""
+        self._known.pop(bucket, None)
+        with self._lock:
+            for log in KINDS:
+                if (file := self._open.pop((log, bucket), None)) is not None:
+                    file.close()
+
     def sync_directory(self, log: str, bucket: int) -> None:
         """Make what was removed from a bucket's folder stay removed."""
         self._disk.sync_directory(layout.bucket_directory(log, bucket))

@@ -325,6 +325,10 @@ class Schedule:
         """The record of a message, verified; raises `CorruptionError`."""
         return self.records.read(message.bucket, message.subject, message)
 
+    def read_anew(self, bucket: int) -> None:
+        """Forget what was read of a bucket's files: somebody may have put others in their place."""
+        self.files.forget(bucket)
+
     def close(self) -> None:
         """Give all files back. Safe to call twice."""
         self.files.close()

@@ -1,0 +1,146 @@
+"""Delayed messages whose files are damaged: who is held, what the operator is told, and how it goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from qmq_broker.service.delay import counts
+from qmq_client.commands.delayed import delayed
+from tests.broker.delay.aside_rig import MONTH_MS, AsideRig
+from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
+from tests.broker.delay.test_lost_copies import WAITED_MS, copied
+from tests.broker.delay.test_shifted_clock import HOUR_MS as REAL_HOUR_MS
+from tests.broker.delay.test_shifted_clock import SERVE_SHIFTED, send, status, stored
+from tests.broker.face.process import BrokerProcess
+from tests.kit.waiting import wait_for
+
+
+def with_files(directory: Path) -> tuple[DelayRig, Path]:
+    """Three messages, of two buckets, in files; and the schedule log of the first bucket."""
+    rig = DelayRig(directory, queue_flush_bytes=1)
+    due = {b"one": 2 * HOUR_MS, b"two": 2 * HOUR_MS + 60_000, b"other": 4 * HOUR_MS}
+    rig.send_delayed({body: rig.now_ms + after for body, after in due.items()})
+    rig.store.step()
+    return rig, min(directory.glob("schedule/*/*"))
+
+
+def spoil_marks(path: Path) -> bytes:
+    """Damage the list of messages of a schedule log; what it was."""
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:])
+    return whole
+
+
+def test_D3_a_held_bucket_holds_no_other_and_comes_once_when_its_file_is_whole_again(
+    tmp_path: Path,
+) -> None:
+    rig, path = with_files(tmp_path)
+    whole = spoil_marks(path)
+    rig.restart()
+    assert rig.pass_and_release(5 * HOUR_MS) == 1
+    found = rig.broker.delayed.query.status()
+    assert (rig.bodies(), found.pending, len(found.damaged_buckets)) == ([b"other"], 2, 1)
+    assert path.name in found.held[0]
+    delay = rig.broker.delayed.delay
+    delay.look_again(found.damaged_buckets)
+    assert rig.release() == 0
+    assert rig.broker.delayed.query.status().damaged_buckets == found.damaged_buckets
+    mended = path.with_suffix(".mended")
+    mended.write_bytes(whole)
+    mended.rename(path)  # the file that was open is another one from now on
+    delay.look_again(found.damaged_buckets)
+    assert rig.release() == 2
+    assert rig.release() == 0
+    assert rig.bodies() == [b"other", b"one", b"two"]
+    found = rig.broker.delayed.query.status()
+    assert (found.pending, found.damaged_buckets, found.held) == (0, [], [])
+    rig.close()
+
+
+def test_D1_looking_again_before_the_time_releases_nothing_early_and_nothing_twice(
+    tmp_path: Path,
+) -> None:
+    rig, path = with_files(tmp_path)
+    whole = spoil_marks(path)
+    rig.restart()
+    rig.pass_and_release(2 * HOUR_MS - 60_000)  # loaded, had it been whole
+    (held,) = rig.broker.delayed.query.status().damaged_buckets
+    path.write_bytes(whole)
+    rig.send_delayed({b"late": rig.now_ms + 1_000})
+    rig.broker.delayed.delay.look_again([held])
+    assert rig.pass_and_release(1_000) == 1
+    assert rig.pass_and_release(58_999) == 0
+    assert rig.pass_and_release(1) == 1
+    rig.pass_and_release(3 * HOUR_MS)
+    assert rig.bodies() == [b"late", b"one", b"two", b"other"]
+    rig.close()
+
+
+def test_a_message_that_can_be_read_again_is_released_and_no_longer_told_as_damaged(
+    tmp_path: Path,
+) -> None:
+    rig, path = with_files(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"one", b"onf"))
+    rig.restart()
+    assert rig.pass_and_release(5 * HOUR_MS) == 2
+    assert rig.broker.delayed.query.status().damaged == 1
+    path.write_bytes(whole)
+    rig.broker.delayed.delay.look_again(rig.broker.delayed.delay.counts.damaged_by_bucket)
+    assert rig.release() == 1
+    found = rig.broker.delayed.query.status()
+    assert (found.damaged, found.damaged_total, found.pending) == (0, 1, 0)
+    rig.close()
+
+
+def test_D3_more_damaged_copies_than_are_named_at_once_are_all_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counts, "DAMAGED_MAX", 3)
+    rig = AsideRig.forgetful(tmp_path)
+    bodies = [b"bad %d" % number for number in range(10)]
+    rig.put_away(*bodies)
+    copied(rig)
+    for path in rig.directory.glob("schedule/*/*"):
+        path.write_bytes(path.read_bytes().replace(b"bad ", b"worse"[:4]))
+    rig.restart()
+    rig.pass_and_turn(MONTH_MS)
+    assert rig.broker.delayed.query.status().pending == len(bodies)
+    for _ in range(8):
+        rig.pass_and_turn(WAITED_MS)
+    assert rig.broker.delayed.query.status().pending == 0
+    assert sorted(rig.pull().bodies) == bodies
+    rig.close()
+
+
+def test_qmq_delayed_status_and_retry_bring_a_real_broker_on_without_a_restart(
+    tmp_path: Path,
+) -> None:
+    shift, data = tmp_path / "shift", tmp_path / "data"
+    shift.write_text("0")
+    arguments = ("--shift", str(shift))
+
+    def run(command: str, broker: BrokerProcess) -> tuple[int, str]:
+        ran = CliRunner().invoke(delayed, [command, "--broker", broker.url])
+        return ran.exit_code, ran.output
+
+    with BrokerProcess(data, *arguments, command=SERVE_SHIFTED) as broker:
+        send(broker, 2 * REAL_HOUR_MS, 2 * REAL_HOUR_MS)
+        assert broker.stop() == 0
+    (path,) = data.glob("schedule/*/*")
+    whole = spoil_marks(path)
+    shift.write_text(str(3 * REAL_HOUR_MS))
+    with BrokerProcess(data, *arguments, command=SERVE_SHIFTED) as broker:
+        wait_for(lambda: status(broker)["damaged_buckets"], "the damage", within_s=30)
+        code, told = run("status", broker)
+        assert code == 1
+        assert path.name in told
+        path.write_bytes(whole)
+        assert run("retry", broker)[1].startswith("looking again at ")
+        wait_for(lambda: stored(broker) == 2, "what was held", within_s=30)
+        assert run("status", broker)[0] == 0
+        assert run("retry", broker) == (0, "nothing is held\n")
+        assert broker.stop() == 0
