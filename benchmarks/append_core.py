@@ -1,9 +1,10 @@
 """R5: processor time of an append – check, validate, index, log – against that of a bare `pwrite`.
 
-Both get the same frames of 500 messages that were built beforehand, in turns of a few frames within one
-process and one thread, and neither waits for the disk: the flush costs the same for both and is not in
+All ways get the same frames of 500 messages that were built beforehand, in turns of a few frames within
+one process and one thread, and none waits for the disk: the flush costs the same for all and is not in
 the figure. The append is all that the writer does for one request: parse and verify the frame, look its
-ids up, stamp it, write it, make the entries of its consume queue.
+ids up, stamp it, write it, make the entries of its consume queue. The third way is a `pwrite` behind one
+checksum over the frame: what no broker can do without that trusts no sender and no line.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +28,7 @@ from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.store import Store
+from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.frame import parse_message_frame
 
 #: How often each way has its turn within a round.
@@ -37,6 +41,7 @@ class _Round:
     """Processor microseconds per message."""
 
     append: float
+    checked: float
     bare: float
     written_bytes: int
 
@@ -53,6 +58,7 @@ def run(bench: Bench) -> list[Row]:
             with tempfile.TemporaryDirectory(dir=bench.directory) as directory:
                 rounds.append(_round(Path(directory), frames, is_recycled=is_recycled))
         append, bare = [one.append for one in rounds], [one.bare for one in rounds]
+        checked = [one.checked for one in rounds]
         conditions = Conditions(
             durability="none: processor time without the flush",
             client=_CLIENT,
@@ -71,6 +77,12 @@ def run(bench: Bench) -> list[Row]:
                 conditions,
                 goal,
             ),
+            _row(
+                f"checksum and pwrite / bare pwrite, {name}",
+                "ratio",
+                paired_ratios(checked, bare),
+                conditions,
+            ),
             _row(f"append, {name}", unit, append, conditions),
             _row(f"bare pwrite, {name}", unit, bare, conditions),
         ]
@@ -86,41 +98,56 @@ def _row(
 def _round(directory: Path, frames: list[bytes], *, is_recycled: bool) -> _Round:
     count = sum(map(len, frames))
     segment_bytes = segment_bytes_for(count)
-    data, path = directory / "data", directory / "bare"
+    data, paths = directory / "data", [directory / "bare", directory / "checked"]
     if is_recycled:
         make_recycled(data, segment_bytes=segment_bytes)
-        write_blocks(path, segment_bytes)
+        for path in paths:
+            write_blocks(path, segment_bytes)
     options = StoreOptions(segment_bytes=segment_bytes, index_entries=0)
     store = Store.open(OsDisk(str(data)), SYSTEM_CLOCK, options)
-    file = os.open(path, os.O_RDWR | os.O_CREAT)
-    try:
+    with ExitStack() as stack:
+        stack.callback(store.close)
+        bare, checked = (_Loop(path) for path in paths)
+        for loop in (bare, checked):
+            stack.callback(loop.close)
         step = len(frames) // TURNS
         shares = [frames[first : first + step] for first in range(0, len(frames), step)]
-        place = [0]
-
-        def write(frame: bytes) -> None:
-            place[0] += os.pwrite(file, frame, place[0])
 
         def append(frame: bytes) -> None:
             store.append([parse_message_frame(frame)])
 
-        appended, written = iter(shares), iter(shares)
+        def check_and_write(frame: bytes) -> None:
+            crc32c(frame)
+            checked.write(frame)
+
+        ways = {"append": append, "checked": check_and_write, "bare": bare.write}
+        left = {name: iter(shares) for name in ways}
         seconds = interleave(
-            {
-                "append": lambda: _processor_s(append, next(appended)),
-                "bare": lambda: _processor_s(write, next(written)),
-            },
-            rounds=TURNS,
+            {name: partial(_next_s, work, left[name]) for name, work in ways.items()}, rounds=TURNS
         )
-    finally:
-        os.close(file)
-        store.close()
     messages = TURNS * step * BATCH_MESSAGES
+    us = {name: sum(spent) / messages * 1e6 for name, spent in seconds.items()}
     return _Round(
-        append=sum(seconds["append"]) / messages * 1e6,
-        bare=sum(seconds["bare"]) / messages * 1e6,
-        written_bytes=2 * count,
+        append=us["append"], checked=us["checked"], bare=us["bare"], written_bytes=3 * count
     )
+
+
+class _Loop:
+    """A file that is written from its beginning on, one frame behind the other."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT)
+        self._offset = 0
+
+    def write(self, frame: bytes) -> None:
+        self._offset += os.pwrite(self._file, frame, self._offset)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def _next_s(work: Callable[[bytes], object], shares: Iterator[list[bytes]]) -> float:
+    return _processor_s(work, next(shares))
 
 
 def _processor_s(work: Callable[[bytes], object], frames: list[bytes]) -> float:
