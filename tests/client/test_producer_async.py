@@ -24,7 +24,7 @@ from tests.client.publishing import sweep
 from tests.client.world import SUBJECT, World
 from tests.services.databases import Database
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ from tests.client.world import SUBJECT, Statements, World, a_world
 from tests.services.databases import Database
 
 KEY = "order-17-paid"
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

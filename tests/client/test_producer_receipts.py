@@ -23,7 +23,7 @@ from qmq_client.transactional import transaction
 from tests.client.world import SUBJECT, World, a_world
 from tests.services.databases import Database
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from qmq_client.testing import MemoryBroker, MemoryTransport
 from qmq_client.wire.requests import SendAnswer
 from tests.client.world import SUBJECT, World, a_world
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 class SlowTransport(MemoryTransport):

@@ -13,7 +13,7 @@ import psycopg
 import pymysql
 from sqlalchemy.engine import make_url
 
-_CONNECT_S_MAX: Final = 10
+_CONNECT_S_MAX: Final = 60
 
 
 class Truth:

@@ -12,10 +12,10 @@ import pytest
 from qmq_broker.storage import recovery
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import Checkpoint, CheckpointFiles
+from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.logs import frame_scan, log_recovery
 from qmq_broker.storage.logs.action_log import ActionLog
 from qmq_broker.storage.logs.actions import Action
-from qmq_broker.storage.logs.dedupe_window import DedupeWindow
 from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame, claims_behind
 from qmq_broker.storage.logs.log_recovery import LogFinding, examine
 from qmq_broker.storage.logs.segments import Segments

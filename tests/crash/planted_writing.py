@@ -10,7 +10,8 @@ from qmq_broker.storage.commit_log import CommitLog
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.retained import Retained, write_retained
 from qmq_broker.storage.files.snapshots import SnapshotFiles
-from qmq_broker.storage.logs import id_journal, segmented_log
+from qmq_broker.storage.ids import journal as id_journal
+from qmq_broker.storage.logs import segmented_log
 from qmq_broker.storage.logs.action_log import ActionLog
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.logs.segments import Segments

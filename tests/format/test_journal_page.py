@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qmq_broker.storage.files import journal
-from qmq_broker.storage.logs import id_journal
+from qmq_broker.storage.ids import journal as id_journal
 from qmq_broker.storage.queues import entry_chunk
 from tests.format.pages import check_example, marks, read_page, rows
 from tests.golden.version_1 import golden

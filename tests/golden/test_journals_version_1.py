@@ -7,9 +7,9 @@ from pathlib import Path
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.retained import Retained
-from qmq_broker.storage.logs.dedupe_window import DedupeWindow
-from qmq_broker.storage.logs.id_journal import IdJournal
-from qmq_broker.storage.logs.id_runs import IdRun, id_runs
+from qmq_broker.storage.ids.journal import IdJournal
+from qmq_broker.storage.ids.runs import IdRun, id_runs
+from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.queues.consume_queues import ConsumeQueues
 from qmq_client.wire.frame import parse_message_frame
 from tests.golden.storage_version_1 import NOW_MS, STORE_ID

@@ -202,6 +202,9 @@ class DeadLetter(Event, frozen=True, kw_only=True, tag="dead_letter"):
     group: str
     message_id: str
     reason: str = ""
+    #: When it was handed out in its last attempt, where somebody saw that at the broker: its
+    #: consumer need not have got the answer.
+    last_given_ns: int = 0
 
 
 class Parked(Event, frozen=True, kw_only=True, tag="parked"):

@@ -201,6 +201,12 @@ class Ledger:
         return {_copy(event) for event in self.of(DeadLetter)}
 
     @cached_property
+    def last_given_ns(self) -> dict[Copy, int]:
+        """When dead letters were given for the last time, as far as that was seen at the broker."""
+        seen = [event for event in self.of(DeadLetter) if event.last_given_ns]
+        return {_copy(event): event.last_given_ns for event in seen}
+
+    @cached_property
     def effects(self) -> dict[Copy, list[Effect]]:
         """Rows of the business tables by group and message id."""
         return grouped(self.of(Effect), _copy)

@@ -29,6 +29,8 @@ class HandOuts:
         self.faults: list[str] = []
         #: How often each message was handed out to each group.
         self.counts: Counter[tuple[str, str]] = Counter()
+        #: When each message was handed out in the last attempt of its group, for the first time.
+        self.last_given_ns: dict[tuple[str, str], int] = {}
         self._host = host
         self._groups = {group.name: group for group in groups}
         #: Paused groups, with the offset of the action log behind which that is known.
@@ -41,8 +43,8 @@ class HandOuts:
         """Look at the broker's clock; to be called before it is set back."""
         self._highest_ms = max(self._highest_ms, self._host.clock.now_ms())
 
-    def on_hand_out(self, request: PullRequest, given: HandOut, now_ms: int) -> None:
-        """The broker gives messages away."""
+    def on_hand_out(self, request: PullRequest, given: HandOut, now_ms: int, at_ns: int) -> None:
+        """The broker gives messages away; `at_ns` is by the clock of the history."""
         self.note_time()
         on_next, self.on_next = self.on_next, _nothing
         on_next()
@@ -54,6 +56,8 @@ class HandOuts:
             record = decode_record(request.subject, data)
             message_id = format_message_id(record.message_id)
             self.counts[group.name, message_id] += 1
+            if attempt == group.max_attempts:
+                self.last_given_ns.setdefault((group.name, message_id), at_ns)
             where = f"message {message_id} to group {group.name}"
             if record.due_at_ms is not None and record.due_at_ms > self._highest_ms:
                 early_ms = record.due_at_ms - self._highest_ms

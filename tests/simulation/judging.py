@@ -107,11 +107,17 @@ class Judge:
         faults: list[str] = []
         for group in self._of_kind(Kind.ORDERED):
             state = self._broker.delivery.group(group.subject, group.name)
-            sequences = [one for name, one in sorted(self._world.replayed) if name == group.name]
+            name = group.name
+            sequences = [one for of, one in sorted(self._world.replayed) if of == name]
             for sequence in sequences:
                 record = self._records[group.subject][sequence]
                 message_id = format_message_id(record.message_id)
-                self._world.ears.tell(DeadLetter, group=group.name, message_id=message_id)
+                self._world.ears.tell(
+                    DeadLetter,
+                    group=group.name,
+                    message_id=message_id,
+                    last_given_ns=self._world.handouts.last_given_ns.get((name, message_id), 0),
+                )
                 is_dead = state is not None and sequence in state.dead
                 if not is_dead and (group.name, message_id) not in done:
                     faults.append(f"replay: {message_id} did not come to {group.name} again")

@@ -31,8 +31,8 @@ from qmq_broker.service.delivery.suspects import Suspects
 from qmq_broker.service.intake import Intake
 from qmq_broker.service.serving import ServingState
 from qmq_broker.service.setting_aside import SettingAside
+from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.logs.actions import Action
-from qmq_broker.storage.logs.dedupe_window import DedupeWindow
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.schedule.fates import Fate

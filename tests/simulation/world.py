@@ -107,7 +107,7 @@ class World:
 
     def _on_hand_out(self, request: PullRequest, given: HandOut, now_ms: int) -> None:
         self.ears.on_hand_out(request, given)
-        self.handouts.on_hand_out(request, given, now_ms)
+        self.handouts.on_hand_out(request, given, now_ms, self.ears.now_ns())
 
     def _on_replay(self, request: DeadRequest, sequences: Sequence[int]) -> None:
         """In an ordered group those behind a dead letter go on: the checker must know of it."""

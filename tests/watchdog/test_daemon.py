@@ -23,7 +23,7 @@ from qmq_watchdog.sweep import PROBE_ROWS, Sweep, SweepOptions
 from tests.watchdog.rows import left, make_database, make_due, put_rows
 from tests.watchdog.transports import HandClock, WatchedTransport
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 #: So long that within a test a database is swept at the start and then only when told to.
 NEVER = DaemonOptions(poll_s=3_600.0)
 

@@ -43,7 +43,7 @@ DEATHS = {
 
 
 def ask(broker: BrokerProcess, path: str) -> Any:
-    with urllib.request.urlopen(f"{broker.url}{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"{broker.url}{path}", timeout=60) as answer:
         return json.load(answer)
 
 
@@ -70,7 +70,7 @@ class Life:
             wait_for(lambda: self._is_quiet(broker), "what is due", within_s=60)
             broker.stop()
         except (AssertionError, OSError, TransportError):
-            if broker._process.wait(30) != -9 or self.is_dead:
+            if broker._process.wait(60) != -9 or self.is_dead:
                 raise
         finally:
             self.is_dead = broker._process.poll() == -9 or self.is_dead

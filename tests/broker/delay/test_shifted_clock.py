@@ -18,7 +18,7 @@ HOUR_MS = 3_600_000
 
 
 def ask(broker: BrokerProcess, path: str) -> Any:
-    with urllib.request.urlopen(f"{broker.url}{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"{broker.url}{path}", timeout=60) as answer:
         return json.load(answer)
 
 

@@ -20,8 +20,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Self
 
-START_S_MAX = 30.0
-END_S_MAX = 30.0
+START_S_MAX = 60.0
+END_S_MAX = 60.0
 ROOT = Path(__file__).resolve().parents[3]
 SERVE = ("-m", "qmq_broker", "serve")
 SERVE_WITH_FAULTS = ("-m", "tests.broker.face.faulty_serve")
@@ -136,12 +136,12 @@ class BrokerProcess:
         self._fresh.put("")
 
     @contextmanager
-    def connection(self, timeout_s: float = 10.0) -> Iterator[socket.socket]:
+    def connection(self, timeout_s: float = 60.0) -> Iterator[socket.socket]:
         """A bare TCP connection."""
         with socket.create_connection((self.host, self.port), timeout=timeout_s) as connection:
             yield connection
 
-    def talk(self, data: bytes, timeout_s: float = 10.0) -> bytes:
+    def talk(self, data: bytes, timeout_s: float = 60.0) -> bytes:
         """Send bytes, say that there is no more, and return all that comes back."""
         with self.connection(timeout_s) as connection:
             try:

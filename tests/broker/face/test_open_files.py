@@ -28,7 +28,7 @@ def test_B10_idle_connections_do_not_keep_the_broker_from_its_files(tmp_path: Pa
         sent = client.post("/v1/send", json={"messages": [{"subject": "orders", "body": 1}]})
         assert sent.status_code == 200
         for _ in range(700):
-            idle.enter_context(socket.create_connection((broker.host, broker.port), timeout=10))
+            idle.enter_context(socket.create_connection((broker.host, broker.port), timeout=60))
         # The first pull of a group makes the first file of the action log.
         assert client.post("/v1/pull", json=PULL).status_code == 200
         assert broker.stop() == ExitCode.OK

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq_broker.service.delivery.redelivery import Backoff, Redelivery, RedeliveryHeap
+from qmq_broker.service.delivery.history import LEASE_ENDED
+from qmq_broker.service.delivery.redelivery import (
+    SUSPECT_AFTER,
+    Backoff,
+    Redelivery,
+    RedeliveryHeap,
+)
 
 
 def run(first: int, count: int, retry_at_ms: int, attempts: int = 1) -> Redelivery:
     return Redelivery(
         first=first, next=first + count, attempts=attempts, retry_at_ms=retry_at_ms, error=""
     )
+
+
+def suspect(first: int, count: int, retry_at_ms: int) -> Redelivery:
+    given = run(first, count, retry_at_ms)
+    return replace(given, error=LEASE_ENDED, attempts=SUSPECT_AFTER)
 
 
 def test_runs_are_due_in_the_order_of_their_times_and_not_before() -> None:
@@ -40,6 +53,34 @@ def test_taking_from_the_middle_leaves_both_sides_to_come() -> None:
     heap.add(run(0, 10, 100))
     heap.take(3, 5)
     assert sorted((found.first, found.next) for found in heap.due(100, 100)) == [(0, 3), (5, 10)]
+
+
+def test_suspects_are_due_apart_and_one_by_one() -> None:
+    heap: RedeliveryHeap[Redelivery] = RedeliveryHeap()
+    for number in range(200, 0, -1):  # so many that stale entries are thrown out between
+        heap.add(suspect(10 * number, 2, 1_000 + number % 7))
+        heap.take(10 * number + 1, 10 * number + 2)
+    heap.add(run(5, 1, 100))
+    assert [found.first for found in heap.due(10_000, 10)] == [5]
+    assert not heap.has_suspect(999)
+    times = []
+    while (found := heap.suspect(10_000)) is not None:
+        assert found.next == found.first + 1
+        times.append(found.retry_at_ms)
+        heap.take(found.first, found.next)
+    assert times == sorted(times)
+    assert (len(times), heap.next_suspect_ms(), heap.next_due_ms()) == (200, None, 100)
+
+
+def test_a_message_that_is_no_suspect_any_more_is_among_the_others() -> None:
+    heap: RedeliveryHeap[Redelivery] = RedeliveryHeap()
+    heap.add(suspect(1, 1, 100))
+    heap.take(1, 2)
+    heap.add(run(1, 1, 100))
+    assert (heap.suspect(100), [found.first for found in heap.due(100, 10)]) == (None, [1])
+    heap.take(1, 2)
+    heap.add(suspect(1, 1, 100))
+    assert (heap.suspect(100), heap.due(100, 10)) == (suspect(1, 1, 100), [])
 
 
 @given(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from qmq_broker.service.delivery.suspects import EMPTYING_MS_MAX
 from tests.broker.service.rig import GROUP, SUBJECT, Given, Rig
 
 LEASE_MS = 1_000
@@ -88,11 +89,11 @@ def test_C6_an_extension_is_a_word_and_the_others_come(rig: Rig) -> None:
     assert pull(rig, "one").bodies == [b"new"]
 
 
-def work(rig: Rig, *consumers: str) -> dict[str, Given]:
+def work(rig: Rig, *consumers: str, max_messages: int = 1) -> dict[str, Given]:
     """Consumers that have one message each in hand, for long, when a suspect becomes due."""
     rig.send(b"suspect")
-    crash(rig, 1, times=1)
-    assert pull(rig, "crashed").bodies == [b"suspect"]
+    crash(rig, max_messages, times=1)
+    assert b"suspect" in pull(rig, "crashed").bodies
     rig.pass_ms(LEASE_MS)  # it waits for its next attempt from now on
     held = {}
     for name in consumers:
@@ -133,6 +134,66 @@ def test_C6_a_handler_that_hangs_keeps_the_others_from_its_consumer_for_a_while_
     assert suspect.bodies == [b"suspect"], "with the one that hangs, and no other"
     rig.settle(suspect.ack(), "one")
     assert pull(rig, "one").bodies == [b"new"]
+
+
+def test_C6_the_longest_lease_keeps_nobody_from_messages_for_longer_than_ten_seconds(
+    rig: Rig,
+) -> None:
+    work(rig, "one")
+    assert pull(rig, "one", lease_ms=60_000).bodies == []
+    woken = waiting_for(rig, "one")
+    rig.pass_ms(EMPTYING_MS_MAX - 1)
+    assert woken == []
+    rig.pass_ms(1)
+    assert woken == ["one"]
+
+
+def test_C4_hands_that_were_full_for_too_long_are_emptied_the_next_time(rig: Rig) -> None:
+    for _ in range(2):
+        held = work(rig, "one")
+        assert pull(rig, "one").bodies == []
+        rig.pass_ms(LEASE_MS)
+        suspect = pull(rig, "one")
+        assert suspect.bodies == [b"suspect"]
+        rig.settle(suspect.ack(), "one")
+        rig.settle(held["one"].ack(), "one")
+        assert pull(rig, "one").bodies == []
+
+
+def test_C4_a_consumer_that_is_slow_for_one_suspect_is_waited_for_again_with_empty_hands_between(
+    rig: Rig,
+) -> None:
+    rig.send(b"other suspect")
+    crash(rig, 1, times=1)
+    held = work(rig, "one", max_messages=2)
+    assert pull(rig, "one").bodies == []
+    rig.pass_ms(LEASE_MS)
+    suspect = pull(rig, "one")
+    rig.settle(suspect.ack(), "one")
+    rig.settle(held["one"].ack(), "one")
+    rig.send(b"new")
+    others = pull(rig, "one", lease_ms=60_000)
+    assert others.bodies == [b"new"]
+    assert pull(rig, "one").bodies == [], "its hands are emptied for the other one"
+
+
+def test_C4_another_consumers_hands_are_emptied_when_the_first_has_them_empty(rig: Rig) -> None:
+    held = work(rig, "one", "two")
+    rig.send(b"new")
+    assert pull(rig, "one").bodies == []
+    rig.settle(held["one"].ack(), "one")  # and it is not heard of again
+    assert pull(rig, "two").bodies == []
+
+
+def test_B10_suspects_that_come_and_go_leave_nothing_behind(rig: Rig) -> None:
+    rig.send(b"suspect")
+    for _ in range(400):
+        assert pull(rig, "one", max_attempts=1_000).bodies == [b"suspect"]
+        rig.pass_ms(LEASE_MS)
+        rig.pass_ms(600_000)
+    state = rig.broker.delivery.group(SUBJECT, GROUP)
+    assert state is not None
+    assert len(state.redeliveries._suspects_by_time) <= 100
 
 
 def test_C1_a_consumer_that_dies_while_its_hands_are_emptied_leaves_the_suspect_to_others(

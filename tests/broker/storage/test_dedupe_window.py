@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq_broker.storage.logs.dedupe_window import DedupeWindow
-from qmq_broker.storage.logs.id_runs import IdRun, _dense_run, id_runs, scanned_id_runs
+from qmq_broker.storage.ids.runs import IdRun, _dense_run, id_runs, scanned_id_runs
+from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds, split_message_id

@@ -11,10 +11,10 @@ from qmq_broker.errors import CorruptionError
 from qmq_broker.storage import saving
 from qmq_broker.storage.files import journal, layout
 from qmq_broker.storage.files.journal import Journal
-from qmq_broker.storage.logs import id_journal
-from qmq_broker.storage.logs.dedupe_window import DedupeWindow
-from qmq_broker.storage.logs.id_journal import IdJournal
-from qmq_broker.storage.logs.id_runs import IdRun
+from qmq_broker.storage.ids import journal as id_journal
+from qmq_broker.storage.ids.journal import IdJournal
+from qmq_broker.storage.ids.runs import IdRun
+from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.store import Store
 from tests.broker.storage.damaged import flip
 from tests.broker.storage.lives import restarted

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.logs.repeats import is_same_message
+from qmq_broker.storage.ids.repeats import is_same_message
 from qmq_broker.storage.store import Store
 from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds

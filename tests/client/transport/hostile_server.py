@@ -18,6 +18,8 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/vnd.qmq.frame\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 #: How long a client waits that is tried against such a peer.
 DEADLINE_S = 0.5
+#: For a thread to end that has nothing more to do.
+JOIN_S_MAX = 60.0
 
 
 @dataclass
@@ -66,9 +68,9 @@ def hostile_server(
         ended.set()
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        acceptor.join(5)
+        acceptor.join(JOIN_S_MAX)
         for thread in threads:
-            thread.join(5)
+            thread.join(JOIN_S_MAX)
 
 
 def read_request(connection: socket.socket) -> bytes:

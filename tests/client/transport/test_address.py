@@ -23,7 +23,7 @@ PULL = PullRequest(subject="orders", group="g", consumer="c")
 
 
 def pull(address: str | BrokerAddress) -> int:
-    with closing(HttpTransport(address, answer_timeout_s=10.0)) as transport:
+    with closing(HttpTransport(address, answer_timeout_s=60.0)) as transport:
         return len(transport.pull(PULL).messages)
 
 

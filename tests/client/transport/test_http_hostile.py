@@ -46,27 +46,27 @@ from tests.client.transport.hostile_server import (
     trickle,
 )
 
-#: On a busy machine a call may end this much after its deadline.
-GRACE_S = 5.0
+#: For an answer that does come, however busy the machine is.
+AMPLE_S = 60.0
 SMALL = Limits(record_bytes=10_000, frame_bytes=20_000)
 PULL = PullRequest(subject="s", group="g", consumer="c")
 SETTLE = SettleRequest(subject="s", group="g", consumer="c", settlements=())
 
 
-def transport_to(server: HostileServer) -> closing[HttpTransport]:
+def transport_to(server: HostileServer, within_s: float = AMPLE_S) -> closing[HttpTransport]:
     return closing(
         HttpTransport(
-            server.url, limits=SMALL, connect_timeout_s=DEADLINE_S, answer_timeout_s=DEADLINE_S
+            server.url, limits=SMALL, connect_timeout_s=within_s, answer_timeout_s=within_s
         )
     )
 
 
-def error_of(behave: Behaviour, *, is_pull: bool = False) -> TransportError:
-    with hostile_server(behave) as server, transport_to(server) as transport:
-        began_at_s = time.monotonic()
+def error_of(
+    behave: Behaviour, *, is_pull: bool = False, within_s: float = AMPLE_S
+) -> TransportError:
+    with hostile_server(behave) as server, transport_to(server, within_s) as transport:
         with pytest.raises(TransportError) as caught:
             transport.pull(PULL) if is_pull else transport.settle(SETTLE)
-        assert time.monotonic() - began_at_s < DEADLINE_S + GRACE_S
         return caught.value
 
 
@@ -152,7 +152,9 @@ UNREACHABLE = {
 def test_a_peer_that_does_not_finish_its_answer_holds_a_call_to_its_deadline_only(
     behave: Behaviour,
 ) -> None:
-    assert type(error_of(behave)) is BrokerUnreachableError
+    began_at_s = time.monotonic()
+    assert type(error_of(behave, within_s=DEADLINE_S)) is BrokerUnreachableError
+    assert time.monotonic() - began_at_s < AMPLE_S, "each byte bought it another deadline"
 
 
 def test_nobody_at_the_address_is_unreachable() -> None:
@@ -178,7 +180,7 @@ def test_a_peer_that_does_not_read_holds_a_big_request_to_its_deadline_only() ->
     frame = build_frame(FrameKind.MESSAGES, bytes(64 * 1024 * 1024))
     with (
         hostile_server(silent, is_reading=False) as server,
-        transport_to(server) as transport,
+        transport_to(server, DEADLINE_S) as transport,
         pytest.raises(BrokerUnreachableError),
     ):
         transport.send(frame)

@@ -16,7 +16,7 @@ from tests.client.transport.hostile_server import answer, hostile_server
 SETTLE = SettleRequest(subject="s", group="g", consumer="c", settlements=())
 PULL = PullRequest(subject="s", group="g", consumer="c", wait_ms=30_000)
 SETTLED = encode_control(SettleAnswer(settled=3))
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def test_calls_at_the_same_time_have_connections_of_their_own() -> None:
@@ -71,7 +71,7 @@ def test_a_close_wakes_a_call_that_waits() -> None:
         waiting.start()
         assert asked.wait(WAIT_S)
         transport.close()
-        waiting.join(5)
+        waiting.join(WAIT_S)
         assert not waiting.is_alive()
     assert len(errors) == 1
 

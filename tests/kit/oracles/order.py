@@ -115,6 +115,8 @@ def _earliest_settlement_ns(ledger: Ledger, copy: Copy) -> int:
         # A broker that lost its last moments makes the last attempt, and the dead letter, once more.
         last = max(delivery.attempt for delivery in deliveries)
         times += [delivery.at_ns for delivery in deliveries if delivery.attempt == last]
+        if copy in ledger.last_given_ns:
+            times.append(ledger.last_given_ns[copy])
     if times:
         return min(times)
     for delivery in deliveries:
