@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
-from qmq_broker.storage.logs.repeats import LOG_LIMITS
+from qmq_broker.storage.logs.kinds import LOG_LIMITS
 from qmq_client.wire.frame import FrameKind, build_message_frame, read_header, stamp_frame
 from qmq_client.wire.marks import Marks, pack_marks
 from qmq_client.wire.names import OWN_PREFIX

@@ -36,7 +36,7 @@ from qmq_broker.service.steady import SteadyTime
 from qmq_broker.service.writer import CommitWriter
 from qmq_broker.storage.logs.actions import Action, BroughtBack, GroupDefined, Passed, SetAside
 from qmq_broker.storage.logs.copies import Copy, pack_copy, unpack_copy
-from qmq_broker.storage.logs.repeats import LOG_LIMITS
+from qmq_broker.storage.logs.kinds import LOG_LIMITS
 from qmq_broker.storage.queues.consume_queue import Entry
 from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.store import Placed, Store

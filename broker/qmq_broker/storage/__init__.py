@@ -1,0 +1,19 @@
+"""The data directory of one broker: everything that is on disk, and nothing of what it means to consumers.
+
+::
+
+    store.py         the face of all of it, for the service
+      saving.py      what an open store writes down for the next start
+      recovery.py    one start: examine, derive, mend, raise the epoch
+      commit_log.py  append and read messages
+      staging.py     what a frame of the log means for queues and schedule
+    queues/          where the messages of a subject stand in the log
+    index/           messages by id and by key
+    schedule/        messages that wait for their time
+    ids/             which messages were stored already
+    logs/            append-only logs in segments: the commit log and the action log
+    files/           the disk port, names, and small files
+    upkeep/          what an operator does while no broker runs: verify, rebuild, back up, give up
+
+Who reads it first goes from `files/layout.py` and `logs/segmented_log.py` to `commit_log.py`.
+"""

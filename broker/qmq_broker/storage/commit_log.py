@@ -14,10 +14,10 @@ from typing import Final
 import msgspec
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.storage.logs.dedupe_window import DedupeWindow
-from qmq_broker.storage.logs.id_runs import is_remembered
+from qmq_broker.storage.ids.repeats import RepeatFinder, StoredFrame, Verdict
+from qmq_broker.storage.ids.runs import is_remembered
+from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.logs.kinds import QUEUED_KINDS, SENT_KINDS, SETTLING_KINDS
-from qmq_broker.storage.logs.repeats import RepeatFinder, StoredFrame, Verdict
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.queues.consume_queue import Entry
 from qmq_broker.storage.queues.consume_queues import ConsumeQueues

@@ -30,11 +30,11 @@ from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.files.retained import Retained, read_retained
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
 from qmq_broker.storage.files.snapshots import SnapshotFiles
+from qmq_broker.storage.ids.journal import IdJournal
+from qmq_broker.storage.ids.runs import IdRun, is_remembered, scanned_id_runs
+from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.logs.action_log import ACTION_KINDS
-from qmq_broker.storage.logs.dedupe_window import DedupeWindow
 from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame
-from qmq_broker.storage.logs.id_journal import IdJournal
-from qmq_broker.storage.logs.id_runs import IdRun, is_remembered, scanned_id_runs
 from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.logs.log_recovery import LogFinding, examine, mend
 from qmq_broker.storage.logs.segments import Segments

@@ -21,8 +21,8 @@ from qmq_broker.errors import NoRoomError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.checkpoint import Checkpoint, CheckpointFiles
 from qmq_broker.storage.files.disk import Disk
-from qmq_broker.storage.logs.dedupe_window import DedupeWindow
-from qmq_broker.storage.logs.id_journal import IdJournal
+from qmq_broker.storage.ids.journal import IdJournal
+from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.queues.consume_queues import UNFLUSHED_BYTES_MAX, ConsumeQueues
 from qmq_broker.storage.recovery import write_clean_stop

@@ -6,11 +6,11 @@ rebuild, a verification. Nothing here writes a file.
 
 from __future__ import annotations
 
+from qmq_broker.storage.ids.repeats import StoredFrame
+from qmq_broker.storage.ids.runs import id_runs, is_remembered
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
-from qmq_broker.storage.logs.id_runs import id_runs, is_remembered
-from qmq_broker.storage.logs.kinds import QUEUED_KINDS, SENT_KINDS, SETTLING_KINDS
+from qmq_broker.storage.logs.kinds import LOG_LIMITS, QUEUED_KINDS, SENT_KINDS, SETTLING_KINDS
 from qmq_broker.storage.logs.lost import lost_entries, lost_runs
-from qmq_broker.storage.logs.repeats import LOG_LIMITS, StoredFrame
 from qmq_broker.storage.queues.consume_queues import ConsumeQueues
 from qmq_broker.storage.queues.packing import pack_entries
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES

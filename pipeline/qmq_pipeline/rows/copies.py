@@ -16,7 +16,7 @@ import pyarrow as pa
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.logs.copies import unpack_copy
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
-from qmq_broker.storage.logs.repeats import LOG_LIMITS
+from qmq_broker.storage.logs.kinds import LOG_LIMITS
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import parse_message_frame, parse_subjects
 from qmq_client.wire.names import COPIES as SUBJECT

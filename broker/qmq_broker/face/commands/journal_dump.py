@@ -9,7 +9,7 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.files.journal import Chunk, JournalFile, journal_bases
-from qmq_broker.storage.logs.id_journal import IdChunk, decode_id_chunk
+from qmq_broker.storage.ids.journal import IdChunk, decode_id_chunk
 from qmq_broker.storage.queues.entry_chunk import EntryChunk, decode_entry_chunk
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES
 

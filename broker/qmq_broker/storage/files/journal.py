@@ -15,7 +15,7 @@ believed behind one that is missing, and nothing that stood there before. The fi
 where one ends the next begins. Whatever does not fit ends the journal; from there on frames are read,
 and the journal goes on where it ended. Big-endian.
 
-Not for: what the chunks hold (`logs/id_journal.py`, `queues/entry_chunk.py`).
+Not for: what the chunks hold (`ids/journal.py`, `queues/entry_chunk.py`).
 """
 
 from __future__ import annotations

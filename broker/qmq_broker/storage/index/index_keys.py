@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from qmq_broker.storage.logs.id_runs import IdRun, id_runs
+from qmq_broker.storage.ids.runs import IdRun, id_runs
 from qmq_client.wire.checksum import crc32c, extend_crc32c
 from qmq_client.wire.columns import byte_column
 from qmq_client.wire.frame import FrameKind, MessageFrame

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.logs.frame_scan import claims_behind
-from qmq_broker.storage.logs.repeats import LOG_LIMITS
+from qmq_broker.storage.logs.kinds import LOG_LIMITS
 from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES, Segments
 from qmq_broker.storage.logs.summary import SegmentSummary, SummaryOf, no_summary
 from qmq_client.wire.errors import ProtocolError

@@ -21,9 +21,8 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
-from qmq_broker.storage.logs.kinds import COMMIT_KINDS, QUEUED_KINDS
+from qmq_broker.storage.logs.kinds import COMMIT_KINDS, LOG_LIMITS, QUEUED_KINDS
 from qmq_broker.storage.logs.lost import lost_runs
-from qmq_broker.storage.logs.repeats import LOG_LIMITS
 from qmq_broker.storage.logs.segments import Segments
 from qmq_client.wire.frame import FrameKind, MessageFrame, parse_message_frame
 from qmq_client.wire.frame_kind import MESSAGE_KINDS

@@ -21,9 +21,8 @@ from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.logs.action_log import ACTION_KINDS
 from qmq_broker.storage.logs.actions import decode_actions, later_kind
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
-from qmq_broker.storage.logs.kinds import COMMIT_KINDS, QUEUED_KINDS
+from qmq_broker.storage.logs.kinds import COMMIT_KINDS, LOG_LIMITS, QUEUED_KINDS
 from qmq_broker.storage.logs.lost import lost_entries, lost_runs
-from qmq_broker.storage.logs.repeats import LOG_LIMITS
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.logs.summary import Summarizer, read_summary
 from qmq_broker.storage.queues.packing import pack_entries

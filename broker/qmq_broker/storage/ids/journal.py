@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.journal import Journal
-from qmq_broker.storage.logs.dedupe_window import Added, DedupeWindow, Era, RunColumns
+from qmq_broker.storage.ids.window import Added, DedupeWindow, Era, RunColumns
 
 _log = logging.getLogger(__name__)
 #: Runs of one chunk: sorting them and writing them holds up a commit for some two milliseconds.

@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from qmq_broker.storage.logs.id_runs import IdRun
+from qmq_broker.storage.ids.runs import IdRun
 
 GENERATIONS: Final = 8
 
@@ -176,7 +176,7 @@ class DedupeWindow:
         #: Newest first, because repeats are of what was sent lately.
         self._generations: list[_Generation] = []
         self.ids = 0
-        #: Told of each frame that is added; `id_journal.py` keeps them over a restart.
+        #: Told of each frame that is added; `journal.py` keeps them over a restart.
         self.on_added: Callable[[Added], object] = lambda _: None
 
     @property

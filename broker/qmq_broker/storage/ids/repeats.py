@@ -17,10 +17,10 @@ from typing import Final
 import msgspec
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.storage.logs.dedupe_window import DedupeWindow, IdRunPlace, RunTable
-from qmq_broker.storage.logs.id_runs import IdRun, id_runs
+from qmq_broker.storage.ids.runs import IdRun, id_runs
+from qmq_broker.storage.ids.window import DedupeWindow, IdRunPlace, RunTable
+from qmq_broker.storage.logs.kinds import LOG_LIMITS
 from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
-from qmq_client.wire.limits import Limits
 from qmq_client.wire.message_id import split_message_id
 from qmq_client.wire.record import (
     DELAYED_FLAG,
@@ -32,15 +32,6 @@ from qmq_client.wire.record import (
 from qmq_client.wire.requests import SubjectPlace
 
 _log = logging.getLogger(__name__)
-#: For frames that stand in the log already: they passed the limits of their day.
-LOG_LIMITS: Final = Limits(
-    record_bytes=1024 * 1024 * 1024 - 1024,
-    tags=64,
-    headers=65_535,
-    headers_bytes=65_535,
-    frame_bytes=1024 * 1024 * 1024,
-    records_per_frame=1_000_000,
-)
 _TIME: Final = struct.Struct(">Q")
 #: Lengths of key, tags and headers, behind the flags.
 _LENGTHS: Final = struct.Struct(">BHH")
