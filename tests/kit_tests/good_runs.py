@@ -30,6 +30,22 @@ GOOD_RUNS: Final = (
         groups=ORDERED,
     ),
     Case(
+        "ORDER: the previous was given for the last time to nobody, died, and was replayed",
+        lambda s: (
+            s.sent("m1", "m2", key="k")
+            .deliver("m1")
+            .crash("c1")
+            .heal()
+            .wait(1_000)
+            .handled("m2")
+            .deliver("m1", attempt=2)
+            .ack("m1", attempt=2)
+            .dead("m1", last_given_ns=500 * NS_PER_MS)
+            .drained()
+        ),
+        groups=ORDERED,
+    ),
+    Case(
         "ORDER: the holder was killed between the ack and its note",
         lambda s: (
             s.sent("m1", "m2", key="k")

@@ -193,9 +193,15 @@ class Scene:
             )
         )
 
-    def dead(self, message_id: str) -> Self:
+    def dead(self, message_id: str, last_given_ns: int = 0) -> Self:
         return self.wait().add(
-            DeadLetter(at_ns=self.now_ns, group=GROUP, message_id=message_id, reason="attempts")
+            DeadLetter(
+                at_ns=self.now_ns,
+                group=GROUP,
+                message_id=message_id,
+                reason="attempts",
+                last_given_ns=last_given_ns,
+            )
         )
 
     def park(self, message_id: str) -> Self:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qmq_broker.service.delivery.aside import AsideRun
 from qmq_broker.service.delivery.history import LEASE_ENDED
 from qmq_broker.service.delivery.redelivery import (
     SUSPECT_AFTER,
@@ -70,6 +71,13 @@ def test_suspects_are_due_apart_and_one_by_one() -> None:
         heap.take(found.first, found.next)
     assert times == sorted(times)
     assert (len(times), heap.next_suspect_ms(), heap.next_due_ms()) == (200, None, 100)
+
+
+def test_a_suspect_that_is_away_is_due_like_the_others() -> None:
+    away: RedeliveryHeap[AsideRun] = RedeliveryHeap()
+    fields = {"retry_at_ms": 100, "error": LEASE_ENDED, "attempts": SUSPECT_AFTER}
+    away.add(AsideRun(first=1, next=2, ticket=7, **fields))  # type: ignore[arg-type]
+    assert [found.first for found in away.due(100, 10)] == [1]
 
 
 def test_a_message_that_is_no_suspect_any_more_is_among_the_others() -> None:

@@ -89,11 +89,11 @@ def test_C6_an_extension_is_a_word_and_the_others_come(rig: Rig) -> None:
     assert pull(rig, "one").bodies == [b"new"]
 
 
-def work(rig: Rig, *consumers: str, max_messages: int = 1) -> dict[str, Given]:
-    """Consumers that have one message each in hand, for long, when a suspect becomes due."""
-    rig.send(b"suspect")
-    crash(rig, max_messages, times=1)
-    assert b"suspect" in pull(rig, "crashed").bodies
+def work(rig: Rig, *consumers: str, suspects: int = 1) -> dict[str, Given]:
+    """Consumers that have one message each in hand, for long, when suspects become due."""
+    rig.send(*[b"suspect"] * suspects)
+    crash(rig, suspects, times=1)
+    assert len(pull(rig, "crashed").bodies) == suspects
     rig.pass_ms(LEASE_MS)  # it waits for its next attempt from now on
     held = {}
     for name in consumers:
@@ -163,9 +163,7 @@ def test_C4_hands_that_were_full_for_too_long_are_emptied_the_next_time(rig: Rig
 def test_C4_a_consumer_that_is_slow_for_one_suspect_is_waited_for_again_with_empty_hands_between(
     rig: Rig,
 ) -> None:
-    rig.send(b"other suspect")
-    crash(rig, 1, times=1)
-    held = work(rig, "one", max_messages=2)
+    held = work(rig, "one", suspects=2)
     assert pull(rig, "one").bodies == []
     rig.pass_ms(LEASE_MS)
     suspect = pull(rig, "one")
