@@ -13,7 +13,8 @@ from pathlib import Path
 from tests.kit.waiting import wait_for
 from tests.services.private import free_port
 
-READY_S_MAX = 20.0
+READY_S_MAX = 60.0
+_END_S_MAX = 60.0
 
 
 class BrokerProcess:
@@ -37,13 +38,13 @@ class BrokerProcess:
         """SIGKILL, as a power cut for the process."""
         assert self._process is not None
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(_END_S_MAX)
 
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
-                self._process.wait(10)
+                self._process.wait(_END_S_MAX)
             except subprocess.TimeoutExpired:
                 self.kill()
 

@@ -29,7 +29,7 @@ from tests.watchdog.rows import make_due, put_rows
 PAGE = (ROOT / "docs" / "migrations.md").read_text(encoding="utf-8")
 SERVERS = ("mysql", "postgresql")
 #: A test that waits for a broker in memory fails after this long.
-WAIT_S = 20.0
+WAIT_S = 60.0
 #: Where a user sees only what he has a right on, and this is said to be looked for.
 LOOKED_FOR = {"qmq_inbox", "qmq_order_lock"}
 #: What a counter of PostgreSQL needs, as the page says it.

@@ -20,7 +20,7 @@ from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S
 from tests.kit.waiting import wait_for
 
 #: Above every pause that a stop may wait for on a busy machine, below a lease.
-SOON_S = 8.0
+SOON_S = 30.0
 
 
 @pytest.fixture
