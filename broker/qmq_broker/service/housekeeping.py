@@ -2,7 +2,8 @@
 and the groups are noted down in snapshots.
 
 Decided in the loop thread, where the groups live, and done beside it: segments by the writer, snapshots
-by the thread that syncs the action log. A segment of the commit log may go when it is older than the
+by the thread that syncs the action log. Files of delayed messages go by the log's own time; while nobody
+sends, the writer is asked to let that go on. A segment of the commit log may go when it is older than the
 retention, or when the log is longer, and only when every group on every subject in it has got past it;
 `force_retention` lifts that bound, and what a group loses by it is counted for the group.
 """
@@ -46,6 +47,8 @@ class Housekeeping:
         self._next_ms = 0
         #: The log's beginning that was last asked for: a request is not repeated while it waits.
         self._asked_offset = 0
+        #: Whether the writer is asked to let the log's own time go on.
+        self._is_marking = False
 
     def step(self, now_ms: int) -> bool:
         """Look whether something is to be done, once in `INTERVAL_MS`; whether it was looked."""
@@ -55,6 +58,9 @@ class Housekeeping:
         self._delivery.registry.end_idle(now_ms)
         self._note_groups(now_ms)
         self._retain(now_ms)
+        if self._store.schedule.waits_for_time(now_ms) and not self._is_marking:
+            self._is_marking = True
+            self._writer.run_soon(self._note_time)
         return True
 
     def _note_groups(self, now_ms: int) -> None:
@@ -75,6 +81,11 @@ class Housekeeping:
             return
         self._asked_offset = offset
         self._writer.run_soon(lambda: self._give_up(offset))
+
+    def _note_time(self) -> None:
+        """In the writer's thread."""
+        self._is_marking = False
+        self._store.note_time()
 
     def _give_up(self, offset: int) -> None:
         """In the writer's thread."""

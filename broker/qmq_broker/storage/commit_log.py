@@ -111,6 +111,10 @@ class CommitLog:
             self._schedule.stage_cancelled(new.values())
         return [Fate.CANCELLED if fate is Fate.PENDING else fate for fate in before]
 
+    def note_time(self) -> None:
+        """Write a frame that says nothing but its time; not durable on return."""
+        self.log.append([(cancelled_frame([]), ())])
+
     def _judge(self, frames: Sequence[MessageFrame]) -> list[Verdict]:
         """What is to be done with each frame: no repeat, and no second fate, is stored."""
         finder = RepeatFinder(self._window, self._read_frame)

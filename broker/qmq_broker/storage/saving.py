@@ -68,6 +68,7 @@ class Saver:
         #: The checkpoint that was written last.
         self.last = last
         self._written_s = clock.monotonic_s()
+        self._wanted_offset = 0
 
     def step(self) -> bool:
         """Go on with what is under way; returns whether a checkpoint was due and written.
@@ -75,6 +76,8 @@ class Saver:
         Requires: everything that was appended to the commit log is synced and visible.
         """
         self._save_some()
+        if self._wanted_offset > self._parts.queues.indexed_offset:
+            self._begin_flush()
         log = self._parts.commit_log
         behind_bytes = log.durable_offset - self.last.commit_log.durable_offset
         actions_offset = self._parts.action_log.durable_offset
@@ -87,6 +90,10 @@ class Saver:
         self._begin_flush()
         self.write_checkpoint()
         return True
+
+    def make_way(self, offset: int) -> None:
+        """Bring what is below to its files soon, however little that is: the commit log shall begin there."""
+        self._wanted_offset = self._parts.copier.wanted_offset = offset
 
     def stop_clean(self, disk: Disk) -> None:
         """Save everything and say so. Requires: both logs are synced, and nothing is written after."""
@@ -141,5 +148,6 @@ class Saver:
         if queues.is_flushing:
             return
         is_far = durable_offset - queues.indexed_offset >= self._options.queue_flush_bytes
+        is_far = is_far or self._wanted_offset > queues.indexed_offset
         if is_far or queues.unflushed_bytes >= UNFLUSHED_BYTES_MAX:
             queues.begin_flush(durable_offset)

@@ -179,6 +179,13 @@ class Store:
         self.sync()
         return fates
 
+    def note_time(self) -> None:
+        """Let the log's own time go on while nobody sends: what is done with is removed by it."""
+        self._check()
+        self._check_place()
+        self._commit_log.note_time()
+        self.sync()
+
     def step(self) -> bool:
         """Write a checkpoint when one is due; returns whether it was. Call it also when idle.
 
@@ -234,6 +241,7 @@ class Store:
         bounds = [offset, last.commit_log.last_frame_offset, last.window_offset]
         bounds += [self._queues.indexed_offset, log.written_offset - 1]
         bounds += [self.schedule.copied_offset]
+        self._saver.make_way(log.base_of(min(offset, log.durable_offset)))
         bounds += [] if window_offset is None else [window_offset]
         before = self.first_offset
         first_offset = log.base_of(max(0, min(bounds)))

@@ -146,7 +146,9 @@ def test_B4_D3_D4_a_damaged_bucket_is_made_again_while_the_log_has_it(
 def given_up_but_for_one(directory: Path) -> tuple[DelayRig, Path]:
     """The file of a message whose frame the log does not have any more; the broker is stopped."""
     rig = DelayRig.forgetful(directory)
-    rig.send_delayed({b"long": rig.now_ms + 900 * HOUR_MS})
+    due_at_ms = rig.now_ms + 900 * HOUR_MS
+    rig.send_delayed({b"long": due_at_ms, b"gone": due_at_ms})
+    rig.cancel(next(one for one in rig.find_all() if rig.body(one) == b"gone"))
     rig.let_segments_go()
     assert rig.store.first_offset > 0
     rig.close()
@@ -154,17 +156,19 @@ def given_up_but_for_one(directory: Path) -> tuple[DelayRig, Path]:
     return rig, path
 
 
+@pytest.mark.parametrize("log", ["schedule", "dispatch"])
 @pytest.mark.parametrize("harm", [Path.unlink, _cut], ids=["gone", "cut"])
 def test_B4_a_short_bucket_that_the_log_has_not_is_reported_and_held(
-    tmp_path: Path, harm: Callable[[Path], object]
+    tmp_path: Path, log: str, harm: Callable[[Path], object]
 ) -> None:
-    rig, path = given_up_but_for_one(tmp_path)
+    rig, schedule_path = given_up_but_for_one(tmp_path)
+    path = tmp_path / log / schedule_path.relative_to(tmp_path / "schedule")
     whole = path.read_bytes()
     harm(path)
     left = path.read_bytes() if path.exists() else b""
     disk = OsDisk(str(tmp_path))
     (report,) = quarantine_damage(disk, FakeClock())
-    assert (report.log, report.lost) == ("schedule", ())
+    assert (report.log, report.lost) == (log, ())
     assert report.next_offset - report.first_offset == len(whole) - len(left)
     assert report in read_reports(disk)
     assert path.read_bytes() == left.ljust(len(whole), b"\0")
@@ -172,14 +176,16 @@ def test_B4_a_short_bucket_that_the_log_has_not_is_reported_and_held(
     disk.close()
     rig.start()
     rig.send_delayed({b"new": rig.now_ms + HOUR_MS})
-    rig.pass_and_release(2 * HOUR_MS)
-    assert b"new" in rig.bodies()
-    assert b"long" not in rig.bodies()
+    rig.pass_and_release(900 * HOUR_MS)
+    released = rig.bodies()
+    assert b"new" in released
+    assert b"gone" not in released, "nobody knows any more that it was cancelled"
     rig.close()
     path.write_bytes(whole)
     rig.start()
-    rig.pass_and_release(900 * HOUR_MS)
-    assert b"long" in rig.bodies(), "the file that was put back fits"
+    rig.pass_and_release(HOUR_MS)
+    assert rig.bodies()[-1] == b"long", "the file that was put back fits"
+    assert b"gone" not in rig.bodies()
     rig.close()
 
 

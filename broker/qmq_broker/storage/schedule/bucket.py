@@ -143,13 +143,12 @@ def empty_bucket(bucket: int) -> Bucket:
 
 
 def is_over(bucket: Bucket, bucket_ms: int, now_ms: int, grace_ms: int) -> bool:
-    """Whether the files of a bucket are of no use any more.
+    """Whether a bucket is of no use any more; its files may go when they hold all of it.
 
     Requires: `now_ms` is the log's own time, which never goes back: no message that is stored later
     goes to a bucket before it.
     """
-    is_done = not bucket.pending and bucket.is_copied
-    return is_done and bucket.bucket + bucket_ms + grace_ms <= now_ms
+    return not bucket.pending and bucket.bucket + bucket_ms + grace_ms <= now_ms
 
 
 LOGS: Final = (layout.SCHEDULE, layout.DISPATCH)

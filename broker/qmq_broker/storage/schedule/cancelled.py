@@ -1,6 +1,7 @@
 """Delayed messages that will not be delivered: what stands in the commit log of a cancellation.
 
-Body of a frame of kind CANCELLED: length 4 (big-endian), MessagePack list of Cancelled, zeros.
+Body of a frame of kind CANCELLED: length 4 (big-endian), MessagePack list of Cancelled, zeros. An empty list says
+nothing but the time of its frame.
 """
 
 from __future__ import annotations

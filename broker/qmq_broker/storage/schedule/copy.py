@@ -30,7 +30,6 @@ from qmq_broker.storage.schedule.bucket import (
     Bucket,
     BucketState,
     ScheduleTable,
-    is_over,
 )
 from qmq_broker.storage.schedule.columns import Columns
 from qmq_broker.storage.schedule.files import dispatched_frames
@@ -90,6 +89,8 @@ class ScheduleCopier:
         self._copy: _Copy | None = None
         self._last_over_ms = 0
         self._skips = 0
+        #: Where the commit log shall begin, once what is below is in the files.
+        self.wanted_offset = 0
         #: What was not in the files when parts were copied last.
         self._left = 0
 
@@ -187,7 +188,7 @@ class ScheduleCopier:
         far_bytes = schedule.options.queue_flush_bytes
         if schedule.uncopied:  # a start reads all frames from there on
             far_bytes = min(far_bytes, schedule.options.checkpoint_bytes)
-        is_far = behind_bytes >= far_bytes
+        is_far = behind_bytes >= far_bytes or self.wanted_offset > schedule.copied_offset
         return is_far or schedule.uncopied >= UNCOPIED_MAX or self._is_over()
 
     def _is_over(self) -> bool:
@@ -197,14 +198,12 @@ class ScheduleCopier:
             return False
         self._last_over_ms = schedule.stored_at_ms
         with schedule.lock:
-            return any(map(self._is_removable, schedule.buckets.values()))
+            return any(
+                schedule.is_done(one, schedule.stored_at_ms) for one in schedule.buckets.values()
+            )
 
     def _is_removable(self, bucket: Bucket) -> bool:
-        schedule = self._schedule
-        # A bucket may be of another length than those of today.
-        longest_ms = max(schedule.bucket_ms, schedule.options.bucket_ms)
-        grace_ms = schedule.options.bucket_grace_ms
-        return is_over(bucket, longest_ms, schedule.stored_at_ms, grace_ms)
+        return bucket.is_copied and self._schedule.is_done(bucket, self._schedule.stored_at_ms)
 
     def _begin(self) -> _Copy:
         schedule = self._schedule

@@ -24,7 +24,7 @@ from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.logs.kinds import LOG_LIMITS
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.schedule.beside import Beside
-from qmq_broker.storage.schedule.bucket import Bucket, empty_bucket
+from qmq_broker.storage.schedule.bucket import Bucket, empty_bucket, is_over
 from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.schedule.columns import IN_SCHEDULE, Columns, DelayedMessage, Subjects
 from qmq_broker.storage.schedule.fates import Fate, Fates
@@ -259,6 +259,22 @@ class Schedule:
         """Where the message stands; None for one that nobody knows."""
         bucket = self.buckets.get(mark.bucket)
         return None if bucket is None else bucket.find(mark.sequence, mark.source)
+
+    def waits_for_time(self, now_ms: int) -> bool:
+        """Whether a bucket would be removed if only the log's own time were this one.
+
+        No more often than once in a bucket's length, for that is how often it is looked.
+        """
+        if now_ms < self.stored_at_ms + self.bucket_ms:
+            return False
+        with self.lock:
+            return any(self.is_done(one, now_ms) for one in self.buckets.values())
+
+    def is_done(self, bucket: Bucket, now_ms: int) -> bool:
+        """Whether a bucket may be removed at this time of the log, once all of it is in its files."""
+        # A bucket may be of another length than those of today.
+        longest_ms = max(self.bucket_ms, self.options.bucket_ms)
+        return is_over(bucket, longest_ms, now_ms, self.options.bucket_grace_ms)
 
     # ---- any thread ----------------------------------------------------------------------------
 

@@ -1,0 +1,64 @@
+"""What is done with goes: buckets of delayed messages, and segments of the log that had some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.broker.delay.delay_rig import FORGETFUL, HOUR_MS, LARGE, DelayRig
+
+
+def tick(rig: DelayRig) -> None:
+    """What a broker does by time, and its writer after that."""
+    rig.clock.pass_ms(1_000)
+    rig.broker.step()
+    for _ in range(4):
+        rig.commit()
+
+
+def files(rig: DelayRig) -> list[str]:
+    return [
+        path.name for log in ("schedule", "dispatch") for path in rig.directory.glob(f"{log}/*/*")
+    ]
+
+
+def test_files_of_a_bucket_that_is_done_with_go_although_nobody_sends(tmp_path: Path) -> None:
+    rig = DelayRig(tmp_path)
+    rig.send_delayed({b"one": rig.now_ms + HOUR_MS, b"later": rig.now_ms + 90 * HOUR_MS})
+    rig.restart()
+    rig.pass_and_release(HOUR_MS)
+    before = rig.store.durable_offset
+    tick(rig)
+    assert rig.store.durable_offset == before, "nothing is written while nothing may go"
+    assert len(files(rig)) == 2
+    for _ in range(4):
+        rig.pass_and_release(HOUR_MS)
+        tick(rig)
+    assert len(files(rig)) == 1
+    marked = rig.store.durable_offset
+    for _ in range(20):
+        rig.pass_and_release(HOUR_MS)
+        tick(rig)
+    assert rig.store.durable_offset == marked, "nothing is written when all is done"
+    rig.restart()
+    assert rig.pass_and_release(90 * HOUR_MS) == 1
+    assert rig.bodies() == [b"one", b"later"]
+    rig.close()
+
+
+def test_a_segment_with_delayed_messages_goes_although_too_little_came_for_a_copy(
+    tmp_path: Path,
+) -> None:
+    rig = DelayRig(tmp_path, **FORGETFUL | {"checkpoint_bytes": 2**30, "queue_flush_bytes": 2**30})
+    due = {b"%d" % n + LARGE: rig.now_ms + (900 + n) * HOUR_MS for n in range(9)}
+    for body, due_at_ms in due.items():
+        rig.send_delayed({body: due_at_ms})
+    rig.clock.pass_ms(2 * HOUR_MS)
+    for _ in range(4):
+        tick(rig)
+    assert rig.store.first_offset > 0
+    rig.kill()
+    rig.clock.pass_ms(890 * HOUR_MS)
+    for _ in range(20):
+        rig.pass_and_release(HOUR_MS)
+    assert sorted(rig.bodies()) == sorted(due)
+    rig.close()
