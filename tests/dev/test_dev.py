@@ -148,6 +148,15 @@ def test_pytest_gets_two_workers_unless_the_caller_chose() -> None:
         assert dev.command_line("test", chosen)[3:] == chosen
 
 
+def test_what_a_command_starts_may_keep_its_bytecode(
+    installs: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.chdir(Path.cwd())  # main changes to the project, and this goes back
+    assert dev.main(["check", "spelling"]) == 1
+    assert "PYTHONDONTWRITEBYTECODE" not in os.environ
+
+
 def test_arguments_are_passed_on() -> None:
     assert dev.command_line("demo", ["--count", "9"])[1:] == [
         "-m", "examples.flights", "--count", "9"
