@@ -54,7 +54,13 @@ def begin_where_deferred(session: Session) -> None:
     waiting: list[_Deferred] = session.info.get(_INFO_KEY, [])
     innermost = session.get_nested_transaction() or session.get_transaction()
     for engine in dict.fromkeys(each.engine for each in waiting if each.transaction is innermost):
-        session.connection(bind_arguments={"bind": engine})
+        session.connection(bind_arguments={"bind": _bind_of(session, engine)})
+
+
+def _bind_of(session: Session, engine: sa.Engine) -> sa.Engine | sa.Connection:
+    """What the session itself begins on there: perhaps a connection whose transaction it has joined."""
+    bind = session.get_bind()
+    return bind if bind.engine.pool is engine.pool else engine
 
 
 def deferred_row(session: Session, outlet: Outlet, message_id: bytes) -> OutboxRow | None:
