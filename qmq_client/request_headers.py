@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import lru_cache
 from types import MappingProxyType
@@ -50,6 +50,8 @@ _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 _headers: Final[ContextVar[Mapping[str, str]]] = ContextVar(
     "qmq_request_headers", default=_NO_HEADERS
 )
+#: Of a call without any: nobody is inside of nothing, so it may be shared.
+_NOTHING: Final = nullcontext()
 
 
 @contextmanager
@@ -91,12 +93,17 @@ def with_request_headers(own: tuple[tuple[str, str], ...]) -> tuple[tuple[str, s
     return (*own, *added)
 
 
-@contextmanager
-def handling(headers: Sequence[Mapping[str, str]]) -> Iterator[None]:
+def handling(headers: Sequence[Mapping[str, str]]) -> AbstractContextManager[None]:
     """Around a handler's call: inside the headers that all of its messages carry on.
 
     Requires: at least one message.
     """
+    # Most messages carry none, and nobody is inside any: that costs a call next to nothing.
+    return _inside(headers) if any(headers) or _headers.get() else _NOTHING
+
+
+@contextmanager
+def _inside(headers: Sequence[Mapping[str, str]]) -> Iterator[None]:
     carried = _carried_on(headers[0])
     for each in headers[1:]:
         others = _carried_on(each)

@@ -52,6 +52,8 @@ class Prefetch:
         self._finished = threading.Condition(lock)
         self._taken = threading.Condition(lock)
         self._idle = 0
+        #: Whether the puller, of which there is one, waits for room.
+        self._is_asked = False
         self._waiting: deque[Received] = deque()
         self._oldest_at_s = 0.0
         self._running: dict[int, Running] = {}
@@ -111,12 +113,11 @@ class Prefetch:
                 return []
             batch = self._next_batch()
             if batch:
+                now_s = self._oldest_at_s = self._clock.monotonic_s()
                 self._taken.notify()
                 self._running[threading.get_ident()] = Running(
-                    started_at_s=self._clock.monotonic_s(), received=tuple(batch)
+                    started_at_s=now_s, received=tuple(batch)
                 )
-            if self._waiting:
-                self._oldest_at_s = self._clock.monotonic_s()
             return batch
 
     def finish(self, count: int) -> None:
@@ -144,8 +145,10 @@ class Prefetch:
         with self._finished:
             room = self._room()
             while is_blocking and not room and not self._is_stopping:
+                self._is_asked = True
                 self._finished.wait(_LOOK_S)
                 room = self._room()
+            self._is_asked = False
             return 0 if self._is_stopping else room
 
     def stop(self) -> list[Received]:
@@ -216,5 +219,5 @@ class Prefetch:
 
     def _leave(self, count: int) -> None:
         self._in_hand -= count
-        if self._room():
+        if self._is_asked and self._room():
             self._finished.notify_all()
