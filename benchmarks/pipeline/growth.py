@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: A round takes minutes once there are millions of messages.
-_ROUNDS_MAX: Final = 3
-_LARGE_ROUNDS_MAX: Final = 2
+_ROUNDS_MAX: Final = 2
 NOTE: Final = "a row of each in an outbox, each pulled and acked by a group"
 
 
@@ -28,7 +27,7 @@ def growth_rows(bench: Bench, spark: SparkSession, small: int, large: int) -> li
 
     The large log and its outbox stay, as `large` and `large.db`, for what is measured with them next.
     """
-    many = _grown(bench, spark, large, "large", min(bench.rounds, _LARGE_ROUNDS_MAX))
+    many = _grown(bench, spark, large, "large", min(bench.rounds, _ROUNDS_MAX))
     if small == large:
         few = many
     else:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SUBJECT: Final = "live"
+#: A round is messages of twenty seconds; percentiles of thousands of them vary little.
+_ROUNDS_MAX: Final = 2
 _PER_S: Final = 1_000
 _PER_FRAME: Final = 20
 _BODY_BYTES: Final = 200
@@ -46,7 +48,7 @@ def live_rows(bench: Bench, spark: SparkSession) -> list[Row]:
     try:
         rounds = [
             _latencies_s(bench, spark, messages, bench.directory / f"live-{number}")
-            for number in range(min(bench.rounds, 3))
+            for number in range(min(bench.rounds, _ROUNDS_MAX))
         ]
     finally:
         spark.conf.unset(_MANAGER)

@@ -27,6 +27,8 @@ _TINY: Final = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.maxPlanStringLength": "1000",
+    "spark.sql.ui.explainMode": "simple",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=128m",
 }
 
@@ -41,19 +43,18 @@ def run(bench: Bench) -> list[Row]:
     large = bench.effort.pick(tiny=2_000, quick=400_000, full=5_000_000)
     if bench.is_full_size:
         messages, large = 2 * messages, 4 * large
-    rows = start_rows(bench)
     jar = None if is_tiny else find_jar()
     settings = {**(_TINY if is_tiny else {}), **({"spark.jars": str(jar)} if jar else {})}
     spark = get_session(SessionOptions(log_file=bench.directory / "jvm.log", settings=settings))
     try:
-        return [
+        rows = [
             *scan_rows(bench, spark, messages),
             *outbox_rows(bench, spark, messages // 2, has_jar=jar is not None),
             *growth_rows(bench, spark, small, large),
             *cold_rows(bench, spark, large),
             *stream_rows(bench, spark, messages),
             *live_rows(bench, spark),
-            *rows,
         ]
     finally:
         spark.stop()
+    return [*rows, *start_rows(bench)]

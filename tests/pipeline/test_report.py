@@ -19,7 +19,7 @@ from qmq_pipeline.jobs.marts import marts
 from qmq_pipeline.jobs.report import report
 from qmq_pipeline.places.config import AuditOptions, PipelineConfig
 from qmq_pipeline.report.buckets import buckets_of, held, length_text
-from qmq_pipeline.report.charts import bar_chart, line_chart, nice_end, time_chart
+from qmq_pipeline.report.charts import bar_chart, line_chart, nice_end, round_places, time_chart
 from qmq_pipeline.report.facts import Bar, Grid, Series, TimeChart
 from qmq_pipeline.report.page import grid
 from qmq_pipeline.report.words import cell, number
@@ -119,8 +119,24 @@ def test_charts_break_where_nothing_is_known_and_say_each_value() -> None:
         assert "NaN" not in line_chart(logarithmic, bucket_s=60)
     assert bar_chart("t", []) == ""
     assert bar_chart("t", [Bar(name="<i>", value=3)]).count("&lt;i&gt;") == 1
-    assert [nice_end(value) for value in (0.3, 1.0, 7, 23, 260)] == [0.5, 1, 10, 25, 500]
+    assert [nice_end(value) for value in (0.3, 1.0, 7, 23, 260)] == [0.4, 1, 8, 24, 400]
     assert held((None, 1.0, None)) == (None, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("every", "count", "places"),
+    [
+        (timedelta(minutes=1), 45, [0, 10, 20, 30, 40]),
+        (timedelta(minutes=10), 145, [0, 24, 48, 72, 96, 120, 144]),
+        (timedelta(hours=6), 60, [6, 14, 22, 30, 38, 46, 54]),
+        (timedelta(minutes=1), 1, [0]),
+    ],
+    ids=["minutes", "a day", "two weeks", "one bucket"],
+)
+def test_times_below_a_chart_are_full_hours_and_days(
+    every: timedelta, count: int, places: list[int]
+) -> None:
+    assert round_places([AT + i * every for i in range(count)]) == places
 
 
 def test_tables_on_the_page_are_escaped_and_bounded() -> None:
@@ -128,6 +144,9 @@ def test_tables_on_the_page_are_escaped_and_bounded() -> None:
     assert "&lt;b&gt;" in shown
     assert '<td class="n">1,234</td>' in shown
     assert "1 of 9 are shown" in shown
+    ids = grid(Grid(title="", columns=("message",), rows=(("f" * 32,),)))
+    assert f'<td class="id" title="{"f" * 32}">{"f" * 32}</td>' in ids
+    assert "<h3>" not in ids
     assert "No such things." in grid(Grid(title="Such things", columns=("a",), rows=()))
     texts = [cell(None), cell(True), cell(AT), cell(0.25), number(12_345), number(2_500_000)]
     assert texts == ["–", "yes", "2026-01-31 12:00:00", "0.25", "12.3 k", "2.5 M"]

@@ -344,7 +344,7 @@ def _audited(spark: SparkSession, lake: Lake) -> tuple[Verdict | None, dict[str,
     for kind, count in verdict.counts.items():
         if count:
             some = every.where(f"kind = '{kind}'").orderBy("at", "message_id").limit(_ROWS_MAX)
-            found[kind] = _as_grid(f"{kind.capitalize()} messages", some.collect(), columns, count)
+            found[kind] = _as_grid("", some.collect(), columns, count)
     return verdict, found
 
 

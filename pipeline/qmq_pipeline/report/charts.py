@@ -21,8 +21,20 @@ _LEFT: Final = 64
 _RIGHT: Final = 12
 _TOP: Final = 10
 _BOTTOM: Final = 26
-_X_LABELS: Final = 6
+_X_LABELS: Final = 7
+_MINUTE_S: Final = 60
+_HOUR_S: Final = 3_600
+_DAY_S: Final = 86_400
+#: Between two times under a chart, so that they stand where people look for them: at full hours, days and weeks.
+_X_STEPS_S: Final = (
+    *(minutes * _MINUTE_S for minutes in (1, 2, 5, 10, 15, 30)),
+    *(hours * _HOUR_S for hours in (1, 2, 4, 6, 12)),
+    *(days * _DAY_S for days in (1, 2, 7, 14, 28, 91, 182, 364)),
+)
+#: A label nearer to an end than this share of the chart would stick out of it.
+_X_EDGE: Final = 0.04
 _Y_TICKS: Final = 4
+_ENDS: Final = (1, 1.2, 1.6, 2, 2.4, 4, 6, 8, 10)
 _BAR_HEIGHT: Final = 26
 _BAR_LEFT: Final = 190
 #: Styles of lines in `page.py`.
@@ -64,9 +76,9 @@ class _Axis:
 
 
 def nice_end(value: float) -> float:
-    """The next of 1, 2, 2.5, 5, 10 … times a power of ten."""
+    """The next end whose quarters are numbers that people count in."""
     power: float = 10.0 ** math.floor(math.log10(value))
-    return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= value * 0.999)
+    return next(step * power for step in _ENDS if step * power >= value * 0.999)
 
 
 def time_chart(chart: TimeChart, *, bucket_s: int) -> str:
@@ -139,13 +151,34 @@ def _y_axis(axis: _Axis) -> list[str]:
 
 def _x_axis(times: Sequence[datetime], bucket_s: int) -> list[str]:
     count = len(times)
-    shown = sorted({round(i * (count - 1) / (_X_LABELS - 1)) for i in range(_X_LABELS)})
-    anchors = {0: "start", count - 1: "end"}
-    return [
-        f'<text class="note" x="{_x(place, count)}" y="{HEIGHT - 8}" '
-        f'text-anchor="{anchors.get(place, "middle")}">{time_label(times[place], bucket_s)}</text>'
-        for place in shown
-    ]
+    labels = []
+    for place in round_places(times):
+        share = place / max(count - 1, 1)
+        anchor = "start" if share < _X_EDGE else "end" if share > 1 - _X_EDGE else "middle"
+        labels.append(
+            f'<text class="note" x="{_x(place, count)}" y="{HEIGHT - 8}" '
+            f'text-anchor="{anchor}">{time_label(times[place], bucket_s)}</text>'
+        )
+    return labels
+
+
+def round_places(times: Sequence[datetime]) -> list[int]:
+    """Which buckets have their time written below: those where an hour, a day or the like begins."""
+    stamps = [int(at.timestamp()) for at in times]
+    found: list[int] = []
+    for step_s in _X_STEPS_S:
+        begun = [one // step_s for one in stamps]
+        found = [
+            i
+            for i, one in enumerate(stamps)
+            if (i and begun[i] != begun[i - 1]) or not one % step_s
+        ]
+        if len(found) <= _X_LABELS:
+            break
+    if 1 < len(found) <= _X_LABELS:
+        return found
+    last = len(times) - 1
+    return sorted({round(i * last / (_X_LABELS - 1)) for i in range(_X_LABELS)})
 
 
 def _titles(chart: TimeChart, bucket_s: int) -> list[str]:

@@ -40,6 +40,7 @@ class Bar:
 class Grid:
     """A table: numbers to the right, texts to the left."""
 
+    #: Its heading; empty where it stands below one.
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 from typing import Final
 
@@ -12,6 +13,8 @@ from qmq_pipeline.report.words import cell, stamp
 
 #: A text of more characters may be broken into lines.
 _LONG: Final = 40
+#: Ids are shown by their beginning, and are whole where they are copied or pointed at.
+ID_COLUMN: Final = "message"
 _KIND_TEXTS: Final = {
     "lost": "Committed and sent by its row, and neither in the log nor in the schedule.",
     "ghost": "Stored, and no outbox has or had a row of it.",
@@ -53,7 +56,7 @@ def render(facts: ReportFacts) -> str:
         '<meta name="color-scheme" content="light dark"><title>Messages – QMQ report</title>'
         f"<style>{STYLE}</style></head><body><header><h1>The life of the messages</h1>"
         f'<p class="note">{_span(facts)}</p>{_banner(facts.verdict)}'
-        f"{_tiles(facts)}<nav>{links}</nav></header><main>{body}</main>"
+        f"{_tiles(facts.totals)}<nav>{links}</nav></header><main>{body}</main>"
         f"<footer>Made {stamp(facts.made_at)} UTC from the tables in "
         f"<code>{escape(facts.tables)}</code>. Times are UTC. Latencies are quantiles of KLL "
         "sketches, exact to about one percent of rank.</footer></body></html>\n"
@@ -75,8 +78,8 @@ def grid(shown: Grid) -> str:
     rows = "".join(
         "<tr>"
         + "".join(
-            f"<td{_class(value, is_number=is_number)}>{escape(cell(value))}</td>"
-            for value, is_number in zip(row, numeric, strict=True)
+            f"<td{_class(name, value, is_number=is_number)}>{escape(cell(value))}</td>"
+            for name, value, is_number in zip(shown.columns, row, numeric, strict=True)
         )
         + "</tr>"
         for row in shown.rows
@@ -84,15 +87,18 @@ def grid(shown: Grid) -> str:
     more = ""
     if shown.total is not None and shown.total > len(shown.rows):
         more = f'<p class="note">{len(shown.rows):,} of {shown.total:,} are shown.</p>'
+    title = f"<h3>{escape(shown.title)}</h3>" if shown.title else ""
     return (
-        f'<h3>{escape(shown.title)}</h3><div class="wide" tabindex="0"><table><thead><tr>{head}'
+        f'{title}<div class="wide" tabindex="0"><table><thead><tr>{head}'
         f"</tr></thead><tbody>{rows}</tbody></table></div>{more}"
     )
 
 
-def _class(value: object, *, is_number: bool) -> str:
+def _class(column: str, value: object, *, is_number: bool) -> str:
     if is_number:
         return _right(is_number)
+    if column == ID_COLUMN:
+        return f' class="id" title="{escape(cell(value))}"'
     return ' class="t"' if isinstance(value, str) and len(value) > _LONG else ""
 
 
@@ -125,10 +131,10 @@ def _banner(verdict: Verdict | None) -> str:
     return f'<p class="verdict good"><strong>Nothing was lost.</strong> {judged}.</p>'
 
 
-def _tiles(facts: ReportFacts) -> str:
+def _tiles(values: Mapping[str, int | str]) -> str:
     tiles = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(cell(value))}</dd></div>"
-        for name, value in facts.totals.items()
+        for name, value in values.items()
     )
     return f'<dl class="tiles">{tiles}</dl>'
 
@@ -151,15 +157,17 @@ def _audit(facts: ReportFacts) -> str:
     verdict = facts.verdict
     if verdict is None:
         return '<p class="none">No audit has run over these tables.</p>'
-    rows = tuple((name, value) for name, value in verdict.judged.items())
-    judged = Grid(title="What was judged", columns=("what", "count"), rows=rows)
-    parts = [f"<p>Run {escape(verdict.run)}, as of {stamp(verdict.as_of)} UTC.</p>", grid(judged)]
+    parts = [
+        f"<p>Run {escape(verdict.run)}, as of {stamp(verdict.as_of)} UTC.</p>",
+        f"<h3>What was judged</h3>{_tiles(verdict.judged)}",
+    ]
     if verdict.coverage:
         reasons = "".join(f"<li>{escape(reason)}</li>" for reason in verdict.coverage)
         parts.append(f"<h3>What could not be judged</h3><ul>{reasons}</ul>")
     for kind, count in verdict.counts.items():
         text = escape(_KIND_TEXTS.get(kind, ""))
-        parts.append(f'<h3 id="finding-{kind}">{kind.capitalize()}: {count:,}</h3><p>{text}</p>')
+        head = f"{kind.capitalize()}: {count:,} <small>{text}</small>"
+        parts.append(f'<h3 id="finding-{kind}">{head}</h3>')
         if found := facts.findings.get(kind):
             parts.append(grid(found))
     return "".join(parts)
