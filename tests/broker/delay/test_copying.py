@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import PoisonedError
+from qmq_broker.storage import saving
 from qmq_broker.storage.schedule import copy
 from qmq_broker.storage.schedule.beside import Work, in_a_thread
 from qmq_broker.storage.schedule.copy import PART_MESSAGES_MAX, PARTS_PER_STEP, ScheduleCopier
@@ -104,12 +105,14 @@ def test_B6_a_copy_whose_sync_fails_is_not_said_to_be_durable_and_ends_the_writi
     assert life.rig.delay.counts.released >= len(bodies)
 
 
-def test_when_much_waits_as_much_is_copied_as_came_since_and_no_more_at_once(
+def test_D2_when_much_waits_as_much_is_copied_as_came_since_and_no_more_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy, "UNCOPIED_MAX", 500)
+    part, parts_came, parts_max = 50, 20, 40
+    monkeypatch.setattr(copy, "PART_MESSAGES_MAX", part)
+    monkeypatch.setattr(copy, "UNCOPIED_MAX", parts_max * part)
+    monkeypatch.setattr(saving, "COPY_SLICE_S", 0)
     rig = DelayRig(tmp_path)
-    rig.store.schedule.files.sync()
     copied: list[int] = []
     real = ScheduleFiles.append
 
@@ -120,10 +123,29 @@ def test_when_much_waits_as_much_is_copied_as_came_since_and_no_more_at_once(
     monkeypatch.setattr(ScheduleFiles, "append", append)
     for _ in range(12):
         copied.append(0)
-        send_many(rig, 4 * PART_MESSAGES_MAX)
-    assert max(copied) <= 4 + 2
-    assert rig.store.schedule.uncopied <= 6 * PART_MESSAGES_MAX
+        send_many(rig, parts_came * part)
+    assert 1 in copied, "little waits: no more than there is time for"
+    assert parts_came < max(copied) <= parts_came + 2
+    assert rig.store.schedule.uncopied <= (2 * parts_max + parts_came) * part
     rig.close()
+
+
+def test_a_copy_syncs_what_it_wrote_and_no_more() -> None:
+    disk = RecordingDisk()
+    life = DelayLife(disk)
+    synced: list[str] = []
+
+    def note(path: str) -> bool:
+        synced.extend([path] if path.startswith("schedule/") else [])
+        return False
+
+    disk.fails_sync = note
+    for minutes in (10, 100, 200):
+        synced.clear()
+        for _ in range(5):
+            life.send(minutes, body_bytes=900)
+            life.pass_minutes(0)
+        assert len(set(synced)) == 1
 
 
 def _send_on(life: DelayLife) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from qmq_broker.storage.schedule.fates import Fate
+from qmq_broker.storage.schedule.schedule import marked_frame
 from qmq_broker.storage.store import Placed
+from qmq_client.wire.frame import FrameKind
+from qmq_client.wire.marks import Marks
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig, delayed_frame
+from tests.broker.service.rig import SUBJECT
 
 
 def test_D1_a_delayed_message_is_not_visible_before_its_time(tmp_path: Path) -> None:
@@ -116,4 +120,26 @@ def test_a_message_that_was_put_off_comes_at_its_new_time_once(tmp_path: Path) -
     rig.restart()
     assert rig.release() == 0
     assert rig.bodies() == [b"one"]
+    rig.close()
+
+
+def test_D3_two_releases_of_one_message_in_one_commit_bring_it_once(tmp_path: Path) -> None:
+    rig = DelayRig(tmp_path)
+    rig.send_delayed({b"one": rig.now_ms + 1_000, b"two": rig.now_ms + 1_000})
+    one, two = rig.find_all()
+    outcomes: list[Placed | Exception] = []
+    for wanted in ([one], [one, two], [two]):
+        marks = Marks(
+            buckets=(one.bucket,),
+            sequences=[message.sequence for message in wanted],
+            sources=[message.source for message in wanted],
+        )
+        records = {SUBJECT: [rig.broker.delayed.query.record(message) for message in wanted]}
+        frame = marked_frame(FrameKind.RELEASED, records, marks)
+        rig.broker.writer.submit(frame, outcomes.append)
+    rig.commit()
+    assert len(outcomes) == 3
+    assert rig.bodies() == [rig.body(one), rig.body(two)]
+    assert rig.broker.delayed.query.status().pending == 0
+    assert rig.pass_and_release(1_000) == 0
     rig.close()
