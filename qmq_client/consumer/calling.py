@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ from qmq_client.consumer.delivery import Delivery, Grip, Received
 from qmq_client.consumer.handler import Handler
 from qmq_client.consumer.middleware import HandlerCall, plain_manager
 from qmq_client.consumer.parameters import Part
-from qmq_client.errors import HandlerTimeoutError
+from qmq_client.errors import ConfigurationError, HandlerTimeoutError
 from qmq_client.message import Message
 from qmq_client.request_headers import handling
 from qmq_client.wire.record import Record
@@ -56,13 +56,13 @@ class Calls:
         with handling([dict(one.record.headers) for one in decoded]):
             call = self._prepared(decoded, session)
             if not self._handler.middleware:
-                call()
+                self._check_ran(call())
                 return
             around = self._handler_call(decoded, session)
             with ExitStack() as stack:
                 for middleware in self._handler.middleware:
                     stack.enter_context(plain_manager(middleware, around))
-                call()
+                self._check_ran(call())
 
     async def run_on_loop(self, decoded: list[Decoded], session: AsyncSession) -> None:
         """Call an asynchronous handler from a task of its loop."""
@@ -87,7 +87,7 @@ class Calls:
     ) -> None:
         call = self._prepared(decoded, session)
         if not self._handler.middleware:
-            await call()
+            self._check_ran(await call())
             return
         around = self._handler_call(decoded, session)
         async with AsyncExitStack() as stack:
@@ -97,7 +97,19 @@ class Calls:
                     await stack.enter_async_context(manager)
                 else:
                     stack.enter_context(manager)
-            await call()
+            self._check_ran(await call())
+
+    def _check_ran(self, returned: object) -> None:
+        """Raise for what somebody still had to await or go through: its message must not be acked."""
+        if returned is None or not isinstance(returned, Awaitable | Generator | AsyncGenerator):
+            return
+        if isinstance(returned, Coroutine | Generator):
+            returned.close()
+        raise ConfigurationError(
+            setting=f"handler of {self._handler.options.name}",
+            value=f"returned a {type(returned).__name__}, which nobody awaits",
+            remedy="Make the decorated function itself `async def`, and await inside.",
+        )
 
     def _handler_call(
         self, decoded: list[Decoded], session: Session | AsyncSession | None

@@ -66,6 +66,7 @@ def resolve_parameters(
     function: Callable[..., Any], *, has_inbox: bool, is_batch: bool
 ) -> Parameters:
     """What to call `function` with; raises `ConfigurationError` naming the parameter."""
+    _check_kind(function)
     hints = _hints(function)
     positional: list[Part] = []
     keywords: list[tuple[str, Part]] = []
@@ -95,6 +96,23 @@ def resolve_parameters(
     if not positional and not keywords:
         raise _refuse(function, "none", "the handler takes no message", "Give it a parameter.")
     return Parameters(positional=tuple(positional), keywords=tuple(keywords), decode=decode)
+
+
+def _check_kind(function: Callable[..., Any]) -> None:
+    """Refuse what would be called and do nothing, and what cannot carry the mark of a handler."""
+    shown = getattr(function, "__qualname__", repr(function))
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(
+            setting=f"handler {shown}",
+            value="has a yield: a call of it runs nothing",
+            remedy="Return from a handler; what goes around each call is a middleware.",
+        )
+    if inspect.ismethod(function) or not inspect.isroutine(function):
+        raise ConfigurationError(
+            setting=f"handler {shown}",
+            value=f"a {type(function).__name__}",
+            remedy="Decorate a function, and let it call that.",
+        )
 
 
 def _part(name: str, annotation: Any, empty: Any) -> Part:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, TypedDict
 
 import msgspec
@@ -195,6 +197,7 @@ def two_bodies(body: int, other: int) -> None: ...
 def wants_session(body: int, session: Any) -> None: ...
 def wants_typed_session(body: int, db: Session) -> None: ...
 def wants_generator(body: typing.Callable[[], int]) -> None: ...
+async def none_yet(body: int) -> None: ...
 def unknown_name(body: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
 
@@ -217,6 +220,58 @@ def test_a_parameter_nobody_can_fill_is_refused_at_decoration_by_name(
     with pytest.raises(ConfigurationError, match=named) as caught:
         consumer(SUBJECT, group=GROUP)(function)
     assert function.__name__ in str(caught.value)
+
+
+class Desk:
+    def take(self, body: int) -> None: ...
+
+    def __call__(self, body: int) -> None: ...
+
+
+def goes_through(body: int) -> typing.Iterator[int]:
+    yield body
+
+
+async def goes_through_later(body: int) -> typing.AsyncIterator[int]:
+    yield body
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (goes_through, "runs nothing"),
+        (goes_through_later, "runs nothing"),
+        (Desk().take, "Decorate a function"),
+        (Desk(), "Decorate a function"),
+        (partial(two_bodies, 1), "Decorate a function"),
+    ],
+    ids=["generator", "asynchronous generator", "method", "object", "partial"],
+)
+def test_C2_what_is_no_function_that_runs_when_it_is_called_is_refused_at_decoration(
+    function: Callable[..., Any], named: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        consumer(SUBJECT, group=GROUP)(function)
+
+
+@pytest.mark.parametrize("has_middleware", [False, True])
+@pytest.mark.parametrize("function", [goes_through, goes_through_later, none_yet])
+def test_C2_a_message_whose_handler_returned_what_somebody_must_still_run_is_not_acked(
+    bench: Bench, function: Callable[..., Any], has_middleware: bool
+) -> None:
+    def plain(body: Any) -> Any:  # as a careless decorator leaves it
+        return function(body)
+
+    async def task(body: Any) -> Any:
+        return function(body)
+
+    around = (lambda _: nullcontext(),) if has_middleware else ()
+    for number, handler in enumerate((plain, task)):
+        bench.put(1)
+        made = consumer(SUBJECT, group=f"{GROUP}{number}", max_attempts=1, middleware=around)
+        bench.drain(made(handler))
+        (dead, *_) = bench.broker.dead_letters(SUBJECT, f"{GROUP}{number}")
+        assert "nobody awaits" in dead.error
 
 
 def test_a_batch_handler_takes_lists(bench: Bench) -> None:
