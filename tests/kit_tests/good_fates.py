@@ -90,6 +90,23 @@ GOOD_FATES: Final = (
         promises=WINDOW_1,
     ),
     Case(
+        "DUPDEL: one of two entries was given back, and the other acked before it came again",
+        lambda s: (
+            s.sent("m1", "m2", "m3")
+            .row("claim", "watchdog", 1)
+            .store("m1")
+            .handled("m2", "m3")
+            .deliver("m1", sequence=0)
+            .nack("m1")
+            .deliver("m1", sequence=3)
+            .ack("m1")
+            .deliver("m1", sequence=0, attempt=2)
+            .ack("m1", attempt=2, has_effect=False)
+            .drained()
+        ),
+        promises=WINDOW_1,
+    ),
+    Case(
         "DUPDEL: given back and delivered again",
         lambda s: (
             s.sent("m1")
