@@ -58,6 +58,12 @@ def transactional(
         )
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigurationError(
+                setting=f"@transactional on {function.__qualname__}",
+                value="it has a yield, and would run after the commit",
+                remedy="Decorate the function that uses it, or write `with session.begin()` inside.",
+            )
         if inspect.iscoroutinefunction(function):
             return cast(Callable[P, R], _around_async(function, source, requires_new))
         return _around(function, source, requires_new)

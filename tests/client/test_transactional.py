@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -236,3 +237,15 @@ def test_a_decorator_without_its_producer_is_refused() -> None:
     for wrong in (place, "shop.db"):
         with pytest.raises(ConfigurationError, match="@transactional\\(producer\\)"):
             transactional(wrong)  # type: ignore[arg-type]
+
+
+def test_S1_what_would_run_after_its_commit_is_refused(world: World) -> None:
+    def open_till() -> Iterator[int]:  # as a framework's dependency
+        yield 1
+
+    async def open_till_later() -> AsyncIterator[int]:
+        yield 1
+
+    for function in (open_till, open_till_later):
+        with pytest.raises(ConfigurationError, match=r"open_till.*after the commit"):
+            transactional(world.producer)(function)
