@@ -56,11 +56,14 @@ def test_taking_from_the_middle_leaves_both_sides_to_come() -> None:
     assert sorted((found.first, found.next) for found in heap.due(100, 100)) == [(0, 3), (5, 10)]
 
 
-def test_suspects_are_due_apart_and_one_by_one() -> None:
+def test_B10_suspects_are_due_apart_and_in_order_and_what_was_taken_leaves_no_entries() -> None:
     heap: RedeliveryHeap[Redelivery] = RedeliveryHeap()
-    for number in range(200, 0, -1):  # so many that stale entries are thrown out between
-        heap.add(suspect(10 * number, 2, 1_000 + number % 7))
-        heap.take(10 * number + 1, 10 * number + 2)
+    for number in range(200):
+        heap.add(suspect(10 + number, 1, 1_000 + 37 * number % 200))
+    for _ in range(2_000):
+        heap.add(suspect(1, 1, 9_000))
+        heap.take(1, 2)
+    assert len(heap._suspects_by_time) <= 1_000
     heap.add(run(5, 1, 100))
     assert [found.first for found in heap.due(10_000, 10)] == [5]
     assert not heap.has_suspect(999)
