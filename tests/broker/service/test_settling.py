@@ -1,0 +1,55 @@
+"""Outcomes that contradict each other or come again: the first one counts, and memory of them is bounded."""
+
+from __future__ import annotations
+
+from qmq_broker.service.delivery.deadlines import Deadlines
+from qmq_broker.service.delivery.leases import ACKED_TOKENS_MAX, Lease, PullLog
+from qmq_client.wire.requests import Extend, Nack, Reject, Settlement
+from tests.broker.service.rig import GROUP, SUBJECT, Rig
+
+
+def test_C2_of_several_outcomes_for_one_message_in_one_request_the_first_counts(rig: Rig) -> None:
+    rig.send(b"acked", b"given back")
+    given = rig.pull(max_attempts=1)
+    acked, back = given.part(0), given.part(1)
+    answer = rig.settle(
+        Settlement(
+            token=given.token,
+            acks=(acked,),
+            nacks=(Nack(range=back, delay_ms=0, error="first"), Nack(range=acked, delay_ms=0)),
+            rejects=(Reject(range=acked, reason="late"), Reject(range=back, reason="late")),
+            extends=(Extend(range=acked, lease_ms=1_000),),
+        )
+    )
+    state = rig.broker.delivery.group(SUBJECT, GROUP)
+    assert state is not None
+    assert [(one.sequence, one.error) for one in state.dead.values()] == [(1, "first")]
+    assert (state.acked_count, state.in_flight, state.waiting) == (1, 0, 0)
+    assert answer.settled == 2
+
+
+def test_B10_acks_under_very_old_tokens_are_forgotten() -> None:
+    log = PullLog()
+    for token in range(ACKED_TOKENS_MAX + 3):
+        lease = Lease(
+            first=token, next=token + 1, first_sequence=token, attempt=1, token=token, until_ms=1
+        )
+        log.hand_out(lease)
+        log.ack(token, token + 1)
+    assert sorted(log.acked()) == list(range(3, ACKED_TOKENS_MAX + 3))
+    assert log.unacked(3, 4, token=3) == []
+    assert log.unacked(2, 3, token=2) == [(2, 3)]
+
+
+def test_C3_leases_that_have_ended_are_told_until_that_is_written() -> None:
+    """A full disk may refuse the action, and nobody else looks after them."""
+    log = PullLog()
+    deadlines = Deadlines({"one": log})
+    lease = Lease(first=0, next=2, first_sequence=0, attempt=1, token=1, until_ms=100)
+    log.hand_out(lease)
+    deadlines.watch("one", lease)
+    assert deadlines.ended(99, 10) == []
+    assert deadlines.ended(100, 10) == [("one", lease)]
+    assert deadlines.ended(100, 10) == [("one", lease)]
+    log.end(0, 2)
+    assert deadlines.ended(100, 10) == []
