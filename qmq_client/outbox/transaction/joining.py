@@ -176,5 +176,6 @@ def _wrong(engine: sa.Engine) -> str:
     url = engine.url.render_as_string(hide_password=True)
     return (
         f"the transaction runs on another engine than this producer's outbox ({url}), so they would "
-        "not commit together. Use a session on the producer's engine, or a producer for this one"
+        "not commit together. Use a session on the producer's engine, or a producer for this one; a "
+        "session that reads elsewhere than it writes sends after its first write"
     )
