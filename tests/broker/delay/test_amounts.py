@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import FilesFullError
+from qmq_broker.service.delay.counts import LATE_BOUNDS_MS, DelayCounts
 from qmq_broker.service.delay.wheel import Key, Pending, Rows, Wheel, end_of
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.logs.segments import Segments
@@ -109,6 +110,31 @@ def test_D1_a_wheel_gives_everything_once_in_order_however_it_came() -> None:
     assert len(taken) == len(set(taken))
     assert set(taken) >= expected
     assert [one.due_at_ms for one in taken] == sorted(one.due_at_ms for one in taken)
+
+
+def test_D1_rows_are_sorted_by_time_then_bucket_then_sequence_whatever_is_sorted_already() -> None:
+    rng = random.Random(5)
+    for buckets, sequences in ((1, 40), (3, 40), (3, 1)):
+        rows = Rows(
+            [
+                Pending(
+                    rng.randrange(5), rng.randrange(buckets), rng.randrange(sequences), n, 0, 1, 0
+                )
+                for n in range(200)
+            ]
+        )
+        rows.sort()
+        keys = [rows.key(index) for index in range(len(rows))]
+        assert keys == sorted(keys)
+
+
+def test_D2_lateness_is_counted_in_classes_up_to_and_with_their_upper_ends() -> None:
+    counts = DelayCounts()
+    for late_ms in ([0, 10, 11], [], [LATE_BOUNDS_MS[-1] + 1, LATE_BOUNDS_MS[-1]]):
+        counts.note_late(late_ms)
+    assert counts.late == [2, 1, *[0] * (len(LATE_BOUNDS_MS) - 3), 1, 1]
+    assert counts.late_sum_ms == 21 + 2 * LATE_BOUNDS_MS[-1] + 1
+    assert counts.late_max_ms == LATE_BOUNDS_MS[-1] + 1
 
 
 def test_a_wheel_that_is_over_its_bound_lets_go_of_what_is_due_last() -> None:

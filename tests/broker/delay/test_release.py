@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from qmq_broker.storage.schedule import records
 from qmq_broker.storage.schedule.fates import Fate
+from qmq_broker.storage.schedule.records import ScheduleRecords
 from qmq_broker.storage.schedule.schedule import marked_frame
 from qmq_broker.storage.store import Placed
 from qmq_client.wire.frame import FrameKind
@@ -134,12 +138,32 @@ def test_D3_two_releases_of_one_message_in_one_commit_bring_it_once(tmp_path: Pa
             sequences=[message.sequence for message in wanted],
             sources=[message.source for message in wanted],
         )
-        records = {SUBJECT: [rig.broker.delayed.query.record(message) for message in wanted]}
-        frame = marked_frame(FrameKind.RELEASED, records, marks)
+        read = [rig.broker.delayed.query.record(message) for message in wanted]
+        frame = marked_frame(FrameKind.RELEASED, {SUBJECT: read}, marks)
         rig.broker.writer.submit(frame, outcomes.append)
     rig.commit()
     assert len(outcomes) == 3
     assert rig.bodies() == [rig.body(one), rig.body(two)]
     assert rig.broker.delayed.query.status().pending == 0
     assert rig.pass_and_release(1_000) == 0
+    rig.close()
+
+
+def test_D2_neighbours_are_read_at_once_up_to_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "_READ_BYTES_MAX", 1_000)
+    asked: list[int] = []
+    real = ScheduleRecords._read
+
+    def read(self: ScheduleRecords, bucket: int, place: int, count: int) -> bytes:
+        asked.append(count)
+        return real(self, bucket, place, count)
+
+    monkeypatch.setattr(ScheduleRecords, "_read", read)
+    rig = DelayRig(tmp_path)
+    rig.send_delayed({b"%d" % number: rig.now_ms + 1_000 for number in range(100)})
+    assert rig.pass_and_release(1_000) == 100
+    assert max(asked) <= 1_000
+    assert len(asked) < 50
     rig.close()

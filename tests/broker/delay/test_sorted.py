@@ -164,3 +164,13 @@ def test_B6_what_cannot_be_sorted_is_looked_through_as_it_is(
     assert not files(rig)
     assert sorted(rig.bodies()) == sorted(due)
     assert in_time(rig.bodies(), due)
+
+
+def test_a_portion_of_a_sorted_bucket_reaches_as_far_as_there_is_room(rig: DelayRig) -> None:
+    fill(rig)
+    schedule = rig.store.schedule
+    sorted_ = SortedBuckets(schedule, messages_min=UNSORTED_MAX)
+    wheel = Wheel(end_of(0), loaded_max=2 * BLOCK_MESSAGES)
+    load(rig, wheel, sorted_, rig.now_ms + 9 * HOUR_MS)
+    assert len(wheel) == 2 * BLOCK_MESSAGES
+    sorted_.keep(())
