@@ -43,10 +43,18 @@ class Running:
 class Prefetch:
     """The messages that one handler has in this process. Thread safe."""
 
-    def __init__(self, options: ConsumerOptions, clock: Clock, *, begin_s: float = BEGIN_S) -> None:
+    def __init__(
+        self,
+        options: ConsumerOptions,
+        clock: Clock,
+        *,
+        begin_s: float = BEGIN_S,
+        look_s: float = _LOOK_S,
+    ) -> None:
         self._options = options
         self._clock = clock
         self._begin_s = begin_s
+        self._look_s = look_s
         lock = threading.Lock()
         self._arrived = threading.Condition(lock)
         self._finished = threading.Condition(lock)
@@ -146,7 +154,7 @@ class Prefetch:
             room = self._room()
             while is_blocking and not room and not self._is_stopping:
                 self._is_asked = True
-                self._finished.wait(_LOOK_S)
+                self._finished.wait(self._look_s)
                 room = self._room()
             self._is_asked = False
             return 0 if self._is_stopping else room
@@ -192,7 +200,7 @@ class Prefetch:
     def _wait_s(self) -> float:
         """How long until a batch is due: 0 for now."""
         if not self._waiting:
-            return _LOOK_S
+            return self._look_s
         options = self._options
         if len(self._waiting) >= options.batch_size or not options.max_wait_ms:
             return 0.0

@@ -71,6 +71,34 @@ def test_the_credit_follows_the_speed_of_the_handler() -> None:
     assert rooms[3:] == [1, 1, 1]
 
 
+def test_a_handler_that_hangs_counts_as_slow_while_it_hangs() -> None:
+    clock = FakeClock()
+    prefetch = prefetch_of(clock, concurrency=2)
+    prefetch.put(received(1))
+    prefetch.take(is_blocking=False)
+    clock.advance(1)
+    prefetch.finish(1)
+    assert prefetch.room(is_blocking=False) == 500
+    prefetch.put(received(1))
+    prefetch.take(is_blocking=False)
+    clock.advance(1_000)
+    assert prefetch.room(is_blocking=False) == 1
+
+
+def test_who_waits_for_room_is_woken_by_the_message_that_makes_it() -> None:
+    options = ConsumerOptions(subject="s", group="g", batch_size=2)
+    prefetch = Prefetch(options, FakeClock(), look_s=10 * LONG_S)
+    prefetch.put(received(1, 1))
+    prefetch.take(is_blocking=False)
+    rooms: list[int] = []
+    asking = threading.Thread(target=lambda: rooms.append(prefetch.room(is_blocking=True)))
+    asking.start()
+    wait_for(lambda: prefetch._is_asked)
+    prefetch.leave(1)
+    asking.join(LONG_S)
+    assert rooms == [1]
+
+
 def test_the_credit_never_reaches_beyond_a_quarter_of_the_lease() -> None:
     clock = FakeClock()
     prefetch = prefetch_of(clock, lease_ms=100)
