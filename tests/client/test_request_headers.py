@@ -189,3 +189,13 @@ def test_the_current_span_of_opentelemetry_is_the_trace_and_the_handlers_remote_
         remote = trace.get_current_span().get_span_context()
         assert (f"{remote.trace_id:032x}", remote.span_id, remote.is_remote) == (TRACE, 7, True)
     assert not trace.get_current_span().get_span_context().is_valid
+
+
+@pytest.mark.parametrize("carried", [[{}], [{}, {}], [{"other": "1"}]])
+def test_a_handler_of_messages_that_carry_nothing_is_inside_nothing(
+    carried: list[dict[str, str]],
+) -> None:
+    with request_headers({"tenant": "acme"}):
+        with handling(carried):
+            assert current_request_headers() == {}
+        assert current_request_headers() == {"tenant": "acme"}
