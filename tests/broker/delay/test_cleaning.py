@@ -62,3 +62,22 @@ def test_a_segment_with_delayed_messages_goes_although_too_little_came_for_a_cop
         rig.pass_and_release(HOUR_MS)
     assert sorted(rig.bodies()) == sorted(due)
     rig.close()
+
+
+def test_the_time_is_noted_once_in_a_bucket_length_at_most(tmp_path: Path) -> None:
+    rig = DelayRig(tmp_path)
+    rig.send_delayed({b"one": rig.now_ms + HOUR_MS})
+    rig.pass_and_release(HOUR_MS)
+    rig.pass_and_release(3 * HOUR_MS)
+    before = rig.store.durable_offset
+    tick(rig)
+    noted = rig.store.durable_offset
+    assert noted > before
+    for _ in range(5):
+        tick(rig)
+    assert rig.store.durable_offset == noted
+    rig.pass_and_release(2 * HOUR_MS)
+    tick(rig)
+    tick(rig)
+    assert files(rig) == []
+    rig.close()
