@@ -108,6 +108,24 @@ def test_outcomes_wait_for_the_broker_to_come_back(bench: Bench) -> None:
     assert "stale" not in bench.counters(consumers)
 
 
+def test_C3_an_outcome_that_was_taken_and_whose_answer_was_lost_is_not_called_late(
+    bench: Bench,
+) -> None:
+    @consumer(SUBJECT, group=GROUP)
+    def fail(_: int) -> None:
+        raise ValueError("not today")
+
+    bench.put(1)
+    consumers = bench.consumers(fail)
+    member = consumers.members[0]
+    member.pull_once(is_blocking=False)
+    member.work_once(is_blocking=False)
+    bench.broker.faults.lost_answers = 1
+    assert member.settle_once().has_failed
+    assert member.settle_once().count == 1, "given back already, so it is refused now"
+    assert "stale" not in bench.counters(consumers)
+
+
 class Picky(MemoryTransport):
     """Refuses every settlement that names this pull sequence, for ever."""
 
