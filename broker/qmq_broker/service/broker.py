@@ -162,6 +162,7 @@ class Broker:
         """
         frame = self.intake.check(data, may_send)
         self.writer.submit(frame, on_done)
+        self.intake.note_accepted(frame)
         return frame
 
     def set_read_only(self, is_read_only: bool, reason: str) -> bool:

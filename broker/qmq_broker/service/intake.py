@@ -74,6 +74,10 @@ class Intake:
         self._check_subjects(frame)
         return frame
 
+    def note_accepted(self, frame: MessageFrame) -> None:
+        """Know the subjects of a request that the writer has taken: refused ones use up no room."""
+        self._subjects.update(run.subject for run in frame.runs)
+
     def has_room(self) -> bool:
         """Whether the disk has room above its reserve."""
         return self._store.free_bytes() >= self._reserve_bytes
@@ -85,7 +89,6 @@ class Intake:
                 f"there are {len(self._subjects)} subjects; allowed: {self._subjects_max}",
                 retry_after_s=60.0,
             )
-        self._subjects.update(new)
 
     def _check_room(self, request_bytes: int) -> None:
         self._known_room_bytes -= request_bytes

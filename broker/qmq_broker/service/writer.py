@@ -107,11 +107,15 @@ class CommitWriter:
     def step(self, *, wait_s: float = 0.0) -> CommitCounts:
         """One commit of everything that waits; waits up to `wait_s` for the first request.
 
-        Without requests the store gets its turn for what it does by time.
+        Without requests the store gets its turn for what it does by time. One chore is done in
+        each step, so that no number of them holds up a commit; while one is left, nothing is
+        waited for, and the last step does them all.
         """
-        submissions, is_stopped = self._gather(wait_s)
-        if not self._chores.empty():
+        submissions, is_stopped = self._gather(wait_s if self._chores.empty() else 0.0)
+        while not self._chores.empty():
             self._guarded(self._chores.get())
+            if not is_stopped:
+                break
         if not submissions:
             self._guarded(self._store.step)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,9 @@ from qmq_client.wire.errors import InvalidMessageError, ProtocolError
 from qmq_client.wire.frame import FrameKind, build_frame, build_message_frame, parse_message_frame
 from qmq_client.wire.record import Record, encode_record
 from tests.broker.service.rig import SUBJECT, Rig, make_frame, new_ids
+
+#: Longer than any test may take: whoever waits so long is seen.
+FOR_EVER_S = 3600.0
 
 
 class CountingStore:
@@ -232,6 +236,38 @@ def test_B10_subjects_are_bounded_and_known_ones_go_on(tmp_path: Path) -> None:
     rig.send(b"b", subject="one")
     assert rig.store.subjects() == ["one", "two"]
     rig.close()
+
+
+def test_B10_a_refused_request_uses_up_no_subject(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "data", limits=ServiceLimits(subjects=2, commit_queue_age_ms=1))
+    rig.submit(make_frame([b"a"], subject="one"))
+    rig.pass_ms(10)
+    with pytest.raises(BusyError, match="waited"):
+        rig.submit(make_frame([b"a"], subject="refused"))
+    rig.broker.writer.step()
+    rig.run_posted()
+    rig.send(b"a", subject="two")
+    assert rig.store.subjects() == ["one", "two"]
+    rig.close()
+
+
+def test_two_chores_at_once_are_both_done_without_a_wait_between(rig: Rig) -> None:
+    done: list[str] = []
+    rig.broker.writer.run_soon(lambda: done.append("first"))
+    rig.broker.writer.run_soon(lambda: done.append("second"))
+    rig.broker.writer.step(wait_s=FOR_EVER_S)
+    assert done == ["first"]
+    rig.broker.writer.step(wait_s=FOR_EVER_S)
+    assert done == ["first", "second"]
+
+
+def test_what_is_to_be_done_at_a_stop_is_done_first(rig: Rig) -> None:
+    done: list[str] = []
+    for name in ("first", "second", "third"):
+        rig.broker.writer.run_soon(partial(done.append, name))
+    rig.broker.writer.stop()
+    assert rig.broker.writer.step(wait_s=FOR_EVER_S).is_stopped
+    assert done == ["first", "second", "third"]
 
 
 @pytest.mark.parametrize("state", [Serving.DRAINING, Serving.POISONED])
