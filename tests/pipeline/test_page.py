@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.cli import pipeline
 from qmq_pipeline.places.options import LOG_OPTIONS
-from qmq_pipeline.sources.outbox_source import OPTIONS as OUTBOX_OPTIONS
+from qmq_pipeline.places.outbox_options import OUTBOX_OPTIONS
 from qmq_pipeline.tables.schemas import TABLES
 from tests.pipeline.world import DataDirectory, messages
 

@@ -12,6 +12,7 @@ from qmq_client.settings.config import DatabaseSection
 from qmq_pipeline.errors import OptionError
 from qmq_pipeline.places.log import RANGE_BYTES
 from qmq_pipeline.places.options import Place
+from qmq_pipeline.places.outbox_options import OUTBOX_SAFETY_S
 
 #: Ranges that one Spark job ingests before they are committed: a crash costs at most these again.
 RANGES_PER_COMMIT: Final = 64
@@ -57,7 +58,7 @@ class PipelineConfig:
     ranges_per_commit: int = RANGES_PER_COMMIT
     #: Rows of an outbox younger than this may still have a neighbour of a lower number that commits
     #: later; they are read again by the next run.
-    outbox_safety_s: float = 600.0
+    outbox_safety_s: float = OUTBOX_SAFETY_S
     #: Pieces that the action log's groups are dealt to; a piece is folded by one task. This and the
     #: next two say how tables are cut: with other numbers they are made anew.
     fold_buckets: int = 4

@@ -220,7 +220,7 @@ def _range_bytes(option: str, text: str) -> int:
     return number_option(option, text, _RANGE_BYTES_MIN, _RANGE_BYTES_MAX)
 
 
-def number_option(option: str, text: str, lowest: int, highest: int) -> int:
+def number_option(option: str, text: str, lowest: int, highest: int, unit: str = "bytes") -> int:
     """A whole number within bounds; raises `OptionError`."""
     number = int(text) if text.isdigit() else -1
     if not lowest <= number <= highest:
@@ -228,7 +228,7 @@ def number_option(option: str, text: str, lowest: int, highest: int) -> int:
             option=option,
             value=text,
             allowed=f"a number from {lowest} to {highest}",
-            remedy="Write it in bytes, in digits.",
+            remedy=f"Write it in {unit}, in digits.",
         )
     return number
 

@@ -4,9 +4,9 @@ Bodies stay where they are: of a record the first bytes are read, which hold its
 Each range of ids is read in short transactions of some thousand rows, so nobody waits for the pipeline.
 
 Rows change until they are sent, and numbers are taken before their transactions commit. So a scan reads
-what is new and what was open before: rows from a mark on, below which everything was old enough for
-every transaction of that time to have ended, and below it those that are live or parked, now or at the
-last scan. A row that was open and is not there any more was sent and deleted, or deleted by a person.
+what is new and what was open before: rows from a mark on, and below it those that are live or parked,
+now or at the last scan. The mark is behind a row that was old enough for every transaction of its time to
+have ended: numbers below it are settled, and those right above it may be of a transaction under way. A row that was open and is not there any more was sent and deleted, or deleted by a person.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from qmq_client.outbox.table import LIVE, PARKED, SENT
 from qmq_client.settings.config import DatabaseSection
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
 from qmq_client.wire.record import DUE_BYTES, RECORD_FIXED_BYTES, TIME_MAX_MS
+from qmq_pipeline.places.outbox_options import RANGE_ROWS
 from qmq_pipeline.tables.columns import Numbers, hex_text, longs, repeated_text, times
 from qmq_pipeline.tables.schemas import OUTBOX
 
@@ -35,8 +36,8 @@ STATES: Final = {LIVE: "live", PARKED: "parked", SENT: "sent"}
 OPEN: Final = (LIVE, PARKED)
 #: Rows of one short transaction and one batch.
 CHUNK_ROWS: Final = 20_000
-#: Rows of one task.
-RANGE_ROWS: Final = 200_000
+#: Ranges of one read: where numbers have wide gaps ranges are wider, not more.
+_RANGES_MAX: Final = 1_000
 #: Open rows that a scan remembers by number; with more the next one reads everything behind the first.
 OPEN_IDS_MAX: Final = 100_000
 _IDS_PER_QUERY: Final = 500
@@ -67,13 +68,8 @@ def plan_scan(
     """Look at the ends of the table; reads no rows."""
     with _outbox(section) as (engine, outbox, connection):
         ids = outbox.c.id
-        now = sa.literal_column(dialect_of(engine).now_ms, sa.BigInteger())
-        now_ms = int(connection.execute(sa.select(now)).scalar_one())
-        next_id = int(connection.execute(sa.select(sa.func.max(ids))).scalar() or 0) + 1
-        young = sa.select(sa.func.min(ids)).where(
-            ids >= mark, outbox.c.created_at_ms > now_ms - safety_ms
-        )
-        first_young = connection.execute(young).scalar()
+        now_ms, next_id = _now_and_next_id(engine, outbox, connection)
+        next_mark = _settled_id(connection, outbox, mark, next_id, now_ms - safety_ms)
         still_open = sa.select(ids).where(outbox.c.state.in_(OPEN), ids < mark)
         found = connection.execute(still_open.limit(OPEN_IDS_MAX + 1)).scalars().all()
     open_ids = sorted({*found, *known_open})
@@ -83,20 +79,70 @@ def plan_scan(
         first_id=open_ids[0] if is_too_many else mark,
         next_id=max(next_id, mark),
         open_ids=() if is_too_many else tuple(one for one in open_ids if one < mark),
-        next_mark=max(next_id, mark) if first_young is None else int(first_young),
+        next_mark=next_mark,
     )
 
 
+def next_settled_id(
+    section: DatabaseSection,
+    *,
+    first_id: int,
+    end_id: int | None,
+    rows_max: int | None,
+    safety_ms: int,
+) -> int:
+    """How far one who has read the rows below `first_id` may go on: so many settled rows at most.
+
+    Lower than `first_id` where SQLite is about to give numbers out again, because the highest rows are gone.
+    """
+    with _outbox(section) as (engine, outbox, connection):
+        now_ms, next_id = _now_and_next_id(engine, outbox, connection)
+        if next_id < first_id and engine.dialect.name == "sqlite":
+            return next_id
+        ends = [next_id] if end_id is None else [next_id, end_id]
+        if rows_max is not None:
+            ids = outbox.c.id
+            beyond = sa.select(ids).where(ids >= first_id).order_by(ids).offset(rows_max).limit(1)
+            ends += connection.execute(beyond).scalars()
+        return _settled_id(connection, outbox, first_id, min(ends), now_ms - safety_ms)
+
+
+def _now_and_next_id(
+    engine: sa.Engine, outbox: sa.Table, connection: sa.Connection
+) -> tuple[int, int]:
+    now = sa.literal_column(dialect_of(engine).now_ms, sa.BigInteger())
+    now_ms = int(connection.execute(sa.select(now)).scalar_one())
+    return now_ms, int(connection.execute(sa.select(sa.func.max(outbox.c.id))).scalar() or 0) + 1
+
+
+def _settled_id(
+    connection: sa.Connection, outbox: sa.Table, first_id: int, next_id: int, old_ms: int
+) -> int:
+    """Behind the last row from `first_id` to before `next_id` below which no row can come in late.
+
+    That is the last one before the first that was made after `old_ms`; `first_id` when there is none.
+    """
+    ids = outbox.c.id
+    is_here = (ids >= first_id) & (ids < next_id)
+    young = sa.select(ids).where(is_here, outbox.c.created_at_ms > old_ms).order_by(ids).limit(1)
+    first_young = connection.execute(young).scalar()
+    is_old = is_here if first_young is None else is_here & (ids < first_young)
+    last_old = connection.execute(sa.select(sa.func.max(ids)).where(is_old)).scalar()
+    return first_id if last_old is None else int(last_old) + 1
+
+
 def id_ranges(first_id: int, next_id: int, rows: int = RANGE_ROWS) -> list[tuple[int, int]]:
-    """Cut a range of ids into equal ones; ids that are not there make some of them shorter."""
-    return [(first, min(first + rows, next_id)) for first in range(first_id, next_id, rows)]
+    """Cut a range of ids into equal ones of so many rows, or wider; ids may be missing in them."""
+    width = max(rows, -(-(next_id - first_id) // _RANGES_MAX))
+    return [(first, min(first + width, next_id)) for first in range(first_id, next_id, width)]
 
 
-def first_and_next_id(section: DatabaseSection) -> tuple[int, int, int]:
-    """First and next id of the table, and the time by the database's clock."""
+def first_and_next_id(section: DatabaseSection, *, from_id: int = 0) -> tuple[int, int, int]:
+    """First and next id of the rows from `from_id` on, and the time by the database's clock."""
     with _outbox(section) as (engine, outbox, connection):
         now = sa.literal_column(dialect_of(engine).now_ms, sa.BigInteger())
-        ends = sa.select(sa.func.min(outbox.c.id), sa.func.max(outbox.c.id), now)
+        ids = outbox.c.id
+        ends = sa.select(sa.func.min(ids), sa.func.max(ids), now).where(ids >= from_id)
         lowest, highest, now_ms = connection.execute(ends).one()
     return (int(lowest), int(highest) + 1, int(now_ms)) if highest is not None else (0, 0, now_ms)
 

@@ -28,23 +28,14 @@ from qmq_pipeline.sources.log_partitions import (
     plan,
     read_partition,
 )
+from qmq_pipeline.sources.read_limits import (
+    ReadAllAvailable,
+    ReadMaxBytes,
+    SupportsTriggerAvailableNow,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-try:
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadLimit,
-        ReadMaxBytes,
-        SupportsTriggerAvailableNow,
-    )
-except ImportError:  # Spark before 4.2
-    ReadAllAvailable = ReadLimit = ReadMaxBytes = None  # type: ignore[assignment,misc]
-
-    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Stands in for what this Spark does not have."""
-
 
 _STORE = "store_id"
 _OFFSET = "offset"

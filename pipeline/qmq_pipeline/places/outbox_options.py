@@ -1,0 +1,104 @@
+"""Options of the format `qmq_outbox`, checked by name and value before any database is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from qmq_client.settings.config import DatabaseSection, load_config
+from qmq_pipeline.errors import OptionError
+from qmq_pipeline.places.options import known_options, number_option
+from qmq_pipeline.tables.schemas import OUTBOX
+
+#: Rows of one task.
+RANGE_ROWS: Final = 200_000
+#: Rows of an outbox younger than this may still have a neighbour of a lower number that commits later.
+OUTBOX_SAFETY_S: Final = 600
+#: Databases are told from each other by a blank: a URL has none.
+OUTBOX_OPTIONS: Final = (
+    "url",
+    "database",
+    "config",
+    "table_prefix",
+    "schema",
+    "partition_rows",
+    "max_rows_per_trigger",
+    "safety_s",
+)
+_ROWS_MAX: Final = 100_000_000
+_SAFETY_S_MAX: Final = 7 * 86_400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxOptions:
+    """Options of the format `qmq_outbox`, checked."""
+
+    #: In the order of their names: a stream's offset has one entry for each.
+    sections: tuple[DatabaseSection, ...]
+    columns: tuple[str, ...]
+    partition_rows: int
+    #: Rows in one micro-batch; None for everything that is there.
+    batch_rows_max: int | None
+    safety_ms: int
+
+
+def parse_outbox_options(
+    given: Mapping[str, str], environment: Mapping[str, str], columns: Sequence[str]
+) -> OutboxOptions:
+    """The options of `spark.read.format("qmq_outbox")`; raises `OptionError`.
+
+    `columns` are those of the schema: the user may have given a narrower one.
+    """
+    options = known_options(given, OUTBOX_OPTIONS)
+    for name in columns:
+        if name not in OUTBOX.names:
+            raise OptionError(
+                option="schema",
+                value=name,
+                allowed=", ".join(OUTBOX.names),
+                remedy="Choose from these.",
+            )
+    safety_s = _number(options, "safety_s", 0, _SAFETY_S_MAX, "seconds")
+    return OutboxOptions(
+        sections=_sections(options, environment),
+        columns=tuple(columns),
+        partition_rows=_number(options, "partition_rows", 1, _ROWS_MAX, "rows") or RANGE_ROWS,
+        batch_rows_max=_number(options, "max_rows_per_trigger", 1, _ROWS_MAX, "rows"),
+        safety_ms=(OUTBOX_SAFETY_S if safety_s is None else safety_s) * 1000,
+    )
+
+
+def _sections(
+    options: Mapping[str, str], environment: Mapping[str, str]
+) -> tuple[DatabaseSection, ...]:
+    """The databases meant: by URL, by name in `qmq.toml`, or all that are there."""
+    named = [
+        *options.get("url", "").split(),
+        *options.get("database", "").replace(",", " ").split(),
+    ]
+    config = options.get("config")
+    loaded = load_config(
+        environment=environment, file=Path(config) if config else None, databases=named
+    )
+    sections = loaded.config.databases
+    if not sections:
+        raise OptionError(
+            option="url",
+            value="no database is given, and none is configured",
+            allowed="SQLAlchemy URLs, separated by blanks; or names of configured databases",
+            remedy="Give one as url.",
+        )
+    changes = {name: options[name] for name in ("table_prefix", "schema") if name in options}
+    changed = (msgspec.structs.replace(one, **changes) for one in sections)
+    return tuple(sorted(changed, key=lambda one: one.name))
+
+
+def _number(
+    options: Mapping[str, str], option: str, lowest: int, highest: int, unit: str
+) -> int | None:
+    text = options.get(option)
+    return None if text is None else number_option(option, text, lowest, highest, unit)

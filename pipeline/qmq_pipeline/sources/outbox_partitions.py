@@ -1,0 +1,47 @@
+"""Ranges of outbox rows as the work of tasks: planned in the driver, read in the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from qmq_client.settings.config import DatabaseSection
+from qmq_pipeline.places.outbox_options import OutboxOptions
+from qmq_pipeline.rows.outbox import batches, first_and_next_id, id_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxPartition(InputPartition):
+    """What one task reads."""
+
+    section: DatabaseSection
+    columns: tuple[str, ...]
+    first_id: int
+    next_id: int
+    scanned_at_ms: int
+
+
+def plan(
+    section: DatabaseSection, options: OutboxOptions, first: int = 0, after: int | None = None
+) -> list[InputPartition]:
+    """One partition for each range of the rows that are there now, from `first` to before `after`."""
+    first_id, next_id, now_ms = first_and_next_id(section, from_id=first)
+    end_id = next_id if after is None else min(next_id, after)
+    return [
+        OutboxPartition(section, options.columns, begin, end, now_ms)
+        for begin, end in id_ranges(first_id, end_id, options.partition_rows)
+    ]
+
+
+def read_partition(partition: OutboxPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of one range, as they are now; those that are gone are not there."""
+    for batch in batches(
+        partition.section,
+        first_id=partition.first_id,
+        next_id=partition.next_id,
+        scanned_at_ms=partition.scanned_at_ms,
+    ):
+        yield batch.select(list(partition.columns))

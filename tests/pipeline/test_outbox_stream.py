@@ -1,0 +1,159 @@
+"""The format `qmq_outbox` as a stream: each row once, when no row of a lower number can come in late."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from qmq_client.outbox.table import DEFAULT_TABLES
+from qmq_client.wire.message_id import MessageIds
+from qmq_pipeline.errors import OptionError, SourceError
+from qmq_pipeline.places.outbox_options import parse_outbox_options
+from qmq_pipeline.rows.outbox import id_ranges, next_settled_id, plan_scan
+from qmq_pipeline.sources.outbox_stream import OutboxStreamReader
+from tests.pipeline.world import FAR_MS, START_MS, OutboxDatabase, messages
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OUTBOX = DEFAULT_TABLES.outbox
+IDS = OUTBOX.c.id
+#: Made in the future, a row is young until the test says otherwise.
+YOUNG_MS = FAR_MS
+
+
+def grow_old(database: OutboxDatabase) -> None:
+    """Every row is old enough from here on."""
+    database.execute(sa.update(OUTBOX).values(created_at_ms=START_MS))
+
+
+def with_one_under_way(path: Path, name: str = "orders") -> OutboxDatabase:
+    """Rows 1 to 5 are old, 7 is young; 6 was taken by a transaction that has not ended."""
+    database = OutboxDatabase(path / f"{name}.db", name)
+    database.insert(messages(MessageIds(1), 5), created_at_ms=START_MS)
+    database.insert(messages(MessageIds(2), 1), created_at_ms=YOUNG_MS)
+    database.execute(sa.update(OUTBOX).where(IDS == 6).values(id=7))
+    return database
+
+
+def commit_late(database: OutboxDatabase) -> None:
+    """Row 6 commits behind row 7."""
+    database.execute(sa.update(OUTBOX).where(IDS == 7).values(id=8))
+    database.insert(messages(MessageIds(3), 1), created_at_ms=YOUNG_MS)
+    database.execute(sa.update(OUTBOX).where(IDS == 9).values(id=6))
+    database.execute(sa.update(OUTBOX).where(IDS == 8).values(id=7))
+
+
+def reader_of(*databases: OutboxDatabase, **options: str) -> OutboxStreamReader:
+    urls = " ".join(one.section.url for one in databases)
+    return OutboxStreamReader(parse_outbox_options({"url": urls, **options}, {}, ["row_id"]))
+
+
+def test_no_scan_and_no_stream_comes_past_a_number_whose_transaction_may_be_under_way(
+    tmp_path: Path,
+) -> None:
+    database = with_one_under_way(tmp_path)
+    settled = next_settled_id(
+        database.section, first_id=0, end_id=None, rows_max=None, safety_ms=1_000
+    )
+    scan = plan_scan(database.section, mark=0, known_open=(), safety_ms=1_000)
+    assert (settled, scan.next_mark, scan.next_id) == (6, 6, 8)
+    database.close()
+
+
+def test_a_stream_gives_every_row_once_in_bounded_batches_over_restarts_and_late_commits(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    database = with_one_under_way(tmp_path)
+
+    def run() -> list[int]:
+        """A new query from the checkpoint; rows of its batches."""
+        frame = (
+            spark.readStream.format("qmq_outbox")
+            .schema("row_id LONG, message_id STRING")
+            .option("url", database.section.url)
+            .option("maxRowsPerTrigger", "2")
+            .load()
+        )
+        query = (
+            frame.writeStream.format("parquet")
+            .option("path", str(tmp_path / "out"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(240)
+        return [one["numInputRows"] for one in query.recentProgress if one["numInputRows"]]
+
+    assert run() == [2, 2, 1]
+    commit_late(database)
+    grow_old(database)
+    assert run() == [2]
+    rows = spark.read.parquet(str(tmp_path / "out")).collect()
+    assert sorted(row["row_id"] for row in rows) == list(range(1, 8))
+    assert len({row["message_id"] for row in rows}) == 7
+    database.close()
+
+
+def test_the_numbers_that_sqlite_gives_out_again_are_read_again(tmp_path: Path) -> None:
+    database = OutboxDatabase(tmp_path / "orders.db")
+    database.insert(messages(MessageIds(1), 9), created_at_ms=START_MS)
+    reader = reader_of(database)
+    here = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert here == {"orders": 10}
+    database.execute(sa.delete(OUTBOX).where(IDS > 4))
+    here = reader.latestOffset(here, ReadAllAvailable())
+    assert here == {"orders": 5}
+    assert reader.partitions({"orders": 10}, here) == []
+    database.insert(messages(MessageIds(2), 1), created_at_ms=START_MS)
+    after = reader.latestOffset(here, ReadAllAvailable())
+    (partition,) = reader.partitions(here, after)
+    assert [batch["row_id"].to_pylist() for batch in reader.read(partition)] == [[5]]
+    database.close()
+
+
+def test_databases_share_a_bound_and_one_that_is_added_begins_at_its_first_row(
+    tmp_path: Path,
+) -> None:
+    orders, payments = (OutboxDatabase(tmp_path / f"{name}.db") for name in ("orders", "payments"))
+    for number, database in enumerate((orders, payments)):
+        database.insert(messages(MessageIds(number + 1), 9), created_at_ms=START_MS)
+    both = reader_of(payments, orders)
+    here = both.latestOffset({"orders": 4}, ReadMaxRows(6))
+    assert here == {"orders": 7, "payments": 4}
+    assert len(both.partitions({"orders": 4}, here)) == 2
+    both.prepareForTriggerAvailableNow()
+    orders.insert(messages(MessageIds(3), 1), created_at_ms=START_MS)
+    assert both.latestOffset(here, ReadAllAvailable()) == {"orders": 10, "payments": 10}
+    with pytest.raises(SourceError, match="the checkpoint is also of payments"):
+        reader_of(orders).latestOffset(here, ReadAllAvailable())
+    orders.close()
+    payments.close()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("maxRowsPerTriger", "5", "Did you mean max_rows_per_trigger"),
+        ("maxRowsPerTrigger", "0", "a number from 1 to .* in rows, in digits"),
+        ("safety_s", "10m", "a number from 0 to .* in seconds, in digits"),
+    ],
+    ids=["unknown", "bound", "safety"],
+)
+def test_a_wrong_option_of_a_stream_is_said_before_a_database_is_asked(
+    option: str, value: str, told: str
+) -> None:
+    with pytest.raises(OptionError, match=told):
+        parse_outbox_options({"url": "sqlite:///nowhere.db", option: value}, {}, ["row_id"])
+
+
+def test_wide_gaps_of_numbers_make_ranges_wider_and_not_more() -> None:
+    ranges = id_ranges(5, 5_000_000_000, 20)
+    assert len(ranges) <= 1_000
+    assert (ranges[0][0], ranges[-1][1]) == (5, 5_000_000_000)
+    assert all(one[1] == other[0] for one, other in pairwise(ranges))
