@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("qmq.transport")
 
 DEFAULT_BROKER_URL: Final = "http://127.0.0.1:9470"
+_URL_REMEDY: Final = f"Give something like {DEFAULT_BROKER_URL}."
 CONNECT_TIMEOUT_S: Final = 5.0
 #: Longer than a broker under full load needs for one sync, shorter than people's patience.
 ANSWER_TIMEOUT_S: Final = 30.0
@@ -180,7 +181,13 @@ class HttpTransport:
     def _make_headers(self) -> httpx.Headers:
         import httpx
 
-        return httpx.Headers({**_HEADERS, **self._address.headers()})
+        try:
+            host = httpx.URL(self.broker_url).netloc.decode("ascii")
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise ConfigurationError(
+                setting="broker_url", value=shorten(self.broker_url), remedy=_URL_REMEDY
+            ) from error
+        return httpx.Headers({"host": host, **_HEADERS, **self._address.headers()})
 
     def _renew_token(self) -> None:
         """Read the token's file again: it may have been replaced while this process ran."""
@@ -208,8 +215,15 @@ class HttpTransport:
         try:
             if url is None:
                 url = self._urls[route] = httpx.URL(f"{self.broker_url}/v1/{route}")
+            head = headers.copy()
+            head["content-length"] = str(len(body))
+            # A body given as a stream is taken as it is: nothing is looked for that is missing.
             request = httpx.Request(
-                "POST", url, content=body, headers=headers, extensions={"timeout": timeouts}
+                "POST",
+                url,
+                headers=head,
+                stream=httpx.ByteStream(body),
+                extensions={"timeout": timeouts},
             )
             with connections.exchange(request) as response:
                 data = _read_capped(response, answer_bytes_max)
@@ -260,7 +274,7 @@ def _decode(data: bytes, kind: type[_Answer]) -> _Answer:
 
 
 def _check_url(broker_url: str) -> str:
-    remedy = f"Give something like {DEFAULT_BROKER_URL}."
+    remedy = _URL_REMEDY
     try:
         parts = urlsplit(broker_url)
         is_good = parts.port != 0 and bool(parts.hostname)

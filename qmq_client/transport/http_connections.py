@@ -14,20 +14,18 @@ import ssl
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import httpcore
 import httpx
 
 from qmq_client.clock import Clock
+from qmq_client.transport.kept_connections import KeptConnections
 
 #: Read at once: a large answer comes through three layers piece by piece, each with its price.
 _READ_BYTES: Final = 256 * 1024
 #: Written together with what comes next: a head, and a body that costs less to copy than a call.
 _HELD_BYTES_MAX: Final = 64 * 1024
-#: Below the 5 s after which common servers drop an idle connection, so that a reused one is alive.
-_KEEPALIVE_S: Final = 4.0
-_KEPT_CONNECTIONS_MAX: Final = 16
 
 
 class CallDeadline(threading.local):
@@ -48,14 +46,9 @@ class Connections:
     def __init__(self, clock: Clock, deadline: CallDeadline, context: ssl.SSLContext) -> None:
         self._backend = DeadlineBackend(clock, deadline)
         self._transport = httpx.HTTPTransport(verify=context, trust_env=False)
-        # httpx has no argument for httpcore's network backend, so its pool is put in by hand.
-        self._transport._pool = httpcore.ConnectionPool(
-            ssl_context=context,
-            max_connections=None,
-            max_keepalive_connections=_KEPT_CONNECTIONS_MAX,
-            keepalive_expiry=_KEEPALIVE_S,
-            network_backend=self._backend,
-        )
+        # httpx has no argument for what carries its requests, so it is put in by hand.
+        kept = KeptConnections(clock, self._backend, context)
+        self._transport._pool = cast(Any, kept)
 
     @contextlib.contextmanager
     def exchange(self, request: httpx.Request) -> Iterator[httpx.Response]:

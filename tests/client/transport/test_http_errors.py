@@ -115,6 +115,8 @@ def test_a_protocol_error_of_a_peer_that_hung_up_is_a_lost_connection() -> None:
         "http://broker/?a=b",
         "http://broker/#x",
         "http://user:secret@broker",
+        "http://bro\x00ker",
+        "http://" + "ä" * 70 + ".example",
     ],
 )
 def test_an_address_that_cannot_work_is_refused_and_no_password_is_shown(url: str) -> None:

@@ -1,0 +1,111 @@
+"""Which connection a call gets, and which ones are closed, over real sockets."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from typing import Any
+
+import httpcore
+
+from qmq_client.clock import SystemClock
+from qmq_client.transport.kept_connections import KEPT_CONNECTIONS_MAX, KEPT_S, KeptConnections
+from tests.client.transport.hostile_server import HostileServer, answer, hostile_server
+
+MANY = 99
+
+
+class SteppedClock(SystemClock):
+    """Stands still until it is told."""
+
+    now_s = 1000.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+class Watched(httpcore.SyncBackend):
+    """Remembers the sockets that were opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sockets: list[socket.socket] = []
+
+    def connect_tcp(self, *given: Any, **named: Any) -> httpcore.NetworkStream:
+        stream = super().connect_tcp(*given, **named)
+        self.sockets.append(stream.get_extra_info("socket"))
+        return stream
+
+    def are_open(self) -> list[bool]:
+        return [one.fileno() != -1 for one in self.sockets]
+
+
+class Calls:
+    """Calls on kept connections, each with its answer still to be closed."""
+
+    def __init__(self, server: HostileServer) -> None:
+        self.clock, self.backend = SteppedClock(), Watched()
+        self.kept = KeptConnections(self.clock, self.backend, ssl.create_default_context())
+        self._url = server.url
+
+    def begin(self) -> httpcore.Response:
+        headers = [(b"host", b"broker"), (b"content-length", b"0")]
+        response = self.kept.handle_request(httpcore.Request("POST", self._url, headers=headers))
+        assert response.read() == b"done"
+        return response
+
+    def make(self) -> None:
+        self.begin().close()
+
+
+def test_what_was_idle_too_long_is_closed_and_not_used_again() -> None:
+    with hostile_server(answer(b"done", is_last=False), requests_per_connection=MANY) as server:
+        calls = Calls(server)
+        calls.make()
+        calls.clock.now_s += KEPT_S / 2
+        calls.make()
+        assert calls.backend.are_open() == [True]
+        calls.clock.now_s += KEPT_S * 2
+        calls.make()
+        assert calls.backend.are_open() == [False, True]
+        calls.kept.close()
+
+
+def test_a_connection_that_the_peer_ends_is_not_kept() -> None:
+    with hostile_server(answer(b"done"), requests_per_connection=1) as server:
+        calls = Calls(server)
+        calls.make()
+        calls.make()
+        assert calls.backend.are_open() == [False, False]
+
+
+def test_what_many_calls_at_once_left_is_closed_by_those_that_come_later() -> None:
+    with hostile_server(answer(b"done", is_last=False), requests_per_connection=MANY) as server:
+        calls = Calls(server)
+        for response in [calls.begin() for _ in range(4)]:
+            response.close()
+        assert calls.backend.are_open() == [True] * 4
+        for _ in range(4):
+            calls.clock.now_s += KEPT_S / 2
+            calls.make()
+        assert calls.backend.are_open() == [False, False, False, True]
+        calls.kept.close()
+
+
+def test_no_more_connections_are_kept_than_the_bound() -> None:
+    with hostile_server(answer(b"done", is_last=False), requests_per_connection=MANY) as server:
+        calls = Calls(server)
+        for response in [calls.begin() for _ in range(KEPT_CONNECTIONS_MAX + 2)]:
+            response.close()
+        assert sum(calls.backend.are_open()) == KEPT_CONNECTIONS_MAX
+        calls.kept.close()
+
+
+def test_after_the_close_nothing_is_kept() -> None:
+    with hostile_server(answer(b"done", is_last=False), requests_per_connection=MANY) as server:
+        calls = Calls(server)
+        calls.make()
+        under_way = calls.begin()
+        calls.kept.close()
+        under_way.close()
+        assert not any(calls.backend.are_open())
