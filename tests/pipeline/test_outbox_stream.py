@@ -10,13 +10,21 @@ import pytest
 import sqlalchemy as sa
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from qmq_client.outbox.table import DEFAULT_TABLES
+from qmq_client.outbox.table import DEFAULT_TABLES, create_tables
+from qmq_client.settings.config import DatabaseSection
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.errors import OptionError, SourceError
 from qmq_pipeline.places.outbox_options import parse_outbox_options
-from qmq_pipeline.rows.outbox import id_ranges, next_settled_id, plan_scan
+from qmq_pipeline.rows.outbox import (
+    batches,
+    first_and_next_id,
+    id_ranges,
+    next_settled_id,
+    plan_scan,
+)
 from qmq_pipeline.sources.outbox_stream import OutboxStreamReader
-from tests.pipeline.world import FAR_MS, START_MS, OutboxDatabase, messages
+from tests.pipeline.world import FAR_MS, START_MS, OutboxDatabase, messages, outbox_rows
+from tests.services.databases import Database
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,16 +62,36 @@ def reader_of(*databases: OutboxDatabase, **options: str) -> OutboxStreamReader:
     return OutboxStreamReader(parse_outbox_options({"url": urls, **options}, {}, ["row_id"]))
 
 
-def test_no_scan_and_no_stream_comes_past_a_number_whose_transaction_may_be_under_way(
-    tmp_path: Path,
+def test_no_scan_and_no_stream_comes_past_a_number_whose_transaction_is_under_way(
+    a_server_database: Database,
 ) -> None:
-    database = with_one_under_way(tmp_path)
-    settled = next_settled_id(
-        database.section, first_id=0, end_id=None, rows_max=None, safety_ms=1_000
-    )
-    scan = plan_scan(database.section, mark=0, known_open=(), safety_ms=1_000)
-    assert (settled, scan.next_mark, scan.next_id) == (6, 6, 8)
-    database.close()
+    engine = a_server_database.engine()
+    create_tables(engine)
+    section = DatabaseSection(name="orders", url=a_server_database.url)
+
+    def insert(connection: sa.Connection, producer: int, at_ms: int) -> None:
+        connection.execute(sa.insert(OUTBOX), outbox_rows(messages(MessageIds(producer), 1), at_ms))
+
+    def settled(first_id: int) -> int:
+        return next_settled_id(section, first_id=first_id, end_id=None, rows_max=2, safety_ms=1_000)
+
+    with engine.begin() as connection:
+        insert(connection, 1, START_MS)
+    with engine.connect() as slow, engine.connect() as quick:
+        insert(slow, 2, YOUNG_MS)
+        insert(quick, 3, YOUNG_MS)
+        quick.commit()
+        first, last = quick.execute(sa.select(IDS).order_by(IDS)).scalars()
+        assert last == first + 2
+        scan = plan_scan(section, mark=0, known_open=(), safety_ms=1_000)
+        assert (settled(0), scan.next_mark, scan.next_id) == (first + 1, first + 1, last + 1)
+        slow.commit()
+        quick.execute(sa.update(OUTBOX).values(created_at_ms=START_MS))
+        quick.commit()
+    assert settled(first + 1) == last + 1
+    assert first_and_next_id(section, from_id=first + 1)[:2] == (first + 1, last + 1)
+    found = batches(section, first_id=first + 1, next_id=last + 1, scanned_at_ms=START_MS)
+    assert [batch["row_id"].to_pylist() for batch in found] == [[first + 1, last]]
 
 
 def test_a_stream_gives_every_row_once_in_bounded_batches_over_restarts_and_late_commits(
@@ -77,7 +105,7 @@ def test_a_stream_gives_every_row_once_in_bounded_batches_over_restarts_and_late
             spark.readStream.format("qmq_outbox")
             .schema("row_id LONG, message_id STRING")
             .option("url", database.section.url)
-            .option("maxRowsPerTrigger", "2")
+            .option("maxRowsPerTrigger", "3")
             .load()
         )
         query = (
@@ -90,7 +118,7 @@ def test_a_stream_gives_every_row_once_in_bounded_batches_over_restarts_and_late
         assert query.awaitTermination(240)
         return [one["numInputRows"] for one in query.recentProgress if one["numInputRows"]]
 
-    assert run() == [2, 2, 1]
+    assert run() == [3, 2]
     commit_late(database)
     grow_old(database)
     assert run() == [2]

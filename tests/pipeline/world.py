@@ -130,21 +130,7 @@ class OutboxDatabase:
         create_tables(self._engine)
 
     def insert(self, records: Iterable[Record], *, state: int = SENT, created_at_ms: int) -> None:
-        rows = [
-            {
-                "message_id": record.message_id,
-                "subject": record.subject,
-                "ordering_key": None,
-                "record": encode_record(record),
-                "state": state,
-                "due_at_ms": created_at_ms + 86_400_000,
-                "token": None,
-                "attempts": 0 if state == LIVE else 1,
-                "last_error": None,
-                "created_at_ms": created_at_ms,
-            }
-            for record in records
-        ]
+        rows = outbox_rows(records, created_at_ms, state=state)
         with self._engine.begin() as connection:
             if rows:
                 connection.execute(sa.insert(DEFAULT_TABLES.outbox), rows)
@@ -155,6 +141,27 @@ class OutboxDatabase:
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+def outbox_rows(
+    records: Iterable[Record], created_at_ms: int, *, state: int = SENT
+) -> list[dict[str, object]]:
+    """The messages as rows of an outbox."""
+    return [
+        {
+            "message_id": record.message_id,
+            "subject": record.subject,
+            "ordering_key": None,
+            "record": encode_record(record),
+            "state": state,
+            "due_at_ms": created_at_ms + 86_400_000,
+            "token": None,
+            "attempts": 0 if state == LIVE else 1,
+            "last_error": None,
+            "created_at_ms": created_at_ms,
+        }
+        for record in records
+    ]
 
 
 def messages(
