@@ -156,7 +156,8 @@ class MySqlDialect(ServerDialect):
         small_bytes = terms.bytes_max // terms.limit
         found = connection.exec_driver_sql(
             "SELECT id, message_id, subject, ordering_key, "
-            f"IF(LENGTH(record) <= {small_bytes}, record, NULL), attempts, LENGTH(record) "
+            f"IF(LENGTH(record) <= {small_bytes}, record, NULL), "
+            f"IF(LENGTH(record) <= {small_bytes}, attempts, -LENGTH(record)) "
             f"FROM {table} WHERE {wanted.text} LIMIT {terms.limit:d} FOR UPDATE SKIP LOCKED",
             wanted.parameters,
         ).all()
@@ -186,23 +187,27 @@ class MySqlDialect(ServerDialect):
         cursor.close()
 
 
-def _fitting(found: Sequence[Any], bytes_max: int) -> list[Any]:
-    """The first of the rows as far as they fit, without the length at their ends."""
-    totals = accumulate((row[-1] for row in found), initial=0)
-    return [row[:-1] for row, before in zip(found, totals, strict=False) if before < bytes_max]
+def _fitting(found: Sequence[Any], bytes_max: int) -> Sequence[Any]:
+    """The first of the rows as far as they fit; all of them, where none is large.
+
+    A large one has no record yet, and its length below zero in the place of its attempts: a column
+    less for each of the others, which the driver reads by hand.
+    """
+    if all(row[_RECORD] is not None for row in found):
+        return found
+    lengths = (-row[-1] if row[_RECORD] is None else len(row[_RECORD]) for row in found)
+    totals = accumulate(lengths, initial=0)
+    return [row for row, before in zip(found, totals, strict=False) if before < bytes_max]
 
 
 def _with_records(connection: sa.Connection, table: str, rows: Sequence[Any]) -> Sequence[Any]:
-    """The rows with those records that were too large to be read at once."""
+    """The rows with those records that were too large to be read at once, and with their attempts."""
     large = [row for row in rows if row[_RECORD] is None]
     if not large:
         return rows
-    query = f"SELECT id, record FROM {table} WHERE id IN ({_numbers(large)})"
-    records = {row.id: row.record for row in connection.exec_driver_sql(query)}
-    return [
-        (*row[:_RECORD], records[row_id(row)], *row[_RECORD + 1 :]) if row[_RECORD] is None else row
-        for row in rows
-    ]
+    query = f"SELECT id, record, attempts FROM {table} WHERE id IN ({_numbers(large)})"
+    rest = {number: (record, tries) for number, record, tries in connection.exec_driver_sql(query)}
+    return [(*row[:_RECORD], *rest[row_id(row)]) if row[_RECORD] is None else row for row in rows]
 
 
 def _numbers(rows: Sequence[Any]) -> str:

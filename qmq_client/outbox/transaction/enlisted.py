@@ -102,8 +102,8 @@ def enlisted_engine(session: Session, pool: sa.Pool) -> sa.Engine | None:
 
 def refuse_two(session: Session, pool: sa.Pool) -> None:
     """Raise `WrongDatabaseError` when the session has two connections of this pool."""
-    others: list[sa.Connection] = session.info.get(_OTHERS_KEY, [])
-    if any(other.engine.pool is pool for other in others):
+    others: list[sa.Connection] | None = session.info.get(_OTHERS_KEY)
+    if others and any(other.engine.pool is pool for other in others):
         raise WrongDatabaseError(
             "this session has two connections to one database (binds of one engine with different "
             "options), which do not commit together. Give it one"

@@ -16,7 +16,7 @@ from qmq_client.outbox.row import OutboxRow
 
 
 # Each commit with messages makes one, so it is made in a fifth of a dataclass's time.
-class HandOver(msgspec.Struct, frozen=True, kw_only=True):
+class HandOver(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The messages of one transaction, on their way to the publisher."""
 
     rows: tuple[OutboxRow, ...]
@@ -39,7 +39,10 @@ class HandoffQueue:
         """`on_dropped`: told of what did not fit, in the thread that commits; must not raise."""
         self._messages_max = messages_max
         self._on_dropped = on_dropped
-        self._changed = threading.Condition()
+        # Taken at each commit with messages, and not through the condition, which is Python. May be
+        # taken again by its holder: a signal's handler may commit in the middle of `put`.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._waiting: deque[HandOver] = deque()
         self._messages = 0
         #: The taker sleeps until this many messages wait; None while it does not sleep.
@@ -55,7 +58,7 @@ class HandoffQueue:
         What is larger than the whole queue is taken by an empty one: it would never fit otherwise.
         """
         count = len(handed.rows)
-        with self._changed:
+        with self._lock:
             self.handed_over += count
             is_full = self._messages > 0 and self._messages + count > self._messages_max
             is_dropped = is_full or self._is_closed

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from qmq_client.errors import EncodingError, OutboxMissingError, TooLargeError
 from qmq_client.outbox.database.dialect import OutboxDialect
-from qmq_client.outbox.database.link import Link, link_of
+from qmq_client.outbox.database.link import Link
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.transaction.handoff import HandOver
 from qmq_client.wire.message_id import format_message_id, is_dedupe_id
@@ -46,15 +46,19 @@ class Outlet(Protocol):
         ...
 
 
-def insert_rows(connection: sa.Connection, outlet: Outlet, rows: list[OutboxRow]) -> None:
+def insert_rows(
+    connection: sa.Connection, link: Link, outlet: Outlet, rows: list[OutboxRow]
+) -> None:
     """One INSERT. Raises the database's own error with a note that names the messages."""
     token = outlet.token
     values: list[object] = []
+    skips_known = False
     for row in rows:
         values += (row.message_id, row.subject, row.ordering_key, row.record, token)
+        skips_known = skips_known or is_dedupe_id(row.message_id)
+    text = outlet.insert_text(len(rows), skips_known)
     try:
-        skips_known = any(is_dedupe_id(row.message_id) for row in rows)
-        _execute(connection, outlet, outlet.insert_text(len(rows), skips_known), tuple(values))
+        _execute(connection, link, outlet.dialect, text, tuple(values))
     except sa.exc.DBAPIError as error:
         note = f"while writing {ids_text([row.message_id for row in rows])} to {outlet.outbox.fullname}"
         if outlet.dialect.is_table_missing(error):
@@ -69,7 +73,11 @@ def insert_rows(connection: sa.Connection, outlet: Outlet, rows: list[OutboxRow]
 
 
 def _execute(
-    connection: sa.Connection, outlet: Outlet, text: str, values: tuple[object, ...]
+    connection: sa.Connection,
+    link: Link,
+    dialect: OutboxDialect,
+    text: str,
+    values: tuple[object, ...],
 ) -> None:
     """Give it to the driver, as SQLAlchemy would, without what serves nobody here.
 
@@ -80,13 +88,12 @@ def _execute(
         connection.exec_driver_sql(text, values)
         return
     cursor = connection.connection.cursor()
-    link = link_of(connection)
     try:
         if not link.was_open:
-            outlet.dialect.before_statement(connection, link, cursor, text)
+            dialect.before_statement(connection, link, cursor, text)
         cursor.execute(text, values)
         if not link.was_open:
-            outlet.dialect.note_answer(link, text)
+            dialect.note_answer(link, text)
     except BaseException as error:
         # What SQLAlchemy does with every error of a driver: its own type, handlers, lost connections.
         connection._handle_dbapi_exception(error, text, values, cursor, None)
@@ -103,6 +110,8 @@ def _is_listened_to(connection: sa.Connection) -> bool:
 def lock_keys(connection: sa.Connection, unwritten: list[tuple[Outlet, OutboxRow]]) -> None:
     """Keep the ordering keys of these rows until the commit; see `OutboxDialect.lock_keys`."""
     keyed = [each for each in unwritten if each[1].ordering_key is not None]
+    if not keyed:
+        return
     for outlet in dict.fromkeys([outlet for outlet, _ in keyed]):
         rows = [row for other, row in keyed if other is outlet]
         outlet.dialect.lock_keys(connection, outlet.order_lock, rows)

@@ -115,8 +115,9 @@ class Unit:
         """
         check_sizes(outlet, rows)
         check_keys(outlet, self._link, rows)
-        self._rows += [(outlet, row) for row in rows]
-        self._unwritten_bytes += sum(len(row.record) for row in rows)
+        for row in rows:
+            self._rows.append((outlet, row))
+            self._unwritten_bytes += len(row.record)
         self._is_strict |= outlet.is_strict
         waiting = len(self._rows) - self._written
         is_full = waiting > ROWS_PER_INSERT_MAX or self._unwritten_bytes > outlet.buffer_bytes
@@ -166,15 +167,17 @@ class Unit:
         """Store what waits. Raises the database's own error with a note that names the messages."""
         if self._is_writing:
             return
+        if self._written == len(self._rows):
+            self._is_overdue = False
+            return
         self._is_writing = True
         try:
-            if self._written < len(self._rows):
-                lock_keys(connection, self._rows[self._written :])
+            lock_keys(connection, self._rows[self._written :])
             while self._written < len(self._rows):
                 outlet, rows = self._next_insert()
                 if not self._written:
                     self._written_at_s = outlet.monotonic_s()
-                insert_rows(connection, outlet, rows)
+                insert_rows(connection, self._link, outlet, rows)
                 self._written += len(rows)
                 self._must_look |= self._is_strict
         finally:

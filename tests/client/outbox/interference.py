@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from qmq_client.outbox.database.driver import driver_of
 from tests.client.world import World
+from tests.kit.waiting import wait_for
 
 #: Rows to be locked against each other. Many, so that the other transaction of a deadlock is the
 #: heavier one, and the program's own the victim.
@@ -99,11 +100,20 @@ class Deadlock:
         self._thread = threading.Thread(target=self._wait_for_the_program)
 
     def __enter__(self) -> Deadlock:
+        if self._world.kind == "postgresql":
+            self._cursor.execute("SET LOCAL deadlock_timeout = '1h'")
         self._cursor.execute("UPDATE lock_row SET n = n + 1 WHERE id > 1")
         return self
 
     def close_the_circle(self) -> None:
         self._thread.start()
+        if self._world.kind == "postgresql":
+            # Its victim is who looks, once after its own time-out, when the circle is closed.
+            waits = (
+                "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+                f"AND pid = {server_id(self._other)}"
+            )
+            wait_for(lambda: self._world.read(waits), "the other one does not wait")
 
     def __exit__(self, *_: object) -> None:
         kill_driver(self._world, self._other)
