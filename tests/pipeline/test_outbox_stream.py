@@ -180,6 +180,12 @@ def test_a_wrong_option_of_a_stream_is_said_before_a_database_is_asked(
         parse_outbox_options({"url": "sqlite:///nowhere.db", option: value}, {}, ["row_id"])
 
 
+def test_a_wrong_option_is_said_before_the_stream_is_started(spark: SparkSession) -> None:
+    source = spark.readStream.format("qmq_outbox").option("url", "sqlite:///nowhere.db")
+    with pytest.raises(Exception, match="Did you mean max_rows_per_trigger"):
+        source.option("maxRowsPerTriger", "5").load()
+
+
 def test_wide_gaps_of_numbers_make_ranges_wider_and_not_more() -> None:
     ranges = id_ranges(5, 5_000_000_000, 20)
     assert len(ranges) <= 1_000

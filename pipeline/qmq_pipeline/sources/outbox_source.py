@@ -41,6 +41,8 @@ class OutboxDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
+        # A wrong option is said here, by `load`: a stream would say it in a thread of its own.
+        parse_outbox_options(self.options, os.environ, OUTBOX.names)
         return OUTBOX.ddl()
 
     def reader(self, schema: StructType) -> DataSourceReader:
