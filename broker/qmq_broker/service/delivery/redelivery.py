@@ -18,8 +18,8 @@ from qmq_broker.service.delivery.spans import Spans
 #: The heap is built anew when it holds this many times more entries than there are runs.
 _STALE_ENTRIES_FACTOR: Final = 4
 _STALE_ENTRIES_MIN: Final = 64
-#: After so many deliveries a message whose lease ended without a word is a suspect: one that
-#: is with its first or second crash may be there by chance, and is given with the others.
+#: After so many deliveries a message whose lease ended without a word is a suspect. Once may be
+#: chance: such a message is given with others.
 SUSPECT_AFTER: Final = 2
 
 
