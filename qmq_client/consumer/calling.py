@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from qmq_client.consumer.async_calls import AsyncCalls
 from qmq_client.consumer.delivery import Delivery, Grip, Received
@@ -22,6 +23,10 @@ from qmq_client.wire.record import Record
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import Session
+
+
+#: What a handler may return whose work is not done yet.
+_UNDONE: Final = (Awaitable, Generator, AsyncGenerator, Future)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,7 @@ class Calls:
 
     def _check_ran(self, returned: object) -> None:
         """Raise for what somebody still had to await or go through: its message must not be acked."""
-        if returned is None or not isinstance(returned, Awaitable | Generator | AsyncGenerator):
+        if returned is None or not isinstance(returned, _UNDONE):
             return
         if isinstance(returned, Coroutine | Generator):
             returned.close()

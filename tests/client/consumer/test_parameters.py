@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
@@ -236,6 +237,10 @@ async def goes_through_later(body: int) -> typing.AsyncIterator[int]:
     yield body
 
 
+def pooled(body: int) -> Future[int]:
+    return Future()
+
+
 @pytest.mark.parametrize(
     ("function", "named"),
     [
@@ -255,7 +260,7 @@ def test_C2_what_is_no_function_that_runs_when_it_is_called_is_refused_at_decora
 
 
 @pytest.mark.parametrize("has_middleware", [False, True])
-@pytest.mark.parametrize("function", [goes_through, goes_through_later, none_yet])
+@pytest.mark.parametrize("function", [goes_through, goes_through_later, none_yet, pooled])
 def test_C2_a_message_whose_handler_returned_what_somebody_must_still_run_is_not_acked(
     bench: Bench, function: Callable[..., Any], has_middleware: bool
 ) -> None:
