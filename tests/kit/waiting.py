@@ -15,13 +15,15 @@ DEADLINE_S: Final = 60.0
 LOOK_S: Final = 0.02
 
 
-def becomes(is_so: Callable[[], object], *, within_s: float = DEADLINE_S) -> bool:
+def becomes(
+    is_so: Callable[[], object], *, within_s: float = DEADLINE_S, look_s: float = LOOK_S
+) -> bool:
     """Whether it comes to be so in time; looks at least once."""
     ends_at_s = time.monotonic() + within_s
     while not is_so():
         if time.monotonic() > ends_at_s:
             return False
-        time.sleep(LOOK_S)
+        time.sleep(look_s)
     return True
 
 
@@ -30,7 +32,8 @@ def wait_for(
     complaint: str | Callable[[], object] = "it did not happen",
     *,
     within_s: float = DEADLINE_S,
+    look_s: float = LOOK_S,
 ) -> None:
     """Return when it is so. Fails with the complaint, which may be made at the end only."""
-    if not becomes(is_so, within_s=within_s):
+    if not becomes(is_so, within_s=within_s, look_s=look_s):
         raise AssertionError(complaint() if callable(complaint) else complaint)

@@ -118,7 +118,8 @@ def test_without_its_excuse_an_extra_delivery_is_unexcused(case: Case) -> None:
     excuses = (Nacked, LeaseExpired, AckUnknown, Fault)
     events = [e for e in case.scene(Scene()).events if not isinstance(e, excuses)]
     verdict = check(events, groups=case.groups, promises=Promises())
-    assert set(verdict.totals) == {Oracle.DUPDEL}, str(verdict)
+    # Where a message is in the log twice, that is one of the excuses that were taken away.
+    assert set(verdict.totals) - {Oracle.DUPLOG} == {Oracle.DUPDEL}, str(verdict)
 
 
 @pytest.mark.parametrize("case", GOOD, ids=lambda case: case.sentence)
