@@ -25,7 +25,7 @@ from qmq_client.inbox.statements import (
     parameters,
 )
 from qmq_client.outbox.database.driver import driver_of, root_engine
-from qmq_client.outbox.database.sqlite import NOW_MS, end_failed_commits
+from qmq_client.outbox.database.sqlite import NOW_MS, end_left_transactions
 
 #: A savepoint around the handler's work: no COMMIT or ROLLBACK, by whatever way, leaves it in place.
 _MARK: Final = "qmq_inbox"
@@ -34,7 +34,7 @@ _Execute = Callable[..., Any]
 
 def make_dialect(engine: sa.Engine, inbox: sa.Table) -> SqliteInboxDialect:
     """The dialect for the inbox table of this engine."""
-    end_failed_commits(root_engine(engine))
+    end_left_transactions(root_engine(engine))
     execute = _through_sqlalchemy if engine.dialect.is_async else _to_the_driver
     return SqliteInboxDialect(engine.dialect.identifier_preparer.format_table(inbox), execute)
 

@@ -8,11 +8,12 @@ fails at once when another wrote in between, so whoever intends to write begins 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -72,7 +73,7 @@ class SqliteDialect:
         self._is_shared = is_shared
 
     def prepare_application(self, engine: sa.Engine) -> None:
-        end_failed_commits(engine)
+        end_left_transactions(engine)
 
     def before_statement(
         self, connection: sa.Connection, link: Link, cursor: Any, statement: str
@@ -257,13 +258,14 @@ def _turn_of(engine: sa.Engine) -> threading.Lock:
     return _TURNS.setdefault(str(engine.url.database), threading.Lock())
 
 
-def end_failed_commits(engine: sa.Engine) -> None:
-    """Let no connection of this engine keep the transaction, and the lock, of a COMMIT that failed.
+def end_left_transactions(engine: sa.Engine) -> None:
+    """Let no connection of this engine keep a transaction, and the lock, that its user has left.
 
     Safe to repeat.
     """
-    if not event.contains(engine, "reset", _end_for_certain):
-        event.listen(engine, "reset", _end_for_certain)
+    for name, listener in (("reset", _end_for_certain), ("close", _end_before_close)):
+        if not event.contains(engine, name, listener):
+            event.listen(engine, name, listener)
 
 
 def _end_for_certain(driver: Any, _: Any, state: Any) -> None:
@@ -274,6 +276,33 @@ def _end_for_certain(driver: Any, _: Any, state: Any) -> None:
     """
     if not state.terminate_only and getattr(driver, "driver_connection", driver).in_transaction:
         driver.rollback()
+
+
+def _end_before_close(driver: Any, _: Any) -> None:
+    """Before a connection is closed, perhaps in the middle of a statement: end its transaction.
+
+    SQLite keeps the transaction of a closed connection, and the one write lock, as long as a cursor
+    of it has rows to give. The cursor of a task that was cancelled in an INSERT … RETURNING is such
+    a one, and lives in a circle of references until Python looks for garbage.
+    """
+    with suppress(Exception):  # closed already, or another thread's: the close goes on
+        if (awaited := getattr(driver, "driver_connection", driver)) is driver:
+            driver.rollback()
+        else:
+            _ask_for_rollback(awaited)
+
+
+def _ask_for_rollback(driver: Any) -> None:
+    """Give it to the thread of aiosqlite's connection, before the close and without awaiting it.
+
+    An await here could be cancelled, once more, and the connection would not be closed at all. Nor
+    is it asked whether there is a transaction: its BEGIN may still wait for that thread.
+    """
+    asyncio.get_running_loop()  # raises without one, where there is nobody to answer to
+    rollback = driver.rollback()
+    answer = rollback.send(None)
+    answer.add_done_callback(lambda _: answer.cancelled() or answer.exception())
+    rollback.close()
 
 
 def _relax(driver: Any, _: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,9 +20,6 @@ NESTED_MAX: Final = 3
 NO_SUCH_ORDER: Final = 10**9
 #: aiosqlite never ends a second close of one connection, which a cancelled `invalidate` leads to.
 CANCEL_S_MAX: Final = 2
-#: There a statement that fails leaves aiosqlite's cursor open. SQLite does not end the transaction of
-#: a closed connection that has such a cursor: it keeps the write lock until the garbage is collected.
-IS_CURSOR_LEFT_OPEN: Final = sa.__version__.startswith("2.0.")
 
 
 class AbandonError(Exception):
@@ -81,12 +77,6 @@ class Actions:
             _, pending = await asyncio.wait(others, timeout=CANCEL_S_MAX)
             for stuck in pending:
                 stuck.cancel()
-        self.collect_open_cursors()
-
-    def collect_open_cursors(self) -> None:
-        """Wherever a connection may have been dropped inside a transaction: the limit of S11."""
-        if IS_CURSOR_LEFT_OPEN and self.world.is_async and self.world.kind == "sqlite":
-            gc.collect()
 
     # -- what happens inside
 

@@ -280,4 +280,3 @@ class Program(Actions):
     async def _end_by_invalidate(self, session: Any, _: str) -> None:
         await self.do(session.flush())
         await self.do(session.invalidate())
-        self.collect_open_cursors()
