@@ -23,6 +23,7 @@ from qmq_pipeline.rows.outbox import (
     plan_scan,
 )
 from qmq_pipeline.sources.outbox_stream import OutboxStreamReader
+from tests.pipeline.streams import take_what_is_there
 from tests.pipeline.world import FAR_MS, START_MS, OutboxDatabase, messages, outbox_rows
 from tests.services.databases import Database
 
@@ -100,7 +101,6 @@ def test_a_stream_gives_every_row_once_in_bounded_batches_over_restarts_and_late
     database = with_one_under_way(tmp_path)
 
     def run() -> list[int]:
-        """A new query from the checkpoint; rows of its batches."""
         frame = (
             spark.readStream.format("qmq_outbox")
             .schema("row_id LONG, message_id STRING")
@@ -108,15 +108,7 @@ def test_a_stream_gives_every_row_once_in_bounded_batches_over_restarts_and_late
             .option("maxRowsPerTrigger", "3")
             .load()
         )
-        query = (
-            frame.writeStream.format("parquet")
-            .option("path", str(tmp_path / "out"))
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        assert query.awaitTermination(240)
-        return [one["numInputRows"] for one in query.recentProgress if one["numInputRows"]]
+        return take_what_is_there(frame, tmp_path)
 
     assert run() == [3, 2]
     commit_late(database)
