@@ -10,6 +10,7 @@ try:
         SupportsTriggerAvailableNow,
     )
 except ImportError:  # Spark before 4.2
+    # mypy sees the newer Spark alone, where these are classes.
     ReadAllAvailable = ReadMaxBytes = ReadMaxRows = None  # type: ignore[assignment,misc]
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,9 +117,9 @@ def test_D2_when_much_waits_as_much_is_copied_as_came_since_and_no_more_at_once(
     copied: list[int] = []
     real = ScheduleFiles.append
 
-    def append(self: ScheduleFiles, *arguments: object, **more: object) -> int:
+    def append(self: ScheduleFiles, *arguments: Any, **more: Any) -> int:
         copied[-1] += 1
-        return real(self, *arguments, **more)  # type: ignore[arg-type]
+        return real(self, *arguments, **more)
 
     monkeypatch.setattr(ScheduleFiles, "append", append)
     for _ in range(12):

@@ -78,8 +78,16 @@ def test_B10_suspects_are_due_apart_and_in_order_and_what_was_taken_leaves_no_en
 
 def test_a_suspect_that_is_away_is_due_like_the_others() -> None:
     away: RedeliveryHeap[AsideRun] = RedeliveryHeap()
-    fields = {"retry_at_ms": 100, "error": LEASE_ENDED, "attempts": SUSPECT_AFTER}
-    away.add(AsideRun(first=1, next=2, ticket=7, **fields))  # type: ignore[arg-type]
+    away.add(
+        AsideRun(
+            first=1,
+            next=2,
+            ticket=7,
+            retry_at_ms=100,
+            error=LEASE_ENDED,
+            attempts=SUSPECT_AFTER,
+        )
+    )
     assert [found.first for found in away.due(100, 10)] == [1]
 
 

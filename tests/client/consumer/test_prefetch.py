@@ -57,15 +57,20 @@ def test_nothing_is_asked_for_until_half_the_credit_is_free() -> None:
     assert asked == [0, 0, 0, 0, 5, 6, 7, 8, 9, 10]
 
 
+def handle_one(prefetch: Prefetch, clock: FakeClock, message_ms: int) -> None:
+    """A message comes, and its handler takes so long."""
+    prefetch.put(received(1))
+    prefetch.take(is_blocking=False)
+    clock.advance(message_ms)
+    prefetch.finish(1)
+
+
 def test_the_credit_follows_the_speed_of_the_handler() -> None:
     clock = FakeClock()
     prefetch = prefetch_of(clock)
     rooms: list[int] = []
     for message_ms in (1, 1, 1, 1_000, 1_000, 1_000):
-        prefetch.put(received(1))
-        prefetch.take(is_blocking=False)
-        clock.advance(message_ms)
-        prefetch.finish(1)
+        handle_one(prefetch, clock, message_ms)
         rooms.append(prefetch.room(is_blocking=False))
     assert rooms[:3] == [250, 250, 250]
     assert rooms[3:] == [1, 1, 1]
@@ -74,10 +79,7 @@ def test_the_credit_follows_the_speed_of_the_handler() -> None:
 def test_a_handler_that_hangs_counts_as_slow_while_it_hangs() -> None:
     clock = FakeClock()
     prefetch = prefetch_of(clock, concurrency=2)
-    prefetch.put(received(1))
-    prefetch.take(is_blocking=False)
-    clock.advance(1)
-    prefetch.finish(1)
+    handle_one(prefetch, clock, 1)
     assert prefetch.room(is_blocking=False) == 500
     prefetch.put(received(1))
     prefetch.take(is_blocking=False)
@@ -102,10 +104,7 @@ def test_who_waits_for_room_is_woken_by_the_message_that_makes_it() -> None:
 def test_the_credit_never_reaches_beyond_a_quarter_of_the_lease() -> None:
     clock = FakeClock()
     prefetch = prefetch_of(clock, lease_ms=100)
-    prefetch.put(received(1))
-    prefetch.take(is_blocking=False)
-    clock.advance(1)
-    prefetch.finish(1)
+    handle_one(prefetch, clock, 1)
     assert prefetch.room(is_blocking=False) == 25
 
 

@@ -369,7 +369,7 @@ def test_an_engine_that_cannot_work_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="StaticPool"):
         Producer(sa.create_engine("sqlite://"), transport)
     with pytest.raises(ConfigurationError, match="session maker"):
-        Producer("sqlite://", transport)  # type: ignore[arg-type]
+        Producer("sqlite://", transport)  # type: ignore[arg-type]  # the mistake
     with pytest.raises(ConfigurationError, match="session maker"):
         Producer(sessionmaker(), transport)
 

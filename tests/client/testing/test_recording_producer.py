@@ -77,7 +77,7 @@ def test_a_session_maker_is_taken_for_its_engine_and_others_are_refused() -> Non
         assert producer.engine is engine
     engine.dispose()
     with pytest.raises(ConfigurationError):
-        RecordingProducer("sqlite://")  # type: ignore[arg-type]
+        RecordingProducer("sqlite://")  # type: ignore[arg-type]  # the mistake
 
 
 def test_a_recording_producer_is_one_inside_a_block_of_either_kind() -> None:

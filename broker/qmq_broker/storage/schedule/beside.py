@@ -41,7 +41,11 @@ class Beside:
     def begin(self, work: Work) -> None:
         """Start a piece of work. Requires: none is under way, and the last one was checked."""
         self._is_over.clear()
-        self.start(lambda: self._do(work))
+        try:
+            self.start(lambda: self._do(work))
+        except BaseException:  # no thread could be started: nothing is under way
+            self._is_over.set()
+            raise
 
     def check(self) -> None:
         """Raise what the last piece of work raised, once. Requires: it is over."""
