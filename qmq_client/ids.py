@@ -26,11 +26,16 @@ class IdSource:
 
     def next_id(self) -> bytes:
         """A message id never given out before by anybody, 16 bytes."""
+        if self._process_id != os.getpid():
+            self._renew()
+        return self._ids.next_id()
+
+    def _renew(self) -> None:
         with self._lock:
             if self._process_id != os.getpid():
-                self._process_id = os.getpid()
                 self._ids = MessageIds(instance_of(secrets.randbits(64)))
-            return self._ids.next_id()
+                # Last: whoever sees it takes the new ids, without the lock.
+                self._process_id = os.getpid()
 
     def renew_in_child(self) -> None:
         """After a fork: a lock that no thread of the parent can hold, and another instance.

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+from itertools import count
 from typing import Final
 
 from qmq_client.wire.errors import InvalidMessageError
@@ -41,24 +42,22 @@ _MARKER_SHIFT: Final = 48
 class MessageIds:
     """Dense ids of one producer instance.
 
-    Not safe for several threads at once unless the caller holds a lock; `itertools.count` inside
-    would hide that the counter must also be seen by tests.
+    Safe for any number of threads without a lock: each takes its number in one step. Two threads
+    that make a frame each would else wait for each other at every message.
     """
 
-    __slots__ = ("_instance", "_next_counter")
+    __slots__ = ("_counters", "_instance")
 
     def __init__(self, instance: int, *, first_counter: int = 0) -> None:
         """Requires: `instance` from a source of randomness, 0 … 2⁶⁴-1."""
         if not 0 <= instance <= INSTANCE_MAX:
             raise ValueError(f"instance {instance} is not an unsigned 64-bit number")
         self._instance = instance
-        self._next_counter = first_counter
+        self._counters = count(first_counter)
 
     def next_id(self) -> bytes:
         """The next id, 16 bytes big-endian."""
-        counter = self._next_counter
-        self._next_counter = counter + 1
-        return _HALVES.pack(self._instance, counter)
+        return _HALVES.pack(self._instance, next(self._counters))
 
 
 def instance_of(random_bits: int) -> int:
