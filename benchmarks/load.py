@@ -19,6 +19,7 @@ BATCH_MESSAGES: Final = 500
 #: Bodies that take turns: enough that no cache of a processor holds them all.
 BODIES: Final = 4096
 _SEED: Final = 7
+_TIME_BYTES: Final = 8
 
 
 def make_messages() -> Iterator[Message]:
@@ -44,3 +45,14 @@ def make_frame(messages: Iterator[Message], count: int) -> bytes:
     return build_message_frame(
         {SUBJECT: [encode_message(message) for message in islice(messages, count)]}
     )
+
+
+def stamped_body() -> bytes:
+    """A body that says when it was made, by the clock that all processes of a machine share."""
+    return time.monotonic_ns().to_bytes(_TIME_BYTES, "big").ljust(BODY_BYTES, b".")
+
+
+def age_ns(body: bytes) -> int:
+    """Nanoseconds since a body of `stamped_body` was made, in whatever process."""
+    now_ns = time.monotonic_ns()
+    return now_ns - int.from_bytes(body[:_TIME_BYTES], "big")

@@ -4,15 +4,23 @@ A consumer of the client library waits in a process of its own; this process sen
 until the handler has it, pauses so that the consumer is waiting in its next pull, and sends the next.
 The time runs from before the message is encoded to the handler's first line, by the clock that all
 processes of a machine share. The answer of a send comes after `fdatasync`, and so does the delivery.
+
+In turns with it, message by message, the same is done with bare httpx and a server that does nothing
+but write and sync (`long_poll_floor.py`): what of the time is this machine's, and what is ours.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import closing
 from typing import Final
 
-from benchmarks.load import BODY_BYTES, SUBJECT, encode_message
-from benchmarks.measure import percentile
+import httpx
+
+from benchmarks import long_poll_floor
+from benchmarks.load import BODY_BYTES, SUBJECT, age_ns, encode_message, stamped_body
+from benchmarks.measure import interleave, paired_ratios, percentile
 from benchmarks.processes import Worker
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
@@ -25,64 +33,110 @@ from qmq_client.wire.frame import build_message_frame
 PAUSE_S: Final = 0.004
 #: Before the figures: connections, imports, first blocks of the files.
 WARM_UP_MESSAGES: Final = 20
-_TIME_BYTES: Final = 8
+OURS: Final = "product"
+FLOOR: Final = "floor"
+#: Of one message: milliseconds to the handler, and to the answer.
+Times = tuple[float, float]
 
 
 def run(bench: Bench) -> list[Row]:
     """Percentiles of each round, in milliseconds."""
     message_count = bench.effort.pick(tiny=10, quick=200, full=500)
     rounds = [run_round(bench, message_count) for _ in range(bench.rounds)]
-    conditions = Conditions(
-        durability="fdatasync before the delivery",
-        client="stock httpx through HttpTransport; @consumer in a process of its own, long poll",
-        batch_messages=1,
-        message_bytes=BODY_BYTES,
-        written_bytes=sorted(written for _, _, written in rounds)[len(rounds) // 2],
-        note=f"{message_count} messages per round, {1000 * PAUSE_S:.0f} ms after each arrival",
-    )
-    handled, answered = [times for times, _, _ in rounds], [times for _, times, _ in rounds]
+    written_bytes = sorted(written for _, written in rounds)[len(rounds) // 2]
+    samples = {
+        (way, part, share): [
+            percentile([time[part] for time in times[way]], share) for times, _ in rounds
+        ]
+        for way in (OURS, FLOOR)
+        for part in (0, 1)
+        for share in (0.5, 0.99)
+    }
     figures = [
-        ("send → handler, p50", handled, 0.5, Goal(bound=1.5, is_floor=False)),
-        ("send → handler, p99", handled, 0.99, Goal(bound=5, is_floor=False)),
-        ("send → durable answer, p50", answered, 0.5, None),
-        ("send → durable answer, p99", answered, 0.99, None),
+        ("send → handler, p50", OURS, 0, 0.5, Goal(bound=1.5, is_floor=False)),
+        ("send → handler, p99", OURS, 0, 0.99, Goal(bound=5, is_floor=False)),
+        ("send → durable answer, p50", OURS, 1, 0.5, None),
+        ("send → durable answer, p99", OURS, 1, 0.99, None),
+        ("floor: send → handler, p50", FLOOR, 0, 0.5, None),
+        ("floor: send → handler, p99", FLOOR, 0, 0.99, None),
+        ("floor: send → durable answer, p50", FLOOR, 1, 0.5, None),
     ]
-    return [
+    rows = [
         Row(
             figure=figure,
             unit="ms",
-            samples=tuple(percentile(times, share) for times in rounds_of_times),
-            conditions=conditions,
+            samples=tuple(samples[way, part, share]),
+            conditions=conditions_of(way, message_count, written_bytes),
             goal=goal,
         )
-        for figure, rounds_of_times, share, goal in figures
+        for figure, way, part, share, goal in figures
+    ]
+    ratios = paired_ratios(samples[OURS, 0, 0.5], samples[FLOOR, 0, 0.5])
+    conditions = conditions_of(OURS, message_count, written_bytes)
+    return [
+        *rows,
+        Row(
+            figure="send → handler, p50, to the floor's",
+            unit="ratio",
+            samples=tuple(ratios),
+            conditions=conditions,
+        ),
     ]
 
 
-def run_round(bench: Bench, message_count: int) -> tuple[list[float], list[float], int]:
-    """Milliseconds to the handler and to the answer of each message, and bytes written."""
+def conditions_of(way: str, message_count: int, written_bytes: int) -> Conditions:
+    """What the rounds were run with."""
+    client = {
+        OURS: "stock httpx through HttpTransport; @consumer in a process of its own, long poll",
+        FLOOR: "bare httpx.Client in the same processes and threads; a server that only syncs",
+    }[way]
+    return Conditions(
+        durability="fdatasync before the delivery",
+        client=client,
+        batch_messages=1,
+        message_bytes=BODY_BYTES,
+        written_bytes=written_bytes,
+        note=(
+            f"{message_count} messages per round, in turns with the other way's, "
+            f"{1000 * PAUSE_S:.0f} ms after each arrival"
+        ),
+    )
+
+
+def run_round(bench: Bench, message_count: int) -> tuple[dict[str, list[Times]], int]:
+    """The times of each message of both ways, and the bytes that the broker wrote."""
     with bench.processes() as processes:
         broker = processes.start_broker()
-        worker = processes.start_worker(f"{__name__}:receive", broker_url=broker.url)
-        worker.hear()
-        transport = HttpTransport(broker.url)
-        try:
-            for _ in range(WARM_UP_MESSAGES):
-                send_one(transport, worker)
+        ours = processes.start_worker(f"{__name__}:receive", broker_url=broker.url)
+        module = long_poll_floor.__name__
+        server = processes.start_worker(f"{module}:serve", directory=str(processes.directory))
+        floor_url = server.hear()
+        floor = processes.start_worker(f"{module}:receive", url=floor_url)
+        for worker in (ours, floor):
+            worker.hear()
+        client = httpx.Client(timeout=long_poll_floor.TIMEOUT_S)
+        with closing(HttpTransport(broker.url)) as transport, client:
+
+            def send(body: bytes) -> None:
+                transport.send(
+                    build_message_frame({SUBJECT: [encode_message(Message(SUBJECT, body))]})
+                )
+
+            def send_bare(body: bytes) -> None:
+                client.post(f"{floor_url}/send", content=body).raise_for_status()
+
+            ways = {OURS: lambda: send_one(send, ours), FLOOR: lambda: send_one(send_bare, floor)}
+            interleave(ways, rounds=WARM_UP_MESSAGES)
             written_bytes = broker.written_bytes()
-            times = [send_one(transport, worker) for _ in range(message_count)]
-            written_bytes = broker.written_bytes() - written_bytes
-        finally:
-            transport.close()
-    return [time[0] for time in times], [time[1] for time in times], written_bytes
+            times = interleave(ways, rounds=message_count)
+            return times, broker.written_bytes() - written_bytes
 
 
-def send_one(transport: HttpTransport, worker: Worker) -> tuple[float, float]:
-    """Milliseconds until the handler had the message and until the broker answered."""
+def send_one(send: Callable[[bytes], None], worker: Worker) -> Times:
+    """Milliseconds until the handler had the message and until the send was answered."""
     time.sleep(PAUSE_S)
     sent_ns = time.monotonic_ns()
-    body = sent_ns.to_bytes(_TIME_BYTES, "big").ljust(BODY_BYTES, b".")
-    transport.send(build_message_frame({SUBJECT: [encode_message(Message(SUBJECT, body))]}))
+    send(stamped_body())
     answered_ns = time.monotonic_ns()
     handled_ns: int = worker.hear()
     return handled_ns / 1e6, (answered_ns - sent_ns) / 1e6
@@ -93,8 +147,7 @@ def receive(control: Control, *, broker_url: str) -> None:
 
     @consumer(SUBJECT, group="board")
     def on_message(message: Message) -> None:
-        arrived_ns = time.monotonic_ns()
-        control.tell(arrived_ns - int.from_bytes(message.body[:_TIME_BYTES], "big"))
+        control.tell(age_ns(message.body))
 
     control.tell("ready")
     Consumers([on_message], broker_url).run()
