@@ -84,10 +84,16 @@ def enlisted_connections(session: Session) -> list[sa.Connection]:
 
 
 def enlisted_connection(session: Session, pool: sa.Pool) -> sa.Connection | None:
-    """The connection of this pool on which the session's innermost transaction has begun."""
-    enlisted: _Enlisted | None = session.info.get(_INFO_KEY)
+    """The connection of this pool on which the session's innermost transaction has begun.
+
+    Raises `WrongDatabaseError` when the session has two of them.
+    """
+    info = session.info
+    enlisted: _Enlisted | None = info.get(_INFO_KEY)
     if enlisted is None or (pair := enlisted.get(pool)) is None:
         return None
+    if _OTHERS_KEY in info:
+        refuse_two(session, pool)
     innermost = session.get_nested_transaction() or session.get_transaction()
     return pair[1] if pair[0] is innermost else None
 

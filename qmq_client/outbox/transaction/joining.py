@@ -22,7 +22,6 @@ from qmq_client.outbox.transaction.enlisted import (
     enlist,
     enlisted_connection,
     enlisted_engine,
-    refuse_two,
 )
 from qmq_client.outbox.transaction.outlet import Outlet
 from qmq_client.outbox.transaction.tracker import checked_unit, unit_of
@@ -83,7 +82,6 @@ def _has_begun(session: Session, engine: sa.Engine) -> bool:
 def _connection(scope: Session | sa.Connection, engine: sa.Engine) -> sa.Connection:
     if isinstance(scope, sa.Connection):
         return _checked(scope, engine)
-    refuse_two(scope, engine.pool)
     connection = enlisted_connection(scope, engine.pool)
     if connection is None or not connection.in_transaction():
         connection = _begin_on(scope, engine)

@@ -260,17 +260,26 @@ class Unit:
         """Give the rows to their publishers; nothing here may raise."""
         is_doubtful = self._was_written_early or self.is_suspect or self.is_lost
         is_certain = is_confirmed and not is_doubtful
-        written = self._rows[: self._written]
-        outlets = {id(outlet): outlet for outlet, _ in written}
-        for outlet in outlets.values():
+        for outlet, rows in self._written_by_outlet():
             outlet.hand_over(
                 HandOver(
-                    rows=tuple([row for other, row in written if other is outlet]),
+                    rows=rows,
                     token=outlet.token,
                     written_at_s=self._written_at_s,
                     is_certain=is_certain,
                 )
             )
+
+    def _written_by_outlet(self) -> list[tuple[Outlet, tuple[OutboxRow, ...]]]:
+        written = self._rows[: self._written]
+        if len(written) == 1:  # as in most transactions
+            outlet, row = written[0]
+            return [(outlet, (row,))]
+        outlets = dict.fromkeys([outlet for outlet, _ in written])
+        return [
+            (outlet, tuple([row for other, row in written if other is outlet]))
+            for outlet in outlets
+        ]
 
     def _next_insert(self) -> tuple[Outlet, list[OutboxRow]]:
         """What the next statement carries: rows of one outlet, within its bounds."""
