@@ -10,8 +10,12 @@ from typing import Final
 from qmq_broker.storage.schedule.columns import DelayedMessage
 from qmq_client.wire.names import COPIES
 
-#: Upper ends of the lateness that is told apart, in milliseconds; more is the last class.
-LATE_BOUNDS_MS: Final = (10, 20, 50, 100, 200, 500, 1_000, 5_000, 30_000, 300_000, 3_600_000)
+#: Upper ends of the lateness that is told apart, in milliseconds; more is the last class. Close to each
+#: other around what is promised (200 ms): a quantile is told by the end of its class.
+LATE_BOUNDS_MS: Final = (
+    *(10, 20, 50, 100, 150, 200, 250, 300, 400, 500, 700, 1_000),
+    *(2_000, 5_000, 30_000, 300_000, 3_600_000),
+)
 #: Damaged copies that are known by name at a time.
 DAMAGED_MAX: Final = 100
 
