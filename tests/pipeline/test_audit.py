@@ -6,6 +6,10 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import sqlalchemy as sa
+
+from qmq_client.outbox.table import DEFAULT_TABLES
+from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.jobs.audit import Window, audit, judged_ranges
 from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
@@ -14,8 +18,16 @@ from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.commits import RangeFacts
 from qmq_pipeline.tables.lake import Lake
-from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, LIFECYCLE
-from tests.pipeline.world import FAR_MS, HOUR_MS, START_MS, Corpus, DataDirectory, OutboxDatabase
+from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, LIFECYCLE, OUTBOX
+from tests.pipeline.world import (
+    FAR_MS,
+    HOUR_MS,
+    START_MS,
+    Corpus,
+    DataDirectory,
+    OutboxDatabase,
+    messages,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,6 +80,22 @@ def test_P4_ten_corpora_with_planted_findings_all_found_none_invented(
     assert {row["message_id"] for row in unknown} == kinds["ghost"]
     late = {row["message_id"] for row in rows.where("store_ms > 60000").collect()}
     assert kinds["late"] <= late
+
+
+def test_P4_rows_whose_numbers_sqlite_gave_out_again_are_in_the_tables_too(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    database = OutboxDatabase(tmp_path / "orders.db")
+    config = PipelineConfig(tables=str(tmp_path / "tables"), databases=(database.section,))
+    database.insert(messages(MessageIds(1), 9), created_at_ms=START_MS)
+    assert ingest_outbox(spark, config) == {"orders": 9}
+    assert ingest_outbox(spark, config) == {"orders": 0}
+    database.execute(sa.delete(DEFAULT_TABLES.outbox))
+    database.insert(messages(MessageIds(2), 5), created_at_ms=START_MS + HOUR_MS)
+    assert ingest_outbox(spark, config) == {"orders": 5}
+    rows = Lake(config.tables).read(spark, OUTBOX).select("message_id").collect()
+    assert len({row["message_id"] for row in rows}) == len(rows) == 14
+    database.close()
 
 
 def test_of_the_log_only_what_may_be_judged_is_read_with_an_hour_for_clocks() -> None:

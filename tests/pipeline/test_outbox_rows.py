@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from qmq_client.outbox.table import DEFAULT_TABLES
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import DUE_BYTES, RECORD_FIXED_BYTES, Record, encode_record, record_crc
-from qmq_pipeline.rows.outbox import head_columns
-from tests.pipeline.world import FAR_MS, START_MS
+from qmq_pipeline.rows.outbox import ScanPlan, Witness, head_columns, plan_scan
+from tests.pipeline.world import FAR_MS, START_MS, OutboxDatabase, messages
 
 HEAD_BYTES = RECORD_FIXED_BYTES + DUE_BYTES
 
@@ -28,3 +34,28 @@ def test_checksum_and_due_time_are_those_of_the_records_and_null_for_what_is_non
     found = [None if at is None else round(at.timestamp() * 1000) for at in due_at.to_pylist()]
     assert found == [None] * 3 + dues + [None]
     assert [len(one) for one in head_columns([])] == [0, 0]
+
+
+@pytest.mark.parametrize("new", [3, 9, 12], ids=["fewer", "as many", "more"])
+def test_P4_a_scan_reads_all_rows_once_more_when_sqlite_may_have_given_numbers_out_again(
+    tmp_path: Path, new: int
+) -> None:
+    """Rows that were kept for their time and are gone: what is new stands below the mark, and was sent long ago."""
+    database = OutboxDatabase(tmp_path / "orders.db")
+
+    def scan(mark: int = 0, witness: Witness | None = None) -> ScanPlan:
+        return plan_scan(
+            database.section, mark=mark, witness=witness, known_open=(), safety_ms=1_000
+        )
+
+    database.insert(messages(MessageIds(1), 9), created_at_ms=START_MS)
+    first = scan()
+    assert (first.first_id, first.next_id, first.next_mark) == (0, 10, 10)
+    again = scan(first.next_mark, first.next_witness)
+    assert (again.first_id, again.next_id, again.next_mark) == (10, 10, 10)
+    database.execute(sa.delete(DEFAULT_TABLES.outbox))
+    database.insert(messages(MessageIds(2), new), created_at_ms=START_MS + 60_000)
+    last = scan(first.next_mark, first.next_witness)
+    assert (last.first_id, last.next_id, last.next_mark) == (0, new + 1, new + 1)
+    assert scan(last.next_mark, last.next_witness).first_id == new + 1
+    database.close()

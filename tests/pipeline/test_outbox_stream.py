@@ -16,13 +16,14 @@ from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.errors import OptionError, SourceError
 from qmq_pipeline.places.outbox_options import parse_outbox_options
 from qmq_pipeline.rows.outbox import (
+    Position,
     batches,
     first_and_next_id,
     id_ranges,
-    next_settled_id,
+    next_position,
     plan_scan,
 )
-from qmq_pipeline.sources.outbox_stream import OutboxStreamReader
+from qmq_pipeline.sources.outbox_stream import Offset, OutboxStreamReader
 from tests.pipeline.streams import take_what_is_there
 from tests.pipeline.world import FAR_MS, START_MS, OutboxDatabase, messages, outbox_rows
 from tests.services.databases import Database
@@ -74,7 +75,8 @@ def test_no_scan_and_no_stream_comes_past_a_number_whose_transaction_is_under_wa
         connection.execute(sa.insert(OUTBOX), outbox_rows(messages(MessageIds(producer), 1), at_ms))
 
     def settled(first_id: int) -> int:
-        return next_settled_id(section, first_id=first_id, end_id=None, rows_max=2, safety_ms=1_000)
+        here = Position(first_id)
+        return next_position(section, here, end_id=None, rows_max=2, safety_ms=1_000).next_id
 
     with engine.begin() as connection:
         insert(connection, 1, START_MS)
@@ -120,21 +122,49 @@ def test_a_stream_gives_every_row_once_in_bounded_batches_over_restarts_and_late
     database.close()
 
 
-def test_the_numbers_that_sqlite_gives_out_again_are_read_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("new", [3, 9, 12], ids=["fewer", "as many", "more"])
+def test_a_stream_that_stood_still_misses_no_row_whose_number_sqlite_gave_out_again(
+    tmp_path: Path, new: int
+) -> None:
+    database = OutboxDatabase(tmp_path / "orders.db")
+    database.insert(messages(MessageIds(1), 4), created_at_ms=START_MS - 2_000)
+    database.insert(messages(MessageIds(2), 5), created_at_ms=START_MS)
+    reader = reader_of(database, safety_s="1")
+    here, given = read_on(reader, reader.initialOffset())
+    assert given == list(range(1, 10))
+    database.execute(sa.delete(OUTBOX).where(IDS > 4))
+    assert read_on(reader, here) == (here, [])
+    database.insert(messages(MessageIds(3), new), created_at_ms=START_MS - 500)
+    here, given = read_on(reader, here)
+    assert given == list(range(5, 5 + new))
+    assert read_on(reader, here) == (here, [])
+    database.insert(messages(MessageIds(4), 1), created_at_ms=START_MS)
+    assert read_on(reader, here)[1] == [5 + new]
+    database.close()
+
+
+def test_rows_whose_numbers_were_given_out_again_come_in_bounded_batches_too(
+    tmp_path: Path,
+) -> None:
     database = OutboxDatabase(tmp_path / "orders.db")
     database.insert(messages(MessageIds(1), 9), created_at_ms=START_MS)
-    reader = reader_of(database)
-    here = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-    assert here == {"orders": 10}
-    database.execute(sa.delete(OUTBOX).where(IDS > 4))
-    here = reader.latestOffset(here, ReadAllAvailable())
-    assert here == {"orders": 5}
-    assert reader.partitions({"orders": 10}, here) == []
-    database.insert(messages(MessageIds(2), 1), created_at_ms=START_MS)
-    after = reader.latestOffset(here, ReadAllAvailable())
-    (partition,) = reader.partitions(here, after)
-    assert [batch["row_id"].to_pylist() for batch in reader.read(partition)] == [[5]]
+    reader = reader_of(database, safety_s="1", max_rows_per_trigger="4")
+    here = {"orders": [10, [MessageIds(1, first_counter=8).next_id().hex(), START_MS], None]}
+    assert read_on(reader, here) == (here, [])
+    database.execute(sa.delete(OUTBOX))
+    database.insert(messages(MessageIds(2), 6), created_at_ms=START_MS + 2_000)
+    here, given = read_on(reader, here)
+    assert given == [1, 2, 3, 4]
+    here, given = read_on(reader, here)
+    assert given == [5, 6]
     database.close()
+
+
+def read_on(reader: OutboxStreamReader, here: Offset) -> tuple[Offset, list[int]]:
+    """One micro-batch from here on: where the next one begins, and the numbers of its rows."""
+    after = reader.latestOffset(here, reader.getDefaultReadLimit())
+    found = [reader.read(one) for one in reader.partitions(here, after)]
+    return after, [row for rows in found for batch in rows for row in batch["row_id"].to_pylist()]
 
 
 def test_databases_share_a_bound_and_one_that_is_added_begins_at_its_first_row(
@@ -144,16 +174,22 @@ def test_databases_share_a_bound_and_one_that_is_added_begins_at_its_first_row(
     for number, database in enumerate((orders, payments)):
         database.insert(messages(MessageIds(number + 1), 9), created_at_ms=START_MS)
     both = reader_of(payments, orders)
-    here = both.latestOffset({"orders": 4}, ReadMaxRows(6))
-    assert here == {"orders": 7, "payments": 4}
-    assert len(both.partitions({"orders": 4}, here)) == 2
+    begin = {"orders": reader_of(orders).latestOffset(limit=ReadMaxRows(3))["orders"]}
+    here = both.latestOffset(begin, ReadMaxRows(6))
+    assert next_ids(here) == {"orders": 7, "payments": 4}
+    assert len(both.partitions(begin, here)) == 2
     both.prepareForTriggerAvailableNow()
     orders.insert(messages(MessageIds(3), 1), created_at_ms=START_MS)
-    assert both.latestOffset(here, ReadAllAvailable()) == {"orders": 10, "payments": 10}
+    available = both.latestOffset(here, ReadAllAvailable())
+    assert next_ids(available) == {"orders": 10, "payments": 10}
     with pytest.raises(SourceError, match="the checkpoint is also of payments"):
         reader_of(orders).latestOffset(here, ReadAllAvailable())
     orders.close()
     payments.close()
+
+
+def next_ids(offset: Offset) -> dict[str, int]:
+    return {name: next_id for name, (next_id, _, _) in offset.items()}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pyarrow as pa
 from qmq_client.settings.config import DatabaseSection
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.places.config import PipelineConfig
-from qmq_pipeline.rows.outbox import OPEN_IDS_MAX, ScanPlan, id_ranges, plan_scan
+from qmq_pipeline.rows.outbox import OPEN_IDS_MAX, ScanPlan, Witness, id_ranges, plan_scan
 from qmq_pipeline.sources.task_source import run_tasks
 from qmq_pipeline.tables.commits import RangeFacts, range_facts
 from qmq_pipeline.tables.lake import Lake
@@ -60,16 +60,19 @@ def _scan(spark: SparkSession, config: PipelineConfig, lake: Lake, section: Data
     plan = plan_scan(
         section,
         mark=mark,
+        witness=_witness(before),
         known_open=before.notes["open_ids"] if before else (),
         safety_ms=round(config.outbox_safety_s * 1000),
     )
     answers = run_tasks(spark, _WORK, _pieces(config, section, plan))
     facts = [range_facts(one) for one in answers]
     open_ids = sorted({number for one in facts for number in one.notes["open_ids"]})
-    next_mark = plan.next_mark if len(open_ids) <= OPEN_IDS_MAX else open_ids[0]
+    is_too_many = len(open_ids) > OPEN_IDS_MAX
+    next_mark = open_ids[0] if is_too_many else plan.next_mark
     notes = {
         "scanned_at_ms": plan.scanned_at_ms,
         "next_mark": next_mark,
+        "witness": None if is_too_many else plan.next_witness,
         "open_ids": [one for one in open_ids if one < next_mark],
     }
     written = [replace(one, notes={}) for one in facts if one.rows]
@@ -95,6 +98,12 @@ def _pieces(
     if plan.open_ids:
         pieces.append({**shared, "first": 0, "after": 0, "ids": list(plan.open_ids)})
     return pieces
+
+
+def _witness(scan: RangeFacts | None) -> Witness | None:
+    """The row that stood right below the scan's mark."""
+    found = scan.notes.get("witness") if scan else None
+    return (str(found[0]), int(found[1])) if found else None
 
 
 def _last(lake: Lake, database: str) -> RangeFacts | None:

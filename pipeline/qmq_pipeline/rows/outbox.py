@@ -6,7 +6,11 @@ Each range of ids is read in short transactions of some thousand rows, so nobody
 Rows change until they are sent, and numbers are taken before their transactions commit. So a scan reads
 what is new and what was open before: rows from a mark on, and below it those that are live or parked,
 now or at the last scan. The mark is behind a row that was old enough for every transaction of its time to
-have ended: numbers below it are settled, and those right above it may be of a transaction under way. A row that was open and is not there any more was sent and deleted, or deleted by a person.
+have ended: numbers below it are settled, and those right above it may be of a transaction under way.
+A row that was open and is not there any more was sent and deleted, or deleted by a person.
+
+SQLite gives numbers out again once the highest rows are gone. While the row right below a mark is the one that was
+there, none was; when it is not, new rows may stand anywhere below the mark.
 """
 
 from __future__ import annotations
@@ -41,10 +45,16 @@ _RANGES_MAX: Final = 1_000
 #: Open rows that a scan remembers by number; with more the next one reads everything behind the first.
 OPEN_IDS_MAX: Final = 100_000
 _IDS_PER_QUERY: Final = 500
+#: Databases whose next number is the highest one that is there and one.
+_GIVES_NUMBERS_AGAIN: Final = frozenset({"sqlite"})
 _HEAD_BYTES: Final = RECORD_FIXED_BYTES + DUE_BYTES
 #: The first bytes of a record, as `qmq_client/wire/record.py` writes them.
 _HEAD: Final = np.dtype([("crc", ">u4"), ("id", "V16"), ("flags", "u1")])
 _DELAYED_FLAG: Final = 0b100
+
+
+#: A row that was seen: its message's id in hex, and when it was made, ms since 1970.
+Witness = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +68,28 @@ class ScanPlan:
     next_id: int
     #: … and these below.
     open_ids: tuple[int, ...]
-    #: Below this id the next scan need not look, but for open rows.
+    #: Below this id the next scan need not look, but for open rows …
     next_mark: int
+    #: … as long as this row stands right below it.
+    next_witness: Witness | None
 
 
 def plan_scan(
-    section: DatabaseSection, *, mark: int, known_open: Sequence[int], safety_ms: int
+    section: DatabaseSection,
+    *,
+    mark: int,
+    witness: Witness | None = None,
+    known_open: Sequence[int],
+    safety_ms: int,
 ) -> ScanPlan:
-    """Look at the ends of the table; reads no rows."""
+    """Look at the ends of the table; reads no rows. `mark` and `witness` are those of the last scan."""
     with _outbox(section) as (engine, outbox, connection):
         ids = outbox.c.id
+        if _is_renumbered(engine, outbox, connection, mark, witness):
+            mark, known_open = 0, ()
         now_ms, next_id = _now_and_next_id(engine, outbox, connection)
         next_mark = _settled_id(connection, outbox, mark, next_id, now_ms - safety_ms)
+        next_witness = _witness(engine, outbox, connection, next_mark)
         still_open = sa.select(ids).where(outbox.c.state.in_(OPEN), ids < mark)
         found = connection.execute(still_open.limit(OPEN_IDS_MAX + 1)).scalars().all()
     open_ids = sorted({*found, *known_open})
@@ -80,31 +100,77 @@ def plan_scan(
         next_id=max(next_id, mark),
         open_ids=() if is_too_many else tuple(one for one in open_ids if one < mark),
         next_mark=next_mark,
+        next_witness=next_witness,
     )
 
 
-def next_settled_id(
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a stream has come in one outbox."""
+
+    next_id: int = 0
+    #: The row right below, see `Witness`; None where nothing was read yet, or where numbers are given out once.
+    witness: Witness | None = None
+    #: Where the rows that lead here begin, when that is not where those before them ended.
+    again_from: int | None = None
+
+
+def next_position(
     section: DatabaseSection,
+    here: Position,
     *,
-    first_id: int,
     end_id: int | None,
     rows_max: int | None,
     safety_ms: int,
-) -> int:
-    """How far one who has read the rows below `first_id` may go on: so many settled rows at most.
+) -> Position:
+    """How far one who has come `here` may go on: so many settled rows at most; `here` itself when there are none.
 
-    Lower than `first_id` where SQLite is about to give numbers out again, because the highest rows are gone.
+    Where numbers were given out again the rows begin with the first that was made later than the last one
+    read, less the safety: none is missed, and some of that time may come twice.
     """
     with _outbox(section) as (engine, outbox, connection):
+        ids, first_id, again_from = outbox.c.id, here.next_id, None
+        if _is_renumbered(engine, outbox, connection, first_id, here.witness):
+            old_ms = here.witness[1] - safety_ms if here.witness else 0
+            is_new = outbox.c.created_at_ms >= old_ms
+            again_from = connection.execute(sa.select(sa.func.min(ids)).where(is_new)).scalar()
+            if again_from is None:
+                return here
+            first_id = again_from
         now_ms, next_id = _now_and_next_id(engine, outbox, connection)
-        if next_id < first_id and engine.dialect.name == "sqlite":
-            return next_id
         ends = [next_id] if end_id is None else [next_id, end_id]
         if rows_max is not None:
-            ids = outbox.c.id
             beyond = sa.select(ids).where(ids >= first_id).order_by(ids).offset(rows_max).limit(1)
             ends += connection.execute(beyond).scalars()
-        return _settled_id(connection, outbox, first_id, min(ends), now_ms - safety_ms)
+        after = _settled_id(connection, outbox, first_id, min(ends), now_ms - safety_ms)
+        if after == first_id:
+            return here
+        return Position(after, _witness(engine, outbox, connection, after), again_from)
+
+
+def _is_renumbered(
+    engine: sa.Engine,
+    outbox: sa.Table,
+    connection: sa.Connection,
+    mark: int,
+    witness: Witness | None,
+) -> bool:
+    """Whether rows below the mark may have come in since `witness` was seen right below it."""
+    if not mark or engine.dialect.name not in _GIVES_NUMBERS_AGAIN:
+        return False
+    return witness is None or witness != _witness(engine, outbox, connection, mark)
+
+
+def _witness(
+    engine: sa.Engine, outbox: sa.Table, connection: sa.Connection, mark: int
+) -> Witness | None:
+    """The row right below the mark, where it is asked for."""
+    if engine.dialect.name not in _GIVES_NUMBERS_AGAIN:
+        return None
+    columns = outbox.c
+    row = sa.select(columns.message_id, columns.created_at_ms).where(columns.id == mark - 1)
+    found = connection.execute(row).one_or_none()
+    return None if found is None else (bytes(found[0]).hex(), int(found[1]))
 
 
 def _now_and_next_id(

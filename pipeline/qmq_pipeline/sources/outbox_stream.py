@@ -1,4 +1,4 @@
-"""The streaming reader of the format `qmq_outbox`: offsets are row numbers, one for each database.
+"""The streaming reader of the format `qmq_outbox`: an offset is a row number for each database.
 
 ::
 
@@ -8,6 +8,9 @@ Numbers are taken before their transactions commit, so a stream comes no further
 in late: behind the youngest row that is `safety_s` old. Each row is given once, when it is that old, as it
 is then. What came and went before is never seen, and no row a second time when it changes: a stream of
 an outbox is every commit only where accepted rows are kept for longer than that.
+
+SQLite gives numbers out again once the highest rows are gone. So an offset also says which row stood at its end: when that
+one is gone, the stream goes on with the first row that may be new, see `next_position`.
 
 `maxRowsPerTrigger` bounds a micro-batch, in equal shares of the databases; with the trigger `availableNow` the query
 comes no further than where the tables ended when it began. From Spark 4.2 on bounds are honoured.
@@ -22,7 +25,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from qmq_pipeline.errors import SourceError
 from qmq_pipeline.places.outbox_options import OutboxOptions
-from qmq_pipeline.rows.outbox import first_and_next_id, next_settled_id
+from qmq_pipeline.rows.outbox import Position, first_and_next_id, next_position
 from qmq_pipeline.sources.outbox_partitions import OutboxPartition, plan, read_partition
 from qmq_pipeline.sources.read_limits import (
     ReadAllAvailable,
@@ -33,6 +36,9 @@ from qmq_pipeline.sources.read_limits import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
+#: By the name of the database: the fields of its `Position`.
+Offset = dict[str, list[Any]]
+
 
 class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads each outbox from its first row on; a database that is added later, from its first too."""
@@ -42,58 +48,72 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: Where the tables ended when a query for what is available began; None for any other query.
         self._target: dict[str, int] | None = None
 
-    def initialOffset(self) -> dict[str, int]:
+    def initialOffset(self) -> Offset:
         # Not the first row that is there: one of a lower number may be about to commit.
-        return {section.name: 0 for section in self._options.sections}
+        return _encoded({section.name: Position() for section in self._options.sections})
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self.reportLatestOffset()
+        self._target = {one.name: first_and_next_id(one)[1] for one in self._options.sections}
 
     def getDefaultReadLimit(self) -> Any:
         rows_max = self._options.batch_rows_max
         return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
 
-    def latestOffset(
-        self, start: dict[str, int] | None = None, limit: Any = None
-    ) -> dict[str, int]:
+    def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:
         # Spark before 4.2 neither says where it stands nor asks for less.
-        here = self.initialOffset() if start is None else self._checked(start)
+        here = self._decoded(self.initialOffset() if start is None else start)
         rows_max = getattr(limit, "max_rows", None)
         share = None if rows_max is None else max(1, int(rows_max) // len(here))
-        return {
-            section.name: next_settled_id(
-                section,
-                first_id=here[section.name],
-                end_id=None if self._target is None else self._target[section.name],
-                rows_max=share,
-                safety_ms=self._options.safety_ms,
-            )
-            for section in self._options.sections
-        }
+        return _encoded(
+            {
+                section.name: next_position(
+                    section,
+                    here[section.name],
+                    end_id=None if self._target is None else self._target[section.name],
+                    rows_max=share,
+                    safety_ms=self._options.safety_ms,
+                )
+                for section in self._options.sections
+            }
+        )
 
-    def reportLatestOffset(self) -> dict[str, int]:
-        return {one.name: first_and_next_id(one)[1] for one in self._options.sections}
+    def reportLatestOffset(self) -> Offset:
+        return _encoded(
+            {one.name: Position(first_and_next_id(one)[1]) for one in self._options.sections}
+        )
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        first, after = self._checked(start), self._checked(end)
-        return [
-            one
-            for section in self._options.sections
-            if first[section.name] < after[section.name]
-            for one in plan(section, self._options, first[section.name], after[section.name])
-        ]
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        before, now = self._decoded(start), self._decoded(end)
+        found: list[InputPartition] = []
+        for section in self._options.sections:
+            come, goes = before[section.name], now[section.name]
+            first_id = come.next_id if goes.again_from is None else goes.again_from
+            if goes != come and first_id < goes.next_id:
+                found += plan(section, self._options, first_id, goes.next_id)
+        return found
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         return read_partition(partition) if isinstance(partition, OutboxPartition) else iter(())
 
-    def _checked(self, position: Mapping[str, int]) -> dict[str, int]:
-        """One entry for each database, sorted: Spark compares offsets as text in places."""
-        found = self.initialOffset()
-        gone = sorted(position.keys() - found.keys())
+    def _decoded(self, offset: Mapping[str, Sequence[Any]]) -> dict[str, Position]:
+        """One entry for each database; one that the checkpoint does not know begins at its first row."""
+        found = {section.name: Position() for section in self._options.sections}
+        gone = sorted(offset.keys() - found.keys())
         if gone:
             raise SourceError(
                 source=", ".join(found),
                 reason=f"the checkpoint is also of {', '.join(gone)}",
                 remedy="Name these databases too, or use another checkpoint location",
             )
-        return found | {name: int(row_id) for name, row_id in position.items()}
+        for name, (next_id, witness, again_from) in offset.items():
+            known = (str(witness[0]), int(witness[1])) if witness else None
+            found[name] = Position(int(next_id), known, again_from)
+        return found
+
+
+def _encoded(positions: Mapping[str, Position]) -> Offset:
+    """Always in one order: Spark compares offsets as text in places."""
+    return {
+        name: [one.next_id, list(one.witness) if one.witness else None, one.again_from]
+        for name, one in sorted(positions.items())
+    }
