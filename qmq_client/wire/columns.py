@@ -7,9 +7,10 @@ all records have one length, as those of one kind of event mostly do, the cut is
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from qmq_client.wire.checksum import extend_crc32c
 from qmq_client.wire.frame import MessageFrame
 
 _CHECKSUM_BYTES: Final = 4
@@ -23,13 +24,25 @@ def byte_column(frame: MessageFrame, place: int) -> bytes:
     return bytes([data[position + place] for position in positions])
 
 
-def checksums(frame: MessageFrame) -> Iterator[tuple[int, bytes]]:
-    """The checksum that each record carries, and what it is of, in order."""
-    first, lengths = frame.positions[0], frame.lengths
-    if isinstance(frame.positions, range):
-        region = memoryview(frame.data)[first : frame.positions.stop]
+def checksums(region: bytes | memoryview, lengths: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+    """The checksum that each record carries, and what it is of, in order.
+
+    Requires: in `region` records of these lengths stand one behind the other, none too short for it.
+    """
+    if lengths.count(lengths[0]) == len(lengths):
         return struct.iter_unpack(f">I{lengths[0] - _CHECKSUM_BYTES}s", region)
     pattern = ">" + "I%ds" * len(lengths) % tuple([each - _CHECKSUM_BYTES for each in lengths])
     # Not by a function of the module, which would remember each of these patterns.
-    cells = struct.Struct(pattern).unpack_from(frame.data, first)
+    cells = struct.Struct(pattern).unpack_from(region)
     return zip(cells[::2], cells[1::2], strict=True)
+
+
+def first_broken(records: Iterable[tuple[int, bytes]], seed: int) -> int | None:
+    """The index of the first of these `checksums` that is wrong; None where all are right.
+
+    `seed` is the checksum of the records' subject.
+    """
+    for index, (checksum, content) in enumerate(records):
+        if extend_crc32c(seed, content) != checksum:
+            return index
+    return None

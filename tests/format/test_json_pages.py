@@ -10,6 +10,7 @@ import pytest
 from qmq_broker.face.routes.json_messages import JsonSend, deliveries_to_json, json_to_frame
 from qmq_broker.face.strict_json import JSON_DEPTH_MAX
 from qmq_broker.service.delivery.delivery import HandOut
+from qmq_broker.storage.reading import Records
 from qmq_client.wire.limits import DEFAULT_LIMITS
 from qmq_client.wire.requests import (
     CONTROL_BYTES_MAX,
@@ -52,7 +53,7 @@ def test_the_json_of_a_send_makes_the_golden_message_frame() -> None:
 
 def test_the_json_of_a_pulls_answer_says_what_the_golden_deliveries_say() -> None:
     encoded = [golden(name) for name in FRAME_RUNS["flight.departed"]]
-    given = HandOut(head=DELIVERIES_HEAD, lengths=[len(each) for each in encoded], records=encoded)
+    given = HandOut(head=DELIVERIES_HEAD, records=Records.of(encoded))
     assert json.loads(deliveries_to_json(given)) == json.loads(json_of("deliveries"))
 
 

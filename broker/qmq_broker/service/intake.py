@@ -17,8 +17,8 @@ from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.serving import ServingState
 from qmq_broker.storage.logs.kinds import SENT_KINDS
 from qmq_broker.storage.store import Store
-from qmq_client.wire.checksum import crc32c, extend_crc32c
-from qmq_client.wire.columns import checksums
+from qmq_client.wire.checksum import crc32c
+from qmq_client.wire.columns import checksums, first_broken
 from qmq_client.wire.due import CLOCKS_MS, check_due, has_due_times, record_due_at_ms
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.frame import FrameKind, MessageFrame, parse_message_frame
@@ -105,16 +105,17 @@ class Intake:
 
 def check_records(frame: MessageFrame) -> None:
     """Raise `InvalidRecordError` naming the first record whose own checksum is wrong."""
-    index, records = 0, checksums(frame)
+    region = memoryview(frame.data)[frame.positions[0] : frame.positions[-1] + frame.lengths[-1]]
+    first, records = 0, checksums(region, frame.lengths)
     for run in frame.runs:
-        seed = crc32c(run.subject.encode())
-        for checksum, content in islice(records, run.count):
-            if extend_crc32c(seed, content) != checksum:
-                raise InvalidRecordError(
-                    f"record {index} of the request under subject {run.subject}: checksum",
-                    message_id=format_message_id(record_message_id(frame.record(index))),
-                )
-            index += 1
+        broken = first_broken(islice(records, run.count), crc32c(run.subject.encode()))
+        if broken is not None:
+            index = first + broken
+            raise InvalidRecordError(
+                f"record {index} of the request under subject {run.subject}: checksum",
+                message_id=format_message_id(record_message_id(frame.record(index))),
+            )
+        first += run.count
 
 
 def check_due_times(frame: MessageFrame, now_ms: int, limits: Limits) -> None:

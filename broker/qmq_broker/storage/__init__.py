@@ -5,7 +5,8 @@
     store.py         the face of all of it, for the service
       saving.py      what an open store writes down for the next start
       recovery.py    one start: examine, derive, mend, raise the epoch
-      commit_log.py  append and read messages
+      commit_log.py  append messages
+      reading.py     read messages back
       staging.py     what a frame of the log means for queues and schedule
     queues/          where the messages of a subject stand in the log
     index/           messages by id and by key

@@ -1,15 +1,13 @@
 """The commit log: all messages of all subjects in arrival order, in frames as they came.
 
 A thin layer over `SegmentedLog`: it gives sequences, keeps repeats out, makes the entries of the
-consume queues, and reads records back. The work for a frame is per subject but for two columns that
-are copied and the ids that are looked up; no record is decoded.
+consume queues; `reading.py` reads records back. The work for a frame is per subject but for two
+columns that are copied and the ids that are looked up; no record is decoded.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Sequence
 
 import msgspec
 
@@ -19,13 +17,12 @@ from qmq_broker.storage.ids.runs import is_remembered
 from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.logs.kinds import QUEUED_KINDS, SENT_KINDS, SETTLING_KINDS
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
-from qmq_broker.storage.queues.consume_queue import Entry
 from qmq_broker.storage.queues.consume_queues import ConsumeQueues
+from qmq_broker.storage.reading import RecordReader
 from qmq_broker.storage.schedule.cancelled import Cancelled, cancelled_frame
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.schedule.schedule import Mark, Schedule
 from qmq_broker.storage.staging import stage_frame, stored_frame
-from qmq_client.wire.checksum import crc32c, extend_crc32c
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import (
     FRAME_HEADER_BYTES,
@@ -33,15 +30,7 @@ from qmq_client.wire.frame import (
     MessageFrame,
     read_header,
 )
-from qmq_client.wire.record import RECORD_FIXED_BYTES
 from qmq_client.wire.requests import SubjectPlace
-
-#: Neighbouring records with less than this between them are read at once: a read costs more.
-READ_GAP_BYTES: Final = 16 * 1024
-#: One read at most; bounds what a pull takes of memory at a time.
-READ_BYTES_MAX: Final = 8 * 1024 * 1024
-_CRC: Final = struct.Struct(">I")
-_CRC_BYTES: Final = _CRC.size
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +57,7 @@ class CommitLog:
         schedule: Schedule,
     ) -> None:
         self.log = log
+        self.reader = RecordReader(log)
         self._queues = queues
         self._window = window
         self._schedule = schedule
@@ -133,29 +123,6 @@ class CommitLog:
                 raise ValueError(f"a frame of kind {frame.header.kind.name} is not for this log")
         return verdicts
 
-    def read_records(self, entries: Sequence[Entry], subject: str) -> list[bytes]:
-        """The records of these entries, each verified; raises `CorruptionError`."""
-        seed = crc32c(subject.encode())
-        records: list[bytes] = []
-        for run in self._neighbours(entries):
-            first_offset = run[0].physical_offset
-            last = run[-1]
-            count = last.physical_offset + last.record_bytes - first_offset
-            data = self.log.read(first_offset, count)
-            for offset, record_bytes, _ in run:
-                position = offset - first_offset
-                record = data[position : position + record_bytes]
-                if (
-                    not len(record) == record_bytes >= RECORD_FIXED_BYTES
-                    or extend_crc32c(seed, record[_CRC_BYTES:]) != _CRC.unpack_from(record)[0]
-                ):
-                    reason = f"no whole record of subject {subject}, {record_bytes} bytes"
-                    raise CorruptionError(
-                        segment=self.log.path(offset), offset=offset, reason=reason
-                    )
-                records.append(record)
-        return records
-
     def _give_sequences(self, stored: Sequence[StoredFrame]) -> None:
         next_sequences: dict[str, int] = {}
         for one in stored:
@@ -180,26 +147,6 @@ class CommitLog:
             raise CorruptionError(
                 segment=self.log.path(offset), offset=offset, reason=str(error)
             ) from error
-
-    def _neighbours(self, entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-        """The entries in runs that are read at once; none crosses a segment."""
-        run: list[Entry] = []
-        next_offset = limit = 0
-        for entry in entries:
-            offset, record_bytes, _ = entry
-            is_near = run and next_offset <= offset <= next_offset + READ_GAP_BYTES
-            if not is_near or offset + record_bytes > limit:
-                if run:
-                    yield run
-                run, limit = [], self._read_limit(offset)
-            run.append(entry)
-            next_offset = offset + record_bytes
-        if run:
-            yield run
-
-    def _read_limit(self, first: int) -> int:
-        """Where a read that begins at `first` must end: at its segment, and at its own size."""
-        return min(self.log.base_of(first) + self.log.segment_bytes, first + READ_BYTES_MAX)
 
 
 def _placed(verdict: Verdict) -> Placed:

@@ -29,6 +29,7 @@ from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.logs.spares import SpareMaker
 from qmq_broker.storage.logs.summaries import Summaries
 from qmq_broker.storage.queues.consume_queue import ConsumeQueue, Entry
+from qmq_broker.storage.reading import Records
 from qmq_broker.storage.recovery import Recovered, Recovery, RecoveryReport
 from qmq_broker.storage.saving import Saved, Saver
 from qmq_broker.storage.schedule.cancelled import Cancelled
@@ -156,19 +157,23 @@ class Store:
     def append(self, frames: Sequence[MessageFrame]) -> list[Placed]:
         """Write the new messages of these frames: one gathering write.
 
-        Neither durable nor visible on return: nobody may be answered before `sync`. A frame with a
+        Neither durable nor visible on return: nobody may be answered before `publish`. A frame with a
         message id that was stored before with other content has `Placed.conflict` and is not
         stored; the others are. Raises `NoRoomError` with nothing written, or `PoisonedError`.
         """
         self._check()
         return self._commit_log.append(frames)
 
-    def sync(self) -> None:
+    def publish(self) -> None:
         """Make everything appended durable, then visible: one sync; raises `PoisonedError`."""
         self._check()
         self._commit_log.log.sync()
         self._check_place()
         self._publish()
+
+    def sync(self) -> None:
+        """`publish` and `step`, for when nobody waits for an answer."""
+        self.publish()
         self._step()
 
     def cancel(self, wanted: Sequence[Cancelled]) -> list[Fate | None]:
@@ -187,7 +192,8 @@ class Store:
         self.sync()
 
     def step(self) -> bool:
-        """Write a checkpoint when one is due; returns whether it was. Call it also when idle.
+        """Go on with what is written for the next start; returns whether a checkpoint was due. Call it
+        after each commit and when idle.
 
         Requires: nothing is appended that was not synced.
         """
@@ -273,12 +279,16 @@ class Store:
         """A subject's consume queue; None while it has no visible message."""
         return self._queues.visible(subject)
 
-    def read_records(self, entries: Sequence[Entry], *, subject: str) -> list[bytes]:
+    def read_together(self, entries: Sequence[Entry], *, subject: str) -> Records:
         """The records of these entries of one subject, each verified.
 
         The subject is part of a record's checksum. Raises `CorruptionError`.
         """
-        return self._commit_log.read_records(entries, subject)
+        return self._commit_log.reader.read(entries, subject)
+
+    def read_records(self, entries: Sequence[Entry], *, subject: str) -> list[bytes]:
+        """The same one by one, for those who look at each."""
+        return list(self.read_together(entries, subject=subject))
 
     def free_bytes(self) -> int:
         """Space on the disk that may still be taken."""

@@ -115,7 +115,7 @@ class HotRoutes:
             await asyncio.to_thread(self._broker.sync_actions)
         reply = head.answer_encoding()
         body = (
-            build_deliveries(given.head, given.lengths, given.records)
+            build_deliveries(given.head, given.records.lengths, given.records.parts)
             if reply is Encoding.FRAME
             else deliveries_to_json(given)
         )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.storage.logs.copies import original_record
 from qmq_broker.storage.queues.consume_queue import ConsumeQueue, Entry
+from qmq_broker.storage.reading import Records
 from qmq_broker.storage.store import Store
 from qmq_client.wire.names import COPIES
 
@@ -57,16 +58,20 @@ def group_queue(store: Store, state: GroupState) -> GroupQueue | None:
     return None if queue is None else GroupQueue(store, state, queue)
 
 
-def read_messages(store: Store, state: GroupState, entries: Sequence[Entry]) -> list[bytes]:
+def read_messages(store: Store, state: GroupState, entries: Sequence[Entry]) -> Records:
     """The records of these entries of a `GroupQueue`, copies unpacked; raises `CorruptionError`."""
     subject = state.subject
     if not state.aside.copies:
-        return store.read_records(entries, subject=subject)
+        return store.read_together(entries, subject=subject)
     own = [entry for entry in entries if not isinstance(entry, _CopyEntry)]
     copied = [entry for entry in entries if isinstance(entry, _CopyEntry)]
     records = iter(store.read_records(own, subject=subject))
     copies = iter(store.read_records(copied, subject=COPIES))
-    return [
-        original_record(next(copies), subject) if isinstance(entry, _CopyEntry) else next(records)
-        for entry in entries
-    ]
+    return Records.of(
+        [
+            original_record(next(copies), subject)
+            if isinstance(entry, _CopyEntry)
+            else next(records)
+            for entry in entries
+        ]
+    )

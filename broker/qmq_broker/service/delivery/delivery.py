@@ -35,6 +35,7 @@ from qmq_broker.service.delivery.suspects import Turn
 from qmq_broker.service.delivery.waiting import GroupKey, WaitingPulls
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.logs.actions import Acked, Action, Pulled
+from qmq_broker.storage.reading import Records
 from qmq_broker.storage.store import Store
 from qmq_client.wire.deliveries import DeliveriesHead
 from qmq_client.wire.groups import group_of
@@ -47,9 +48,7 @@ class HandOut:
     """What one pull was given; its lease runs and it is in the action log."""
 
     head: DeliveriesHead
-    #: Length of each record, in order.
-    lengths: list[int]
-    records: list[bytes]
+    records: Records
     #: It is acked already: durable before anybody gets it, so that it never comes again.
     is_final: bool = False
 
@@ -164,7 +163,6 @@ class Delivery:
                 runs=picked.runs,
                 stale=stale,
             ),
-            lengths=list(map(len, picked.records)),
             records=picked.records,
             is_final=request.at_most_once is True,
         )
@@ -180,8 +178,7 @@ class Delivery:
                 runs=(),
                 stale=stale,
             ),
-            lengths=[],
-            records=[],
+            records=Records.of([]),
         )
 
     def on_visible(self, subjects: Iterable[str]) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Final
 
 from qmq_broker.service.delivery.bodies import GroupQueue, group_queue, read_messages
@@ -23,6 +22,7 @@ from qmq_broker.service.delivery.lanes import key_number
 from qmq_broker.service.delivery.registry import Group
 from qmq_broker.storage.logs.actions import Action, Dead, Keyed, Passed, Skipped
 from qmq_broker.storage.queues.consume_queue import Entry
+from qmq_broker.storage.reading import Records
 from qmq_broker.storage.store import Store
 from qmq_client.wire.deliveries import DeliveryRun
 from qmq_client.wire.record import EXPIRES_FLAG, FLAGS_POSITION, record_key
@@ -32,7 +32,6 @@ from qmq_client.wire.record_parts import record_expires_at_ms
 PASSES_MAX: Final = 8
 #: Messages that an ordered group comes to at once; their keys are read.
 FED_MAX: Final = 256
-_flags = itemgetter(FLAGS_POSITION)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,7 +39,7 @@ class Picked:
     """What one pull is given; not given yet."""
 
     runs: tuple[DeliveryRun, ...] = ()
-    records: list[bytes] = field(default_factory=list)
+    records: Records = field(default_factory=lambda: Records.of([]))
     #: To be written before the hand-out: what is not given and why.
     actions: list[Action] = field(default_factory=list)
     #: To be written behind it, when the group has come further than the last message given.
@@ -85,10 +84,11 @@ class Picker:
         """Read the records, and take out what is not for the group or has expired."""
         records = read_messages(self._store, state, selection.entries)
         wanted = state.filter if state.lanes is None else None
-        if wanted is None and selection.runs and max(map(_flags, records)) < EXPIRES_FLAG:
+        if wanted is None and selection.runs and max(records.column(FLAGS_POSITION)) < EXPIRES_FLAG:
             return Picked(runs=selection.runs, records=records)
         picked = Picked()
         kept: list[DeliveryRun] = []
+        kept_records: list[bytes] = []
         come_to = given_to = state.cursor
         numbered = (
             (run, run.first_sequence + index)
@@ -106,8 +106,8 @@ class Picker:
                 continue
             given_to = max(given_to, come_to) if sequence >= state.cursor else given_to
             kept.append(DeliveryRun(first_sequence=sequence, count=1, attempt=run.attempt))
-            picked.records.append(record)
-        picked.runs = tuple(join_runs(kept))
+            kept_records.append(record)
+        picked.runs, picked.records = tuple(join_runs(kept)), Records.of(kept_records)
         come_to = max(come_to, selection.passed or 0)
         if come_to > given_to:
             picked.passed = Passed(now_ms, state.subject, state.group, come_to)
