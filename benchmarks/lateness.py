@@ -37,7 +37,7 @@ AHEAD_S: Final = 1.5
 SENDS_PER_S: Final = 10
 #: Ordinary messages and syncs beside it, and how often one begins.
 OTHER: Final = "flight.landed"
-EVERY_S: Final = 0.02
+EVERY_S: Final = 0.05
 PAGE_BYTES: Final = 4096
 DEADLINE_S: Final = 60
 _SHARE: Final = 0.99
