@@ -9,11 +9,12 @@ from typing import Final
 
 import msgspec
 
+from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.small_file import read_file, unseal
 from qmq_broker.storage.schedule.columns import Columns
-from qmq_broker.storage.schedule.fates import Fate, Fates, pack_fate
+from qmq_broker.storage.schedule.fates import Fate, Fates, pack_fate, unpack_fate
 from qmq_broker.storage.schedule.files import ScheduleFiles
 
 #: Due times are gathered by the hour unless the options say otherwise.
@@ -101,11 +102,26 @@ class Bucket:
         with self._reading:
             if self._fates is None:
                 fates = Fates()
+                later = self.undispatched[:]  # before the end: a copy may bring them behind it
                 end = self.copied.dispatch_bytes
                 for fate, sequence in files.fates(self.bucket, next_position=end):
                     fates.set(sequence, fate)
+                for fate, sequence in map(unpack_fate, later):
+                    fates.set(sequence, fate)
                 self._fates = fates
             return self._fates
+
+    def set_fate(self, files: ScheduleFiles, sequences: Sequence[int], fate: Fate) -> list[int]:
+        """Let pending messages have this fate; those of them that were pending.
+
+        All of them where damage hides what became of them before: none of these is released until their
+        file is whole again, so the log's last word is only kept.
+        """
+        try:
+            fates = self.fates(files)
+        except CorruptionError:
+            return list(sequences)
+        return [sequence for sequence in sequences if fates.set(sequence, fate)]
 
     def find(self, sequence: int, source: int) -> int | None:
         """Where a message stands: by its source, should frames before it have been lost."""

@@ -236,7 +236,7 @@ class Schedule:
         if sequence is None:
             return  # a replay: its bucket was done with and removed
         bucket = self.buckets[mark.bucket]
-        if bucket.fates(self.files).set(sequence, fate):
+        if bucket.set_fate(self.files, [sequence], fate):
             self._settled.append(_Settled(bucket, [sequence], fate, subject))
 
     def _release(self, frame: MessageFrame, marks: Marks) -> None:
@@ -244,13 +244,12 @@ class Schedule:
         bucket = self.buckets.get(marks.buckets[0])
         if bucket is None:
             return  # a replay: its bucket was done with and removed
-        fates, index = bucket.fates(self.files), 0
+        index = 0
         for run in frame.runs:
             after = index + run.count
             found = bucket.find_all(marks.sequences[index:after], marks.sources[index:after])
-            new = [
-                place for place in found if place is not None and fates.set(place, Fate.RELEASED)
-            ]
+            known = [place for place in found if place is not None]
+            new = bucket.set_fate(self.files, known, Fate.RELEASED)
             if new:
                 self._settled.append(_Settled(bucket, new, Fate.RELEASED, run.subject))
             index = after

@@ -23,6 +23,7 @@ from qmq_broker.storage.files.small_file import read_file, unseal
 from qmq_broker.storage.files.snapshots import Snapshot
 from qmq_broker.storage.queues.queue_table import QueueTable
 from qmq_broker.storage.recovery import CleanStop
+from qmq_broker.storage.schedule.bucket import read_table
 
 T = TypeVar("T")
 #: Raises `CorruptionError` for a snapshot's content that the service would not take.
@@ -69,6 +70,8 @@ class SmallFiles:
     table: QueueTable | None = None
     #: The one before it, where that is whole.
     table_before: QueueTable | None = None
+    #: By the table of the schedule: the log was synced up to here before what is delayed was copied.
+    copied_offset: int = 0
     snapshots: list[Snapshot] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
 
@@ -86,6 +89,8 @@ def inspect_files(disk: Disk, format_: Format, check_groups: CheckGroups) -> Sma
     _clean(disk, files)
     _retained(disk, format_, files)
     _table(disk, format_, files)
+    schedule = read_table(disk, format_.store_id)
+    files.copied_offset = schedule.copied_offset if schedule else 0
     for path in layout.SNAPSHOTS:
         _snapshot(disk, path, format_, files, check_groups)
     return files

@@ -35,7 +35,6 @@ from qmq_broker.storage.files.journal import remove_journal
 from qmq_broker.storage.logs.lost import LostRun
 from qmq_broker.storage.logs.summary import remove_summaries
 from qmq_broker.storage.queues.queue_table import remove_queue_tables
-from qmq_broker.storage.upkeep.backup_copy import is_there
 from qmq_broker.storage.upkeep.inspect_files import SmallFiles, inspect_files
 from qmq_broker.storage.upkeep.inspect_log import DamagedRange
 from qmq_broker.storage.upkeep.quarantine_actions import ActionQuarantine
@@ -77,7 +76,7 @@ def quarantine_damage(disk: Disk, clock: Clock) -> list[QuarantineReport]:
             delayed = ScheduleQuarantine(
                 disk,
                 clock,
-                format_.store_id,
+                format_,
                 first_offset=files.retained.first_offset,
                 next_offset=verdict.next_offset,
             )
@@ -184,11 +183,8 @@ class _Quarantine(LogQuarantine):
         return replace(last, generation=generation, commit_log=point)
 
     def _give_up_derived(self) -> None:
-        # Both say up to where the log was; without its table the schedule's files speak for themselves.
+        # The table of the schedule stays: what it says to be copied is, whatever became of the log.
         remove_queue_tables(self._disk)
-        if is_there(self._disk, layout.SCHEDULE_TABLE):
-            self._disk.unlink(layout.SCHEDULE_TABLE)
-            self._disk.sync_directory(layout.STATE)
         remove_index(self._disk)
         remove_summaries(self._disk)
         for journal in (layout.IDS, layout.ENTRIES):  # what is lost may be sent again

@@ -1,31 +1,44 @@
 """Damaged files of delayed messages, given up where the commit log still has all that was in them.
 
 A bucket's files are copies out of the commit log until its segments go. As long as the log reaches back to
-the bucket's first message, and is whole from there on, both files of a damaged bucket are removed, with the
-table: the next start derives the bucket from the log, with the same sequences and the same fates, and
-nothing is lost. Where the log does not reach so far the files are the only copy: nothing of them is given up.
-They are left for a start, which holds what is damaged and counts it. A start would halt for a file that is
-shorter than the table says: such a one is reported and filled with zeros, which is damage like any other, so
-that a file that is put back later still fits. First what is damaged goes, then what only goes with it, so
-that an interrupted run is begun again.
+the bucket's first message, and is whole from there on, both files of a damaged bucket are removed: the table
+says no more that they are there, nor that anything from its first message on is copied, so that the next start
+derives the bucket from the log, with the same sequences and the same fates, and nothing is lost. Where the log
+does not have all of it the files are the only copy: nothing of them is given up. They stay in the table, for a
+start that holds what is damaged and counts it. A start would halt for a file that is shorter than the table
+says: such a one is reported and filled with zeros, which is damage like any other, so that a file that is put
+back later still fits. Without a table the files must speak for themselves, which what is damaged cannot do.
+
+First the table is replaced, then the files go: an interrupted run is begun again, or its rest is done by a start.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
+
+import msgspec
 
 from qmq_broker.clock import Clock
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.faults import Fault, Level
+from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.files.journal import remove_journal
-from qmq_broker.storage.schedule.bucket import LOGS, BucketState, read_table
+from qmq_broker.storage.files.small_file import replace_file
+from qmq_broker.storage.schedule.bucket import (
+    LOGS,
+    Bucket,
+    BucketState,
+    ScheduleTable,
+    read_table,
+)
 from qmq_broker.storage.schedule.columns import Subjects
 from qmq_broker.storage.schedule.files import ScheduleFiles
-from qmq_broker.storage.upkeep.backup_copy import is_there
 from qmq_broker.storage.upkeep.inspect_log import DamagedRange
 from qmq_broker.storage.upkeep.quarantine_report import QuarantineReport, write_report
 from qmq_broker.storage.upkeep.verify_schedule import schedule_faults
@@ -46,12 +59,14 @@ class ScheduleQuarantine:
     """One run over the files of delayed messages. `prepare` changes nothing."""
 
     def __init__(
-        self, disk: Disk, clock: Clock, store_id: bytes, *, first_offset: int, next_offset: int
+        self, disk: Disk, clock: Clock, format_: Format, *, first_offset: int, next_offset: int
     ) -> None:
         """The two offsets are those of the commit log."""
+        store_id = format_.store_id
         self._disk = disk
         self._clock = clock
         self._store_id = store_id
+        self._segment_bytes = format_.segment_bytes
         self._first_offset = first_offset
         self._files = ScheduleFiles(disk, store_id)
         faults = schedule_faults(disk, store_id, next_offset)
@@ -61,41 +76,38 @@ class ScheduleQuarantine:
             for fault in faults
             if fault.level is Level.DAMAGED and (bucket := _bucket_of(fault)) is not None
         }
+        self._table = read_table(disk, store_id)
         #: Files to be filled.
         self._short: list[_ShortFile] = []
 
     def prepare(self, holes: Sequence[DamagedRange]) -> None:
         """Decide what is to be made again from the log, which has these holes, and what is filled.
 
-        Raises `CorruptionError` for what the log does not have when the table cannot stay either.
+        Raises `CorruptionError` for what neither the log nor the table knows.
         """
-        lacking = [bucket for bucket in self._damaged if self._lacks(bucket, holes)]
-        table = read_table(self._disk, self._store_id)
-        states = {state.bucket: state for state in table.buckets} if table else {}
-        stays = not holes and len(lacking) == len(self._damaged)
-        for bucket in lacking:
-            fault = self._damaged[bucket]
-            if not stays or bucket not in states:
+        states = {state.bucket: state for state in self._table.buckets} if self._table else {}
+        for bucket in [bucket for bucket in self._damaged if self._lacks(bucket, holes)]:
+            fault = self._damaged.pop(bucket)
+            if bucket not in states:
                 raise CorruptionError(
                     segment=fault.file,
                     offset=fault.offset or 0,
                     reason=f"{fault.what}; the commit log does not have all of its messages any more",
                 )
-            del self._damaged[bucket]
             self._short += self._short_files(states[bucket])
             _log.warning("left, what is damaged will be held: file=%s", fault.file)
 
     def run(self) -> list[QuarantineReport]:
-        """Remove the files of damaged buckets, or report and fill short ones; durable on return."""
+        """Remove the files of damaged buckets, and report and fill short ones; durable on return."""
         if self._damaged:
             self._remove()
         return [self._filled(short) for short in self._short]
 
     def _remove(self) -> None:
-        if is_there(self._disk, layout.SCHEDULE_TABLE):
-            self._disk.unlink(layout.SCHEDULE_TABLE)
-            self._disk.sync_directory(layout.STATE)
         remove_journal(self._disk, layout.ENTRIES)  # it says that the files have everything
+        if self._table is not None:
+            table = self._without_damaged(self._table)
+            replace_file(self._disk, layout.SCHEDULE_TABLE, msgspec.msgpack.encode(table))
         for log in LOGS:
             for bucket, fault in self._damaged.items():
                 if self._files.has(log, bucket):
@@ -105,6 +117,35 @@ class ScheduleQuarantine:
                     _log.warning(
                         "to be made again from the commit log: file=%s reason=%s", path, fault.what
                     )
+
+    def _without_damaged(self, table: ScheduleTable) -> ScheduleTable:
+        """What the table says when it does not know of the buckets that are made again.
+
+        The log is read for them from where the segment begins that holds the first of their messages.
+        """
+        first_source = min(self._first_source(bucket) or 0 for bucket in self._damaged)
+        kept = tuple(state for state in table.buckets if state.bucket not in self._damaged)
+        return ScheduleTable(
+            store_id=table.store_id,
+            copied_offset=first_source - first_source % self._segment_bytes,
+            bucket_ms=table.bucket_ms,
+            buckets=kept,
+            pending=self._pending(kept),
+        )
+
+    def _pending(self, states: Iterable[BucketState]) -> dict[str, int]:
+        """How many wait of each subject, of those that can be read."""
+        pending: Counter[str] = Counter()
+        subjects = Subjects()
+        for state in states:
+            with suppress(CorruptionError):
+                settled = Bucket(state).fates(self._files)
+                for part in self._files.columns(
+                    state.bucket, subjects, next_position=state.schedule_bytes
+                ):
+                    waiting = settled.pending(part.sequences)
+                    pending.update(subjects.names[part.subjects[index]] for index in waiting)
+        return dict(pending)
 
     def _filled(self, short: _ShortFile) -> QuarantineReport:
         """Say what is missing, then put zeros in its place."""

@@ -160,6 +160,7 @@ def _commit_claims(files: SmallFiles, journals: JournalFindings, format_: Format
         "the checkpoint": last.commit_log.durable_offset if last else first_offset,
         layout.QUEUE_TABLE: table.indexed_offset if table else 0,
         "a journal": journals.claimed_offset,
+        layout.SCHEDULE_TABLE: files.copied_offset,
     }
     claimed_by = max(claims, key=lambda one: claims[one])
     point_offset = last.commit_log.last_frame_offset if last else first_offset
