@@ -107,20 +107,19 @@ class CommitWriter:
     def step(self, *, wait_s: float = 0.0) -> CommitCounts:
         """One commit of everything that waits; waits up to `wait_s` for the first request.
 
-        Without requests the store gets its turn for what it does by time. One chore is done in
-        each step, so that no number of them holds up a commit; while one is left, nothing is
-        waited for, and the last step does them all.
+        Then the store gets its turn for what it does by time: nobody's answer waits for that. One
+        chore is done in each step, so that no number of them holds up a commit; while one is left,
+        nothing is waited for, and the last step does them all.
         """
         submissions, is_stopped = self._gather(wait_s if self._chores.empty() else 0.0)
         while not self._chores.empty():
             self._guarded(self._chores.get())
             if not is_stopped:
                 break
-        if not submissions:
-            self._guarded(self._store.step)
-        else:
+        if submissions:
             outcomes = self._commit([submission.frame for submission in submissions])
             self._post(lambda: self._publish(submissions, outcomes))
+        self._guarded(self._store.step)
         return CommitCounts(
             requests=len(submissions),
             messages=sum(submission.frame.header.record_count for submission in submissions),
@@ -178,7 +177,7 @@ class CommitWriter:
             began_s = clock.monotonic_s()
             placed.extend(self._store.append(frames))
             appended_s = clock.monotonic_s()
-            self._store.sync()
+            self._store.publish()
             measures.append_s.note(appended_s - began_s)
             measures.sync_s.note(clock.monotonic_s() - appended_s)
 
@@ -205,16 +204,16 @@ class CommitWriter:
     def _publish(
         self, submissions: Sequence[_Submission], outcomes: Sequence[Placed | Exception]
     ) -> None:
-        subjects: dict[str, None] = {}  # in the order of the log: who waits is woken in it
+        # Those who wait for messages come before those who wait for answers: they have work to begin.
+        # In the order of the log, each subject once.
+        stored = [outcome for outcome in outcomes if not isinstance(outcome, Exception)]
+        self._on_visible({place.subject: None for one in stored for place in one.places})
         for submission, outcome in zip(submissions, outcomes, strict=True):
             _, frame_bytes = self._unanswered.popleft()
             self.waiting_bytes -= frame_bytes
-            if not isinstance(outcome, Exception):
-                subjects.update((place.subject, None) for place in outcome.places)
-                if submission.frame.header.kind in SENT_KINDS:
-                    self._measures.intakes.note(submission.frame, outcome.duplicates)
             submission.on_done(outcome)
-        self._on_visible(subjects)
+            if submission.frame.header.kind in SENT_KINDS and isinstance(outcome, Placed):
+                self._measures.intakes.note(submission.frame, outcome.duplicates)
 
 
 def _outcome(placed: Placed) -> Placed | Exception:

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from qmq_broker.service.delivery.redelivery import SUSPECT_AFTER
 from qmq_client.wire.operations import DeadRequest
 from qmq_client.wire.requests import Extend, Nack, Reject, Settlement
 from qmq_client.wire.start import parse_start
@@ -46,6 +47,10 @@ class Known:
     handle: tuple[int, int] = (0, 0)
     at_ms: int = 0
     key: str | None = None
+    #: Whether it may have ended its consumers: its last lease ended in silence, and not its first.
+    is_suspect: bool = False
+    #: Whether it was given as a suspect, and its consumer has said no word since.
+    is_alone: bool = False
 
 
 class DeliveryMachine(RuleBasedStateMachine):
@@ -94,12 +99,9 @@ class DeliveryMachine(RuleBasedStateMachine):
         if self.is_paused:
             assert given.sequences == []
             return
-        assert len(given.sequences) == min(count, len(due) + len(new))
-        again = [n for n in given.sequences if n in due]
-        assert given.sequences[: len(again)] == again, "redeliveries stand first"
-        assert set(again) <= due
-        assert len(again) >= min(len(due), count - -(-count // 4)), "new ones get a quarter"
-        assert given.sequences[len(again) :] == new[: len(given.sequences) - len(again)]
+        suspects = {number for number in due if self.known[number].is_suspect}
+        if not self.is_turn_of_suspects(consumer, suspects, given.sequences):
+            self.check_usual(given.sequences, sorted(due - suspects), new, count)
         for index, (number, attempt) in enumerate(
             zip(given.sequences, given.attempts, strict=True)
         ):
@@ -108,10 +110,30 @@ class DeliveryMachine(RuleBasedStateMachine):
             if number in self.replayed:
                 self.replayed.remove(number)
             message.consumer, message.handle = consumer, (given.token, given.first + index)
-            message.at_ms = now_ms + LEASE_MS
+            message.at_ms, message.is_alone = now_ms + LEASE_MS, message.is_suspect
             assert attempt == message.attempts
         if given.sequences:
             self.given.append((consumer, given))
+
+    def is_turn_of_suspects(self, consumer: str, suspects: set[int], given: list[int]) -> bool:
+        """Whether this pull was answered for a suspect's sake: with it alone, or with nothing."""
+        in_hand = [m for m in self.known if m.state == "leased" and m.consumer == consumer]
+        if any(message.is_alone for message in in_hand):
+            assert given == [], "who has a suspect in hand gets nothing else"
+            return True
+        if suspects.isdisjoint(given):
+            # Nothing, so that its hands become empty; whose hands those are is remembered elsewhere.
+            return bool(suspects and in_hand and not given)
+        assert len(given) == 1, "a suspect comes alone"
+        return True
+
+    def check_usual(self, given: list[int], due: list[int], new: list[int], count: int) -> None:
+        """Redeliveries first, and new messages in their order."""
+        assert len(given) == min(count, len(due) + len(new))
+        again = [number for number in given if number in due]
+        assert given[: len(again)] == again, "redeliveries stand first"
+        assert len(again) >= min(len(due), count - -(-count // 4)), "new ones get a quarter"
+        assert given[len(again) :] == new[: len(given) - len(again)]
 
     def to_be_given(self) -> list[int]:
         """What was not given yet and may be: in an ordered group the first of each key only."""
@@ -170,7 +192,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             message.state = "done"
             self.acked.add((consumer, *handle))
         elif kind == "extend":
-            message.at_ms = now_ms + 3_000
+            message.at_ms, message.is_alone = now_ms + 3_000, False
         elif kind == "reject":
             message.state = "dead"
         else:
@@ -181,11 +203,13 @@ class DeliveryMachine(RuleBasedStateMachine):
         for message in self.known:
             if message.state == "leased" and message.at_ms <= now_ms:
                 self.give_back(message, None)
+                message.is_suspect = message.attempts >= SUSPECT_AFTER
 
     def give_back(self, message: Known, delay_ms: int | None) -> None:
         if message.attempts >= MAX_ATTEMPTS:
             message.state = "dead"
             return
+        message.is_suspect = message.is_alone = False
         wait_ms = BACKOFF_MS[message.attempts] if delay_ms is None else delay_ms
         message.state, message.at_ms = "waiting", self.rig.now_ms + wait_ms
 
@@ -201,11 +225,18 @@ class DeliveryMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.rig.restart()
+        self.forget_who_is_alone()
 
     @rule()
     def kill(self) -> None:
         self.rig.kill()
         self.rig.start()
+        self.forget_who_is_alone()
+
+    def forget_who_is_alone(self) -> None:
+        """Whose hands are kept free is known in memory only."""
+        for message in self.known:
+            message.is_alone = False
 
     @rule()
     def note_the_groups_down(self) -> None:
@@ -231,7 +262,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         assert self.rig.broker.changes.seek(SUBJECT, GROUP, start, self.rig.now_ms) == sequence
         for number, message in enumerate(self.known):
             if number >= sequence:
-                message.state, message.attempts = "new", 0
+                message.state, message.attempts, message.is_suspect = "new", 0, False
             elif message.state != "dead":
                 message.state = "done"
         self.replayed.clear()
@@ -250,7 +281,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         assert (answer.count, answer.gone, answer.has_more) == (len(dead), 0, False)
         for number in dead:
             message = self.known[number]
-            message.attempts = 0
+            message.attempts, message.is_suspect = 0, False
             if not is_replay:
                 message.state = "done"
             elif self.is_ordered:

@@ -40,9 +40,13 @@ class CountingStore:
         self.calls.append(f"append {len(frames)}")
         return self._store.append(frames)  # type: ignore[arg-type]
 
-    def sync(self) -> None:
-        self.calls.append("sync")
-        self._store.sync()
+    def publish(self) -> None:
+        self.calls.append("publish")
+        self._store.publish()
+
+    def step(self) -> bool:
+        self.calls.append("step")
+        return self._store.step()
 
 
 def test_everything_that_waits_is_one_append_and_one_sync(rig: Rig) -> None:
@@ -50,7 +54,7 @@ def test_everything_that_waits_is_one_append_and_one_sync(rig: Rig) -> None:
     outcomes = [rig.submit(make_frame([b"a"], subject=f"s{number}")) for number in range(5)]
     counts = rig.broker.writer.step()
     assert (counts.requests, counts.messages) == (5, 5)
-    assert store.calls == ["append 5", "sync"]
+    assert store.calls == ["append 5", "publish", "step"]
     rig.run_posted()
     assert all(isinstance(outcome, Placed) for (outcome,) in outcomes)
 
@@ -62,6 +66,26 @@ def test_B1_nobody_is_answered_before_the_sync(rig: Rig) -> None:
     assert outcomes == [], "answered in the loop, behind the sync"
     rig.run_posted()
     assert len(outcomes) == 1
+
+
+def test_no_answer_waits_for_what_the_store_does_by_time(rig: Rig) -> None:
+    """A checkpoint is several syncs, once a second: one message in a hundred would wait for them."""
+    order: list[str] = []
+    store = CountingStore(rig)
+    rig.broker.writer._post = lambda call: order.extend([*store.calls, "answered"])
+    rig.submit(make_frame([b"a"]))
+    rig.broker.writer.step()
+    assert order == ["append 1", "publish", "answered"]
+    assert store.calls == ["append 1", "publish", "step"]
+
+
+def test_who_waits_for_messages_is_woken_before_their_sender_is_answered(rig: Rig) -> None:
+    order: list[str] = []
+    rig.broker.delivery.waiting.add((SUBJECT, "one"), lambda: order.append("woken"))
+    rig.broker.send(make_frame([b"a"]), lambda _: order.append("answered"))
+    rig.broker.writer.step()
+    rig.run_posted()
+    assert order == ["woken", "answered"]
 
 
 def test_B2_a_message_is_given_to_nobody_before_it_is_durable(rig: Rig) -> None:
@@ -180,11 +204,14 @@ class BrokenStore:
             raise self._error
         return self._rig.store.append(frames)  # type: ignore[arg-type]
 
-    def sync(self) -> None:
+    def publish(self) -> None:
         raise self._error
 
+    def step(self) -> bool:
+        return False
 
-@pytest.mark.parametrize("call", ["append", "sync"])
+
+@pytest.mark.parametrize("call", ["append", "publish"])
 @pytest.mark.parametrize("error", [PoisonedError("no more"), OSError("gone"), AssertionError()])
 def test_a_failed_write_or_sync_tells_everybody_and_ends_the_broker(
     rig: Rig, call: str, error: Exception
