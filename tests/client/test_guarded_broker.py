@@ -31,7 +31,7 @@ from qmq_client.commands.tail import tail
 from qmq_client.settings.config import load_config
 from qmq_watchdog.cli import watchdog
 from tests.broker.face.guard import Authority, add_token
-from tests.broker.face.process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 
 SUBJECT = "orders.eu"
 DEADLINE_S = 30.0

@@ -11,9 +11,9 @@ from qmq_client.message import Message, record_to_message
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.record import decode_record
 from qmq_client.wire.requests import PullRequest
-from tests.broker.face.process import ROOT, BrokerProcess
 from tests.client.publishing import sweep
 from tests.client.world import OUTBOX, SUBJECT, World, a_world
+from tests.kit.broker_process import ROOT, BrokerProcess
 from tests.services.databases import Database
 
 COUNT = 60

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.broker.face.process import ROOT, BrokerProcess
+from tests.kit.broker_process import ROOT, BrokerProcess
 from tests.tidy.markdown import blocks
 from tests.tidy.readme_blocks import DOCUMENTED_ADDRESS
 

@@ -13,9 +13,9 @@ from qmq_client.message import Message
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
 from tests.broker.face.guard import add_token
-from tests.broker.face.process import BrokerProcess
 from tests.client.publishing import sweep, with_transport
 from tests.client.world import OUTBOX, World, a_world
+from tests.kit.broker_process import BrokerProcess
 
 STRANGER = "qmq_0123456789abcdef_" + "5" * 64
 MINE, OTHERS = "orders.eu", "bills"

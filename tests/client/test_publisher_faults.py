@@ -21,7 +21,6 @@ from qmq_client.wire.requests import (
     encode_control,
     encode_json,
 )
-from tests.broker.face.process import BrokerProcess
 from tests.client.publishing import sweep, with_transport
 from tests.client.transport.hostile_server import (
     CHUNKED,
@@ -37,6 +36,7 @@ from tests.client.transport.hostile_server import (
     trickle,
 )
 from tests.client.world import OUTBOX, SUBJECT, World, a_world
+from tests.kit.broker_process import BrokerProcess
 
 
 def accepted(**changes: int) -> bytes:

@@ -2,24 +2,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from qmq_client.transport.http import HttpTransport
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_client.transport.port import Transport
-from tests.contract.broker_process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
 def broker_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(Path(tmp_path_factory.mktemp("broker")) / "data")
-    process.start()
-    yield process
-    process.stop()
+    with BrokerProcess(tmp_path_factory.mktemp("broker") / "data") as process:
+        yield process
 
 
 @pytest.fixture(params=["memory", "http"])

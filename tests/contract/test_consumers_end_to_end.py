@@ -19,17 +19,15 @@ from qmq_client.outbox.table import create_tables
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import build_message_frame
 from qmq_client.wire.record import encode_record
-from tests.contract.broker_process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 
 WAIT_S = 60.0
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(tmp_path / "data")
-    process.start()
-    yield process
-    process.stop()
+    with BrokerProcess(tmp_path / "data") as process:
+        yield process
 
 
 def send(broker: BrokerProcess, *messages: Message) -> None:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from qmq_client import Cancellation, Consumers, Message, Producer, ProducerOptions, consumer
 from qmq_client.errors import TransportError
 from qmq_client.outbox.table import create_tables
-from tests.contract.broker_process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 
 WAIT_S = 60.0
 COUNT = 40
@@ -22,10 +22,8 @@ COUNT = 40
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(tmp_path / "data")
-    process.start()
-    yield process
-    process.stop()
+    with BrokerProcess(tmp_path / "data") as process:
+        yield process
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 
 from qmq_client.errors import TransportError
@@ -12,7 +13,7 @@ from qmq_client.wire.frame import build_message_frame
 from qmq_client.wire.record import decode_record
 from qmq_client.wire.requests import Backoff, Settlement
 from tests.contract.asking import pull, record_of, settle
-from tests.contract.broker_process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 
 SUBJECT = "account.changed"
 KEYS = 8
@@ -83,33 +84,34 @@ def consume(url: str, name: str, ledger: Ledger, stopped: threading.Event) -> No
     transport.close()
 
 
-def test_C7_the_order_of_each_key_holds_while_the_broker_is_killed(tmp_path: Path) -> None:
-    broker = BrokerProcess(tmp_path / "data")
-    broker.start()
-    ledger, stopped = Ledger(), threading.Event()
-    names = ("one", "two", "three")
-    consumers = [
-        threading.Thread(target=consume, args=(broker.url, name, ledger, stopped)) for name in names
-    ]
-    try:
-        transport = HttpTransport(broker.url)
+def send_numbers(url: str) -> None:
+    with closing(HttpTransport(url)) as transport:
         for number in range(NUMBERS):
             records = [
                 record_of(SUBJECT, b"%d" % number, key=f"account {key}") for key in range(KEYS)
             ]
             transport.send(build_message_frame({SUBJECT: records}))
-        transport.close()
-        for thread in consumers:
-            thread.start()
-        for event in ledger.is_third[:2]:
-            assert event.wait(WAIT_S), ledger.faults
-            broker.kill()
-            broker.start()
-        assert ledger.is_third[2].wait(WAIT_S), ledger.faults
-    finally:
-        stopped.set()
-        for thread in consumers:
-            if thread.is_alive():
-                thread.join(WAIT_S)
-        broker.stop()
+
+
+def test_C7_the_order_of_each_key_holds_while_the_broker_is_killed(tmp_path: Path) -> None:
+    ledger, stopped = Ledger(), threading.Event()
+    with BrokerProcess(tmp_path / "data") as broker:
+        consumers = [
+            threading.Thread(target=consume, args=(broker.url, name, ledger, stopped))
+            for name in ("one", "two", "three")
+        ]
+        try:
+            send_numbers(broker.url)
+            for thread in consumers:
+                thread.start()
+            for event in ledger.is_third[:2]:
+                assert event.wait(WAIT_S), ledger.faults
+                broker.kill()
+                broker.start()
+            assert ledger.is_third[2].wait(WAIT_S), ledger.faults
+        finally:
+            stopped.set()
+            for thread in consumers:
+                if thread.is_alive():
+                    thread.join(WAIT_S)
     assert ledger.faults == []

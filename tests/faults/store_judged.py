@@ -20,7 +20,6 @@ from tests.kit.events import Drained, Fault, Heal, Stored
 from tests.kit.expectations import Group, Promises
 from tests.kit.history import body_hash
 from tests.kit.verdict import Verdict
-from tests.services.private import free_port
 
 SUBJECTS: Final = ("orders", "Invoices")
 #: An end comes after at most so many more messages.
@@ -32,8 +31,8 @@ def judged(
 ) -> Verdict:
     """A broker that is killed so often, each time followed by what else this fault does."""
     rng = random.Random(SEED)
-    listen = f"127.0.0.1:{free_port()}"
-    broker = _started(data, listen)
+    broker = StoreProcess(data, "--keep-all")
+    broker.start()
     load = Load(broker.url, SUBJECTS)
     load.start()
     try:
@@ -43,7 +42,7 @@ def judged(
             broker.kill()
             broker.clean_up()
             after_each(rng)
-            broker = _started(data, listen)
+            broker.start()
             load.events.append(Fault(kind=kind, target="broker", phase="end"))
         load.wait_for_accepted(1)
         load.events.append(Heal())
@@ -81,10 +80,3 @@ def _stored(data: Path) -> Iterator[Stored]:
             )
     store.close()
     disk.close()
-
-
-def _started(data: Path, listen: str) -> StoreProcess:
-    """A broker that serves."""
-    broker = StoreProcess(data, "--keep-all", listen=listen)
-    broker.start()
-    return broker

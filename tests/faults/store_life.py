@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.storage.files.disk import OsDisk
@@ -19,22 +18,19 @@ from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record, encode_record
-from tests.broker.face.process import BrokerProcess
 from tests.contract.asking import acks, pull, settle
 from tests.faults.store_serve import STORE
+from tests.kit.broker_process import BrokerProcess
 
 SERVE = ("-m", "tests.faults.store_serve")
 SUBJECTS = ("orders", "Invoices")
 
 
 class StoreProcess(BrokerProcess):
-    """The broker of `store_serve.py`; `under` is a program that runs it."""
+    """The broker of `store_serve.py`."""
 
-    def __init__(
-        self, data: Path, *more: str, under: Sequence[str] = (), listen: str = "127.0.0.1:0"
-    ) -> None:
-        super().__init__(data, *more, command=SERVE, listen=listen)
-        self._command = [*under, *self._command]
+    def __init__(self, data: Path, *more: str, under: Sequence[str] = ()) -> None:
+        super().__init__(data, *more, command=SERVE, under=under)
 
     @property
     def pid(self) -> int:
@@ -58,15 +54,7 @@ class StoreProcess(BrokerProcess):
         if self._process.poll() is None and " listening " in self.log:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-        self._clean_up()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.clean_up()
+        super().clean_up()
 
     def stop(self) -> int:
         """SIGTERM, unless it has ended by itself; returns the exit code."""

@@ -17,9 +17,9 @@ import pytest
 from tests.client.truth import Truth
 from tests.client.world import SUBJECT, set_up
 from tests.conftest import MakeDatabase
-from tests.contract.broker_process import BrokerProcess
 from tests.faults import handlers_process
 from tests.faults.test_partitioned_consumer import send
+from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import DEADLINE_S, wait_for
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -32,11 +32,8 @@ MESSAGES: Final = 20
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     """One without other messages."""
-    process = BrokerProcess(tmp_path / "broker" / "data")
-    process.data.parent.mkdir()
-    process.start()
-    yield process
-    process.stop()
+    with BrokerProcess(tmp_path / "data") as process:
+        yield process
 
 
 class Effects:

@@ -18,8 +18,8 @@ from qmq_watchdog.databases import Database as WatchedDatabase
 from qmq_watchdog.sweep import Sweep
 from tests.client.truth import Truth
 from tests.client.world import OUTBOX, SUBJECT, set_up
-from tests.contract.broker_process import BrokerProcess
 from tests.faults.shop_process import BOUNDARIES, LAST
+from tests.kit.broker_process import BrokerProcess
 from tests.services.databases import Database
 
 ROOT: Final = Path(__file__).resolve().parents[2]

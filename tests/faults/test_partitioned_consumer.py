@@ -22,9 +22,9 @@ from qmq_client.wire.record import encode_record
 from tests.client.truth import Truth
 from tests.client.world import SUBJECT, set_up
 from tests.conftest import MakeDatabase
-from tests.contract.broker_process import BrokerProcess
 from tests.faults.proxy import Proxy
 from tests.faults.test_partitioned_watchdog import break_line
+from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import DEADLINE_S, wait_for
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -65,11 +65,8 @@ def send(broker_url: str, labels: list[str]) -> None:
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     """One without other messages: this group begins with the earliest."""
-    process = BrokerProcess(tmp_path / "broker" / "data")
-    process.data.parent.mkdir()
-    process.start()
-    yield process
-    process.stop()
+    with BrokerProcess(tmp_path / "data") as process:
+        yield process
 
 
 @pytest.mark.parametrize(

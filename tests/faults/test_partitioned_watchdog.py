@@ -24,9 +24,9 @@ from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.record import record_message_id
 from qmq_watchdog.databases import Database
 from qmq_watchdog.sweep import Sweep
-from tests.contract.broker_process import BrokerProcess
 from tests.faults.proxy import Proxy, Way
 from tests.faults.test_killed_application import pull
+from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import wait_for
 from tests.services.databases import Database as ServedDatabase
 from tests.watchdog.rows import SUBJECT, left, put_rows, rows_of

@@ -18,10 +18,10 @@ from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.record import record_message_id
 from tests.client.publishing import WATCHDOG, sweep
 from tests.client.world import SUBJECT, Order, World, a_world
-from tests.contract.broker_process import BrokerProcess
 from tests.faults.proxy import Proxy, Way
 from tests.faults.test_killed_application import pull
 from tests.faults.test_lost_commit_answers import a_world_behind
+from tests.kit.broker_process import BrokerProcess
 from tests.services.databases import Database
 
 FLAPS: Final = 3

@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 from qmq_client.transactional import transaction
 from tests.client.world import Order, World, a_world
 from tests.conftest import give_up
-from tests.contract.broker_process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 from tests.services.databases import Database, Databases
 from tests.services.ladder import RungError
 from tests.services.pooler import SERVER_SESSIONS, Pooler

@@ -16,11 +16,11 @@ from qmq_client.wire.message_id import format_message_id
 from qmq_client.wire.record import decode_record, encode_record
 from tests.client.world import SUBJECT
 from tests.conftest import MakeDatabase
-from tests.contract.broker_process import BrokerProcess
 from tests.faults.proxy import Proxy
 from tests.faults.test_dying_consumers import Effects, broker, process_of
 from tests.faults.test_killed_application import pull
 from tests.faults.witness_process import GROUP, LEASE_MS
+from tests.kit.broker_process import BrokerProcess
 from tests.kit.checker import check
 from tests.kit.events import Accepted, Attempt, Drained, Effect, Fault, Heal, Stored
 from tests.kit.expectations import Group, Promises

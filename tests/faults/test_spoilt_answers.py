@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final
 
 from tests.client.transport.hostile_server import hostile_server
-from tests.contract.broker_process import BrokerProcess
 from tests.faults.spoiler import (
     Spoil,
     Spoiler,
@@ -18,6 +17,7 @@ from tests.faults.spoiler import (
     with_garbage,
 )
 from tests.faults.test_partitioned_watchdog import a_watchdog, stored
+from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import wait_for
 from tests.watchdog.rows import left, make_database, make_due, put_rows, rows_of
 

@@ -18,9 +18,9 @@ from qmq_watchdog.databases import Database as WatchedDatabase
 from qmq_watchdog.sweep import Sweep
 from tests.client.truth import Truth
 from tests.client.world import OUTBOX, set_up
-from tests.contract.broker_process import BrokerProcess
 from tests.faults.shop_process import LAST
 from tests.faults.test_killed_application import pull
+from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import DEADLINE_S
 from tests.services.databases import Database
 

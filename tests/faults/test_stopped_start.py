@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from qmq_broker.face.exit_codes import ExitCode
-from tests.broker.face.process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 
 MESSAGES = 200
 #: Lines of its log that a start has come to; nothing for at once.

@@ -9,9 +9,9 @@ from pathlib import Path
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.message_id import MessageIds
-from tests.broker.face.process import BrokerProcess
 from tests.faults.store_disk import read_only, small_disk
 from tests.faults.store_life import Sent, StoreProcess, check_survivors, frame_of
+from tests.kit.broker_process import BrokerProcess
 
 FRAMES = 10
 

@@ -23,7 +23,7 @@ from qmq_client.wire.requests import PullRequest, Reject, Settlement, SettleRequ
 from qmq_pipeline.spark.explain import explain
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import LIFECYCLE
-from tests.broker.face.process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import wait_for
 from tests.pipeline.world import DataDirectory, messages
 

@@ -30,7 +30,7 @@ from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG, LogReader
 from qmq_pipeline.places.options import Place, parse_log_options
 from qmq_pipeline.places.places import open_log, with_token
 from qmq_pipeline.places.remote import RemoteDisk
-from tests.broker.face.process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 from tests.pipeline.world import FORGETFUL, DataDirectory, messages
 
 RANGE_BYTES = 64 * 1024

@@ -9,7 +9,7 @@ import pytest
 
 from qmq_client.transport.memory import MemoryBroker
 from qmq_watchdog.databases import Database
-from tests.contract.broker_process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 from tests.watchdog.rows import make_database
 
 
@@ -27,7 +27,5 @@ def broker() -> MemoryBroker:
 
 @pytest.fixture(scope="module")
 def broker_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(tmp_path_factory.mktemp("broker") / "data")
-    process.start()
-    yield process
-    process.stop()
+    with BrokerProcess(tmp_path_factory.mktemp("broker") / "data") as process:
+        yield process

@@ -25,7 +25,7 @@ from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.record import encode_record
 from qmq_watchdog.databases import Database
 from tests.conftest import MakeDatabase
-from tests.contract.broker_process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 from tests.services.databases import KINDS
 from tests.services.databases import Database as ServedDatabase
 from tests.watchdog.rows import DEAD_SENDER, OUTBOX, SUBJECT

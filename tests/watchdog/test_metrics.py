@@ -29,7 +29,7 @@ from qmq_watchdog.endpoint import BEAT_S_MAX, Endpoint, Health
 from qmq_watchdog.metrics import WatchdogCollector
 from qmq_watchdog.service import Service
 from qmq_watchdog.sweep import Sweep
-from tests.contract.broker_process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 from tests.watchdog.rows import damage, executed, make_database, put_rows
 from tests.watchdog.transports import HandClock
 

@@ -23,7 +23,7 @@ from qmq_watchdog.daemon import DaemonOptions, SweepJob
 from qmq_watchdog.databases import Database, open_database
 from qmq_watchdog.sweep import Sweep
 from tests.conftest import MakeDatabase, MakeServer
-from tests.contract.broker_process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 from tests.services.databases import KINDS
 from tests.services.private import PrivateServer
 from tests.watchdog.processes import DEADLINE_S

@@ -25,7 +25,7 @@ from qmq_client.settings.sections import (
 from qmq_watchdog.metrics import WatchdogCollector
 from qmq_watchdog.registry import Registry
 from qmq_watchdog.service import Service
-from tests.contract.broker_process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 from tests.services.databases import Database as ServedDatabase
 from tests.watchdog.rows import left, make_database, put_rows
 

@@ -24,7 +24,7 @@ from qmq_watchdog.databases import Database
 from qmq_watchdog.job import READ_ONLY
 from qmq_watchdog.sweep import Sweep, SweepOptions
 from tests.conftest import MakeServer, give_up
-from tests.contract.broker_process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 from tests.services.databases import Database as ServedDatabase
 from tests.services.databases import Databases
 from tests.services.ladder import RungError, tool

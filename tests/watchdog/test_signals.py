@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from qmq_client.commands.root import root
 from qmq_watchdog.databases import Database
-from tests.contract.broker_process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 from tests.watchdog.processes import DEADLINE_S
 from tests.watchdog.rows import left, make_database, put_rows
 

@@ -18,7 +18,7 @@ from qmq_client.wire.record import record_message_id
 from qmq_client.wire.requests import PullRequest
 from qmq_watchdog.databases import Database
 from qmq_watchdog.sweep import Sweep
-from tests.contract.broker_process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 from tests.watchdog.processes import DEADLINE_S, resume, start, wait_until_stopped
 from tests.watchdog.rows import SUBJECT, left, make_due, put_rows
 

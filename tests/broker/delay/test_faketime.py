@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.broker.delay.test_shifted_clock import HOUR_MS, send, status, stored
-from tests.broker.face.process import SERVE, BrokerProcess
+from tests.kit.broker_process import SERVE, BrokerProcess
 from tests.kit.waiting import wait_for
 from tests.services.databases import Databases
 from tests.services.ladder import tool

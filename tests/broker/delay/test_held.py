@@ -14,7 +14,7 @@ from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
 from tests.broker.delay.test_lost_copies import WAITED_MS, copied
 from tests.broker.delay.test_shifted_clock import HOUR_MS as REAL_HOUR_MS
 from tests.broker.delay.test_shifted_clock import SERVE_SHIFTED, send, status, stored
-from tests.broker.face.process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import wait_for
 
 

@@ -14,8 +14,8 @@ import pytest
 from qmq_client.errors import TransportError
 from qmq_client.transport.http import HttpTransport
 from tests.broker.delay.delay_rig import delayed_frame
-from tests.broker.face.process import BrokerProcess
 from tests.broker.service.rig import SUBJECT, make_frame
+from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import wait_for
 
 SERVE = ("-m", "tests.broker.delay.dying_serve")
@@ -74,7 +74,7 @@ class Life:
                 raise
         finally:
             self.is_dead = broker._process.poll() == -9 or self.is_dead
-            broker._clean_up()
+            broker.clean_up()
 
     def _send(self, broker: BrokerProcess, shift_ms: int) -> None:
         transport = HttpTransport(broker.url)

@@ -10,7 +10,7 @@ from typing import Any
 
 from qmq_client.transport.http import HttpTransport
 from tests.broker.delay.delay_rig import delayed_frame
-from tests.broker.face.process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import wait_for
 
 SERVE_SHIFTED = ("-m", "tests.broker.delay.shifted_serve")

@@ -1,4 +1,4 @@
-"""Serve with tight bounds, or on a disk that starts to fail after some syncs; for `process.py`."""
+"""Serve with tight bounds, or on a disk that starts to fail after some syncs; for `BrokerProcess`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from qmq_client.wire.frame import FrameKind, build_message_frame
 from qmq_client.wire.record import Record, encode_record
 from qmq_client.wire.requests import FRAME_CONTENT_TYPE
 from tests.broker.face.guard import add_token
-from tests.broker.face.process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 
 MINE, OTHERS = "orders.eu", "bills"
 DAY_MS = 86_400_000

@@ -18,8 +18,8 @@ from qmq_broker.face.exchanges.requests import ClientGone, Encoding
 from qmq_broker.face.limits import FaceLimits
 from qmq_client.wire.requests import FRAME_CONTENT_TYPE
 from tests.broker.face.asgi import Client
-from tests.broker.face.process import BrokerProcess, read_all
 from tests.broker.service.rig import make_frame
+from tests.kit.broker_process import BrokerProcess, read_all
 
 PULL = b'{"subject":"a","group":"b","consumer":"c"}'
 USUAL = {b"host": b"a", b"content-type": b"application/json", b"content-length": b"42"}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.broker.face.process import SERVE_WITH_FAULTS, BrokerProcess, read_all
+from tests.kit.broker_process import SERVE_WITH_FAULTS, BrokerProcess, read_all
 
 BODY = b'{"subject":"a","group":"b","consumer":"c"}'
 LENGTH = b"Content-Length: %d\r\n" % len(BODY)

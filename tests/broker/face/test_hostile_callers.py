@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests.broker.face.guard import add_token
-from tests.broker.face.process import SERVE_WITH_FAULTS, BrokerProcess, read_all
+from tests.kit.broker_process import SERVE_WITH_FAULTS, BrokerProcess, read_all
 from tests.kit.waiting import wait_for
 
 #: Words that must be in no line of the log.

@@ -12,8 +12,8 @@ from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.routes.admin import admin_app
 from qmq_broker.face.routes.hot import HotRoutes
-from tests.broker.face.process import BrokerProcess
 from tests.broker.service.rig import Rig
+from tests.kit.broker_process import BrokerProcess
 from tests.tidy.markdown import blocks
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "http.md").read_text(encoding="utf-8")

@@ -19,9 +19,9 @@ from qmq_broker.face.exchanges.arriving import ArrivingBody
 from qmq_broker.face.limits import FaceLimits
 from qmq_client.wire.requests import FRAME_CONTENT_TYPE
 from tests.broker.face.asgi import Client
-from tests.broker.face.process import BrokerProcess
 from tests.broker.face.test_direct import Wire, all_answered, request
 from tests.broker.service.rig import Rig, make_frame
+from tests.kit.broker_process import BrokerProcess
 
 LONG = 300_000
 

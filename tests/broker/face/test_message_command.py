@@ -17,7 +17,7 @@ from qmq_client.wire.frame import build_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import BodyKind, Record, encode_record
 from qmq_client.wire.requests import PullRequest, Settlement, SettleRequest
-from tests.broker.face.process import ROOT, BrokerProcess
+from tests.kit.broker_process import ROOT, BrokerProcess
 
 IDS = MessageIds(0xABC)
 BORN_AT_MS = 1_357_034_220_000

@@ -13,7 +13,7 @@ import pytest
 from qmq_broker.face.connection.open_files import fit_connections
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.limits import FaceLimits
-from tests.broker.face.process import SERVE_WITH_FAULTS, BrokerProcess
+from tests.kit.broker_process import SERVE_WITH_FAULTS, BrokerProcess
 
 PULL = {"subject": "orders", "group": "new", "consumer": "one"}
 

@@ -22,8 +22,8 @@ from qmq_client.wire.requests import (
     SettleRequest,
     encode_control,
 )
-from tests.broker.face.process import SERVE_WITH_FAULTS, BrokerProcess
 from tests.broker.service.rig import GROUP, SUBJECT, make_frame, new_ids
+from tests.kit.broker_process import SERVE_WITH_FAULTS, BrokerProcess
 
 HEADERS = {"content-type": FRAME_CONTENT_TYPE, "accept": FRAME_CONTENT_TYPE}
 DEADLINE_S = 30.0

@@ -12,8 +12,8 @@ import pytest
 
 from qmq_broker.face.limits import FaceLimits
 from tests.broker.face.asgi import FRAME, Client, Reply
-from tests.broker.face.process import BrokerProcess
 from tests.broker.service.rig import GROUP, SUBJECT, Rig, make_frame
+from tests.kit.broker_process import BrokerProcess
 
 HEAD = b"POST /v1/send HTTP/1.1\r\nHost: a\r\nContent-Type: application/vnd.qmq.frame\r\n"
 PULL = {"subject": SUBJECT, "group": GROUP, "consumer": "one", "max_bytes": 110_000}

@@ -14,8 +14,8 @@ from qmq_broker.face.commands.broker import broker as broker_command
 from qmq_client.settings.sections import BrokerSection
 from qmq_client.transport.address import BrokerAddress
 from tests.broker.face.guard import Authority
-from tests.broker.face.process import ROOT, BrokerProcess
 from tests.faults.strace import require
+from tests.kit.broker_process import ROOT, BrokerProcess
 from tests.tidy.markdown import blocks
 from tests.tidy.readme_blocks import DOCUMENTED_ADDRESS, command_lines
 

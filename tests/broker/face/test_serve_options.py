@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from qmq_broker.face.commands.broker import SEGMENT_BYTES_MIN, broker
 from qmq_broker.face.exit_codes import ExitCode
-from tests.broker.face.process import BrokerProcess
 from tests.broker.face.test_process import HEADERS
 from tests.broker.service.rig import make_frame, new_ids
+from tests.kit.broker_process import BrokerProcess
 
 
 @pytest.mark.parametrize("given", [1000, 1024, 8 * 1024 * 1024, 8_389_121, 65 * 2**30])

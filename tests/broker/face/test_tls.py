@@ -18,8 +18,8 @@ from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.record import decode_record
 from qmq_client.wire.requests import PullRequest
 from tests.broker.face.guard import Authority, add_token, run_token
-from tests.broker.face.process import SERVE_WITH_FAULTS, BrokerProcess, read_all
 from tests.broker.service.rig import SUBJECT, make_frame
+from tests.kit.broker_process import SERVE_WITH_FAULTS, BrokerProcess, read_all
 
 PULL = PullRequest(subject="orders", group="g", consumer="c")
 TIMEOUT_S = 10.0

@@ -18,7 +18,7 @@ from qmq_broker.face.callers.tokens import Tokens
 from qmq_broker.face.commands.token import token
 from qmq_client.commands.root import root
 from tests.broker.face.guard import Authority, add_token, run_token
-from tests.broker.face.process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 
 SEND = {"messages": [{"subject": "orders.eu", "body": "a"}]}
 

@@ -16,12 +16,12 @@ from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.logs.actions import GroupDefined
 from qmq_broker.storage.store import Store
-from tests.broker.face.process import BrokerProcess
 from tests.broker.face.test_process import HEADERS, pull_all
 from tests.broker.service.rig import make_frame, new_ids
 from tests.crash.recording_disk import RecordingDisk
 from tests.crash.world import OPTIONS, FakeClock, World
 from tests.crash.world import make_frame as frame_of
+from tests.kit.broker_process import BrokerProcess
 
 
 def run(*arguments: str | Path) -> Result:

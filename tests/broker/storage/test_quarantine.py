@@ -21,7 +21,6 @@ from qmq_broker.storage.upkeep.quarantine_report import QuarantineReport, read_r
 from qmq_broker.storage.upkeep.verify import verify_store
 from qmq_client.commands.root import root
 from qmq_client.wire.frame import FRAME_HEADER_BYTES
-from tests.broker.face.process import BrokerProcess
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
 from tests.broker.storage.damage_cases import (
     FIRST,
@@ -35,6 +34,7 @@ from tests.broker.storage.damaged import Directory, flip
 from tests.crash.power_cut import cut_states
 from tests.crash.recording_disk import Image, RecordingDisk, images
 from tests.crash.world import OPTIONS, FakeClock, make_frame
+from tests.kit.broker_process import BrokerProcess
 
 Harm = Callable[[Directory], None]
 

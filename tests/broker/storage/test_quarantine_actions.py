@@ -16,13 +16,13 @@ from qmq_broker.storage.logs.actions import Action
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
 from qmq_broker.storage.upkeep.verify import verify_store
-from tests.broker.face.process import BrokerProcess
 from tests.broker.service.rig import SUBJECT, Rig
 from tests.broker.storage.damage_cases import directory_with_groups, flip_both_snapshots
 from tests.broker.storage.damaged import Directory, flip
 from tests.crash.power_cut import cut_states
 from tests.crash.recording_disk import Image, RecordingDisk, images
 from tests.crash.world import OPTIONS, FakeClock
+from tests.kit.broker_process import BrokerProcess
 
 #: How the header of a padding frame begins.
 PADDING = b"QMQF\x01\x05"

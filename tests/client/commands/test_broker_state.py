@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_client.commands.root import root
-from tests.broker.face.process import BrokerProcess
 from tests.broker.face.test_process import HEADERS, pull_all
 from tests.broker.service.rig import make_frame, new_ids
+from tests.kit.broker_process import BrokerProcess
 
 
 def run(*arguments: str) -> Result:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from qmq_client import pull
 from qmq_client.commands import exit_codes
 from qmq_client.commands.root import root
-from tests.broker.face.process import ROOT, BrokerProcess
+from tests.kit.broker_process import ROOT, BrokerProcess
 from tests.tidy.markdown import blocks
 
 PAGE = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ from qmq_client.message import Message, message_to_record
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import FrameKind, build_message_frame
 from qmq_client.wire.record import encode_record
-from tests.broker.face.process import ROOT, BrokerProcess
+from tests.kit.broker_process import ROOT, BrokerProcess
 from tests.tidy.markdown import blocks
 from tests.tidy.readme_blocks import DOCUMENTED_ADDRESS
 

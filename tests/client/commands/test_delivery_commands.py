@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from qmq_client import Delivery, Message, Reject, consumer, pull
 from qmq_client.commands.root import root
 from qmq_client.consumer import Consumers
-from tests.broker.face.process import ROOT, BrokerProcess
+from tests.kit.broker_process import ROOT, BrokerProcess
 from tests.kit.waiting import wait_for
 
 

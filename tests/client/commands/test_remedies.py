@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from qmq_client.commands.root import root
 from tests.broker.face.guard import Authority
-from tests.broker.face.process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import pytest
 from qmq_client.commands.consume import consume
 from qmq_client.consumer import counters, options
 from qmq_client.consumer.options import ConsumerOptions
-from tests.broker.face.process import ROOT, BrokerProcess
+from tests.kit.broker_process import ROOT, BrokerProcess
 from tests.tidy.markdown import blocks
 from tests.tidy.readme_blocks import DOCUMENTED_ADDRESS
 

@@ -19,8 +19,8 @@ from qmq_client.transport.http import HttpTransport
 from qmq_client.transport.port import Transport
 from qmq_client.wire.frame import build_message_frame
 from qmq_client.wire.record import encode_record
-from tests.broker.face.process import BrokerProcess
 from tests.client.consumer.kit import GROUP, WAIT_S
+from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import wait_for
 
 MakeTransport = Callable[[], Transport]

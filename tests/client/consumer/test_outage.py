@@ -21,8 +21,8 @@ from qmq_client.wire.deliveries import Deliveries
 from qmq_client.wire.frame import build_message_frame
 from qmq_client.wire.record import encode_record
 from qmq_client.wire.requests import PullRequest
-from tests.broker.face.process import BrokerProcess
 from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S, Bench
+from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import wait_for
 
 #: A wait that is not ended fails its test.

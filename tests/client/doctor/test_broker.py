@@ -20,7 +20,7 @@ from qmq_client.doctor.finding import Finding
 from qmq_client.errors import ConfigurationError
 from qmq_client.transport.address import BrokerAddress
 from tests.broker.face.guard import add_token
-from tests.broker.face.process import BrokerProcess
+from tests.kit.broker_process import BrokerProcess
 
 
 def examined(url: str) -> dict[str, Finding]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tests.broker.face.process import ROOT
+from tests.kit.broker_process import ROOT
 from tests.tidy.markdown import blocks
 
 PAGE: Final = ROOT / "docs" / "testing.md"

@@ -15,8 +15,8 @@ from qmq_client.settings.config import BrokerSection, load_config
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.requests import PullRequest
 from tests.broker.face.guard import add_token, run_token
-from tests.broker.face.process import BrokerProcess
 from tests.client.transport.hostile_server import hostile_server, raw
+from tests.kit.broker_process import BrokerProcess
 
 SECRET = "qmq_0123456789abcdef_" + "5" * 64
 PULL = PullRequest(subject="orders", group="g", consumer="c")
