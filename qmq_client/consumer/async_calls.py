@@ -1,17 +1,21 @@
 """Async handlers: one event loop on a thread of its own for all of them.
 
 Workers hand a coroutine over and wait for it, so concurrency, leases and stopping are the same as
-for sync handlers, and what handlers share on the loop (pools, clients) belongs to one loop only.
+for sync handlers, and what handlers share on the loop (pools, clients) belongs to one loop only. No
+handler ends it under the others: one that stops the loop, or whose task ends the interpreter, finds
+that it goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+_LOG: Final = logging.getLogger("qmq.consumer")
 _Result = TypeVar("_Result")
 
 
@@ -27,6 +31,7 @@ class AsyncCalls:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._ends = threading.Event()
 
     @property
     def is_running(self) -> bool:
@@ -55,19 +60,20 @@ class AsyncCalls:
     def stop(self, timeout_s: float) -> None:
         """End the loop and its thread. Safe to call twice."""
         with self._lock:
-            loop, thread = self._loop, self._thread
+            loop, thread, ends = self._loop, self._thread, self._ends
             self._loop = self._thread = None
         if loop is None or thread is None:
             return
-        loop.call_soon_threadsafe(loop.stop)
+        loop.call_soon_threadsafe(_end, loop, ends)
         thread.join(timeout_s)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
                 loop = self._loop = asyncio.new_event_loop()
+                ends = self._ends = threading.Event()
                 self._thread = threading.Thread(
-                    target=_run, args=(loop,), name="qmq-async-handlers", daemon=True
+                    target=_run, args=(loop, ends), name="qmq-async-handlers", daemon=True
                 )
                 self._thread.start()
             return self._loop
@@ -81,14 +87,29 @@ async def _guard(coroutine: Coroutine[Any, Any, _Result]) -> _Result | _Exit:
         return _Exit(error)
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
+def _run(loop: asyncio.AbstractEventLoop, ends: threading.Event) -> None:
     asyncio.set_event_loop(loop)
     try:
-        loop.run_forever()
+        while not ends.is_set():
+            _run_until_stopped(loop)
         _cancel_all(loop)
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         loop.close()
+
+
+def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    except (SystemExit, KeyboardInterrupt) as error:
+        # Of a task that a handler made: whoever awaits it is raised the same, and stops in order.
+        _LOG.warning("loop_kept error=%s raised_by=task", type(error).__name__)
+
+
+def _end(loop: asyncio.AbstractEventLoop, ends: threading.Event) -> None:
+    """On the loop's own thread, so that no stop of a handler's comes between the two."""
+    ends.set()
+    loop.stop()
 
 
 def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:

@@ -1,0 +1,72 @@
+"""The event loop that all asynchronous handlers share, and handlers that would end it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from qmq_client.consumer import consumer
+from tests.client.consumer.kit import GROUP, SUBJECT, Bench
+
+
+async def exiting() -> None:
+    sys.exit(3)
+
+
+async def stop_the_loop() -> None:
+    asyncio.get_running_loop().stop()
+
+
+async def close_the_loop() -> None:
+    asyncio.get_running_loop().close()
+
+
+async def cancel_everything() -> None:
+    for task in asyncio.all_tasks():
+        task.cancel()
+    await asyncio.sleep(0)
+
+
+async def leave_an_exit_behind() -> None:
+    task = asyncio.create_task(exiting())
+    await asyncio.wait([task])
+
+
+@pytest.mark.parametrize(
+    "deed",
+    [stop_the_loop, close_the_loop, cancel_everything, leave_an_exit_behind],
+    ids=lambda deed: deed.__name__,
+)
+def test_C6_C9_no_handler_ends_the_loop_that_it_shares_with_the_others(
+    bench: Bench, deed: Callable[[], Awaitable[None]]
+) -> None:
+    handled: list[str] = []
+
+    @consumer(SUBJECT, group=GROUP, max_attempts=1)
+    async def handler(body: str) -> None:
+        if body == "bad":
+            await deed()
+        handled.append(body)
+
+    bench.put("bad", "good", "bad", "better")
+    bench.drain(handler)
+    assert [body for body in handled if body != "bad"] == ["good", "better"]
+    assert bench.broker.lag(SUBJECT, GROUP) == 0
+    assert bench.broker.in_flight(SUBJECT, GROUP) == 0
+
+
+def test_C9_an_exit_in_a_task_that_the_handler_awaits_stops_the_consumers_in_order(
+    bench: Bench,
+) -> None:
+    @consumer(SUBJECT, group=GROUP)
+    async def handler(body: str) -> None:
+        await asyncio.gather(asyncio.sleep(0), exiting())
+
+    bench.put("one")
+    with pytest.raises(SystemExit) as ended:
+        bench.consumers(handler).run()
+    assert ended.value.code == 3
+    assert bench.broker.in_flight(SUBJECT, GROUP) == 0
