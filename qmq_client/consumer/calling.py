@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from qmq_client.consumer.async_calls import AsyncCalls
 from qmq_client.consumer.delivery import Delivery, Grip, Received
+from qmq_client.consumer.forked import keep_in_process
 from qmq_client.consumer.handler import Handler
 from qmq_client.consumer.middleware import HandlerCall, plain_manager
 from qmq_client.consumer.parameters import Part
@@ -47,6 +48,7 @@ class Calls:
         self._handler = handler
         self._grip = grip
         self._async_calls = async_calls
+        self._function = keep_in_process(handler.function, is_async=handler.is_async)
         self._is_batch = handler.options.batch_size > 1
         parts = handler.parameters.parts
         #: Whether messages have to be made of records.
@@ -133,7 +135,7 @@ class Calls:
         parameters = self._handler.parameters
         values = [self._argument(part, decoded, session) for part in parameters.positional]
         named = {name: self._argument(part, decoded, session) for name, part in parameters.keywords}
-        return partial(self._handler.function, *values, **named)
+        return partial(self._function, *values, **named)
 
     def _argument(
         self, part: Part, decoded: list[Decoded], session: Session | AsyncSession | None
