@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, Final, Self
 
 import msgspec
@@ -42,6 +43,8 @@ from qmq_client.wire.record import BodyKind, Record
 #: As long as an ordering key; only its hash is kept.
 DEDUPE_KEY_BYTES_MAX: Final = 255
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+#: Messages that come together were mostly made together: several within one millisecond.
+_MOMENTS_KEPT_MAX: Final = 64
 
 
 class _Addressed(msgspec.Struct, frozen=True):
@@ -130,14 +133,16 @@ def message_to_record(
 
 def record_to_message(record: Record, body_type: Any = Any) -> Message:
     """The message of a record; a JSON body becomes `body_type`. Raises `ProtocolError`."""
+    headers = dict(record.headers)
+    for name, _ in record.headers:
+        if name.startswith(RESERVED_PREFIX):
+            del headers[name]
     return Message(
         record.subject,
         decode_body(record.body_kind, record.body, body_type),
         key=record.key,
         tags=record.tags,
-        headers={
-            name: value for name, value in record.headers if not name.startswith(RESERVED_PREFIX)
-        },
+        headers=headers,
         message_id=format_message_id(record.message_id),
         born_at=_moment(record.born_at_ms),
         deliver_at=None if record.due_at_ms is None else _moment(record.due_at_ms),
@@ -304,6 +309,7 @@ def _span_ms(field: str, span: Any) -> int:
     return math.ceil(seconds * 1000)
 
 
+@lru_cache(maxsize=_MOMENTS_KEPT_MAX)
 def _moment(time_ms: int) -> datetime:
     # By position, days to milliseconds: by name it takes half as long again, for every message.
     return _EPOCH + timedelta(0, 0, 0, time_ms)

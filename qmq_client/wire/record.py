@@ -54,6 +54,7 @@ from qmq_client.wire.tags import joined_tags_hash
 _FIXED: Final = struct.Struct(">I16sBBHHHQ")
 _AFTER_CRC: Final = struct.Struct(">16sBBHHHQ")
 _CRC: Final = struct.Struct(">I")
+_CRC_BYTES: Final = _CRC.size
 _DUE: Final = struct.Struct(">Q")
 _EXPIRES: Final = struct.Struct(">Q")
 #: Flags, key length and tags length: what finding the tags needs.
@@ -118,18 +119,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
     """The record's bytes. Raises `InvalidMessageError` naming what breaks which limit."""
-    subject_crc = _subject_crc(record.subject)
-    if len(record.message_id) != MESSAGE_ID_BYTES:
-        raise InvalidMessageError(
-            field="message_id",
-            limit=f"{MESSAGE_ID_BYTES} bytes",
-            value=f"{len(record.message_id)} bytes",
-            remedy="Leave it out to have one made.",
-        )
-    key = encode_key(record.key)
-    tags = encode_tags(record.tags, limits)
-    headers = encode_headers(record.headers, limits)
-    flags = int(record.body_kind)
+    subject_crc, message_id, body = _subject_crc(record.subject), record.message_id, record.body
+    if len(message_id) != MESSAGE_ID_BYTES:
+        raise _no_id(message_id)
+    if type(body) is not bytes:  # a buffer may change until the record is made
+        body = bytes(memoryview(body))
+    key = b"" if record.key is None else encode_key(record.key)
+    tags = encode_tags(record.tags, limits) if record.tags else b""
+    headers = encode_headers(record.headers, limits) if record.headers else b""
+    flags: int = record.body_kind
     due = expires = b""
     if record.due_at_ms is not None:
         flags |= DELAYED_FLAG
@@ -138,7 +136,7 @@ def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
         flags |= EXPIRES_FLAG
         expires = _EXPIRES.pack(_check_time(record.expires_at_ms, field="expires_at_ms"))
     fixed = _AFTER_CRC.pack(
-        record.message_id,
+        message_id,
         flags,
         len(key),
         len(tags),
@@ -146,8 +144,8 @@ def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
         len(record.headers),
         _check_time(record.born_at_ms, field="born_at_ms"),
     )
-    content = b"".join((fixed, due, key, tags, headers, expires, record.body))
-    record_bytes = _CRC.size + len(content)
+    before_body = b"".join((fixed, due, key, tags, headers, expires))
+    record_bytes = _CRC_BYTES + len(before_body) + len(body)
     if record_bytes > limits.record_bytes:
         raise TooLargeError(
             field="message",
@@ -155,7 +153,9 @@ def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
             value=f"{record_bytes} bytes",
             remedy="Make it smaller.",
         )
-    return _CRC.pack(extend_crc32c(subject_crc, content)) + content
+    # The body is copied once, into the record: it is mostly the longest part.
+    crc = extend_crc32c(extend_crc32c(subject_crc, before_body), body)
+    return b"".join((_CRC.pack(crc), before_body, body))
 
 
 def decode_record(subject: str, data: bytes) -> Record:
@@ -169,7 +169,8 @@ def decode_record(subject: str, data: bytes) -> Record:
     crc, message_id, flags, key_bytes, tags_bytes, headers_bytes, header_count, born_at_ms = (
         _FIXED.unpack_from(data)
     )
-    _check_crc(subject, data, crc)
+    if extend_crc32c(_seed(subject), data[_CRC_BYTES:]) != crc:
+        raise _altered(subject)
     body_kind = _BODY_KINDS.get(flags)
     if body_kind is None:
         raise ProtocolError(f"record flags {flags:#04x} are not known", offset=FLAGS_POSITION)
@@ -210,7 +211,8 @@ def verify_record(subject: str, data: bytes) -> None:
     """Check the checksum alone; raises `ProtocolError` when it does not fit."""
     if len(data) < RECORD_FIXED_BYTES:
         raise _too_short(data)
-    _check_crc(subject, data, record_crc(data))
+    if extend_crc32c(_seed(subject), data[_CRC_BYTES:]) != record_crc(data):
+        raise _altered(subject)
 
 
 def record_message_id(data: bytes) -> bytes:
@@ -246,17 +248,29 @@ def is_delayed_record(data: bytes) -> bool:
     return bool(data[FLAGS_POSITION] & DELAYED_FLAG)
 
 
+def _no_id(message_id: bytes) -> InvalidMessageError:
+    return InvalidMessageError(
+        field="message_id",
+        limit=f"{MESSAGE_ID_BYTES} bytes",
+        value=f"{len(message_id)} bytes",
+        remedy="Leave it out to have one made.",
+    )
+
+
 def _too_short(data: bytes) -> ProtocolError:
     return ProtocolError(f"record of {len(data)} bytes is shorter than {RECORD_FIXED_BYTES}")
 
 
-def _check_crc(subject: str, data: bytes, crc: int) -> None:
+def _altered(subject: str) -> ChecksumError:
+    return ChecksumError(f"record checksum under subject {subject}")
+
+
+def _seed(subject: str) -> int:
+    """What the checksum of a record that came under this subject begins with."""
     try:
-        subject_crc = _subject_crc(subject)
-    except InvalidNameError as error:
+        return _name_crc(subject)
+    except (InvalidNameError, TypeError) as error:
         raise ProtocolError(f"subject {shorten(subject)} is not a name") from error
-    if extend_crc32c(subject_crc, data[_CRC.size :]) != crc:
-        raise ChecksumError(f"record checksum under subject {subject}")
 
 
 def _subject_crc(subject: str) -> int:

@@ -27,10 +27,8 @@ _TAGS_KEPT_MAX: Final = 1024
 _TAGS_KEPT_BYTES_MAX: Final = 1024
 
 
-def encode_key(key: str | None) -> bytes:
-    """The key's bytes, empty for none."""
-    if key is None:
-        return b""
+def encode_key(key: str) -> bytes:
+    """The key's bytes."""
     try:
         data = key.encode()
     except (UnicodeEncodeError, AttributeError) as error:
@@ -55,9 +53,7 @@ def encode_key(key: str | None) -> bytes:
 
 
 def encode_tags(tags: tuple[str, ...], limits: Limits) -> bytes:
-    """The tags, joined by commas."""
-    if not tags:
-        return b""
+    """The tags, joined by commas. Requires: at least one."""
     if len(tags) > limits.tags:
         raise _too_large("tags", f"{limits.tags} tags", f"{len(tags)} tags")
     try:
@@ -72,9 +68,7 @@ def _join_tags(tags: tuple[str, ...]) -> bytes:
 
 
 def encode_headers(headers: tuple[tuple[str, str], ...], limits: Limits) -> bytes:
-    """The headers, pair by pair."""
-    if not headers:
-        return b""
+    """The headers, pair by pair. Requires: at least one."""
     if len(headers) > limits.headers:
         raise _too_large("headers", f"{limits.headers} headers", f"{len(headers)} headers")
     parts: list[bytes] = []
@@ -131,7 +125,7 @@ def decode_headers(
     data: bytes, first: int, after: int, header_count: int
 ) -> tuple[tuple[str, str], ...]:
     """The headers in these bytes of a record, so many of them."""
-    headers: dict[str, str] = {}
+    headers: list[tuple[str, str]] = []
     position = first
     try:
         for _ in range(header_count):
@@ -144,16 +138,17 @@ def decode_headers(
             if next_position > after:
                 raise ProtocolError("record ends inside a header", offset=position)
             name = _decode_header_name(data[name_position:value_position])
-            if not name or name in headers:
-                what = "record has a header name twice or that is no name"
-                raise ProtocolError(what, offset=position)
-            headers[name] = data[value_position:next_position].decode()
+            if not name:
+                raise ProtocolError("record has a header name that is no name", offset=position)
+            headers.append((name, data[value_position:next_position].decode()))
             position = next_position
     except UnicodeDecodeError as error:
         raise _not_utf8(position) from error
     if position != after:
         raise ProtocolError("record has bytes behind its headers", offset=position)
-    return tuple(headers.items())
+    if header_count > 1 and len(dict(headers)) != header_count:
+        raise ProtocolError("record has a header name twice", offset=first)
+    return tuple(headers)
 
 
 @lru_cache(maxsize=_HEADER_NAMES_KEPT_MAX)
