@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from qmq_broker.storage.schedule.beside import Work, in_a_thread
 from tests.broker.delay.delay_rig import FORGETFUL, HOUR_MS, LARGE, DelayRig
 
 
@@ -42,6 +43,40 @@ def test_files_of_a_bucket_that_is_done_with_go_although_nobody_sends(tmp_path: 
     rig.restart()
     assert rig.pass_and_release(90 * HOUR_MS) == 1
     assert rig.bodies() == [b"one", b"later"]
+    rig.close()
+
+
+def test_D2_A2_a_disk_that_is_long_about_removing_files_holds_up_neither_sends_nor_releases(
+    tmp_path: Path,
+) -> None:
+    rig = DelayRig(tmp_path)
+    due = {b"one": rig.now_ms + HOUR_MS, b"later": rig.now_ms + 90 * HOUR_MS}
+    rig.send_delayed(due)
+    rig.restart()
+    rig.pass_and_release(HOUR_MS)
+    assert len(files(rig)) == 2
+    slow: list[Work] = []
+    schedule = rig.store.schedule
+    schedule.beside.start = slow.append
+    bucket = min(schedule.buckets)
+    while bucket in schedule.buckets:  # its place in the table goes, and then it
+        rig.pass_and_release(HOUR_MS)
+        tick(rig)
+        if bucket in schedule.buckets and slow:
+            slow.pop()()
+    assert len(slow) == 1
+    assert len(files(rig)) == 3, "its two files are there until the disk is done"
+    rig.send(b"now", subject="other")
+    rig.send_delayed({b"soon": rig.now_ms + 1})
+    assert rig.pass_and_release(1) == 1
+    slow.pop()()
+    assert len(files(rig)) == 1
+    schedule.beside.start = in_a_thread
+    rig.close()
+    assert len(files(rig)) == 3, "a stop copies what came since"
+    rig.start()
+    rig.pass_and_release(90 * HOUR_MS)
+    assert sorted(rig.bodies()) == sorted([*due, b"soon"])
     rig.close()
 
 

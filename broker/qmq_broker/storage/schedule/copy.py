@@ -9,7 +9,7 @@ syncs them, and then replaces the table: what the table does not say was never c
 derived from the commit log once more. So a message is copied once, by its source. A part is small, and
 there are few of them between two commits, because everything that is sent or released waits
 meanwhile; nobody waits for the syncs, which are done beside the writer. A bucket that is done with
-leaves the table first; then its files go.
+leaves the table first; then its files go, beside the writer too: a disk takes long to remove a large one.
 """
 
 from __future__ import annotations
@@ -161,13 +161,16 @@ class ScheduleCopier:
             beside.check()
         if copy.left:
             return False
-        self._finish(copy)
         self._copy = None
+        self._finish(copy)
         return True
 
     def _copy_to_its_end(self) -> None:
+        beside = self._schedule.beside
         while not self.copy_some(PARTS_PER_STEP_BEHIND):
-            self._schedule.beside.wait()
+            beside.wait()
+        beside.wait()
+        beside.check()
 
     def _copy_parts(self, copy: _Copy, parts_max: int, has_time: Callable[[], bool]) -> None:
         for _ in range(min(parts_max, len(copy.left))):
@@ -285,16 +288,22 @@ class ScheduleCopier:
     def _finish(self, copy: _Copy) -> None:
         schedule = self._schedule
         schedule.copied_offset = copy.next_offset
-        with schedule.lock:
-            for bucket in copy.over:
-                del schedule.buckets[bucket]
+        if copy.over:
+            with schedule.lock:
+                for bucket in copy.over:
+                    del schedule.buckets[bucket]
+            schedule.beside.begin(lambda: self._remove(copy.over))
+
+    def _remove(self, buckets: list[int]) -> None:
+        """Beside the writer: let the files of these go, which no table names."""
+        files, disk = self._schedule.files, self._schedule.disk
         # A dispatch log goes durably after its schedule log: alone, that would be pending again.
         for log in LOGS:
-            for bucket in copy.over:
-                schedule.files.remove(log, bucket)
-            for month in sorted({layout.bucket_directory(log, bucket) for bucket in copy.over}):
-                if month.rpartition("/")[2] in schedule.disk.names(log):
-                    schedule.disk.sync_directory(month)
+            for bucket in buckets:
+                files.remove(log, bucket)
+            for month in sorted({layout.bucket_directory(log, bucket) for bucket in buckets}):
+                if month.rpartition("/")[2] in disk.names(log):
+                    disk.sync_directory(month)
 
 
 def _parts(bucket: Bucket) -> list[_Part]:
