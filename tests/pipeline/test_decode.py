@@ -130,6 +130,27 @@ def test_bytes_that_are_no_records_become_rows_and_never_an_error(
     assert [row["record_number"] for row in rows] == list(range(len(encoded)))
 
 
+def test_headers_that_do_not_add_up_are_left_out_and_a_body_of_no_known_kind_is_no_record() -> None:
+    record = Record(
+        message_id=bytes(16), subject="a", body=b"body", headers=(("h", "vv"),), born_at_ms=1
+    )
+    data = encode_record(record)
+    at_flags, at_headers_bytes = 20, 24  # where `record.py` writes them
+    header_bytes = int.from_bytes(data[at_headers_bytes:][:2])
+    longer = with_bytes(data, at_headers_bytes, (header_bytes + 1).to_bytes(2))
+    shorter = with_bytes(data, at_headers_bytes, (header_bytes - 1).to_bytes(2))
+    strange = with_bytes(data, at_flags, bytes([data[at_flags] | 0b11]))
+    rows = rows_of(scanned([("a", one) for one in (data, longer, shorter, strange)]))
+    assert [row["headers"] for row in rows] == [[("h", "vv")], [], [], []]
+    assert [row["body"] for row in rows[:3]] == [b"body", b"ody", b"vbody"]
+    assert [row["body_kind"] for row in rows] == [0, 0, 0, -1]
+    assert rows[3]["body"] == data[36:]
+
+
+def with_bytes(data: bytes, position: int, other: bytes) -> bytes:
+    return data[:position] + other + data[position + len(other) :]
+
+
 def test_text_that_is_not_utf_8_is_replaced_and_read_on() -> None:
     record = Record(
         message_id=bytes(16),

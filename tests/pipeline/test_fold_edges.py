@@ -1,0 +1,94 @@
+"""Histories that a broker writes seldom: what was settled, given up or sought once, and then happens again."""
+
+from __future__ import annotations
+
+import pytest
+
+from qmq_broker.storage.logs.actions import (
+    Action,
+    BroughtBack,
+    Dead,
+    Ended,
+    Replayed,
+    SetAside,
+    Sought,
+)
+from qmq_pipeline.fold.fold import GroupFold
+from qmq_pipeline.fold.runs import RUNS_MAX, RunList
+from tests.pipeline.test_fold import (
+    AT_MS,
+    BLOCK,
+    DEFINED,
+    acked,
+    feed,
+    folded,
+    nacked,
+    outcomes,
+    pulled,
+    rows_of,
+)
+
+ENDED = Ended(AT_MS + 50, "orders", "billing")
+
+
+def test_a_hand_out_that_is_known_in_part_is_settled_in_part_and_the_rest_counted() -> None:
+    fold = GroupFold("orders", "billing", block_sequences=BLOCK)
+    feed(fold, [DEFINED, pulled(1, 5, (0, 3, 1)), pulled(2, 10, (3, 1, 1)), acked(3, 3, 11)])
+    assert outcomes(rows_of(fold)) == dict.fromkeys(range(4), "acked")
+    assert fold.mark.unmatched == 4  # pulls 3 and 4 before them, 8 and 9 between
+    assert fold.mark.held == {}
+
+
+def test_a_redelivery_from_ahead_filters_nothing_on_the_way_there() -> None:
+    found = folded([DEFINED, pulled(1, 0, (4, 1, 2)), pulled(2, 1, (0, 2, 1))])
+    assert outcomes(found) == {4: "in flight", 0: "in flight", 1: "in flight"}
+
+
+def test_what_is_delivered_once_more_after_its_ack_is_settled_no_longer() -> None:
+    found = folded([DEFINED, pulled(1, 0, (0, 1, 1)), acked(2, 0, 1), pulled(3, 1, (0, 1, 2))])
+    assert (found[0]["outcome"], found[0]["settled_at"]) == ("in flight", None)
+
+
+def test_acks_that_come_after_the_group_ended_or_was_moved_settle_nothing() -> None:
+    for change in (ENDED, Sought(AT_MS + 50, "orders", "billing", 2)):
+        fold = GroupFold("orders", "billing", block_sequences=BLOCK)
+        feed(fold, [DEFINED, pulled(1, 0, (0, 2, 1)), change, acked(60, 0, 2)])
+        assert outcomes(rows_of(fold)) == {0: "skipped", 1: "skipped"}
+        assert fold.mark.unmatched == 2
+
+
+def test_a_dead_letter_replayed_behind_a_seek_ahead_is_given_up_with_the_group() -> None:
+    lived: list[Action] = [
+        DEFINED,
+        pulled(1, 0, (0, 2, 1)),
+        Dead(AT_MS + 2, "orders", "billing", 1, 1, "rejected", ""),
+        acked(3, 0, 1),
+        Sought(AT_MS + 4, "orders", "billing", 6),
+        Replayed(AT_MS + 5, "orders", "billing", 1, 2),
+    ]
+    assert outcomes(folded(lived))[1] == "given back"
+    found = folded([*lived, ENDED])
+    assert (found[1]["outcome"], found[1]["reason"]) == ("skipped", "the group ended")
+
+
+def test_a_message_set_aside_a_second_time_has_not_been_brought_back() -> None:
+    found = folded(
+        [
+            DEFINED,
+            pulled(1, 0, (0, 1, 1)),
+            nacked(2, 0, 1),
+            SetAside(AT_MS + 3, "orders", "billing", 0, 1, 7),
+            BroughtBack(AT_MS + 4, "orders", "billing", 0, 44),
+            SetAside(AT_MS + 5, "orders", "billing", 0, 1, 8),
+        ]
+    )
+    assert (found[0]["outcome"], found[0]["brought_back_at"]) == ("set aside", None)
+
+
+@pytest.mark.parametrize("count", [RUNS_MAX, 3 * RUNS_MAX], ids=["few", "too many"])
+def test_runs_at_equal_distances_are_bounded_and_those_that_touch_are_one(count: int) -> None:
+    some = [(10 * number, 10 * number + 1) for number in range(count)]
+    runs = RunList(some)
+    assert len(runs) <= 2 * RUNS_MAX
+    assert all(runs.overlaps(*one) for one in some)
+    assert list(RunList([(5, 8), (3, 5)])) == [(3, 8)]
