@@ -104,8 +104,10 @@ class _Connection(asyncio.Protocol):
         self._server = server
         self._received = b""
 
-    # asyncio's protocols are told of any transport, this one only of a TCP server's.
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(
+        self,
+        transport: asyncio.Transport,  # type: ignore[override]  # a TCP server's, never another
+    ) -> None:
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:

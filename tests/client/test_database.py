@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -77,9 +78,10 @@ def test_every_wait_has_an_end_on_mysql(mysql_database: Database) -> None:
     engine = open_engine(section(mysql_database.url), {})
     migrating = open_engine(section(mysql_database.url), {}, may_create=True)
     with engine.connect() as usual, migrating.connect() as long:
-        driver, other = usual.connection.dbapi_connection, long.connection.dbapi_connection
-        assert (driver.connect_timeout, driver._read_timeout) == (5, 60)  # type: ignore[union-attr]
-        assert (other.connect_timeout, other._read_timeout) == (5, 3600)  # type: ignore[union-attr]
+        driver: Any = usual.connection.dbapi_connection
+        other: Any = long.connection.dbapi_connection
+        assert (driver.connect_timeout, driver._read_timeout) == (5, 60)
+        assert (other.connect_timeout, other._read_timeout) == (5, 3600)
     engine.dispose()
     migrating.dispose()
 
@@ -87,8 +89,8 @@ def test_every_wait_has_an_end_on_mysql(mysql_database: Database) -> None:
 def test_every_wait_has_an_end_on_postgresql(postgresql_database: Database) -> None:
     engine = open_engine(section(postgresql_database.url), {})
     with engine.connect() as connection:
-        driver = connection.connection.dbapi_connection
-        given = driver.info.get_parameters()  # type: ignore[union-attr]
+        driver: Any = connection.connection.dbapi_connection
+        given = driver.info.get_parameters()
     engine.dispose()
     assert (given["connect_timeout"], given["tcp_user_timeout"]) == ("5", "60000")
 

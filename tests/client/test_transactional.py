@@ -236,7 +236,7 @@ def test_a_decorator_without_its_producer_is_refused() -> None:
 
     for wrong in (place, "shop.db"):
         with pytest.raises(ConfigurationError, match="@transactional\\(producer\\)"):
-            transactional(wrong)  # type: ignore[arg-type]
+            transactional(wrong)  # type: ignore[arg-type]  # the mistakes
 
 
 def test_S1_what_would_run_after_its_commit_is_refused(world: World) -> None:

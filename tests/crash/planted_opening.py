@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -128,10 +129,8 @@ def epoch_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def the_last_frame_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut_one_more(
-        segments: Segments, kinds: frozenset[FrameKind], **others: object
-    ) -> LogFinding:
-        finding = examine(segments, kinds, **others)  # type: ignore[arg-type]
+    def cut_one_more(segments: Segments, kinds: frozenset[FrameKind], **others: Any) -> LogFinding:
+        finding = examine(segments, kinds, **others)
         return replace(
             finding,
             next_offset=finding.last_frame_offset,

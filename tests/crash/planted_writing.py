@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from qmq_broker.errors import DiskError, DiskFullError
@@ -93,8 +95,8 @@ def the_checkpoint_speaks_of_what_is_not_synced(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(SegmentedLog, "durable_offset", property(lambda self: self.written_offset))
     append = CommitLog.append
 
-    def append_and_tell(self: CommitLog, frames: object) -> object:
-        return append(self, frames)  # type: ignore[arg-type]
+    def append_and_tell(self: CommitLog, frames: Any) -> object:
+        return append(self, frames)
 
     monkeypatch.setattr(CommitLog, "append", append_and_tell)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -133,9 +133,9 @@ def _links_are_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
 def _the_copy_is_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
     perform = RecordingDisk.perform
 
-    def forget(self: RecordingDisk, call: str, path: str, operation: object) -> None:
+    def forget(self: RecordingDisk, call: str, path: str, operation: Any) -> None:
         if not (call == "sync" and path.startswith(f"{COPY}/")):
-            perform(self, call, path, operation)  # type: ignore[arg-type]
+            perform(self, call, path, operation)
 
     monkeypatch.setattr(RecordingDisk, "perform", forget)
 

@@ -174,14 +174,14 @@ def cut_power(place: Path, seed: int) -> None:
 
 def main() -> None:
     """Serve until it is unmounted."""
-    from mfusepy import FUSE, Operations  # type: ignore[import-untyped]
+    from mfusepy import FUSE, Operations  # type: ignore[import-untyped]  # it has no types
 
     parser = argparse.ArgumentParser()
     parser.add_argument("place")
     parser.add_argument("--forget", action="store_true")
     given = parser.parse_args()
 
-    class Served(Files, Operations):  # type: ignore[misc]
+    class Served(Files, Operations):  # type: ignore[misc]  # it has no types
         """Ours first: what we do not do is not offered."""
 
     FUSE(

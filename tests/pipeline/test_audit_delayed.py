@@ -43,7 +43,7 @@ def test_P4_delayed_messages_that_were_put_off_or_cancelled_are_sound_and_plante
     lost = delayed(ids, DUE_MS)
     database.insert([*every, *lost], created_at_ms=START_MS)
     directory.append(every, at_ms=START_MS + 500, kind=FrameKind.DELAYED)
-    service = Releases(directory.store, directory.clock)  # type: ignore[arg-type]
+    service = Releases(directory.store, directory.clock)  # type: ignore[arg-type]  # a clock of the tests, which has all that is asked
     for record in [*cancelled, *revived]:
         directory.store.cancel([place_of(service, record)])
     for record in put_off:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.cli import pipeline
@@ -52,8 +52,8 @@ def test_the_lines_of_python_on_the_page_run(spark: SparkSession, tmp_path: Path
     directory.append(messages(MessageIds(1), 30, subjects=("a", "b")))
     directory.close()
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    names: dict[str, object] = {"directory": str(directory.path)}
+    names: dict[str, Any] = {"directory": str(directory.path)}
     exec(block, names)
-    rows = names["by_subject"].collect()  # type: ignore[attr-defined]
+    rows = names["by_subject"].collect()
     assert {(row["subject"], row["count"]) for row in rows} == {("a", 15), ("b", 15)}
-    assert names["late"].count() == 0  # type: ignore[attr-defined]
+    assert names["late"].count() == 0

@@ -148,8 +148,8 @@ def test_workers_share_a_server_that_goes_with_the_last_of_them_though_killed(ki
     sa.create_engine(url, poolclass=sa.pool.NullPool).connect().close()
     workers[2].send_signal(signal.SIGKILL)
     workers[2].communicate(timeout=DEADLINE_S)
-    for number in [shared, *[answer[3] for answer in answers]]:
-        wait_for(lambda number=number: not is_ours(int(number), folder))  # type: ignore[misc]
+    postmasters = {int(number) for number in (shared, *(answer[3] for answer in answers))}
+    wait_for(lambda: not any(is_ours(number, folder) for number in postmasters))
     wait_for(lambda: not Path(folder).exists())
 
 

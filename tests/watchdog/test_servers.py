@@ -333,7 +333,7 @@ def test_F21_W6_a_hot_standby_is_refused_and_taken_up_when_it_is_promoted(
 ) -> None:
     """F21, with a real replica and a real failover."""
     primary, standby = (make_private_server("postgresql") for _ in range(2))
-    if not (standby._recipe._programs / "pg_basebackup").exists():  # type: ignore[attr-defined]
+    if not (standby._recipe._programs / "pg_basebackup").exists():  # type: ignore[attr-defined]  # a PostgreSQL server's recipe
         give_up("pg_basebackup is not beside the server's programs", os.environ)
     first = as_database(sa.create_engine(primary.url()))
     create_tables(first.engine)

@@ -106,4 +106,4 @@ def test_an_extension_that_counts_wrong_or_is_slow_is_not_used(
 def test_only_bytes_are_taken_so_that_a_buffer_cannot_change_under_the_checksum() -> None:
     for data in (bytearray(b"123456789"), memoryview(b"123456789")):
         with pytest.raises(TypeError):
-            crc32c(data)  # type: ignore[arg-type]
+            crc32c(data)  # type: ignore[arg-type]  # the mistake

@@ -291,7 +291,7 @@ def test_a_body_in_a_buffer_is_copied_and_a_record_in_a_buffer_is_a_type_error(k
 
 def test_a_record_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
-        PLAIN.body = b"other"  # type: ignore[misc]
+        PLAIN.body = b"other"  # type: ignore[misc]  # the mistake
 
 
 def test_a_body_kind_is_one_of_three() -> None:

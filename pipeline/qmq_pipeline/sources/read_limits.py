@@ -10,10 +10,9 @@ try:
         SupportsTriggerAvailableNow,
     )
 except ImportError:  # Spark before 4.2
-    # mypy sees the newer Spark alone, where these are classes.
-    ReadAllAvailable = ReadMaxBytes = ReadMaxRows = None  # type: ignore[assignment,misc]
+    ReadAllAvailable = ReadMaxBytes = ReadMaxRows = None  # type: ignore[assignment,misc]  # as below
 
-    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]  # mypy sees the newer Spark
         """Stands in for what this Spark does not have."""
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,14 @@ NOW_MS = 1_700_000_000_000
 RIGHTS = (Right(role=Role.PRODUCER, subjects="orders.*"),)
 
 
-def entry(text: str, token_id: str, **more: object) -> TokenEntry:
-    fields = {"name": "shop", "rights": RIGHTS, "digest": digest_of(text).hex(), **more}
-    return TokenEntry(id=token_id, **fields)  # type: ignore[arg-type]
+def entry(text: str, token_id: str, **more: Any) -> TokenEntry:
+    fields: dict[str, Any] = {
+        "name": "shop",
+        "rights": RIGHTS,
+        "digest": digest_of(text).hex(),
+        **more,
+    }
+    return TokenEntry(id=token_id, **fields)
 
 
 @pytest.mark.parametrize(

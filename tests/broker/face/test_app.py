@@ -323,7 +323,7 @@ def test_an_error_nobody_foresaw_says_nothing_about_the_inside(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("secret\nplace")
 
-    rig.broker.delivery.settle = broken  # type: ignore[method-assign,assignment]
+    rig.broker.delivery.settle = broken  # type: ignore[method-assign,assignment]  # the fault
     with caplog.at_level(logging.ERROR):
         reply = client.post("/v1/settle", {**PULL, "settlements": []})
     assert reply.status == 500
@@ -338,7 +338,7 @@ def test_an_action_log_that_fails_poisons_the_broker(rig: Rig, client: Client) -
         raise PoisonedError("the disk is gone")
 
     rig.send(b"a")
-    rig.store.actions.append = broken  # type: ignore[method-assign,assignment]
+    rig.store.actions.append = broken  # type: ignore[method-assign,assignment]  # the fault
     reply = client.post("/v1/pull", PULL)
     assert (reply.status, error_of(reply).code) == (503, "poisoned")
     assert rig.broker.serving.state is Serving.POISONED

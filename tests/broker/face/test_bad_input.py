@@ -181,7 +181,7 @@ def test_an_error_that_nobody_foresaw_is_answered_in_our_words_and_logged_once(
     def fail() -> None:
         raise RuntimeError("secret inside")
 
-    rig.broker.query.subjects = fail  # type: ignore[assignment,method-assign]
+    rig.broker.query.subjects = fail  # type: ignore[assignment,method-assign]  # the fault
     reply = client.get("/v1/subjects")
     answer = error_of(reply)
     assert (reply.status, answer.code) == (500, "internal")

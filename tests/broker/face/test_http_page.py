@@ -7,6 +7,8 @@ import re
 import subprocess
 from pathlib import Path
 
+from starlette.routing import Route
+
 from qmq_broker.face.answers import statuses
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.limits import FaceLimits
@@ -24,8 +26,10 @@ def test_the_page_lists_every_route_and_no_other(tmp_path: Path) -> None:
     hot = HotRoutes(rig.broker, FaceLimits(), instance=1)
     routes = {f"POST {path}" for path in hot.paths}
     for route in admin_app(rig.broker).routes:
-        method = "POST" if "POST" in route.methods else "GET"  # type: ignore[attr-defined]
-        routes.add(f"{method} {route.path}")  # type: ignore[attr-defined]
+        assert isinstance(route, Route)
+        assert route.methods is not None
+        method = "POST" if "POST" in route.methods else "GET"
+        routes.add(f"{method} {route.path}")
     assert set(re.findall(r"^\| `((?:GET|POST) /\S+)` \|", PAGE, re.MULTILINE)) == routes
     rig.close()
 

@@ -87,7 +87,7 @@ def test_a_commit_is_timed_and_its_requests_are_counted(client: Client) -> None:
         rig.clock.pass_ms(30)
         before()
 
-    rig.store.publish = slow_sync  # type: ignore[method-assign]
+    rig.store.publish = slow_sync  # type: ignore[method-assign]  # the slow disk
     rig.submit(frame_of(b"a"))
     rig.send(b"b")
     found = scrape(client)

@@ -131,7 +131,7 @@ def guarded(rig: Rig, tmp_path: Path) -> Guarded:
 
 
 def routes(rig: Rig) -> set[str]:
-    admin = {route_name(route) for route in admin_app(rig.broker).routes}  # type: ignore[arg-type]
+    admin = {route_name(route) for route in admin_app(rig.broker).routes}  # type: ignore[arg-type]  # all of them are `Route`s
     return admin | {"POST /v1/send", "POST /v1/pull", "POST /v1/settle"}
 
 

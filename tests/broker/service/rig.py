@@ -159,21 +159,29 @@ class Rig:
         assert isinstance(outcome, Placed), outcome
         return outcome
 
-    def pull(self, consumer: str = "one", **changes: object) -> Given:
+    def pull(self, consumer: str = "one", **changes: Any) -> Given:
         """Pull once without waiting."""
-        given = {"subject": SUBJECT, "group": GROUP, "consumer": consumer, **changes}
-        request = PullRequest(**given)  # type: ignore[arg-type]
+        given: dict[str, Any] = {
+            "subject": SUBJECT,
+            "group": GROUP,
+            "consumer": consumer,
+            **changes,
+        }
+        request = PullRequest(**given)
         delivery = self.broker.delivery
         stale = delivery.begin_pull(request, self.now_ms)
         answer = delivery.pull(request, self.now_ms, stale)
         return Given(delivery.nothing(request, stale) if answer is None else answer)
 
-    def settle(
-        self, settlement: Settlement, consumer: str = "one", **changes: object
-    ) -> SettleAnswer:
+    def settle(self, settlement: Settlement, consumer: str = "one", **changes: Any) -> SettleAnswer:
         """Report outcomes."""
-        given = {"subject": SUBJECT, "group": GROUP, "consumer": consumer, **changes}
-        request = SettleRequest(settlements=(settlement,), **given)  # type: ignore[arg-type]
+        given: dict[str, Any] = {
+            "subject": SUBJECT,
+            "group": GROUP,
+            "consumer": consumer,
+            **changes,
+        }
+        request = SettleRequest(settlements=(settlement,), **given)
         return self.broker.delivery.settle(request, self.now_ms)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.service.delivery.snapshot import encode_groups
 from qmq_broker.storage.files import layout
+from qmq_client.wire.requests import Settlement, SettleRequest
 from tests.broker.service.rig import STORE, SUBJECT, Rig
 
 #: Segments of a few messages; ids are forgotten at once, so that they hold nothing back.
@@ -37,8 +39,8 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made.close()
 
 
-def with_options(rig: Rig, **changes: object) -> None:
-    rig._store_options = replace(RETAINING, **changes)  # type: ignore[arg-type]
+def with_options(rig: Rig, **changes: Any) -> None:
+    rig._store_options = replace(RETAINING, **changes)
     rig.restart()
 
 
@@ -83,14 +85,12 @@ def test_B12_a_segment_goes_when_it_is_old_and_every_group_has_passed_it(rig: Ri
     assert files(rig, "commitlog")[0] != "0" * 20
 
 
-def settle(rig: Rig, group: str, settlement: object) -> None:
-    from qmq_client.wire.requests import SettleRequest
-
+def settle(rig: Rig, group: str, settlement: Settlement) -> None:
     request = SettleRequest(
         subject=SUBJECT,
         group=group,
         consumer="one",
-        settlements=(settlement,),  # type: ignore[arg-type]
+        settlements=(settlement,),
     )
     assert rig.broker.delivery.settle(request, rig.now_ms).settled
 

@@ -20,7 +20,13 @@ from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.serving import Serving
 from qmq_broker.storage.store import Placed
 from qmq_client.wire.errors import InvalidMessageError, ProtocolError
-from qmq_client.wire.frame import FrameKind, build_frame, build_message_frame, parse_message_frame
+from qmq_client.wire.frame import (
+    FrameKind,
+    MessageFrame,
+    build_frame,
+    build_message_frame,
+    parse_message_frame,
+)
 from qmq_client.wire.record import Record, encode_record
 from tests.broker.service.rig import SUBJECT, Rig, make_frame, new_ids
 
@@ -34,11 +40,11 @@ class CountingStore:
     def __init__(self, rig: Rig) -> None:
         self.calls: list[str] = []
         self._store = rig.store
-        rig.broker.writer._store = self  # type: ignore[assignment]
+        rig.broker.writer._store = self  # type: ignore[assignment]  # in its place
 
-    def append(self, frames: list[object]) -> list[Placed]:
+    def append(self, frames: list[MessageFrame]) -> list[Placed]:
         self.calls.append(f"append {len(frames)}")
-        return self._store.append(frames)  # type: ignore[arg-type]
+        return self._store.append(frames)
 
     def publish(self) -> None:
         self.calls.append("publish")
@@ -197,12 +203,12 @@ class BrokenStore:
 
     def __init__(self, rig: Rig, call: str, error: Exception) -> None:
         self._rig, self._call, self._error = rig, call, error
-        rig.broker.writer._store = self  # type: ignore[assignment]
+        rig.broker.writer._store = self  # type: ignore[assignment]  # in its place
 
-    def append(self, frames: list[object]) -> list[Placed]:
+    def append(self, frames: list[MessageFrame]) -> list[Placed]:
         if self._call == "append":
             raise self._error
-        return self._rig.store.append(frames)  # type: ignore[arg-type]
+        return self._rig.store.append(frames)
 
     def publish(self) -> None:
         raise self._error

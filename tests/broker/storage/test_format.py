@@ -74,7 +74,7 @@ def test_B13_another_checksum_is_refused_and_named(root: Path) -> None:
 def test_B13_another_size_of_files_is_refused_and_named(
     root: Path, setting: str, value: int
 ) -> None:
-    error = refused(root, replace(OPTIONS, **{setting: value}))  # type: ignore[arg-type]
+    error = refused(root, replace(OPTIONS, **{setting: value}))  # type: ignore[arg-type]  # any one setting
     assert isinstance(error, UnknownFormatError)
     assert (error.setting, error.known) == (setting, str(value))
     assert error.found == str(getattr(OPTIONS, setting))

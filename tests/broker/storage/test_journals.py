@@ -54,7 +54,7 @@ def test_R11_B7_a_start_after_a_kill_reads_no_frame_below_the_checkpoint() -> No
     assert store.recovery.frames == 1, "the last one is always seen again"
     assert not store.recovery.is_rebuilt
     assert store._ids.next_offset == store._queues.known_offset == store.durable_offset
-    reads = store.disk.calls["read"]  # type: ignore[attr-defined]
+    reads = store.disk.calls["read"]  # type: ignore[attr-defined]  # a RecordingDisk
     assert reads < 120, "heads of segments, chunks and small files"
     assert_all_known(world, store)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -285,10 +286,10 @@ class FailingDisk(RecordingDisk):
 
     fails = ""
 
-    def perform(self, call: str, path: str, operation: object) -> None:
+    def perform(self, call: str, path: str, operation: Any) -> None:
         if call == self.fails and path.startswith((layout.INDEX, layout.INDEX_TABLE)):
             raise DiskError(operation=call, path=path, reason="planted")
-        super().perform(call, path, operation)  # type: ignore[arg-type]
+        super().perform(call, path, operation)
 
 
 @pytest.mark.parametrize("call", ["open", "write", "sync", "rename", "sync_directory"])

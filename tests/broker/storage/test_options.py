@@ -23,7 +23,7 @@ from qmq_broker.options import MIB, ServeOptions, StoreOptions
 )
 def test_a_setting_outside_its_bounds_is_named(field: str, value: int) -> None:
     with pytest.raises(ValueError, match=field):
-        StoreOptions(**{field: value})  # type: ignore[arg-type]
+        StoreOptions(**{field: value})  # type: ignore[arg-type]  # any one setting
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_setting_outside_its_bounds_is_named(field: str, value: int) -> None:
 )
 def test_a_wrong_place_to_serve_is_named(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field):
-        ServeOptions(**{"directory": "d", field: value})  # type: ignore[arg-type]
+        ServeOptions(**{"directory": "d", field: value})  # type: ignore[arg-type]  # any one setting
 
 
 def test_a_segment_must_hold_the_longest_frame() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.ids.repeats import is_same_message
 from qmq_broker.storage.store import Store
-from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame
+from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.names import COPIES
 from qmq_client.wire.record import Record, encode_record
@@ -57,13 +58,13 @@ def test_B7_a_frame_of_new_and_repeated_messages_stores_the_new_ones() -> None:
         Record(message_id=ids.next_id(), subject="invoices", body=b"i", born_at_ms=1)
     )
 
-    def frame(**content: list[bytes]) -> object:
+    def frame(**content: list[bytes]) -> MessageFrame:
         return parse_message_frame(build_message_frame(content))
 
     world = World(RecordingDisk())
-    world.store.append([frame(orders=[records[1]]), frame(orders=[records[3]])])  # type: ignore[list-item]
+    world.store.append([frame(orders=[records[1]]), frame(orders=[records[3]])])
     world.store.sync()
-    placed = world.store.append([frame(orders=records, invoices=[invoice])])[0]  # type: ignore[list-item]
+    placed = world.store.append([frame(orders=records, invoices=[invoice])])[0]
     world.store.sync()
     assert placed.duplicates == 2
     orders = [
@@ -76,7 +77,7 @@ def test_B7_a_frame_of_new_and_repeated_messages_stores_the_new_ones() -> None:
     assert placed.places[-1] == SubjectPlace(subject="invoices", first_sequence=0, count=1)
     stored = records_of(world.store, "orders")
     assert [stored[sequence] for sequence in orders] == records
-    again = world.store.append([frame(orders=records, invoices=[invoice])])[0]  # type: ignore[list-item]
+    again = world.store.append([frame(orders=records, invoices=[invoice])])[0]
     assert (again.duplicates, again.places) == (6, placed.places)
 
 
@@ -125,8 +126,14 @@ def test_B7_a_message_that_is_made_anew_under_its_id_is_a_repeat() -> None:
     content = {"message_id": MessageIds(9).next_id(), "subject": "orders", "body": b"body"}
 
     def made(born_at_ms: int, **changes: object) -> bytes:
-        given = {**content, "born_at_ms": born_at_ms, "key": "k", "tags": ("t",), **changes}
-        return encode_record(Record(**given))  # type: ignore[arg-type]
+        given: dict[str, Any] = {
+            **content,
+            "born_at_ms": born_at_ms,
+            "key": "k",
+            "tags": ("t",),
+            **changes,
+        }
+        return encode_record(Record(**given))
 
     later = {"due_at_ms": 500, "expires_at_ms": 900}
     for first, again in (

@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import click
 from click.testing import CliRunner
 
 from qmq_client import pull
@@ -55,7 +56,7 @@ def test_every_command_that_asks_a_broker_is_on_the_page() -> None:
     named = {words[0] for words in commands()}
     assert named == {"send", "subjects", "tail", "groups", "lag", "dead", "message"}
     for group in ("groups", "dead", "message"):
-        command = root.commands.get(group) or root.get_command(None, group)  # type: ignore[arg-type]
+        command = root.commands.get(group) or root.get_command(click.Context(root), group)
         known = set(getattr(command, "commands", {}))
         told = {word for word in known if re.search(rf"`?{group} {word}\b|`{word}`", PAGE)}
         assert told == known, group

@@ -37,7 +37,7 @@ def failing(error: BaseException, **settings: Any) -> Any:
         calls.append(delivery.attempt)
         raise error
 
-    handler.calls = calls  # type: ignore[attr-defined]
+    handler.calls = calls  # type: ignore[attr-defined]  # read back by the test
     return handler
 
 

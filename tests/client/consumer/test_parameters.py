@@ -54,7 +54,7 @@ def typed(annotation: Any) -> Callable[..., Any]:
 
     got: list[Any] = []
     handler.__annotations__["body"] = annotation
-    handler.got = got  # type: ignore[attr-defined]
+    handler.got = got  # type: ignore[attr-defined]  # its own list, carried along
     return handler
 
 
@@ -62,7 +62,7 @@ def received(bench: Bench, annotation: Any, body: Any) -> list[Any]:
     handler = typed(annotation)
     bench.put(body)
     bench.drain(consumer(SUBJECT, group=GROUP)(handler))
-    got: list[Any] = handler.got  # type: ignore[attr-defined]
+    got: list[Any] = handler.got  # type: ignore[attr-defined]  # its own list, carried along
     return got
 
 
@@ -116,7 +116,7 @@ def test_C9_a_body_of_another_type_is_rejected_and_the_handler_is_not_called(
     handler = typed(annotation)
     bench.put(sent)
     bench.drain(consumer(SUBJECT, group=GROUP)(handler))
-    assert handler.got == []  # type: ignore[attr-defined]
+    assert handler.got == []  # type: ignore[attr-defined]  # its own list, carried along
     (dead,) = bench.broker.dead_letters(SUBJECT, GROUP)
     assert "malformed" in dead.error
 
@@ -138,7 +138,7 @@ def test_a_handler_may_take_message_delivery_and_body_together(bench: Bench) -> 
 
 
 def test_names_without_annotation_are_understood() -> None:
-    def handler(message, delivery, body):  # type: ignore[no-untyped-def]
+    def handler(message, delivery, body):  # type: ignore[no-untyped-def]  # the case
         pass
 
     parameters = resolve_parameters(handler, has_inbox=False, is_batch=False)
@@ -169,7 +169,7 @@ def test_a_parameter_behind_a_default_is_still_filled(bench: Bench) -> None:
     seen: list[Any] = []
 
     @consumer(SUBJECT, group=GROUP)
-    def handler(body: int, factor: int = 3, message: Message = None) -> None:  # type: ignore[assignment]
+    def handler(body: int, factor: int = 3, message: Message = None) -> None:  # type: ignore[assignment]  # the case
         seen.append((body * factor, message.body))
 
     bench.put(2)
@@ -343,7 +343,7 @@ def test_one_handler_may_be_given_without_a_list(bench: Bench) -> None:
     marked = consumer(SUBJECT, group=GROUP)(handler)
     assert len(Consumers(marked, bench.transport).members) == 1
     with pytest.raises(ConfigurationError, match="no handler"):
-        Consumers(5, bench.transport)  # type: ignore[arg-type]
+        Consumers(5, bench.transport)  # type: ignore[arg-type]  # the mistake
 
 
 def test_an_inbox_and_settling_by_hand_exclude_each_other() -> None:

@@ -30,7 +30,7 @@ def received(*attempts: int) -> list[Received]:
 
 
 def prefetch_of(clock: FakeClock | None = None, **settings: int) -> Prefetch:
-    options = ConsumerOptions(subject="s", group="g", **settings)  # type: ignore[arg-type]
+    options = ConsumerOptions(subject="s", group="g", **settings)  # type: ignore[arg-type]  # integers alone
     return Prefetch(options, clock or FakeClock())
 
 

@@ -84,8 +84,10 @@ class BoundedProtocol(HttpToolsProtocol):
         #: Loop time since when the client has left an answer unread.
         self.unread_since_s: float | None = None
 
-    # asyncio's protocols are told of any transport, this one only of a TCP server's.
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(
+        self,
+        transport: asyncio.Transport,  # type: ignore[override]  # a TCP server's, never another
+    ) -> None:
         super().connection_made(transport)
         names = certificate_names(transport.get_extra_info("peercert"))
         if names:
