@@ -53,6 +53,11 @@ class Claims:
         self._thread: Executor | None = None
         self._ahead: Future[Claim] | None = None
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the next claim has been begun."""
+        return self._ahead is not None
+
     def take(self, limit: int) -> Claim:
         """The claim that was begun ahead, or a new one of up to `limit` rows."""
         ahead, self._ahead = self._ahead, None

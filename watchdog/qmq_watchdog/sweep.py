@@ -30,6 +30,7 @@ from qmq_client.transport.port import Transport
 from qmq_watchdog.claiming import Claims, one_thread
 from qmq_watchdog.databases import Database
 from qmq_watchdog.rate import RowRate
+from qmq_watchdog.settling import Settlement, Settlements
 
 #: The first claim after a start or a failure: enough to see how large the records are and whether
 #: the broker is there, little to carry in memory or to give back.
@@ -146,6 +147,9 @@ class Sweep:
         self._claims = Claims(
             lambda: self.database.store, clock, lease_ms=self._options.lease_ms, beside=beside
         )
+        self._settlements = Settlements(
+            lambda: self.database.store, keep_sent_ms=database.keep_sent_ms, beside=beside
+        )
 
     @property
     def name(self) -> str:
@@ -172,14 +176,17 @@ class Sweep:
         try:
             with database_errors(self.database.name):
                 self._check_once()
-                while self._batch(counts):
-                    if (
-                        counts.claimed >= self._options.rows_max
-                        or self._clock.monotonic_s() >= end_s
-                        or is_stopped()
-                    ):
-                        counts.is_cut_short = True
-                        break
+                try:
+                    while self._batch(counts):
+                        if (
+                            counts.claimed >= self._options.rows_max
+                            or self._clock.monotonic_s() >= end_s
+                            or is_stopped()
+                        ):
+                            counts.is_cut_short = True
+                            break
+                finally:
+                    counts.lost += self._settlements.end()
         except (DatabaseUnavailableError, OutboxMissingError) as error:
             counts.error = error
         finally:
@@ -225,6 +232,9 @@ class Sweep:
         is_more_wanted = claim.is_full and counts.claimed < self._options.rows_max
         if counts.sent and is_more_wanted and allowed is None and not keys:
             self._claims.look_ahead(min(self._limit_rows, self._options.rows_max - counts.claimed))
+        if any(row.ordering_key is not None for row in rows):
+            # What is before them must be seen as it is.
+            counts.lost += self._settlements.wait()
         turns = turns_of(rows, self.database.store)
         outcome = publish_rows(
             turns.free,
@@ -234,7 +244,9 @@ class Sweep:
             random=self._random,
         )
         counts.add(outcome)
-        counts.lost += self._settle(outcome, turns.given_back(), claim.token)
+        self._settle(
+            Settlement(token=claim.token, outcome=outcome, held=turns.given_back()), counts
+        )
         counts.held += len(turns.held)
         self._keys = _keys_sent(turns.free, outcome)
         return (claim.is_full or bool(self._keys)) and not outcome.unreachable
@@ -259,12 +271,13 @@ class Sweep:
         with suppress(DatabaseUnavailableError, OutboxMissingError), database_errors(self.name):
             store.settle(BatchOutcome(failed=back), token=claim.token)
 
-    def _settle(self, outcome: BatchOutcome, held: BatchOutcome, token: bytes) -> int:
-        """Settle the batch; returns how many of the rows that were tried were not ours any more."""
-        store, keep_ms = self.database.store, self.database.keep_sent_ms
-        settled = store.settle(outcome, token=token, keep_ms=keep_ms)
-        store.settle(held, token=token)
-        return len(outcome.sent) + len(outcome.failed) + len(outcome.parked) - settled
+    def _settle(self, settlement: Settlement, counts: SweepCounts) -> None:
+        """Write down what the batch has come to, beside the next one where that is at hand."""
+        counts.lost += self._settlements.wait()
+        if self._claims.is_ahead:
+            self._settlements.begin(settlement)
+        else:
+            counts.lost += self._settlements.settle(settlement)
 
     def _check_once(self) -> None:
         if not self._is_checked:

@@ -1,0 +1,71 @@
+"""Settlements of one sweep: a batch is written down while the next one goes to the broker.
+
+At most one is under way beside the sweep, and only while a claim is ahead (`claiming.py`), so a sweep
+that has little to do needs neither a thread nor a second connection for it. What it finds out, also an
+error, is told when it is waited for: before the next one begins, and at the end of the sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+
+from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.row import BatchOutcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """What a batch has come to."""
+
+    token: bytes
+    #: Of the rows that were tried.
+    outcome: BatchOutcome
+    #: Of those that were held back.
+    held: BatchOutcome
+
+
+class Settlements:
+    """Settlements on one database. One thread at a time; it uses another one for itself."""
+
+    def __init__(
+        self,
+        store: Callable[[], OutboxStore],
+        *,
+        keep_sent_ms: int | None,
+        beside: Callable[[], Executor],
+    ) -> None:
+        """`beside`: as for `Claims`; it is shut down with `end`."""
+        self._store = store
+        self._keep_sent_ms = keep_sent_ms
+        self._beside = beside
+        self._thread: Executor | None = None
+        self._under_way: Future[int] | None = None
+
+    def settle(self, settlement: Settlement) -> int:
+        """Write it down now; how many of the rows that were tried were somebody else's by then."""
+        store, outcome = self._store(), settlement.outcome
+        settled = store.settle(outcome, token=settlement.token, keep_ms=self._keep_sent_ms)
+        store.settle(settlement.held, token=settlement.token)
+        return len(outcome.sent) + len(outcome.failed) + len(outcome.parked) - settled
+
+    def begin(self, settlement: Settlement) -> None:
+        """Write it down beside whatever this thread does next. Requires: none is under way."""
+        if self._thread is None:
+            self._thread = self._beside()
+        self._under_way = self._thread.submit(self.settle, settlement)
+
+    def wait(self) -> int:
+        """The end of the one under way: what `settle` returns; 0 when there is none."""
+        under_way, self._under_way = self._under_way, None
+        return 0 if under_way is None else under_way.result()
+
+    def end(self) -> int:
+        """End of a sweep: `wait`, and the thread ends."""
+        try:
+            return self.wait()
+        finally:
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                thread.shutdown(wait=True)
