@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.crash.case import Case
 
 _EVERYWHERE = "test_B3_whatever_a_power_cut_leaves_every_acknowledged_message_is_there"
-_KILLS = "test_B1_B3_B7_B8_C1_a_broker_killed_under_load_loses_alters_and_doubles_nothing"
+_KILLS = "test_F25_B1_B3_B7_B8_C1_a_broker_killed_under_load_loses_alters_and_doubles_nothing"
 _CALLS = "test_B5_B6_whichever_call_fails_the_broker_ends_as_documented_and_loses_nothing"
 _FULL = "test_B6_on_a_full_disk_sends_are_refused_and_all_else_goes_on_until_there_is_room"
 _PLANTED = "test_a_planted_bug_is_found"

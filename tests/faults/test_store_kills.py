@@ -19,7 +19,7 @@ def _nothing_else(_: random.Random) -> None:
 
 
 @pytest.mark.timeout(0)
-def test_B1_B3_B7_B8_C1_a_broker_killed_under_load_loses_alters_and_doubles_nothing(
+def test_F25_B1_B3_B7_B8_C1_a_broker_killed_under_load_loses_alters_and_doubles_nothing(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     kills = KILLS_BEFORE_A_RELEASE if request.config.getoption("--release") else KILLS

@@ -52,7 +52,9 @@ BUGS: dict[str, Bug] = {
     "the publisher deletes on 503 and silence": Bug(
         clients.what_a_busy_broker_refuses_is_taken_for_sent
     ),
-    "rows are deleted without their token": Bug(clients.rows_are_removed_whoever_owns_them),
+    "rows are deleted without their token": Bug(
+        clients.rows_are_removed_whoever_owns_them, with_trouble(Trouble.DATABASE)
+    ),
     "the sweep ignores due times": Bug(clients.rows_are_claimed_before_their_time),
     "an unproven commit is believed": Bug(
         clients.unproven_commits_are_believed, with_trouble(Trouble.COMMITS)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from qmq_broker.service.delivery.holding import first_copy, first_needed
 from qmq_client.wire.operations import DeadRequest
 from tests.broker.service.rig import GROUP, STORE, SUBJECT, Given, Rig
 
@@ -109,3 +110,17 @@ def test_B12_a_paused_group_holds_its_messages_back_and_a_removed_one_does_not(r
     assert rig.broker.delivery.needed_offset(rig.now_ms) == entry.physical_offset
     rig.broker.changes.remove(SUBJECT, GROUP, rig.now_ms)
     assert rig.broker.delivery.needed_offset(rig.now_ms) == rig.store.durable_offset
+
+
+def test_B12_a_dead_letter_holds_the_log_back_up_to_the_last_moment_of_its_time(rig: Rig) -> None:
+    send(rig, 2)
+    rig.settle(rig.pull(max_messages=1).reject("no"))
+    state = rig.broker.delivery.group(SUBJECT, GROUP)
+    assert state is not None
+    died_ms = state.dead[0].at_ms
+    assert first_needed(state, died_ms) == 0
+    assert first_needed(state, died_ms + 1) == state.cursor == 1
+    state.aside.copies[0] = 7  # as when it had been away before it died
+    assert first_needed(state, died_ms) == 1
+    assert first_copy(state, died_ms) == 7
+    assert first_copy(state, died_ms + 1) is None

@@ -9,6 +9,8 @@ from typing import Any
 from qmq_client.consumer import Consumers
 from qmq_client.message import Message
 from qmq_client.testing import DrainReport, FakeClock, MemoryBroker, MemoryTransport, drain
+from qmq_client.wire.deliveries import Deliveries
+from qmq_client.wire.requests import PullRequest
 
 SUBJECT = "orders"
 GROUP = "audit"
@@ -32,9 +34,26 @@ class Bench:
     def consumers(self, *handlers: Callable[..., Any]) -> Consumers:
         return Consumers(handlers, self.transport, clock=self.clock)
 
+    def consumers_far_away(self, *handlers: Callable[..., Any], answer_ms: int) -> Consumers:
+        """Such whose pulls are answered after so long."""
+        transport = _FarAway(self.broker, self.clock, answer_ms)
+        return Consumers(handlers, transport, clock=self.clock)
+
     def drain(self, *handlers: Callable[..., Any]) -> DrainReport:
         return drain(self.consumers(*handlers))
 
     def counters(self, consumers: Consumers) -> dict[str, int]:
         (counted,) = consumers.counters().values()
         return {name: count for name, count in counted.items() if count}
+
+
+class _FarAway(MemoryTransport):
+    def __init__(self, broker: MemoryBroker, clock: FakeClock, answer_ms: int) -> None:
+        super().__init__(broker)
+        self._own_clock = clock
+        self._answer_ms = answer_ms
+
+    def pull(self, request: PullRequest) -> Deliveries:
+        answer = super().pull(request)
+        self._own_clock.advance(self._answer_ms)
+        return answer

@@ -76,6 +76,41 @@ def test_C3_an_ack_after_the_lease_is_refused_and_reported_to_the_handlers_owner
     assert bench.broker.lag(SUBJECT, GROUP) == 0
 
 
+def test_C3_the_time_an_answer_was_under_way_is_taken_off_its_lease(bench: Bench) -> None:
+    """The broker counts from when it gave the message, so by then somebody else may have it."""
+    calls: list[Any] = []
+
+    @consumer(SUBJECT, group=GROUP, lease_ms=LEASE_MS)
+    def handler(body: Any) -> None:
+        calls.append(body)
+
+    bench.put("late")
+    consumers = bench.consumers_far_away(handler, answer_ms=5 * SECOND)
+    (member,) = consumers.members
+    member.pull_once(is_blocking=False)
+    bench.clock.advance(LEASE_MS - 5 * SECOND)
+    member.work_once(is_blocking=False)
+    assert calls == []
+    assert bench.counters(consumers) == {"pulled": 1, "late": 1}
+
+
+def test_a_pull_that_waited_long_for_its_message_keeps_most_of_the_lease(bench: Bench) -> None:
+    """How long it waited at the broker cannot be told from how long its answer was under way."""
+    calls: list[Any] = []
+
+    @consumer(SUBJECT, group=GROUP, lease_ms=LEASE_MS)
+    def handler(body: Any) -> None:
+        calls.append(body)
+
+    bench.put("in time")
+    consumers = bench.consumers_far_away(handler, answer_ms=LEASE_MS)
+    (member,) = consumers.members
+    member.pull_once(is_blocking=False)
+    bench.clock.advance(LEASE_MS * 3 // 4 - 1)
+    member.work_once(is_blocking=False)
+    assert calls == ["in time"]
+
+
 def test_C9_an_owner_who_fails_on_the_report_stops_nothing(bench: Bench) -> None:
     def fail(_: Any) -> None:
         raise ValueError("owner")
