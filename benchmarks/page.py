@@ -91,6 +91,7 @@ def section(result: Result) -> str:
     if result.failure:
         first_line = result.failure.splitlines()[0]
         parts.append(f"**Failed:** `{first_line}`")
+    if not result.rows:
         return "\n\n".join(parts)
     parts.append(table(result.rows))
     parts += [f"![{result.number}: rounds and medians]({name})" for name in draw(result)]

@@ -44,6 +44,7 @@ def show_result(console: Console, result: Result) -> None:
         console.print(f"[yellow]{BUSY}[/]")
     if result.failure:
         console.print(f"[red]failed:[/] {escape(result.failure)}", highlight=False)
+    if not result.rows:
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("figure")

@@ -1,7 +1,7 @@
 """The list of benchmarks, and how one of them is run.
 
-A benchmark is a function `run(bench) -> list[Row]` in a module of its own; it is imported only when it
-is run, so that `--list` is quick and one that cannot start takes no other with it.
+A benchmark is a function `run(bench) -> list[Row]`, or a generator of rows where it takes minutes, in a module of its own; it is imported
+only when it is run, so that `--list` is quick and one that cannot start takes no other with it.
 """
 
 from __future__ import annotations
@@ -232,17 +232,18 @@ def words_of(entry: Benchmark) -> set[str]:
 def run_benchmark(
     benchmark: Benchmark, *, effort: Effort, directory: Path, is_full_size: bool = False
 ) -> Result:
-    """Run one benchmark; what goes wrong in it becomes the result's failure."""
+    """Run one benchmark; what goes wrong in it becomes the result's failure, beside the rows that it had given."""
     machine = describe_machine(directory)
     load_before, started_at, started_s = load_average(), datetime.now(UTC), time.monotonic()
-    rows: tuple[Row, ...] = ()
+    rows: list[Row] = []
     failure = ""
     neighbours = Neighbours()
     try:
         work = importlib.import_module(f"benchmarks.{benchmark.module}").run
         with tempfile.TemporaryDirectory(prefix="qmq-bench-", dir=directory) as name:
             bench = Bench(effort=effort, directory=Path(name), is_full_size=is_full_size)
-            rows = tuple(cast("Callable[[Bench], list[Row]]", work)(bench))
+            for row in cast("Callable[[Bench], Iterable[Row]]", work)(bench):
+                rows.append(row)
     except Exception as error:  # the top of the loop over benchmarks: the others still run
         failure = f"{type(error).__name__}: {error}"
     return Result(
@@ -258,6 +259,6 @@ def run_benchmark(
         load_before=load_before,
         load_after=load_average(),
         others_share=neighbours.share(),
-        rows=rows,
+        rows=tuple(rows),
         failure=failure,
     )

@@ -42,22 +42,39 @@ def fill(directory: Path, messages: int, *, outbox: Path | None = None) -> None:
     With an `outbox` there is a row of each message in it, and one group has pulled and acked all of them.
     Requires: a multiple of `FRAME_MESSAGES`.
     """
-    options = StoreOptions(dedupe_ids=0, index_entries=0, segment_bytes=256 * 1024 * 1024)
-    store = Store.open(OsDisk(str(directory)), SYSTEM_CLOCK, options)
-    rows = None if outbox is None else _Outbox(outbox)
-    endless, group = _frames(), _Group()
-    for left in range(messages // FRAME_MESSAGES, 0, -_FRAMES_PER_COMMIT):
-        some = list(itertools.islice(endless, min(left, _FRAMES_PER_COMMIT)))
-        frames = [parse_message_frame(build_message_frame(frame)) for frame in some]
-        store.append(frames)
-        store.sync()
+    Filling(directory, outbox=outbox).add(messages)
+
+
+class Filling:
+    """A data directory, and an outbox beside it, to which messages are added from time to time."""
+
+    def __init__(self, directory: Path, *, outbox: Path | None = None) -> None:
+        self._directory = directory
+        self._outbox = outbox
+        self._frames = _frames()
+        self._group = _Group()
+        #: How many there are.
+        self.messages = 0
+
+    def add(self, messages: int) -> None:
+        """So many more, and the broker's files closed as a broker closes them."""
+        options = StoreOptions(dedupe_ids=0, index_entries=0, segment_bytes=256 * 1024 * 1024)
+        store = Store.open(OsDisk(str(self._directory)), SYSTEM_CLOCK, options)
+        rows = None if self._outbox is None else _Outbox(self._outbox)
+        for left in range(messages // FRAME_MESSAGES, 0, -_FRAMES_PER_COMMIT):
+            some = list(itertools.islice(self._frames, min(left, _FRAMES_PER_COMMIT)))
+            frames = [parse_message_frame(build_message_frame(frame)) for frame in some]
+            store.append(frames)
+            store.sync()
+            if rows is not None:
+                rows.insert(some)
+                done = [one for frame in frames for one in self._group.act(frame.runs[0])]
+                store.actions.append(done)
+                store.actions.sync()
+        store.close()
         if rows is not None:
-            rows.insert(some)
-            store.actions.append([one for frame in frames for one in group.act(frame.runs[0])])
-            store.actions.sync()
-    store.close()
-    if rows is not None:
-        rows.close()
+            rows.close()
+        self.messages += messages
 
 
 class _Group:
@@ -70,7 +87,7 @@ class _Group:
         now_ms, subject = SYSTEM_CLOCK.now_ms(), run.subject
         first = self._next.get(subject, 0)
         after = self._next[subject] = first + run.count
-        if not first:
+        if first == 0:
             yield GroupDefined(now_ms, subject, GROUP, 0, 5)
         runs = (DeliveryRun(first, run.count, 1),)
         yield Pulled(now_ms, subject, GROUP, "one", 1, first, runs, now_ms + _LEASE_MS)

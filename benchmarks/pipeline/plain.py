@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.measure import Effort, elapsed_s, interleave, paired_ratios
-from benchmarks.pipeline.growth import NOTE, config_of
+from benchmarks.pipeline.growth import LOG, NOTE, config_of
 from benchmarks.pipeline.logs import conditions, plain_records
 from benchmarks.pipeline.start import environment
 from benchmarks.result import Goal, Row
@@ -57,9 +57,9 @@ class UnlikeError(Exception):
 
 
 def cold_rows(bench: Bench, spark: SparkSession, messages: int) -> list[Row]:
-    """Ratios of plain Python to ours, and of joins to bitmaps. Requires: the log of `growth_rows`."""
+    """Ratios of plain Python to ours, and of joins to bitmaps. Requires: a log of `Growth` of so many."""
     tables = bench.directory / "cold-tables"
-    log, database = bench.directory / "large", bench.directory / "large.db"
+    log, database = bench.directory / LOG, bench.directory / f"{LOG}.db"
     taken: dict[str, list[float]] = {"plain": [], "cold": [], "ready": []}
     for _ in range(min(bench.rounds, _ROUNDS_MAX)):
         shutil.rmtree(tables, ignore_errors=True)
@@ -72,10 +72,12 @@ def cold_rows(bench: Bench, spark: SparkSession, messages: int) -> list[Row]:
             raise UnlikeError(str(answers))
         for name, (seconds, _) in answers.items():
             taken[name].append(seconds)
+    joins = _join_figures(bench, spark, tables)
+    shutil.rmtree(tables, ignore_errors=True)
     figures = (
         ("P-f: plain Python / ingest and audit, cold", taken["plain"], taken["cold"], 1.0),
         ("P-f: plain Python / audit of ready tables, cold", taken["plain"], taken["ready"], 3.5),
-        *_join_figures(bench, spark, tables),
+        *joins,
     )
     return [
         Row(
@@ -96,7 +98,7 @@ def _join_figures(
     from qmq_pipeline.jobs import audit_sql
     from qmq_pipeline.jobs.audit import audit
 
-    config = config_of(bench.directory, "large", str(tables))
+    config = config_of(bench.directory, str(tables))
     if bench.effort is not Effort.TINY:
         audit(spark, config)  # warm; its views are there for the totals
     taken = interleave(
@@ -153,7 +155,7 @@ def our_audit(directory: Path, tables: str, *, is_ready: bool) -> dict[str, int]
     from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
     from qmq_pipeline.spark.session import get_session
 
-    config, spark = config_of(directory, "large", tables), get_session()
+    config, spark = config_of(directory, tables), get_session()
     if not is_ready:
         ingest_outbox(spark, config)
         ingest(spark, config)

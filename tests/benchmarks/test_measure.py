@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -13,7 +17,13 @@ from benchmarks.page import write_pages
 from benchmarks.plot import draw
 from benchmarks.report import BUSY, decode_report, encode_report
 from benchmarks.result import SUSTAINED_BYTES_MIN, Conditions, Goal, Machine, Report, Result, Row
-from benchmarks.suite import BENCHMARKS, UnknownBenchmarkError, select
+from benchmarks.suite import (
+    BENCHMARKS,
+    Bench,
+    UnknownBenchmarkError,
+    run_benchmark,
+    select,
+)
 
 MACHINE = Machine(
     processor="P",
@@ -119,6 +129,25 @@ def test_the_page_shows_a_missed_goal_a_burst_and_a_failure(tmp_path: Path) -> N
     assert "| R4 | messages (burst) | ≤ 10 | 21 ms | **not met** |" in text
     assert "**Failed:** `ProcessError: broker ended`" in text
     assert "fdatasync \\| before" in text
+
+
+def test_a_benchmark_that_fails_late_keeps_the_rows_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(_: Bench) -> Iterator[Row]:
+        yield row(7)
+        raise ValueError("no room")
+
+    module = ModuleType("benchmarks.late")
+    monkeypatch.setattr(module, "run", run, raising=False)
+    monkeypatch.setitem(sys.modules, "benchmarks.late", module)
+    entry = replace(BENCHMARKS[0], module="late")
+    found = run_benchmark(entry, effort=Effort.TINY, directory=tmp_path)
+    assert found.failure == "ValueError: no room"
+    assert [one.samples for one in found.rows] == [(7,)]
+    text = write_pages(Report(results=(found,)), tmp_path / "pages").read_text()
+    assert "**Failed:** `ValueError: no room`" in text
+    assert "| messages | 7 | 7 | 7 |" in text
 
 
 def test_the_page_says_so_when_others_took_the_machine(tmp_path: Path) -> None:
