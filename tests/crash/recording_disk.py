@@ -131,7 +131,7 @@ class RecordingFile:
     def __init__(self, disk: RecordingDisk, path: str, number: int) -> None:
         self.path = path
         self._disk = disk
-        self._number = number
+        self.number = number
 
     def read(self, position: int, count: int) -> bytes:
         self._disk.calls["read"] = self._disk.calls.get("read", 0) + 1
@@ -149,7 +149,7 @@ class RecordingFile:
         raise DiskFullError("no space left")
 
     def sync(self) -> None:
-        number = self._number
+        number = self.number
         if self._disk.fails_sync(self.path):
             self._disk.perform("failed sync", self.path, lambda i: i.inodes[number].fail_sync())
             raise DiskError(operation="sync", path=self.path, reason="Input/output error")
@@ -168,17 +168,17 @@ class RecordingFile:
         return len(self._seen)
 
     def links(self) -> int:
-        return self._disk.image.links(self._number)
+        return self._disk.image.links(self.number)
 
     def close(self) -> None:
         pass
 
     @property
     def _seen(self) -> bytes:
-        return self._disk.image.inodes[self._number].seen
+        return self._disk.image.inodes[self.number].seen
 
     def _change(self, call: str, position: int, data: bytes, length: int | None = None) -> None:
-        number = self._number
+        number = self.number
         after = max(len(self._seen), position + len(data)) if length is None else length
         self._disk.perform(
             call, self.path, lambda image: image.inodes[number].change(position, data, after)

@@ -123,21 +123,21 @@ class Store:
             format_ = open_format(disk, options)
             recovery = Recovery(disk, clock, options, format_)
             recovered = recovery.run(checkpoints)
+            return cls(
+                disk,
+                clock,
+                options,
+                lock=lock,
+                format_=format_,
+                checkpoints=checkpoints,
+                recovered=recovered,
+            )
         except BaseException:
             if recovery is not None:
                 recovery.close()
             checkpoints.close()
             lock.release()
             raise
-        return cls(
-            disk,
-            clock,
-            options,
-            lock=lock,
-            format_=format_,
-            checkpoints=checkpoints,
-            recovered=recovered,
-        )
 
     @property
     def frame_bytes_max(self) -> int:

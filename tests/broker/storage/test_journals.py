@@ -124,6 +124,9 @@ def test_old_files_of_a_journal_go_and_the_rest_is_read_across_files(
     again = Journal(disk, "ids", STORE_ID)
     assert [chunk.first_offset for chunk in again.read(50, 100)] == [*range(50, 100, 10)]
     assert list(Journal(disk, "ids", STORE_ID).read(20, 100)) == [], "its beginning is gone"
+    late = Journal(disk, "ids", STORE_ID)
+    assert list(late.read(150, 200)) == []
+    assert late.next_offset == 150, "what ends before that is not gone on with"
     disk.unlink(f"ids/{60:020d}")
     assert [chunk.next_offset for chunk in Journal(disk, "ids", STORE_ID).read(50, 100)] == [60]
 
