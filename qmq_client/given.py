@@ -1,7 +1,7 @@
-"""What applications give: engines, session makers, sessions and connections, in SQLAlchemy's shapes.
+"""What applications pass in: SQLAlchemy's engines, session makers, sessions and connections.
 
-The asynchronous ones are named for type checkers and known by what they have: their module is not
-loaded, for it brings asyncio with it.
+The asynchronous ones are imported for type checkers only, and recognized by their attributes: loading
+their module would load asyncio.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def session_of(given: Any) -> Any:
 
 
 def engine_and_factory(given: Any) -> tuple[sa.Engine, Any]:
-    """The same, and what makes sessions of the kind that was given; raises `ConfigurationError`."""
+    """`engine_of`, and what makes sessions of the given kind; raises `ConfigurationError`."""
     engine = engine_of(given)
     if engine is None:
         raise ConfigurationError(

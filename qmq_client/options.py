@@ -32,52 +32,53 @@ _MAY_BE_NONE: Final = frozenset({"keep_sent_s"})
 class ProducerOptions:
     """How a producer publishes. The defaults keep every promise."""
 
-    #: How long only this process may send a row; after that a watchdog takes it over.
+    #: How long only this process may send a row; after that a watchdog may take it over.
     takeover_ms: int = 5_000
-    #: Committed messages that may wait in memory; what is over falls to the watchdog.
+    #: Committed messages that may wait in memory; the watchdog sends what does not fit.
     queue_messages: int = 10_000
-    #: Messages of one request.
+    #: Messages in one request.
     batch_messages: int = 1_000
     #: Bytes of records in one request.
     batch_bytes: int = 1024 * 1024
-    #: Under load, how long to gather a batch; when idle a message is sent at once.
+    #: How long to collect a batch under load; when idle, a message is sent at once.
     linger_ms: int = 20
-    #: How long to gather deletes of accepted rows.
+    #: How long to collect accepted rows before one statement deletes them.
     delete_delay_ms: int = 250
-    #: Attempts that the broker answered badly before a row is parked.
+    #: Failed attempts, not counting outages of the broker, before a row is parked.
     max_attempts: int = 50
-    #: Waits between the attempts of one row.
+    #: How long to wait between the attempts of one row.
     backoff: Backoff = field(default_factory=Backoff)
     #: Bytes of records that may wait in one transaction before they are written early.
     buffer_bytes: int = 1024 * 1024
-    #: Requests without an answer, one after the other, after which the broker is left alone.
+    #: Consecutive requests without an answer after which the broker is left alone for a while.
     breaker_failures: int = 3
-    #: How long it is left alone the first time; doubles up to the next. What commits meanwhile falls
-    #: to the watchdog after `takeover_ms`, so a look for the broker comes before that.
+    #: How long it is left alone the first time; doubles up to `breaker_max_ms`. Keep that below
+    #: `takeover_ms`, after which the watchdog takes over what was committed in the meantime.
     breaker_first_ms: int = 500
     breaker_max_ms: int = 3_000
-    #: What one message and one frame may measure; as the broker has it.
+    #: Size limits of messages and frames; must match those of the broker.
     limits: Limits = DEFAULT_LIMITS
-    #: SQLite: how transactions of the application's engine begin. DEFERRED lets a transaction that
-    #: read before it writes fail when the publisher wrote in between; IMMEDIATE waits instead.
+    #: SQLite: how transactions of the application's engine begin. With DEFERRED, a transaction that
+    #: reads before it writes fails if the publisher wrote in between; with IMMEDIATE it waits instead.
     #: `@transactional` and `transaction` always use IMMEDIATE.
     sqlite_begin: Literal["DEFERRED", "IMMEDIATE"] = "DEFERRED"
-    #: Write each message at its send and look for it again before the commit: two statements more.
-    #: For applications that use the driver's own connection beside SQLAlchemy's, and swallow errors.
+    #: Write each message when it is sent and check before the commit that it is still there: two
+    #: more statements. For applications that also use the driver's connection directly, or swallow
+    #: database errors.
     strict: bool = False
     #: Messages of one subject and key are accepted in the order of their commits. Transactions that
-    #: send under one key then wait for each other, and a message that cannot be sent stops those
-    #: behind it. All producers of the database must agree.
+    #: send with the same key then wait for each other, and a message that cannot be sent holds up
+    #: those behind it. All producers of one database must use the same setting.
     order_by_key: bool = False
-    #: Audit: keep the rows of accepted messages this long; None to delete them. The watchdog's
-    #: chores remove them afterwards.
+    #: For audits: how long to keep the rows of accepted messages; None deletes them at once. The
+    #: watchdog removes them afterwards.
     keep_sent_s: int | None = None
-    #: Publish from a thread of its own. False: only inside `flush` and `close`, in the caller's.
+    #: Publish on a background thread. False: only inside `flush` and `close`, on the caller's thread.
     background: bool = True
-    #: Called by the publisher with the ids of accepted messages: in its thread, between two requests,
-    #: so be quick; without a thread in that of `flush` and `close`. What it raises is logged.
+    #: Called with the ids of accepted messages, on the publisher's thread between two requests, so it
+    #: must be quick; without a thread, on the caller's inside `flush` and `close`. Errors are logged.
     on_sent: Callable[[Sequence[str]], object] | None = None
-    #: Called likewise with id and error of a message that was not accepted this time.
+    #: Called in the same way with the id and error of a message that was not accepted this time.
     on_failed: Callable[[str, str], object] | None = None
 
     def __post_init__(self) -> None:

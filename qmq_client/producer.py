@@ -34,7 +34,6 @@ from qmq_client.options import ProducerOptions
 from qmq_client.outbox.database.dialect import (
     BEGIN_OPTION,
     BEGIN_TO_WRITE,
-    OutboxDialect,
     dialect_of,
 )
 from qmq_client.outbox.database.driver import root_engine
@@ -43,6 +42,7 @@ from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
 from qmq_client.outbox.transaction.insert import InsertTexts
 from qmq_client.outbox.transaction.joining import has_transaction, join, join_to_cancel, noted
+from qmq_client.outbox.transaction.outlet import Outlet
 from qmq_client.outbox.transaction.tracker import watch
 from qmq_client.publishing.publisher import Publisher
 from qmq_client.publishing.receipts import Receipt
@@ -61,11 +61,11 @@ _producers: Final[WeakSet[Producer]] = WeakSet()
 class Producer:
     """Sends messages through the outbox of one database to one broker.
 
-    Make one for each engine and process and keep it. Safe for any number of threads; a forked child
-    may go on using it, with a publisher and connections of its own. In asynchronous code `send` is
-    the same plain call, since it only notes the message; what waits for something has a form to be
-    awaited, so that no event loop is blocked, and `async with` closes it. Making a producer looks at
-    the database and blocks for that long.
+    Create one for each engine in each process and keep it. It is safe to use from any number of
+    threads, and a forked child may go on using it: the child gets a publisher and connections of its
+    own. Asynchronous code calls the same plain `send`, which only notes the message. Whatever has to
+    wait also exists in a form to be awaited, and `async with` closes the producer. The constructor
+    checks the database's tables, and blocks while it does.
     """
 
     _thread: PublisherThread
@@ -82,7 +82,8 @@ class Producer:
     ) -> None:
         """`engine`: an engine or a session maker, synchronous or not; `broker`: URL or transport.
 
-        `tables` where they have other names than those of `qmq_client.metadata`. Raises `ConfigurationError`, and `OutboxMissingError` when the tables are not there.
+        Give `tables` when they have other names than those of `qmq_client.metadata`. Raises
+        `ConfigurationError`, and `OutboxMissingError` when the tables do not exist.
         """
         self.options = ProducerOptions() if options is None else options
         self.engine, self.session_factory = engine_and_factory(engine)
@@ -114,17 +115,17 @@ class Producer:
     def send(self, message: Message, *, session: AnySession | None = None) -> str:
         """Send when the transaction commits; returns the message's id, 32 hex digits.
 
-        `session`: a `Session`, `scoped_session`, `AsyncSession` or a `Connection` in a transaction.
-        It may be left out inside `@transactional` and `transaction`, and where exactly one session
-        of this producer's engine has a transaction open in this thread. Raises
-        `InvalidMessageError` or `OutboxError` before anything was written.
+        `session` is a `Session`, `scoped_session`, `AsyncSession`, or a `Connection` in a transaction.
+        It may be left out inside `@transactional` and `transaction`, and when exactly one session of
+        this producer's engine has a transaction open in this thread. Raises `InvalidMessageError` or
+        `OutboxError` before anything is written.
         """
         return self.send_many((message,), session=session)[0]
 
     def send_many(
         self, messages: Sequence[Message], *, session: AnySession | None = None
     ) -> list[str]:
-        """Send all of these or, when one of them is invalid, none."""
+        """`send` for several messages: all of them or, if one is invalid, none."""
         now_ms = self._clock.now_ms()
         rows = [self._make_row(message, now_ms) for message in messages]
         if not rows:
@@ -134,11 +135,11 @@ class Producer:
         return [format_message_id(row.message_id) for row in rows]
 
     def send_now(self, message: Message) -> str:
-        """Send in a transaction of its own: on return the message is stored, and will arrive."""
+        """Send in a transaction of its own: on return the message is stored and will be delivered."""
         return self.send_now_many((message,))[0]
 
     def send_now_many(self, messages: Sequence[Message]) -> list[str]:
-        """Send all of these in one transaction of their own or, when one is invalid, none."""
+        """`send_now` for several messages in one transaction: all or, if one is invalid, none."""
         if self.engine.dialect.is_async:
             raise ConfigurationError(
                 setting="send_now",
@@ -150,13 +151,13 @@ class Producer:
             return self._send_alone(connection, messages)
 
     async def send_now_async(self, message: Message) -> str:
-        """`send_now` that blocks no event loop."""
+        """`send_now` without blocking the event loop."""
         return (await self.send_now_many_async((message,)))[0]
 
     async def send_now_many_async(self, messages: Sequence[Message]) -> list[str]:
-        """`send_now_many` that blocks no event loop.
+        """`send_now_many` without blocking the event loop.
 
-        On an asynchronous engine through a connection of it, elsewhere in a thread.
+        Uses a connection of an asynchronous engine, and a thread for any other engine.
         """
         if not self.engine.dialect.is_async:
             return await asyncio.to_thread(self.send_now_many, messages)
@@ -167,13 +168,14 @@ class Producer:
             return await connection.run_sync(self._send_alone, messages)
 
     def cancel(self, message_id: str, *, session: AnySession | None = None) -> bool | Cancellation:
-        """Take a message back, as part of the transaction; whether it was there to be taken.
+        """Withdraw a message as part of the transaction; returns whether that was possible.
 
-        One that was sent in this transaction is; one of an earlier transaction only while nobody
-        may be sending it: given back after a failure, parked, or left by a process that died. False
-        when it is sent, being sent, or unknown. Like any change, undone by a rollback.
+        A message sent in this transaction can always be withdrawn. One from an earlier transaction
+        can be only while no process may be sending it: after a failed attempt, while it is parked, or
+        when the process that sent it has died. False if it was sent, is being sent, or is unknown.
+        Like any other change, the withdrawal is undone by a rollback.
 
-        Where no transaction is open it is `cancel_now`.
+        Without an open transaction this is `cancel_now`.
         """
         wanted = parse_message_id(message_id)
         if session is None and not has_transaction(self.engine):
@@ -181,10 +183,11 @@ class Producer:
         return join_to_cancel(session, self.engine, self._outlet, wanted)
 
     def cancel_now(self, message_id: str) -> Cancellation:
-        """Take a message back, from the outbox or, while it waits for its time, from the broker.
+        """Withdraw a message from the outbox or, if it is delayed, from the broker.
 
-        True when it will never be delivered; else it says why not. `UNKNOWN` also while the message
-        is on its way from one to the other: ask again. Raises `TransportError`.
+        The result is true when the message will never be delivered; otherwise it says why not. It is
+        also `UNKNOWN` while the message is on its way from one to the other: ask again. Raises
+        `TransportError`.
         """
         with self.engine.connect() as connection:
             connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
@@ -195,7 +198,7 @@ class Producer:
     async def cancel_async(
         self, message_id: str, *, session: AnyAsyncSession | None = None
     ) -> bool | Cancellation:
-        """`cancel` in the transaction of an `AsyncSession` or `AsyncConnection`, or as `cancel_now`."""
+        """`cancel` for an `AsyncSession` or `AsyncConnection`; without a transaction, `cancel_now`."""
         if session is None and not has_transaction(self.engine):
             return await self._cancel_now_async(message_id)
         scope: Any = current_session() if session is None else session_of(session)
@@ -216,11 +219,11 @@ class Producer:
         return await asyncio.to_thread(cancel_at_broker, self._transport, message_id)
 
     def receipt(self, message_id: str, *, session: AnySession | None = None) -> Receipt:
-        """A receipt for a message sent in the transaction that is open; asked for before its end.
+        """A receipt for a message sent in the open transaction; ask for it before the commit.
 
-        `receipt.wait(deadline_s)` or `await receipt`, after the commit, tells what became of it.
-        Without a thread (`background=False`) nothing does until `flush`. In a forked child the
-        receipts of its parent stay open.
+        After the commit, `receipt.wait(deadline_s)` or `await receipt` tells what became of the
+        message. Without a publisher thread (`background=False`) that is not known before `flush`. In a
+        forked child the receipts of the parent are never answered.
         """
         row = noted(session, self.engine, self._outlet, parse_message_id(message_id))
         if row is None:
@@ -231,9 +234,9 @@ class Producer:
         return self.publisher.receipts.open(row)
 
     def flush(self, deadline_s: float = 10.0) -> Flushed:
-        """Wait until everything committed is accepted or left to the watchdog, or the deadline.
+        """Wait until each committed message is accepted or left to the watchdog, or for the deadline.
 
-        The result is true when all messages since the flush before were accepted; it counts those
+        The result is true if all messages since the previous flush were accepted, and counts those
         that were not.
         """
         is_done = self._thread.flush(deadline_s)
@@ -244,13 +247,13 @@ class Producer:
         return flushed
 
     async def aflush(self, deadline_s: float = 10.0) -> Flushed:
-        """`flush` that blocks no event loop."""
+        """`flush` without blocking the event loop."""
         return await asyncio.to_thread(self.flush, deadline_s)
 
     def close(self, deadline_s: float = 10.0) -> None:
-        """Send what can be sent until the deadline and end the thread; safe to repeat.
+        """Send what can be sent before the deadline, then end the thread. Safe to call again.
 
-        What is left stays in the outbox for the watchdog, as do messages sent after the close.
+        Whatever is left stays in the outbox for the watchdog, and so do messages sent after the close.
         """
         _producers.discard(self)
         if not self._thread.close(deadline_s):
@@ -258,12 +261,12 @@ class Producer:
             self._thread.join_aborted()
 
     async def aclose(self, deadline_s: float = 10.0) -> None:
-        """`close` that blocks no event loop."""
+        """`close` without blocking the event loop."""
         await asyncio.to_thread(self.close, deadline_s)
 
     @property
     def stats(self) -> PublisherStats:
-        """What became of the messages of this process until now."""
+        """What has become of this process's messages so far."""
         return self.publisher.stats
 
     def __enter__(self) -> Self:
@@ -289,7 +292,7 @@ class Producer:
         await self.aclose()
 
     def after_fork(self) -> None:
-        """In a forked child: a fresh publisher, nothing shared with the parent. Called by itself."""
+        """Give a forked child a publisher of its own, sharing nothing with the parent. Called on fork."""
         self.publisher.receipts.abandon()
         self._store.after_fork()
         self._dialect.after_fork(root_engine(self.engine))
@@ -311,14 +314,17 @@ class Producer:
             is_background=self.options.background,
             on_end=self._release,
         )
-        self._outlet = _Outlet(
-            self.publisher,
-            self._clock,
-            tables=self._tables,
-            record_bytes_max=self._store.record_bytes_max,
+        self._outlet = Outlet(
+            outbox=self._tables.outbox,
+            order_lock=self._tables.order_lock,
             dialect=self._dialect,
-            texts=self._texts,
-            options=self.options,
+            buffer_bytes=self.options.buffer_bytes,
+            record_bytes_max=self._store.record_bytes_max,
+            is_strict=self.options.strict,
+            token=self.publisher.token,
+            insert_text=self._texts.text,
+            monotonic_s=self._clock.monotonic_s,
+            hand_over=self.publisher.queue.put,
         )
 
     def _release(self) -> None:
@@ -344,32 +350,6 @@ class Producer:
             ordering_key=record.key if self.options.order_by_key else None,
             record=encode_record(record, self.options.limits),
         )
-
-
-class _Outlet:
-    """What a transaction needs to know of the producer that sends in it; see `Outlet`."""
-
-    def __init__(
-        self,
-        publisher: Publisher,
-        clock: Clock,
-        *,
-        tables: Tables,
-        record_bytes_max: int | None,
-        dialect: OutboxDialect,
-        texts: InsertTexts,
-        options: ProducerOptions,
-    ) -> None:
-        self.outbox = tables.outbox
-        self.order_lock = tables.order_lock
-        self.record_bytes_max = record_bytes_max
-        self.is_strict = options.strict
-        self.dialect = dialect
-        self.buffer_bytes = options.buffer_bytes
-        self.token = publisher.token
-        self.insert_text = texts.text
-        self.monotonic_s = clock.monotonic_s
-        self.hand_over = publisher.queue.put
 
 
 def _open_transport(broker: str | BrokerAddress | Transport) -> Transport:

@@ -17,7 +17,7 @@ _EXPONENT_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Growing waits with a cap and with jitter, so that what failed together comes back apart."""
+    """Growing waits with a cap and jitter, so that what failed together is not retried together."""
 
     #: Wait after the first failed attempt.
     first_ms: int = 1_000
@@ -88,10 +88,10 @@ class Breaker:
 
 
 class Retry(Exception):  # noqa: N818  # a handler's wish, not an error
-    """Raised by a handler: give the message back, to be delivered again.
+    """Raised by a handler to give the message back for another delivery.
 
-    `after` is seconds or a `timedelta`, up to two years; None leaves the wait to the group's backoff.
-    Raises `ConfigurationError` for anything else.
+    `after` is a number of seconds or a `timedelta`, up to two years; None leaves the wait to the
+    group's backoff. Raises `ConfigurationError` for anything else.
     """
 
     def __init__(self, after: float | timedelta | None = None) -> None:
@@ -101,7 +101,7 @@ class Retry(Exception):  # noqa: N818  # a handler's wish, not an error
 
 
 class Reject(Exception):  # noqa: N818  # a handler's verdict, not an error
-    """Raised by a handler: the message can never be handled; to the dead letters with it now."""
+    """Raised by a handler whose message can never be handled: it becomes a dead letter at once."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)

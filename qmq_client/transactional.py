@@ -43,11 +43,11 @@ class SessionSource(Protocol):
 def transactional(
     source: SessionSource, *, requires_new: bool = False
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Run a function, plain or `async`, in a transaction: commits at its return, else rolls back.
+    """Run a function, plain or `async`, in a transaction: commit when it returns, else roll back.
 
-    Inside, `current_session()` is the session, and `producer.send(message)` needs none. Called
-    inside another such function of the same engine it is a savepoint of that transaction, or with
-    `requires_new` a transaction of its own (on SQLite two cannot write at once).
+    Inside, `current_session()` is the session, and `producer.send(message)` needs no `session`. Called
+    inside another such function on the same engine, it runs in a savepoint of that transaction, or,
+    with `requires_new`, in a transaction of its own (not on SQLite, where two cannot write at once).
     """
 
     if not hasattr(source, "session_factory") or not hasattr(source, "engine"):

@@ -63,7 +63,7 @@ class Tables:
 def make_tables(
     metadata: sa.MetaData, *, schema: str | None = None, prefix: str = DEFAULT_PREFIX
 ) -> Tables:
-    """The tables under `metadata`, perhaps the application's own, with names of its choice."""
+    """The tables as part of `metadata`, which may be the application's own, named with `prefix`."""
     outbox = sa.Table(
         f"{prefix}outbox",
         metadata,
@@ -112,10 +112,10 @@ def make_tables(
 
 
 def create_tables(engine: sa.Engine, tables: Tables | None = None) -> None:
-    """Create what is missing; leaves a table that exists as it is.
+    """Create the tables that are missing; existing ones are left as they are.
 
-    For a first try and for tests. Elsewhere migrations do this. A new file of SQLite gets a
-    write-ahead log.
+    For first steps and for tests; in production, migrations do this (`qmq db migrate`). A new SQLite
+    file gets a write-ahead log.
     """
     chosen = DEFAULT_TABLES if tables is None else tables
     if engine.dialect.name == "sqlite":

@@ -7,9 +7,9 @@ answer names the very frame it was in.
 A fault is kept to the row it belongs to: a record whose checksum is wrong, or that the broker
 refuses by its id, is parked at once and its neighbours go on; a refusal that names nobody is halved
 until the bad rows stand alone. Rows that the broker answers badly are parked after `max_attempts`.
-A broker that is away is no fault of any row: an outage counts as no attempt, and no length of it
-parks a row. So is one that does not know this process's token (401). Rows of a subject that the token
-must not send to (403) wait, without an attempt, and hold up no others.
+A broker that is away is no fault of any row: an outage counts as no attempt and, however long it
+lasts, parks no row. The same holds for a broker that does not know this process's token (401). Rows
+of a subject that the token must not send to (403) wait, without an attempt, and hold up no others.
 
 Two things follow from what the producer asked for. A row with a dedupe id that the broker has stored
 before, with whatever content, is sent (`wire/message_id.py`). A row with an ordering key does not
@@ -58,8 +58,6 @@ from qmq_client.wire.record import (
     record_message_id,
     verify_record,
 )
-
-__all__ = ["BatchOutcome", "FailedRow", "ParkedRow", "ordering_pair", "publish_rows"]
 
 _log = logging.getLogger("qmq.publish")
 
@@ -342,7 +340,10 @@ def _build(rows: Sequence[OutboxRow], limits: Limits) -> bytes:
 
 
 def _text(error: Exception) -> str:
-    """The error as every database takes it: without NUL, bounded, and in ASCII, because an application
-    may speak Latin-1 with its server, and a text that it cannot say would keep the row from its fate."""
+    """The error as every database accepts it: bounded, without NUL, and in ASCII.
+
+    An application may speak Latin-1 with its server, and a text that cannot be encoded there would
+    keep the row's outcome from being stored.
+    """
     text = f"{type(error).__name__}: {error}".replace("\0", " ").replace("…", "...")
     return text.encode("ascii", "backslashreplace").decode("ascii")[:_ERROR_CHARACTERS_MAX]

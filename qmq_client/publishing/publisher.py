@@ -1,16 +1,16 @@
 """Sends what committed: takes what the hooks handed over, publishes it, settles the rows.
 
-`Publisher.step` is one bounded pass and reads no clock; `publisher_thread.py` calls it. Nothing here
-is needed for a message to arrive: whatever is dropped, left or lost on the way is a row that falls
-due and that a watchdog sends. So every difficulty has the same answer: leave the row.
+`Publisher.step` is one bounded pass and reads no clock; `thread.py` calls it. Nothing here
+is needed for a message to arrive: whatever is dropped, left or lost on the way is still a row that
+falls due and that a watchdog sends. So every problem has the same answer: leave the row.
 
 - Rows whose commit is not proven are sent only when another connection sees them (`reclaim`).
 - Rows that come near their takeover are claimed anew before the send.
 - Accepted rows are deleted in batches. Until then they are owned; if the process dies before the
   delete, the watchdog sends them again and the broker knows them. Those with an ordering key are
   deleted at once, because others wait for that.
-- Rows with an ordering key whose turn it is not wait a little (`ordering.py`): mostly it is another
-  process that is about to send the one before. Then they are left, too.
+- A row with an ordering key that is not its key's next waits a little (`ordering.py`): usually
+  another process is about to send the one before it. After that it is left, too.
 - Rows with a dedupe id are sent only when they are ours: an earlier run of the same business
   transaction may have stored them.
 """

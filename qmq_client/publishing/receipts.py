@@ -1,8 +1,8 @@
 """Receipts: what became of one message, for those who want to know and wait for it.
 
-A receipt is asked for before the commit and answers once, with a `Fate`. Nobody who does not ask pays
-for it. That a transaction was rolled back is told by nobody to a message: its note is dropped, wherever
-that happens, and the receipt watches the note itself.
+A receipt is asked for before the commit and answers once, with a `Fate`; a message without one pays
+nothing. Nobody reports a rollback to a message: its row is just dropped, wherever that happens, so the
+receipt watches the row itself.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class Fate(StrEnum):
     ROLLED_BACK = "rolled back"
     #: The broker refused it, or its attempts are used up; it waits for a person.
     PARKED = "parked"
-    #: Not accepted here. If its transaction has committed, its row is in the outbox and the watchdog
-    #: sends it.
+    #: Not accepted by this process. If the transaction committed, the row is in the outbox and the
+    #: watchdog sends it.
     LEFT = "left to the watchdog"
 
 
 class Receipt:
-    """What will become of one message. From any thread or task, any number of times.
+    """What will become of one message. Any thread or task may ask, any number of times.
 
-    `await receipt` gives the fate without blocking the loop; put a limit around it
-    (`asyncio.timeout`) as around any wait for another system.
+    `await receipt` gives the fate without blocking the event loop. Put a limit around it
+    (`asyncio.timeout`), as around any wait for another system.
     """
 
     __slots__ = ("__weakref__", "_error", "_future", "_row", "message_id")
@@ -57,16 +57,16 @@ class Receipt:
 
     @property
     def fate(self) -> Fate | None:
-        """The fate, None as long as it is open."""
+        """The fate; None while it is not known."""
         return self._future.result() if self._future.done() else None
 
     @property
     def error(self) -> str:
-        """Why the message was not accepted, where somebody said so."""
+        """Why the message was not accepted; empty where no reason is known."""
         return self._error
 
     def wait(self, deadline_s: float = 10.0) -> Fate | None:
-        """Block until the fate is known; None when it is not before the deadline."""
+        """Block until the fate is known; None if the deadline comes first."""
         try:
             return self._future.result(deadline_s)
         except FutureTimeoutError:

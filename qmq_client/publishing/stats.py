@@ -1,4 +1,4 @@
-"""What a publisher did, in numbers: all in all, in one pass, between two flushes."""
+"""What a publisher did, in numbers: in total, in one pass, and between two flushes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherStats:
-    """What a publisher did since it was made; counts of messages but where named."""
+    """What a publisher did since it was made; counts of messages unless a line says otherwise."""
 
     handed_over: int = 0
     #: Not taken because the queue was full.
@@ -54,16 +54,17 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flushed:
-    """What became of the messages committed since the flush before, or since the start.
+    """What became of the messages committed since the previous flush, or since the start.
 
-    True, as in `assert producer.flush()`, when all of them were accepted by the broker.
+    True, as in `assert producer.flush()`, if the broker accepted all of them.
     """
 
-    #: Whether nothing waited in this process any more before the deadline.
+    #: Whether this process had nothing left to send before the deadline.
     is_done: bool
-    #: Messages that the broker has.
+    #: Messages that the broker accepted.
     accepted: int
-    #: Messages that fell to the watchdog: the broker was away, the queue full, another one ahead.
+    #: Messages left to the watchdog: the broker was away, the queue was full, or an earlier message of
+    #: the same ordering key was not sent yet.
     left: int
     #: Messages that wait for a person.
     parked: int

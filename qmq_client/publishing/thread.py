@@ -147,7 +147,7 @@ class PublisherThread:
                 done = publisher.step(self._clock.monotonic_s(), is_hurried=is_hurried)
             except (
                 BaseException
-            ):  # the top of the loop: no callback ends it, not by SystemExit either
+            ):  # the top of the loop: no callback ends it, not even by SystemExit
                 _log.exception("publisher step failed")
                 publisher.queue.wait(_PAUSE_S)
                 continue

@@ -2,10 +2,10 @@
 
 Trusts nothing that comes back: raw bytes up to a cap, no content encoding, no redirect, no proxy
 from the environment, one deadline for the whole call, and an answer to a send must name the very
-frame that was sent. Whatever goes wrong leaves as one of the four leaves of `TransportError`
-(`http_errors.py`). httpx is imported when the first transport is made, so `import
-qmq_client` stays cheap, and no later: a fork in the middle of an import, which a publisher's thread
-would begin, leaves the child with half a module for good.
+frame that was sent. Whatever goes wrong is raised as a subclass of `TransportError`
+(`http_errors.py`). httpx is imported when the first transport is made, so that `import qmq_client`
+stays cheap, and no later than that: if a publisher's thread began the import, a fork in the middle of
+it would leave the child with half a module for good.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""What a transaction needs to know of the producer that sends in it, and the statements it is paid with."""
+"""What a transaction knows of the producer that sends in it, and the statements that store its rows."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Final
 
 import sqlalchemy as sa
 
@@ -18,8 +19,9 @@ from qmq_client.wire.names import shorten
 _NAMED_IDS_MAX: Final = 5
 
 
-class Outlet(Protocol):
-    """What a transaction needs to know of the producer that sends in it."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outlet:
+    """What a transaction needs to know of the producer that sends in it; one for each producer."""
 
     outbox: sa.Table
     order_lock: sa.Table
@@ -32,18 +34,12 @@ class Outlet(Protocol):
     is_strict: bool
     #: The owner that rows are born with.
     token: bytes
-
-    def insert_text(self, row_count: int, skips_known: bool = False) -> str:
-        """The INSERT of this many rows, five parameters each; see `insert.py`."""
-        ...
-
-    def monotonic_s(self) -> float:
-        """The producer's clock."""
-        ...
-
-    def hand_over(self, handed: HandOver) -> None:
-        """Take committed rows; never blocks, never raises."""
-        ...
+    #: `InsertTexts.text`: the INSERT of so many rows, five parameters each.
+    insert_text: Callable[[int, bool], str]
+    #: The producer's clock.
+    monotonic_s: Callable[[], float]
+    #: Takes committed rows; never blocks, never raises.
+    hand_over: Callable[[HandOver], None]
 
 
 def insert_rows(

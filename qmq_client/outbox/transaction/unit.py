@@ -123,10 +123,8 @@ class Unit:
         is_full = waiting > ROWS_PER_INSERT_MAX or self._unwritten_bytes > outlet.buffer_bytes
         if is_full or (self._is_strict and not self._has_unwritten_keys()):
             self._was_written_early = True
-            if (
-                connection.dialect.is_async
-            ):  # nothing can be executed here: before the next statement
-                self._is_overdue = True
+            if connection.dialect.is_async:
+                self._is_overdue = True  # nothing can be executed here: before the next statement
             else:
                 self.write(connection)
 
