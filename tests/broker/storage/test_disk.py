@@ -181,6 +181,9 @@ def test_errors_of_the_machine_become_errors_of_ours(
     monkeypatch.setattr(os, "pwritev", fail)
     with pytest.raises(kind, match="write of a"):
         file.write(0, [b"abc"])
+    monkeypatch.setattr(os, "listdir", fail)
+    with pytest.raises(kind, match="list of"):
+        OsDisk(str(tmp_path)).names("")
 
 
 def test_without_preallocation_a_file_still_grows(

@@ -111,14 +111,14 @@ class OsDisk:
     def names(self, directory: str) -> list[str]:
         try:
             descriptor = self._open_directory(directory)
+            try:
+                return sorted(os.listdir(descriptor))
+            finally:
+                os.close(descriptor)
         except FileNotFoundError:
             return []
         except OSError as error:
             raise translate(error, "list", directory) from error
-        try:
-            return sorted(os.listdir(descriptor))
-        finally:
-            os.close(descriptor)
 
     def make_directory(self, path: str) -> None:
         try:
