@@ -26,7 +26,7 @@ from qmq_pipeline.tables.commits import RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import ACTIONS, MESSAGES, SCHEDULED, TABLES
 from qmq_pipeline.work.completeness import next_sequences
-from qmq_pipeline.work.ranges import ingest_range
+from qmq_pipeline.work.ranges import Runs, add_run, ingest_range
 from tests.pipeline.world import FAR_MS, FORGETFUL, DataDirectory, messages
 
 if TYPE_CHECKING:
@@ -155,6 +155,39 @@ def test_P3_a_hole_in_the_sequences_fails_and_names_it() -> None:
     for known, ranges, is_from_start, hole in cases:
         with pytest.raises(IncompleteError, match=hole):
             next_sequences(known, ranges, is_from_start=is_from_start)
+
+
+def test_P3_a_hole_within_one_range_is_two_runs_and_stays_a_hole() -> None:
+    seen: Runs = {}
+    for first, count in ((0, 5), (5, 2), (9, 1)):
+        add_run(seen, "orders", first, count)
+    assert seen == {"orders": [(0, 7), (9, 10)]}
+    add_run(seen, "orders", 3, 1)
+    assert seen["orders"][-1] == (3, 4)
+
+
+def test_P3_behind_an_expired_gap_a_subject_begins_where_it_is_seen_first() -> None:
+    def part(
+        first: int, notes: dict[str, object], **sequences: list[tuple[int, int]]
+    ) -> RangeFacts:
+        return RangeFacts(
+            source="one",
+            first=first,
+            next=first + 1,
+            rows=1,
+            files=(),
+            sequences=sequences,
+            notes=notes,
+        )
+
+    some = [
+        part(0, {}, orders=[(0, 4)]),
+        part(1, {"is_expired": True}),
+        part(2, {}, orders=[(9, 12)], other=[(3, 5)]),
+    ]
+    assert next_sequences({}, some, is_from_start=True) == {"orders": 12, "other": 5}
+    with pytest.raises(IncompleteError):
+        next_sequences({}, [some[2]], is_from_start=True)
 
 
 def test_P3_retention_that_passed_the_reader_fails_loudly_and_may_be_skipped_by_name(

@@ -53,6 +53,7 @@ def test_P4_a_scan_reads_all_rows_once_more_when_sqlite_may_have_given_numbers_o
     assert (first.first_id, first.next_id, first.next_mark) == (0, 10, 10)
     again = scan(first.next_mark, first.next_witness)
     assert (again.first_id, again.next_id, again.next_mark) == (10, 10, 10)
+    assert scan(first.next_mark).first_id == 0  # nobody has seen who stood there
     database.execute(sa.delete(DEFAULT_TABLES.outbox))
     database.insert(messages(MessageIds(2), new), created_at_ms=START_MS + 60_000)
     last = scan(first.next_mark, first.next_witness)

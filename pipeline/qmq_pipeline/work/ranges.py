@@ -40,15 +40,15 @@ TABLES_OF: Final = {
     ACTION_LOG: (ACTIONS,),
 }
 _DIGITS: Final = 20
-_Runs = dict[str, list[tuple[int, int]]]
+Runs = dict[str, list[tuple[int, int]]]
 
 
 @dataclass(slots=True)
 class _Seen:
     """What passed by while a range was read."""
 
-    sequences: _Runs = field(default_factory=dict)
-    lost: _Runs = field(default_factory=dict)
+    sequences: Runs = field(default_factory=dict)
+    lost: Runs = field(default_factory=dict)
     delayed: list[ScannedFrame] = field(default_factory=list)
     cancelled: list[ScannedFrame] = field(default_factory=list)
     copies: list[ScannedFrame] = field(default_factory=list)
@@ -104,16 +104,17 @@ def _watched(frames: Iterable[ScannedFrame], seen: _Seen) -> Iterator[ScannedFra
             seen.cancelled.append(frame)
         elif header.kind is FrameKind.LOST:
             for lost in lost_runs(frame):
-                _add(seen.lost, lost.subject, lost.first_sequence, lost.count)
+                add_run(seen.lost, lost.subject, lost.first_sequence, lost.count)
         elif header.kind in QUEUED_KINDS:
             for run in frame_runs(frame):
-                _add(seen.sequences, run.subject, run.first_sequence, run.count)
+                add_run(seen.sequences, run.subject, run.first_sequence, run.count)
         if header.kind is not FrameKind.MESSAGES and copies.has_copies(frame):
             seen.copies.append(frame)
         yield frame
 
 
-def _add(runs: _Runs, subject: str, first: int, count: int) -> None:
+def add_run(runs: Runs, subject: str, first: int, count: int) -> None:
+    """Note sequences of a subject; only those that follow the last ones are one run with them: a hole must be seen."""
     of_subject = runs.setdefault(subject, [])
     if of_subject and of_subject[-1][1] == first:
         of_subject[-1] = (of_subject[-1][0], first + count)
