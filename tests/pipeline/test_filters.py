@@ -1,0 +1,49 @@
+"""Conditions of a query spare reading, and never a row that the query wants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
+
+from qmq_pipeline.places.options import LogOptions, parse_log_options
+from qmq_pipeline.rows.filters import narrow
+
+AT = datetime(2026, 1, 31, 12, 0, 0, 123_999, UTC)
+AT_MS = 1_769_860_800_123
+ALL = parse_log_options({"path": "/nowhere"})
+
+
+@pytest.mark.parametrize(
+    ("known", "condition", "narrowed"),
+    [
+        ({}, EqualTo(("subject",), "a"), {"subjects": frozenset("a")}),
+        ({"subjects": frozenset("ab")}, In(("subject",), ("b", "c")), {"subjects": frozenset("b")}),
+        ({"subjects": frozenset("b")}, EqualTo(("subject",), "a"), {"subjects": frozenset()}),
+        ({}, LessThan(("stored_at",), AT), {"next_stored_at_ms": AT_MS + 1}),
+        ({}, GreaterThanOrEqual(("stored_at",), AT), {"first_stored_at_ms": AT_MS}),
+        (
+            {},
+            EqualTo(("stored_at",), AT),
+            {"first_stored_at_ms": AT_MS, "next_stored_at_ms": AT_MS + 1},
+        ),
+        ({"first_stored_at_ms": AT_MS + 9}, GreaterThanOrEqual(("stored_at",), AT), {}),
+        ({}, EqualTo(("physical_offset",), 4096), {"next_offset": 4097}),
+        ({"next_offset": 8192}, LessThanOrEqual(("physical_offset",), 4096), {"next_offset": 4097}),
+        ({"next_offset": 4000}, LessThanOrEqual(("physical_offset",), 4096), {}),
+        ({}, GreaterThanOrEqual(("physical_offset",), 4096), {}),
+        ({}, EqualTo(("headers", "key"), "a"), {}),
+        ({}, EqualTo(("subject",), None), {}),
+    ],
+    ids=str,
+)
+def test_P1_a_condition_leaves_out_nothing_that_it_could_mean(
+    known: dict[str, Any], condition: Any, narrowed: dict[str, Any]
+) -> None:
+    options: LogOptions = replace(ALL, **known)
+    found, left = narrow(options, [condition])
+    assert found == replace(options, **narrowed)
+    assert left == [condition]
