@@ -121,7 +121,12 @@ CASES: dict[str, Case] = {
     ),
     "F2": Case(
         "a write fails, or a sync fails once and works the next time",
-        ("test_B5_after_a_failed_sync_nothing_is_acknowledged_any_more", _CALLS, _EVERYWHERE),
+        (
+            "test_B5_after_a_failed_sync_nothing_is_acknowledged_any_more",
+            "test_B3_B5_B6_a_life_that_is_refused_a_call_acknowledges_nothing_that_is_lost",
+            _CALLS,
+            _EVERYWHERE,
+        ),
     ),
     "F2b": Case(
         "restarted by the same kernel after that, whose cache shows what the disk lacks",
@@ -159,8 +164,9 @@ CASES: dict[str, Case] = {
         absent="The broker starts no processes.",
     ),
     "F10": Case(
-        "a read of an old segment fails",
+        "a read of an old segment fails, or any other",
         (
+            "test_B3_B5_a_start_that_is_refused_a_call_ends_with_the_reason_and_harms_nothing",
             "test_B4_damage_that_appears_while_the_broker_runs_is_found_when_it_is_read",
             "test_damage_found_at_delivery_is_loud_and_hands_out_nothing",
         ),
