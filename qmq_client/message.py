@@ -111,7 +111,9 @@ def message_to_record(
             value=type(message).__name__,
             remedy="Give Message(subject, body).",
         )
-    body_kind, body = encode_body(message.body)
+    body_kind, body, tags = BodyKind.BYTES, message.body, message.tags
+    if type(body) is not bytes:
+        body_kind, body = encode_body(body)
     due_at_ms = expires_at_ms = None  # as for most: a call for each would be a tenth of all this
     if message.delay is not None or message.deliver_at is not None:
         due_at_ms = _due_at_ms(message, now_ms, limits)
@@ -123,7 +125,7 @@ def message_to_record(
         body=body,
         body_kind=body_kind,
         key=message.key,
-        tags=_as_tags(message.tags),
+        tags=tags if type(tags) is tuple else _as_tags(tags),
         headers=_headers(message),
         born_at_ms=now_ms,
         due_at_ms=due_at_ms,
@@ -219,7 +221,7 @@ def _as_tags(tags: Any) -> tuple[str, ...]:
 
 
 def _as_headers(headers: Any) -> tuple[tuple[str, str], ...]:
-    if not headers and isinstance(headers, Mapping):
+    if not headers and (type(headers) is dict or isinstance(headers, Mapping)):
         return ()
     try:
         pairs = tuple(headers.items())

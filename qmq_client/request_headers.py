@@ -35,6 +35,8 @@ RESERVED_PREFIX: Final = "qmq-"
 DEDUPE_HEADER: Final = "qmq-dedupe"
 #: Names of the headers that travel on, joined by commas; those of the trace always do.
 _CARRIED: Final = "qmq-carried"
+#: Where OpenTelemetry keeps the current span, once an application has loaded it.
+_SPANS: Final = "opentelemetry.trace"
 #: Half of what a message may have by default, so that it has room for headers of its own.
 REQUEST_HEADERS_MAX: Final = 32
 REQUEST_HEADERS_BYTES_MAX: Final = 4 * 1024
@@ -80,7 +82,7 @@ def current_request_headers() -> dict[str, str]:
 def with_request_headers(own: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
     """The headers of a message, and those around the code that sends it."""
     around: Mapping[str, str] = _headers.get()
-    if span := _current_span():
+    if _SPANS in sys.modules and (span := _current_span()):
         around = {**{n: v for n, v in around.items() if n not in _TRACE}, **span}
     if not around:
         return own
@@ -192,7 +194,7 @@ def _trace(traceparent: object, tracestate: object) -> dict[str, str]:
 
 def _current_span() -> dict[str, str]:
     """The current span of OpenTelemetry; none where nobody has loaded it."""
-    trace: Any = sys.modules.get("opentelemetry.trace")
+    trace: Any = sys.modules.get(_SPANS)
     if trace is None:
         return {}
     span = trace.get_current_span().get_span_context()
@@ -204,7 +206,7 @@ def _current_span() -> dict[str, str]:
 
 @contextmanager
 def _remote_parent(headers: Mapping[str, str]) -> Iterator[None]:
-    trace: Any = sys.modules.get("opentelemetry.trace")
+    trace: Any = sys.modules.get(_SPANS)
     match = _TRACEPARENT_FORM.match(headers.get(TRACEPARENT, ""))
     if trace is None or match is None:
         yield
