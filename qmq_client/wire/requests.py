@@ -4,8 +4,9 @@ One schema, two encodings: JSON (`application/json`) for people and other langua
 frame around MessagePack (`application/vnd.qmq.frame`) with the frame's checksum. A send request is
 a message frame itself and a pull's answer is a DELIVERIES frame (see `deliveries.py`).
 
-Ranges are half open pairs of pull sequences. A *token* is the broker's epoch at hand-out: together
-with the pull sequence it names one hand-out for ever, also across restarts of the broker.
+Ranges are half open pairs of pull sequences. A *token* stands for the opening of the broker's store
+that handed out: together with the pull sequence it names one hand-out for ever, also across restarts
+of the broker, and at no other broker.
 
 Fields that came after the first version are left out of the bytes unless they are set (`UNSET`), so
 that an older broker is asked nothing it does not know.

@@ -71,8 +71,10 @@ class Store:
         self._retained = recovered.retained
         self._poison: str | None = None
         self._is_closed = False
-        #: One more at each opening; stamped on every frame and part of every hand-out's name.
+        #: One more at each opening; stamped on every frame.
         self.epoch = recovered.checkpoint.epoch
+        #: Part of the name of every hand-out.
+        self.hand_out_token = format_.hand_out_token(self.epoch)
         self.recovery = recovered.report
         settings, action_settings = log_settings(options, format_.store_id, self.epoch)
         log = SegmentedLog(recovered.commit_segments, clock, settings, recovered.commit_finding)

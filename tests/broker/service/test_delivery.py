@@ -165,9 +165,24 @@ def test_a_handle_stays_good_over_a_restart_of_the_broker(rig: Rig) -> None:
     rig.send(b"a", b"b")
     given = rig.pull(lease_ms=30_000)
     rig.restart()
-    assert rig.store.epoch != given.token
+    assert rig.store.hand_out_token != given.token
     assert rig.settle(given.ack()).settled == 2
     assert rig.pull().bodies == []
+
+
+def test_C1_an_outcome_from_another_broker_at_the_same_address_settles_nothing(
+    rig: Rig, tmp_path: Path
+) -> None:
+    rig.send(b"there")
+    given_there = rig.pull()
+    here = Rig(tmp_path / "new")
+    here.send(b"here")
+    given_here = here.pull()
+    assert (given_here.first, given_here.next) == (given_there.first, given_there.next)
+    assert here.store.epoch == rig.store.epoch
+    assert here.settle(given_there.ack()).settled == 0
+    assert here.settle(given_here.ack()).settled == 1
+    here.close()
 
 
 def test_an_ack_repeated_after_a_lost_answer_is_no_late_ack(rig: Rig) -> None:

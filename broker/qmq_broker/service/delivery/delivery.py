@@ -151,13 +151,15 @@ class Delivery:
             return None
         state = group.state
         first_pull_sequence = state.next_pull_sequence(request.consumer)
-        self.journal.write(_hand_out(state, request, picked, self._store.epoch, now_ms), state)
+        self.journal.write(
+            _hand_out(state, request, picked, self._store.hand_out_token, now_ms), state
+        )
         group.note_given(picked.runs)
         self.after_change(group, now_ms)
         return HandOut(
             head=DeliveriesHead(
                 subject=state.subject,
-                token=self._store.epoch,
+                token=self._store.hand_out_token,
                 lease_ms=request.lease_ms,
                 first_pull_sequence=first_pull_sequence,
                 runs=picked.runs,
@@ -172,7 +174,7 @@ class Delivery:
         return HandOut(
             head=DeliveriesHead(
                 subject=request.subject,
-                token=self._store.epoch,
+                token=self._store.hand_out_token,
                 lease_ms=request.lease_ms,
                 first_pull_sequence=0,
                 runs=(),
@@ -319,7 +321,7 @@ class Delivery:
 
 
 def _hand_out(
-    state: GroupState, request: PullRequest, picked: Picked, epoch: int, now_ms: int
+    state: GroupState, request: PullRequest, picked: Picked, token: int, now_ms: int
 ) -> list[Action]:
     """What is written before the answer leaves."""
     first = state.next_pull_sequence(request.consumer)
@@ -328,7 +330,7 @@ def _hand_out(
         subject=state.subject,
         group=state.group,
         consumer=request.consumer,
-        token=epoch,
+        token=token,
         first_pull_sequence=first,
         runs=picked.runs,
         lease_until_ms=now_ms + request.lease_ms,

@@ -19,7 +19,7 @@ from qmq_broker.service.delivery.spans import RangeSet, Spans
 #: Acked ranges that one consumer's log remembers for each token, so that an acknowledgement
 #: repeated after a lost answer is told from a late one. Beyond it a repeat is reported as stale.
 ACKED_RANGES_MAX: Final = 1000
-#: Tokens (broker epochs) for which they are remembered.
+#: Tokens (openings of the store) for which they are remembered.
 ACKED_TOKENS_MAX: Final = 4
 
 
@@ -35,7 +35,7 @@ class Lease:
     first_sequence: int
     #: Which delivery of these messages to this group this is, from 1.
     attempt: int
-    #: Broker epoch at hand-out.
+    #: Which opening of the store gave it.
     token: int
     #: Wall-clock milliseconds at which the lease ends.
     until_ms: int
