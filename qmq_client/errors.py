@@ -1,28 +1,28 @@
-"""The errors an application can meet, as one tree.
+"""The errors that an application can meet, as one tree.
 
 ::
 
     QmqError                          (qmq_client.wire.errors)
     ├── InvalidMessageError …         the message breaks a rule; nothing was written
-    ├── ProtocolError …               bytes that are not what their format says
+    ├── ProtocolError …               bytes that do not follow their format
     ├── ConfigurationError            a setting is wrong; names setting, value and remedy
     ├── OutboxError                   a send could not join the transaction; nothing was written
     │   ├── NoTransactionError        no open transaction to join
     │   ├── AutocommitError           the connection commits every statement by itself
-    │   ├── WrongDatabaseError        the transaction runs on another database than the outbox
-    │   ├── OutboxMissingError        the outbox or inbox table is not there or not as expected
+    │   ├── WrongDatabaseError        the transaction is not on the database of the outbox
+    │   ├── OutboxMissingError        the outbox or inbox table is missing or not as expected
     │   ├── OutboxRowLostError        a row of this transaction vanished before its commit
     │   └── InboxTransactionError     a handler ended the transaction that its inbox had opened
-    ├── HandlerTimeoutError       a handler ran longer than its `timeout_ms`
-    ├── DatabaseUnavailableError  the database gave no answer or failed; try again later
+    ├── HandlerTimeoutError           a handler ran longer than its `timeout_ms`
+    ├── DatabaseUnavailableError      the database did not answer, or failed; try again later
     └── TransportError                the broker did not accept
         ├── BrokerUnreachableError    no connection or no answer; outcome unknown, try again
-        ├── BrokerBusyError           it asks to come back later; try again after `retry_after_s`
+        ├── BrokerBusyError           it takes nothing now; try again after `retry_after_s`
         ├── BrokerRefusedError        it will never accept this request; carries the reason
-        │   └── BrokerAccessError     it does not know the caller (401), or forbids it this (403)
+        │   └── BrokerAccessError     it does not know the caller (401), or forbids the request (403)
         └── BrokerAnswerError         its answer makes no sense; outcome unknown, try again
 
-A foreign exception (driver, HTTP library) is translated at one door and kept as the cause.
+Exceptions of drivers and of the HTTP library are translated in one place and kept as the cause.
 """
 
 from __future__ import annotations
@@ -101,19 +101,19 @@ class AutocommitError(OutboxError):
 
 
 class WrongDatabaseError(OutboxError):
-    """The transaction runs on another database than this producer's outbox."""
+    """The transaction is not on the database of this producer's outbox."""
 
     code = "wrong_database"
 
 
 class OutboxMissingError(OutboxError):
-    """The outbox table is missing or not as this version needs it."""
+    """The outbox or inbox table is missing, or not as this version needs it."""
 
     code = "outbox_missing"
 
 
 class OutboxRowLostError(OutboxError):
-    """A row written earlier in this transaction is gone before the commit.
+    """A row written earlier in this transaction was gone before the commit.
 
     The database undid part of the transaction behind the application's back (a swallowed error,
     a deadlock). The commit was stopped: roll back and try the whole transaction again.
@@ -123,7 +123,7 @@ class OutboxRowLostError(OutboxError):
 
 
 class DatabaseUnavailableError(QmqError):
-    """The database could not be reached, or failed; what was asked of it may work later."""
+    """The database could not be reached, or failed; the same request may succeed later."""
 
     code = "database_unavailable"
 
@@ -131,7 +131,7 @@ class DatabaseUnavailableError(QmqError):
 class InboxTransactionError(OutboxError):
     """A handler committed or rolled back the transaction that its inbox had opened.
 
-    Leave that to the consumer: it commits when the handler returns and rolls back when it raises.
+    Leave both to the consumer: it commits when the handler returns and rolls back when it raises.
     """
 
     code = "inbox_transaction"
@@ -146,7 +146,7 @@ class InboxTransactionError(OutboxError):
 class HandlerTimeoutError(QmqError):
     """A handler ran longer than its `timeout_ms`; its messages were given back.
 
-    Make it quicker, or raise `timeout_ms`. An asynchronous one was cancelled; a plain one goes on.
+    Make it faster, or raise `timeout_ms`. An asynchronous handler was cancelled; a plain one runs on.
     """
 
     code = "handler_timeout"
@@ -163,13 +163,13 @@ class TransportError(QmqError):
 
 
 class BrokerUnreachableError(TransportError):
-    """No connection to the broker, or none of its answer arrived; the outcome is unknown."""
+    """There was no connection to the broker, or no complete answer; the outcome is unknown."""
 
     code = "broker_unreachable"
 
 
 class BrokerBusyError(TransportError):
-    """The broker asks to come back later (429, 503, 507); nothing was accepted."""
+    """The broker takes nothing now (408, 429, 503, 507); nothing was accepted."""
 
     code = "broker_busy"
 
@@ -186,15 +186,15 @@ class BrokerRefusedError(TransportError):
     def __init__(self, status: int, answer: ErrorAnswer) -> None:
         super().__init__(f"{status} {answer.code}: {answer.message}")
         self.status = status
-        #: What the broker said: code, field, limit, remedy and the message at fault, if one.
+        #: What the broker said: code, field, limit, remedy and, if known, the message at fault.
         self.answer = answer
 
 
 class BrokerAccessError(BrokerRefusedError):
-    """The broker does not know the caller (401), or does not let it do this (403).
+    """The broker does not know the caller (401), or forbids the request (403); nothing was accepted.
 
-    Nothing was accepted. Give a token that it knows (`QMQ_BROKER_TOKEN`, `[broker] token_file`), or
-    give that token the role: what the broker said is in the text and in `answer`.
+    Use a token that it knows (`QMQ_BROKER_TOKEN`, `[broker] token_file`), or give the token the role
+    that is missing: the text and `answer` hold what the broker said.
     """
 
     code = "broker_access"
@@ -206,6 +206,6 @@ class BrokerAccessError(BrokerRefusedError):
 
 
 class BrokerAnswerError(TransportError):
-    """The answer is not one that this request can have; the outcome is unknown."""
+    """The broker's answer does not fit the request; the outcome is unknown."""
 
     code = "broker_answer"

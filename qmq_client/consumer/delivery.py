@@ -113,7 +113,7 @@ class Grip:
 
 
 class Delivery:
-    """One delivery of a message to a handler. Safe to use from any thread, also after the handler.
+    """One delivery of a message to a handler. Any thread may use it, also after the handler returned.
 
     The first outcome counts; a later one returns False and changes nothing.
     """
@@ -127,7 +127,7 @@ class Delivery:
 
     @property
     def attempt(self) -> int:
-        """Which delivery to this group this is, from 1."""
+        """How often the message was delivered to this group, this time included."""
         return self._received.attempt
 
     @property

@@ -1,7 +1,7 @@
 """`@consumer`: marks a function as the handler of a subject for a group.
 
-The function itself stays as it is and can be called and tested like any other; what the decorator
-found out about it hangs on it until `Consumers` collects it.
+The function itself stays as it is and can be called and tested like any other. What the decorator
+learned about it is kept in an attribute of the function until `Consumers` collects it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaleDelivery:
-    """An outcome that the broker refused: the lease had ended, and others may have the message."""
+    """An outcome that the broker refused: the lease had ended, so others may have the message."""
 
     subject: str
     group: str
@@ -55,13 +55,13 @@ class Handler:
     is_async: bool
     #: Session factory, engine or `Inbox`; None for at-least-once effects.
     inbox: InboxSource | None = field(repr=False)
-    #: Called with outcomes that came too late, on a thread of the consumer.
+    #: Called with outcomes that came too late, on one of the consumer's threads.
     on_stale: OnStale | None
     #: Around each call, the first outermost.
     middleware: tuple[Middleware, ...] = ()
 
     def inside(self, middleware: tuple[Middleware, ...]) -> Handler:
-        """This handler with more around it; raises `ConfigurationError` for what cannot be."""
+        """This handler with more middleware around it; raises `ConfigurationError`."""
         if not self.is_async:
             check_plain(middleware, self.options.name)
         return replace(self, middleware=(*middleware, *self.middleware))
@@ -72,7 +72,7 @@ HandlerSource = Iterable[object] | Callable[..., object] | ModuleType | Handler
 
 
 class ConsumerSettings(TypedDict, total=False):
-    """The keyword arguments of `@consumer`; see there for each."""
+    """The keyword arguments of `@consumer`, which describes each of them."""
 
     concurrency: int
     max_attempts: int
@@ -104,32 +104,34 @@ def consumer(
 ) -> Callable[[_Function], _Function]:
     """Make a function, sync or async, the handler of `subject` for `group`.
 
-    Returning acks the message, raising gives it back with a growing delay; `Retry` and `Reject` say
-    more. With `inbox` (a sessionmaker or an engine; for an async handler also their asynchronous
-    kinds) the effect in that database happens once.
-    `on_stale` hears of outcomes that came too late; `middleware` goes around each call, the first
-    outermost (see `middleware.py`). The other settings, with their defaults:
+    Returning acks the message; raising gives it back with a growing delay, and raising `Retry` or
+    `Reject` says more exactly what is to happen. With `inbox` (a sessionmaker or an engine; an async
+    handler may also have an asynchronous one) the effect in that database happens once. `on_stale` is
+    called with outcomes that came too late. `middleware` goes around each call, the first outermost
+    (see `middleware.py`). The other settings, with their defaults:
 
-    - `concurrency=1`: handler calls at the same time in this process
+    - `concurrency=1`: handler calls that may run at the same time in this process
     - `max_attempts=16`: deliveries of one message before it becomes a dead letter
     - `lease_ms=30_000`: how long the broker waits for a sign of life
-    - `lease_ms_max=600_000`: a handler that runs longer loses its message to another attempt
-    - `timeout_ms=0`: a call that runs longer has its messages given back; 0 for no such limit
+    - `lease_ms_max=600_000`: a handler that runs longer loses its message, which is delivered again
+    - `timeout_ms=0`: after this long, the messages of a call are given back; 0 for no such limit
     - `batch_size=1`: messages per call; above 1 the handler takes a list
     - `max_wait_ms=0`: how long messages may wait for a batch to fill
     - `wait_ms=1_000`: how long a pull waits at the broker for messages
-    - `prefetch_max=0`: most messages in hand; 0 for 1,000, or as many as begin at once (`at_most_once`)
-    - `start="earliest"`: where a new group begins, or "latest", a `datetime`, a sequence
+    - `prefetch_max=0`: most messages pulled ahead; 0 for 1,000, with `at_most_once` for only as many as
+      can begin at once
+    - `start="earliest"`: where a new group begins; or "latest", a `datetime`, a sequence
     - `auto_ack=True`: False to settle each `Delivery` by hand
     - `tags=()`: only messages with at least one of these tags
     - `all_tags=()`: only messages with all of these tags
-    - `ordered=False`: of messages with one key, the next waits until the one before is done
-    - `at_most_once=False`: acked before it is given; never again, perhaps never
-    - `broadcast=False`: True for every consumer to get every message
-    - `backoff=None`: a `Backoff`, the group's waits before a message comes again
+    - `ordered=False`: True to begin a message only when the previous one of its key is done
+    - `at_most_once=False`: True to ack messages before they are handled: each comes once or is lost
+    - `broadcast=False`: True to give every message to every consumer; "named" to keep them for
+      consumers that come back
+    - `backoff=None`: a `Backoff`: how long the group waits before a message comes again
 
     Raises `ConfigurationError` when a setting or a parameter of the function cannot work. See
-    `parameters.py` for what a function may take.
+    `parameters.py` for the parameters that a function may have.
     """
     check_settings(settings)
     around = as_middleware(middleware)

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerCall:
-    """What a middleware is told of the call that it goes around."""
+    """The handler call that a middleware goes around."""
 
     subject: str
     group: str
-    #: One, or a batch.
+    #: One delivery, or those of a batch.
     deliveries: tuple[Delivery, ...]
     #: The open session of the inbox; None without one.
     session: Session | AsyncSession | None

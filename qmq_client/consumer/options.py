@@ -1,4 +1,4 @@
-"""What can be set for one handler, checked once, with the reasons for the defaults."""
+"""The settings of one handler, checked once, when they are made."""
 
 from __future__ import annotations
 
@@ -44,41 +44,41 @@ class ConsumerOptions:
 
     subject: str
     group: str
-    #: Handler calls at the same time in this process.
+    #: Handler calls that may run at the same time in this process.
     concurrency: int = 1
     #: Deliveries of one message before it becomes a dead letter.
     max_attempts: int = 16
-    #: How long the broker waits for a sign of life; prolonged while the handler runs.
+    #: How long the broker waits for a sign of life; extended while the handler runs.
     lease_ms: int = 30_000
-    #: A handler that runs longer loses its message to another attempt.
+    #: A handler that runs longer loses its message, which is delivered again.
     lease_ms_max: int = 600_000
-    #: A handler call that runs longer has its messages given back with that reason; an asynchronous
-    #: one is cancelled, a plain one cannot be. 0 for no such limit.
+    #: After this long the messages of a handler call are given back with that reason. An asynchronous
+    #: call is then cancelled; a plain one cannot be. 0 for no such limit.
     timeout_ms: int = 0
     #: Messages per handler call; above 1 the handler takes a list.
     batch_size: int = 1
     #: How long messages may wait for a batch to fill.
     max_wait_ms: int = 0
-    #: Long poll. A stop waits for the poll under way, so that what it brings is given back at once.
+    #: Long poll. A stop waits for the poll under way, so that what it brings can be given back at once.
     wait_ms: int = 1_000
-    #: Most messages in hand, however fast the handler is; 0 for 1,000, or with `at_most_once` for no
-    #: more than can be begun at once.
+    #: Most messages pulled ahead, however fast the handler is; 0 for 1,000, with `at_most_once` for
+    #: only as many as can begin at once.
     prefetch_max: int = 0
     #: Where a new group begins: "earliest", "latest", a `datetime`, or a sequence.
     start: Start = "earliest"
-    #: False: the handler settles its `Delivery` by itself.
+    #: False: the handler settles its `Delivery` itself.
     auto_ack: bool = True
     #: Only messages with at least one of these tags …
     tags: tuple[str, ...] = ()
     #: … and with all of these. Both are kept with the group.
     all_tags: tuple[str, ...] = ()
-    #: Of messages with one key, the next is not begun before the one before is done.
+    #: Begin a message only when the previous one of its key is done.
     ordered: bool = False
-    #: Messages are acked before they are given out: each comes once at most, some perhaps never.
+    #: Ack messages before they are handled: each comes once or, if the process dies, is lost.
     at_most_once: bool = False
-    #: Every consumer gets every message: True while it lives, "named" also what came in between.
+    #: Every consumer gets every message: True while it runs; "named" also what came while it was away.
     broadcast: bool | Literal["named"] = False
-    #: Waits of the group before a message comes again; None for the broker's.
+    #: How long the group waits before a message comes again; None for the broker's default.
     backoff: Backoff | None = None
 
     def __post_init__(self) -> None:
@@ -125,12 +125,12 @@ class ConsumerOptions:
 
     @property
     def working_set(self) -> int:
-        """Messages that keep every worker busy and none waiting."""
+        """How many messages keep every worker busy with none left waiting."""
         return self.concurrency * self.batch_size
 
     @property
     def in_hand_max(self) -> int:
-        """Most messages in hand; what is pulled at most once is lost with its process."""
+        """Most messages pulled ahead; with `at_most_once` few, since they are lost with the process."""
         return self.prefetch_max or (self.working_set if self.at_most_once else PREFETCH_MAX)
 
     @property

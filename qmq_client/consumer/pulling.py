@@ -1,4 +1,4 @@
-"""`pull`: one batch of messages for those who want the loop themselves.
+"""`pull`: one batch of messages, for code that has a loop of its own.
 
 ::
 
@@ -7,9 +7,9 @@
             store(delivery.message.body)
             delivery.ack()
 
-What was neither acked, nacked nor rejected at the end of the block is given back and comes again
-after the group's backoff; all outcomes go to the broker in one request. Nothing prolongs the leases
-but `delivery.extend`.
+A delivery that was neither acked, nacked nor rejected by the end of the block is given back and comes
+again after the group's backoff; all outcomes go to the broker in one request. Only `delivery.extend`
+extends a lease.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _UNSETTLED: Final = "left without an outcome"
 
 
 class PullSettings(TypedDict, total=False):
-    """What else `pull` takes; as for `@consumer`, where each is told."""
+    """The other keyword arguments of `pull`; `@consumer` describes each of them."""
 
     lease_ms: int
     max_attempts: int
@@ -72,11 +72,11 @@ def pull(
                 delivery.ack()
 
     Every delivery needs its `ack`, `nack` or `reject`: one without counts as a failed attempt, and
-    after `max_attempts` of them the message is a dead letter. `settings` are those of `@consumer`
-    that are about the group: `lease_ms`, `max_attempts`, `start`, `tags`, `all_tags`, `ordered`,
-    `backoff`. Malformed messages are rejected with
-    that reason and not shown. Raises `ConfigurationError` for a value that cannot work, and `TransportError` when
-    the broker does not answer, also at the end of the block: then the leases end by themselves.
+    after `max_attempts` of them the message is a dead letter. `settings` are those of `@consumer` that
+    concern the group: `lease_ms`, `max_attempts`, `start`, `tags`, `all_tags`, `ordered`, `backoff`.
+    Malformed messages are rejected with that reason and not shown. Raises `ConfigurationError` for a
+    value that cannot work, and `TransportError` when the broker does not answer, also at the end of
+    the block: the leases then end by themselves.
     """
     check_settings(settings, PullSettings.__annotations__)
     _check_range("max_messages", max_messages, 1, PREFETCH_MAX)

@@ -52,16 +52,16 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 class StopReport:
     """How a stop went."""
 
-    #: Every thread ended and every outcome was sent.
+    #: Whether every thread ended and every outcome was sent.
     is_clean: bool
-    #: Handler calls that were not done at the deadline; their leases return by themselves.
+    #: Handler calls still running at the deadline; their leases end by themselves.
     running: int
-    #: Outcomes that could not be sent; their messages come again.
+    #: Outcomes that could not be sent; their messages will be delivered again.
     unsettled: int
 
 
 class Consumers:
-    """All handlers of one process at one broker. Started once; `stop` may be called from anywhere."""
+    """All handlers of one process at one broker. Started once; any thread may call `stop`."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Consumers:
         return report
 
     def start(self) -> None:
-        """Start all threads; raises when an inbox table is missing, before any thread runs."""
+        """Start all threads. Raises when an inbox table is missing, before any thread runs."""
         with self._lock:
             if self._threads.all() or self._stopping.is_set():
                 raise ConfigurationError(
@@ -140,7 +140,7 @@ class Consumers:
         self._stop_requested.set()
 
     def stop(self, deadline_s: float = STOP_DEADLINE_S) -> StopReport:
-        """Stop within `deadline_s`; safe to call twice, the second call tells the same."""
+        """Stop within `deadline_s`. Safe to call again: later calls return the same report."""
         with self._lock:
             if self._report is not None:
                 return self._report
@@ -166,7 +166,7 @@ class Consumers:
             return self._report
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
-        """What was counted, by "subject/group"."""
+        """Counts of each handler, by "subject/group"."""
         return {member.options.name: member.counters.snapshot() for member in self.members}
 
     def __enter__(self) -> Consumers:
