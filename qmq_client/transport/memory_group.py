@@ -1,7 +1,8 @@
 """One consumer group of the in-memory broker: cursor, leases, attempts, redeliveries, dead letters.
 
 The same rules as the bundled broker's, in the plainest data structures: no files, no bounds, no
-threads (the caller holds a lock), time as an argument. Tags, order by key, expiry and at most once
+threads (the caller holds a lock), time as an argument. Suspects come alone too, but nobody's hands
+are emptied for them first. Tags, order by key, expiry and at most once
 are those of `MemoryTerms` and of the request.
 """
 
@@ -25,6 +26,8 @@ _BACKOFF: Final = Backoff(jitter=0.0)
 EXPIRED: Final = "expired"
 REJECTED: Final = "rejected"
 ATTEMPTS_USED_UP: Final = "attempts used up"
+#: After so many deliveries a message whose lease ended without a word is a suspect.
+_SUSPECT_AFTER: Final = 2
 
 StaleRange = tuple[int, int, int]
 #: None is an ack.
@@ -97,6 +100,8 @@ class _Lease:
     token: int
     attempt: int
     until_ms: int
+    #: Whether it was given as a suspect, and nobody has said a word since.
+    is_alone: bool = False
 
 
 @dataclass(slots=True)
@@ -122,6 +127,8 @@ class MemoryGroup:
         self.acked: set[int] = set()
         self._attempts: dict[int, int] = {}
         self._waiting: list[tuple[int, int]] = []
+        #: Of those that wait, which may have ended their consumer.
+        self._suspects: set[int] = set()
         self._consumers: dict[str, _Consumer] = {}
 
     def agree(self, request: PullRequest) -> str:
@@ -155,6 +162,8 @@ class MemoryGroup:
             for pull_sequence in ended:
                 lease = consumer.leases.pop(pull_sequence)
                 self._give_back(lease, now_ms + self._backoff_ms(lease.attempt), "lease ended")
+                if lease.attempt >= _SUSPECT_AFTER:
+                    self._suspects.add(lease.sequence)
             count += len(ended)
         return count
 
@@ -167,12 +176,17 @@ class MemoryGroup:
         first_pull_sequence = consumer.next_pull_sequence
         sequences: list[int] = []
         bytes_left = request.max_bytes
-        while len(sequences) < request.max_messages and not self.is_paused:
+        is_alone = any(lease.is_alone for lease in consumer.leases.values())
+        while len(sequences) < request.max_messages and not (self.is_paused or is_alone):
             sequence = self._next(now_ms, records)
             if sequence is None or (sequences and len(records[sequence]) > bytes_left):
                 break
+            is_alone = sequence in self._suspects
+            if is_alone and sequences:
+                break
             expires_at_ms = record_expires_at_ms(records[sequence])
             if expires_at_ms is not None and expires_at_ms <= now_ms:
+                is_alone = False
                 self._advance(sequence)
                 self._bury(sequence, self._attempts.get(sequence, 0), EXPIRED, "")
                 continue
@@ -185,6 +199,7 @@ class MemoryGroup:
                 token=token,
                 attempt=self._attempts[sequence],
                 until_ms=now_ms + request.lease_ms,
+                is_alone=is_alone,
             )
             consumer.next_pull_sequence += 1
         if request.at_most_once is True:
@@ -200,6 +215,7 @@ class MemoryGroup:
         self.cursor = sequence
         self.held.clear()
         self._waiting.clear()
+        self._suspects.clear()
         self._attempts.clear()
         for consumer in self._consumers.values():
             consumer.leases.clear()
@@ -263,7 +279,7 @@ class MemoryGroup:
             case Reject(reason=reason):
                 self._bury(lease.sequence, lease.attempt, REJECTED, reason)
             case Extend(lease_ms=lease_ms):
-                lease.until_ms = now_ms + lease_ms
+                lease.until_ms, lease.is_alone = now_ms + lease_ms, False
             case _:
                 self.acked.add(lease.sequence)
                 self._attempts.pop(lease.sequence, None)
@@ -310,6 +326,7 @@ class MemoryGroup:
         return next((one for one in self.held if record_key(records[one]) not in busy), None)
 
     def _advance(self, sequence: int) -> None:
+        self._suspects.discard(sequence)
         if self._waiting and self._waiting[0][1] == sequence:
             heapq.heappop(self._waiting)
         elif sequence in self.held:

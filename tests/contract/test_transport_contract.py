@@ -12,6 +12,7 @@ from qmq_client.transport.port import Transport
 from qmq_client.wire.frame import build_message_frame, read_header
 from qmq_client.wire.record import Record, encode_record
 from qmq_client.wire.requests import (
+    Backoff,
     Extend,
     Nack,
     PullRequest,
@@ -176,6 +177,27 @@ def test_C4_a_message_whose_consumers_only_fall_silent_uses_up_its_attempts(
     assert bodies(got) == [b"poison"]
     assert pull(transport, subject, max_attempts=1, wait_ms=4 * SHORT_LEASE_MS).messages == ()
     assert settle(transport, subject, acks(got)).stale != ()
+
+
+def test_C4_a_message_that_may_have_ended_its_consumers_comes_alone(
+    transport: Transport, subject: str
+) -> None:
+    transport.send(frame_of(subject, b"a", b"b"))
+    for crashed in ("first", "second"):
+        held = pull(
+            transport,
+            subject,
+            consumer=crashed,
+            lease_ms=SHORT_LEASE_MS,
+            backoff=Backoff(first_ms=1, factor=1.0, max_ms=1),
+            wait_ms=WAIT_MS,
+        )
+        assert bodies(held) == [b"a", b"b"]
+    alone = pull(transport, subject, wait_ms=WAIT_MS)
+    assert (bodies(alone), alone.messages[0].attempt) == ([b"a"], 3)
+    assert pull(transport, subject).messages == (), "nothing beside it, until a word is said"
+    settle(transport, subject, acks(alone))
+    assert bodies(pull(transport, subject)) == [b"b"]
 
 
 def test_a_rejected_message_comes_no_more(transport: Transport, subject: str) -> None:
