@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
@@ -117,6 +117,7 @@ class Job:
         self._display = Display(sys.stderr, SYSTEM_CLOCK, is_quiet=self._is_quiet)
         self._as_json = options["as_json"]
         self._own: SparkSession | None = None
+        self._watching = ExitStack()
         self._began_s = SYSTEM_CLOCK.monotonic_s()
 
     def spark(self) -> SparkSession:
@@ -124,16 +125,19 @@ class Job:
         from pyspark.sql import SparkSession
 
         from qmq_pipeline.spark.session import get_session
+        from qmq_pipeline.spark.task_watch import watched_tasks
 
         is_there = SparkSession.getActiveSession() is not None
         if not is_there:
             self._display.over("starting Spark …")
         session = get_session()
         self._own = None if is_there else session
+        self._watching.enter_context(watched_tasks(session, self._display.tasks))
         return session
 
     def close(self) -> None:
         """End the session that this command has started; one that was there stays."""
+        self._watching.close()
         if self._own is not None:
             self._own.stop()
             self._own = None
@@ -143,7 +147,8 @@ class Job:
         self._display.progress(progress)
 
     def answer(self, values: Any, text: str) -> None:
-        """Say what came of it."""
+        """Say what came of it; nothing is shown of tasks any more."""
+        self._watching.close()
         self._display.over("")
         if self._as_json:
             click.echo(msgspec.json.encode(values))
