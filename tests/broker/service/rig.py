@@ -11,7 +11,7 @@ from qmq_broker.options import StoreOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
 from qmq_broker.service.delivery.delivery import HandOut
 from qmq_broker.service.limits import ServiceLimits
-from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.files.disk import OsDisk, OsFile
 from qmq_broker.storage.store import Placed, Store
 from qmq_client.wire.frame import build_message_frame
 from qmq_client.wire.message_id import MessageIds
@@ -101,7 +101,7 @@ class Rig:
 
     def start(self) -> None:
         """Open the store and rebuild the groups; no thread is started."""
-        self._disk = OsDisk(str(self.directory))
+        self._disk = _Files(str(self.directory))
         self.store = Store.open(self._disk, self.clock, self._store_options)
         self.broker = Broker(
             self.store,
@@ -123,9 +123,9 @@ class Rig:
         self._disk.close()
 
     def kill(self) -> None:
-        """End as a killed process does: nothing is closed, and the directory is free."""
+        """End as a killed process does: nothing is done any more, and the directory is free."""
         self.store._lock.release()
-        self._disk.close()
+        self._disk.end()
 
     @property
     def now_ms(self) -> int:
@@ -183,6 +183,24 @@ class Rig:
         }
         request = SettleRequest(settlements=(settlement,), **given)
         return self.broker.delivery.settle(request, self.now_ms)
+
+
+class _Files(OsDisk):
+    """Knows its open files, which the system closes when it ends a process."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self._files: list[OsFile] = []
+
+    def open(self, path: str, *, is_new: bool = False) -> OsFile:
+        file = super().open(path, is_new=is_new)
+        self._files.append(file)
+        return file
+
+    def end(self) -> None:
+        for file in self._files:
+            file.close()
+        self.close()
 
 
 class Given:
