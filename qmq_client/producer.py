@@ -178,7 +178,7 @@ class Producer:
         Without an open transaction this is `cancel_now`.
         """
         wanted = parse_message_id(message_id)
-        if session is None and not has_transaction(self.engine):
+        if session is None and not has_transaction(self.engine, self._outlet):
             return self.cancel_now(message_id)
         return join_to_cancel(session, self.engine, self._outlet, wanted)
 
@@ -199,7 +199,7 @@ class Producer:
         self, message_id: str, *, session: AnyAsyncSession | None = None
     ) -> bool | Cancellation:
         """`cancel` for an `AsyncSession` or `AsyncConnection`; without a transaction, `cancel_now`."""
-        if session is None and not has_transaction(self.engine):
+        if session is None and not has_transaction(self.engine, self._outlet):
             return await self._cancel_now_async(message_id)
         scope: Any = current_session() if session is None else session_of(session)
         cancelled: bool = await scope.run_sync(

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, SessionTransaction
 
 from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.transaction.binds import bind_on
 from qmq_client.outbox.transaction.outlet import Outlet
 from qmq_client.outbox.transaction.unit import Unit
 
@@ -53,14 +54,13 @@ def begin_where_deferred(session: Session) -> None:
     """Before a commit: begin on each database for which something waits still."""
     waiting: list[_Deferred] = session.info.get(_INFO_KEY, [])
     innermost = session.get_nested_transaction() or session.get_transaction()
-    for engine in dict.fromkeys(each.engine for each in waiting if each.transaction is innermost):
-        session.connection(bind_arguments={"bind": _bind_of(session, engine)})
-
-
-def _bind_of(session: Session, engine: sa.Engine) -> sa.Engine | sa.Connection:
-    """What the session itself begins on there: perhaps a connection whose transaction it has joined."""
-    bind = session.get_bind()
-    return bind if bind.engine.pool is engine.pool else engine
+    outboxes = {
+        each.engine: each.outlet.outbox for each in waiting if each.transaction is innermost
+    }
+    for engine, outbox in outboxes.items():
+        # Perhaps a connection whose transaction the session has joined.
+        bind = bind_on(session, engine, outbox) or engine
+        session.connection(bind_arguments={"bind": bind})
 
 
 def deferred_row(session: Session, outlet: Outlet, message_id: bytes) -> OutboxRow | None:

@@ -16,12 +16,12 @@ from qmq_client.current import current_scopes, sync_of
 from qmq_client.errors import NoTransactionError, WrongDatabaseError
 from qmq_client.given import session_of
 from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.transaction.binds import bind_on, is_on
 from qmq_client.outbox.transaction.deferred import defer, deferred_row
 from qmq_client.outbox.transaction.enlisted import (
     active_sessions,
     enlist,
     enlisted_connection,
-    enlisted_engine,
 )
 from qmq_client.outbox.transaction.outlet import Outlet
 from qmq_client.outbox.transaction.tracker import checked_unit, unit_of
@@ -32,13 +32,13 @@ def join(given: Any, engine: sa.Engine, outlet: Outlet, rows: list[OutboxRow]) -
 
     `given` is a session or a connection in any of SQLAlchemy's shapes, or None for the current one.
     """
-    scope = _unwrapped(_current(engine.pool) if given is None else given)
+    scope = _unwrapped(_current(engine, outlet) if given is None else given)
     if isinstance(scope, Session) and engine.dialect.is_async and not _has_begun(scope, engine):
-        if _pool_of(scope) is not engine.pool:
-            raise WrongDatabaseError(_wrong(engine))
+        if bind_on(scope, engine, outlet.outbox) is None:
+            raise WrongDatabaseError(_wrong(engine, outlet))
         defer(scope, engine, outlet, rows)
         return
-    connection = _connection(scope, engine)
+    connection = _connection(scope, engine, outlet)
     checked_unit(connection, outlet).add(connection, outlet, rows)
 
 
@@ -47,13 +47,14 @@ def join_to_cancel(given: Any, engine: sa.Engine, outlet: Outlet, message_id: by
 
     Executes statements: an asynchronous session calls it inside `run_sync`.
     """
-    connection = _connection(_unwrapped(_current(engine.pool) if given is None else given), engine)
+    scope = _unwrapped(_current(engine, outlet) if given is None else given)
+    connection = _connection(scope, engine, outlet)
     return checked_unit(connection, outlet).cancel(connection, outlet, message_id)
 
 
 def noted(given: Any, engine: sa.Engine, outlet: Outlet, message_id: bytes) -> OutboxRow | None:
     """The note of a message sent in the transaction that is joined, if it was."""
-    scope = _unwrapped(_current(engine.pool) if given is None else given)
+    scope = _unwrapped(_current(engine, outlet) if given is None else given)
     connection = enlisted_connection(scope, engine.pool) if isinstance(scope, Session) else scope
     unit = None if connection is None else unit_of(connection)
     found = None if unit is None else unit.find(outlet, message_id)
@@ -79,24 +80,22 @@ def _has_begun(session: Session, engine: sa.Engine) -> bool:
     return connection is not None and connection.in_transaction()
 
 
-def _connection(scope: Session | sa.Connection, engine: sa.Engine) -> sa.Connection:
+def _connection(scope: Session | sa.Connection, engine: sa.Engine, outlet: Outlet) -> sa.Connection:
     if isinstance(scope, sa.Connection):
-        return _checked(scope, engine)
+        return _checked(scope, engine, outlet)
     connection = enlisted_connection(scope, engine.pool)
     if connection is None or not connection.in_transaction():
-        connection = _begin_on(scope, engine)
+        connection = _begin_on(scope, engine, outlet)
     return connection
 
 
-def _begin_on(session: Session, engine: sa.Engine) -> sa.Connection:
+def _begin_on(session: Session, engine: sa.Engine, outlet: Outlet) -> sa.Connection:
     """Begin the session's innermost transaction on the outbox's database, or learn that it is."""
+    bind = bind_on(session, engine, outlet.outbox)
+    if bind is None:
+        raise WrongDatabaseError(_wrong(engine, outlet))
     try:
-        if _pool_of(session) is engine.pool:
-            connection = session.connection()
-        elif bind := enlisted_engine(session, engine.pool):  # one of several, chosen by mapper
-            connection = session.connection(bind_arguments={"bind": bind})
-        else:
-            raise WrongDatabaseError(_wrong(engine))
+        connection = session.connection(bind_arguments={"bind": bind})
     except sa.exc.InvalidRequestError as error:
         raise NoTransactionError(
             f"the session's transaction takes no more work: {error}"
@@ -111,9 +110,9 @@ def _begin_on(session: Session, engine: sa.Engine) -> sa.Connection:
     return connection
 
 
-def _checked(connection: sa.Connection, engine: sa.Engine) -> sa.Connection:
+def _checked(connection: sa.Connection, engine: sa.Engine, outlet: Outlet) -> sa.Connection:
     if connection.engine.pool is not engine.pool:
-        raise WrongDatabaseError(_wrong(engine))
+        raise WrongDatabaseError(_wrong(engine, outlet))
     if not connection.in_transaction():
         raise NoTransactionError(
             "this connection is not in a transaction. Use `with transaction(engine) as connection`,"
@@ -122,22 +121,18 @@ def _checked(connection: sa.Connection, engine: sa.Engine) -> sa.Connection:
     return connection
 
 
-def _current(pool: sa.Pool) -> Any:
-    """The innermost session or connection around this code on this pool."""
+def _current(engine: sa.Engine, outlet: Outlet) -> Any:
+    """The innermost session or connection around this code that writes to this outbox."""
     for scope in reversed(current_scopes()):
         sync = sync_of(scope)
-        if _pool_of(sync) is pool:
+        if is_on(sync, engine, outlet.outbox):
             if sync.in_transaction():
                 return scope
             raise NoTransactionError(
                 "the transaction around this code has ended; a task that outlives it must open "
                 "its own"
             )
-    sessions = [
-        session
-        for session in active_sessions()
-        if _pool_of(session) is pool or enlisted_engine(session, pool)
-    ]
+    sessions = [each for each in active_sessions() if is_on(each, engine, outlet.outbox)]
     if len(sessions) == 1:
         return sessions[0]
     if sessions:
@@ -151,29 +146,17 @@ def _current(pool: sa.Pool) -> Any:
     )
 
 
-def has_transaction(engine: sa.Engine) -> bool:
+def has_transaction(engine: sa.Engine, outlet: Outlet) -> bool:
     """Whether any transaction is open that a call without a session could mean."""
-    pool = engine.pool
-    return any(_pool_of(sync_of(scope)) is pool for scope in current_scopes()) or any(
-        _pool_of(session) is pool or enlisted_engine(session, pool) for session in active_sessions()
-    )
+    scopes = [*map(sync_of, current_scopes()), *active_sessions()]
+    return any(is_on(scope, engine, outlet.outbox) for scope in scopes)
 
 
-def _pool_of(scope: Any) -> sa.Pool | None:
-    if isinstance(scope, sa.Connection):
-        return scope.engine.pool
-    try:
-        bind = scope.get_bind()
-    except sa.exc.UnboundExecutionError:
-        return None
-    pool: sa.Pool = bind.engine.pool
-    return pool
-
-
-def _wrong(engine: sa.Engine) -> str:
+def _wrong(engine: sa.Engine, outlet: Outlet) -> str:
+    outbox = outlet.outbox.fullname
     url = engine.url.render_as_string(hide_password=True)
     return (
         f"the transaction runs on another engine than this producer's outbox ({url}), so they would "
-        "not commit together. Use a session on the producer's engine, or a producer for this one; a "
-        "session that reads elsewhere than it writes sends after its first write"
+        "not commit together. Use a session on the producer's engine, or a producer for this one; in a "
+        f"session with several, name the table {outbox} in `binds`, or have `get_bind` choose for it"
     )

@@ -210,25 +210,6 @@ def test_a_session_over_two_databases_sends_on_the_one_it_has_touched(
     other.dispose()
 
 
-def test_a_session_that_reads_elsewhere_sends_after_its_first_write(world: World) -> None:
-    replica = sa.create_engine(world.url)
-
-    class Routing(Session):
-        def get_bind(self, mapper: Any = None, *, clause: Any = None, **_: Any) -> sa.Engine:
-            is_write = self._flushing or isinstance(clause, sa.Insert)
-            return world.sync_engine if is_write else replica
-
-    with Routing() as session:
-        with pytest.raises(WrongDatabaseError, match="after its first write"):
-            world.send("early", session)
-        session.rollback()
-        session.execute(sa.insert(Order).values(label="a"))
-        world.send("a", session)
-        session.commit()
-    assert world.outcome() == (["a"], ["a"], set())
-    replica.dispose()
-
-
 def test_a_missing_table_is_named_at_the_start_and_at_the_insert(tmp_path: Path) -> None:
     engine = open_engine(tmp_path / "shop.sqlite")
     transport = MemoryTransport(MemoryBroker())
