@@ -17,6 +17,7 @@ from qmq_client.consumer.options import LEASE_MS_MAX, LEASE_MS_MIN
 from qmq_client.errors import ConfigurationError, ProtocolError, UnknownVersionError
 from qmq_client.message import Message
 from qmq_client.retry import Retry
+from qmq_client.wire.deliveries import Deliveries
 from qmq_client.wire.message_id import format_message_id
 from qmq_client.wire.record import record_message_id
 
@@ -51,6 +52,23 @@ class Received:
     def message_id(self) -> str:
         """32 hex digits, as the record says, even when its checksum is wrong."""
         return format_message_id(record_message_id(self.record))
+
+
+def received_of(deliveries: Deliveries, lease_ends_at_s: float) -> list[Received]:
+    """The messages of one answer, whose leases begin together."""
+    subject, token = deliveries.head.subject, deliveries.head.token
+    return [
+        Received(
+            subject=subject,
+            token=token,
+            sequence=one.sequence,
+            pull_sequence=one.pull_sequence,
+            attempt=one.attempt,
+            record=one.record,
+            lease_ends_at_s=lease_ends_at_s,
+        )
+        for one in deliveries.messages
+    ]
 
 
 class Verdict(Enum):

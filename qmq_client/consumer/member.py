@@ -17,7 +17,14 @@ from qmq_client.clock import Clock
 from qmq_client.consumer.asking import pull_request
 from qmq_client.consumer.async_calls import AsyncCalls
 from qmq_client.consumer.counters import Counters
-from qmq_client.consumer.delivery import Grip, Outcome, Received, error_text, given_back
+from qmq_client.consumer.delivery import (
+    Grip,
+    Outcome,
+    Received,
+    error_text,
+    given_back,
+    received_of,
+)
 from qmq_client.consumer.handler import Handler
 from qmq_client.consumer.inbox_source import make_inbox
 from qmq_client.consumer.ledger import Ledger
@@ -200,7 +207,7 @@ class Member:
         return Pass(count=count)
 
     def stop(self) -> int:
-        """Hand out nothing any more and give back what no handler has begun; how many."""
+        """Begin no further messages and give back those that no handler has begun; how many."""
         self._is_stopping = True
         left = self.prefetch.stop()
         if left and self.options.at_most_once:
@@ -218,19 +225,7 @@ class Member:
         lease_ends_at_s = now_s + lease_s - min(now_s - asked_at_s, lease_s * _ANSWER_SHARE)
         if self.options.at_most_once:
             lease_ends_at_s = math.inf  # nobody else ever gets them
-        subject, token = deliveries.head.subject, deliveries.head.token
-        received = [
-            Received(
-                subject=subject,
-                token=token,
-                sequence=one.sequence,
-                pull_sequence=one.pull_sequence,
-                attempt=one.attempt,
-                record=one.record,
-                lease_ends_at_s=lease_ends_at_s,
-            )
-            for one in deliveries.messages
-        ]
+        received = received_of(deliveries, lease_ends_at_s)
         self.counters.add("pulled", len(received))
         if received and not self.prefetch.put(received):
             self._work.note(received, given_back(_STOPPED, 0))
@@ -273,21 +268,22 @@ class Member:
         self.counters.add("late", len(late) + len(forgotten))
 
     def _end_overdue(self, now_s: float) -> None:
-        """Give back what a handler has had for longer than its timeout.
+        """Give back the messages of calls that have run for longer than the timeout.
 
-        The loop cancels an asynchronous handler by itself, a little before; here is also what a
-        plain one has, which nobody can end: it goes on, and its outcome counts no more.
+        The event loop has cancelled an asynchronous call a little earlier. A plain one cannot be
+        ended: it runs on, and its outcome no longer counts.
         """
         timeout_ms = self.options.timeout_ms
         if not timeout_ms:
             return
-        grace_s = _CANCEL_GRACE_S if self.handler.is_async else 0.0
-        all_running = self.prefetch.running()
+        allowed_s = timeout_ms / 1000 + (_CANCEL_GRACE_S if self.handler.is_async else 0.0)
         stuck = 0
-        for running in all_running:
+        for running in self.prefetch.running():
+            if now_s - running.started_at_s < allowed_s:
+                continue
+            stuck += 1
             left = [one for one in running.received if not one.is_settled]
-            stuck += now_s - running.started_at_s >= timeout_ms / 1000 + grace_s
-            if not left or now_s - running.started_at_s < timeout_ms / 1000 + grace_s:
+            if not left:
                 continue
             text = error_text(HandlerTimeoutError(timeout_ms))
             count = self._work.note(left, given_back(text))
@@ -326,9 +322,6 @@ def _failed_pass(error: TransportError, pause_s: float) -> Pass:
 
 def _grip_refusal(handler: Handler) -> str:
     """Why deliveries of this handler cannot be settled by hand; nothing when they can."""
-    options = handler.options
-    if not options.auto_ack:
-        return ""
-    if options.batch_size > 1:
+    if not handler.options.auto_ack or handler.options.batch_size > 1:
         return ""
     return "Set auto_ack=False to settle by hand, or return, raise Retry or Reject."

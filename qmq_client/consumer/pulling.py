@@ -22,7 +22,15 @@ from typing import Any, Final, TypedDict, Unpack, cast
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.consumer.asking import pull_request, settle_request
-from qmq_client.consumer.delivery import Delivery, Grip, Outcome, Received, given_back, unreadable
+from qmq_client.consumer.delivery import (
+    Delivery,
+    Grip,
+    Outcome,
+    Received,
+    given_back,
+    received_of,
+    unreadable,
+)
 from qmq_client.consumer.identity import make_consumer_id
 from qmq_client.consumer.ledger import Ledger
 from qmq_client.consumer.options import PREFETCH_MAX, WAIT_MS_MAX, ConsumerOptions, check_settings
@@ -116,23 +124,13 @@ class _Batch:
         )
 
     def open(self, deliveries: Deliveries) -> list[Delivery]:
-        head = deliveries.head
-        ends_at_s = self._clock.monotonic_s() + head.lease_ms / 1000
+        ends_at_s = self._clock.monotonic_s() + deliveries.head.lease_ms / 1000
+        self._received = received_of(deliveries, ends_at_s)
         grip = Grip(settle=self._settle, extend=self._extend)
         opened: list[Delivery] = []
-        for one in deliveries.messages:
-            received = Received(
-                subject=head.subject,
-                token=head.token,
-                sequence=one.sequence,
-                pull_sequence=one.pull_sequence,
-                attempt=one.attempt,
-                record=one.record,
-                lease_ends_at_s=ends_at_s,
-            )
-            self._received.append(received)
+        for received in self._received:
             try:
-                message = record_to_message(decode_record(head.subject, one.record))
+                message = record_to_message(decode_record(received.subject, received.record))
             except ProtocolError as error:
                 self._settle(received, unreadable(error))
             else:

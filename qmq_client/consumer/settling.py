@@ -1,7 +1,7 @@
-"""Outcomes from the ledger to the broker, and what the broker says to them.
+"""Outcomes from the ledger to the broker, and what the broker answers.
 
-Refused as stale is told to the handler's owner. Refused for what they are is looked for by halving:
-one outcome that the broker will never take costs no other.
+Outcomes that are refused as stale are reported to the handler's owner. When a request is refused for
+its content, it is halved until the bad outcome stands alone, so that no other is lost with it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ class Settling:
         self._consumer_id = consumer_id
 
     def send(self, transport: Transport, outgoing: Outgoing) -> int:
-        """Send outcomes; how many were taken. Those that will never be are given up: their leases
-        end, and the messages come again. Raises `TransportError` when they are to be sent again."""
+        """Send outcomes; how many were taken. Raises `TransportError` when they are to be sent again.
+
+        Those that the broker will never take are given up: their leases end, and the messages come
+        again.
+        """
         request = settle_request(self._options, self._consumer_id, outgoing.settlements)
         try:
             answer = transport.settle(request)

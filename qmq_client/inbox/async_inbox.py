@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, Literal
 
@@ -17,19 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
+from qmq_client.inbox.inbox import InboxWork
 from qmq_client.inbox.notes import Begun, Notes, purge_bounds, purge_limit
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AsyncInboxWork:
-    """One open transaction."""
-
-    session: AsyncSession
-    #: Ids that were not handled before; only these may have effects now.
-    new: set[bytes]
-    #: Ids to be put in by the block: they are handled another time, so they are not noted after all.
-    forgotten: set[bytes] = field(default_factory=set)
 
 
 class AsyncInbox:
@@ -64,14 +53,14 @@ class AsyncInbox:
             pass
 
     @asynccontextmanager
-    async def open(self, message_ids: Sequence[bytes]) -> AsyncIterator[AsyncInboxWork]:
+    async def open(self, message_ids: Sequence[bytes]) -> AsyncIterator[InboxWork[AsyncSession]]:
         """A transaction that has noted these ids; committed at the end, rolled back on an error.
 
         Raises `InboxTransactionError` when the block ended the transaction by itself.
         """
         async with self._turn, self._session_factory() as session:
             begun: Begun = await session.run_sync(self._notes.begin, message_ids)
-            work = AsyncInboxWork(session=session, new=begun.noted.new)
+            work = InboxWork(session=session, new=begun.noted.new)
             yield work
             await session.run_sync(self._confirm, begun, bool(message_ids))
             if work.forgotten:

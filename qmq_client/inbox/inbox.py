@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
@@ -23,17 +23,22 @@ from qmq_client.inbox.notes import Notes, purge_bounds, purge_limit
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
     SessionFactory = Callable[[], Session]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InboxWork:
-    """One open transaction."""
+_Session = TypeVar("_Session", Session, "AsyncSession")
 
-    session: Session
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxWork(Generic[_Session]):
+    """One open transaction of an inbox."""
+
+    session: _Session
     #: Ids that were not handled before; only these may have effects now.
     new: set[bytes]
-    #: Ids to be put in by the block: they are handled another time, so they are not noted after all.
+    #: The block adds ids whose messages are to be handled another time; they are not noted after all.
     forgotten: set[bytes] = field(default_factory=set)
 
 
@@ -69,7 +74,7 @@ class Inbox:
             pass
 
     @contextmanager
-    def open(self, message_ids: Sequence[bytes]) -> Iterator[InboxWork]:
+    def open(self, message_ids: Sequence[bytes]) -> Iterator[InboxWork[Session]]:
         """A transaction that has noted these ids; committed at the end, rolled back on an error.
 
         Raises `InboxTransactionError` when the block ended the transaction by itself.
@@ -85,7 +90,7 @@ class Inbox:
     def purge(self, older_than: timedelta, *, rows_max: int | None = None) -> int:
         """Forget ids older than `older_than`, in small transactions; returns how many.
 
-        An id forgotten is an effect that can happen again, should its message be delivered again.
+        When the message of a forgotten id is delivered again, its effect happens again.
         """
         older_than_ms = purge_bounds(older_than, rows_max)
         purged = 0
