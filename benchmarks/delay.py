@@ -20,6 +20,7 @@ from benchmarks.load import BODY_BYTES, SUBJECT
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
 from qmq_broker.options import StoreOptions
+from qmq_broker.service.delay.damage import Damage
 from qmq_broker.service.delay.load import Load, frozen_sequences
 from qmq_broker.service.delay.releasing import Delay
 from qmq_broker.service.delay.wheel import Wheel, end_of
@@ -279,7 +280,7 @@ def _load_all(
 
 def _load(schedule: Schedule, wheel: Wheel, sorted_: SortedBuckets, until_ms: int) -> None:
     frozen = frozen_sequences(schedule)
-    loading = Load(schedule, wheel, frozen, until_ms=until_ms, damaged={}, sorted_=sorted_)
+    loading = Load(schedule, wheel, frozen, until_ms=until_ms, damage=Damage(), sorted_=sorted_)
     loading.advance()
 
 

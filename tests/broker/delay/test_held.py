@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from qmq_broker.errors import CorruptionError
 from qmq_broker.service.delay import counts
+from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.storage.files import layout
 from qmq_client.commands.delayed import delayed
+from qmq_client.wire.frame import FrameKind
 from tests.broker.delay.aside_rig import MONTH_MS, AsideRig
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
 from tests.broker.delay.test_lost_copies import WAITED_MS, copied
@@ -57,6 +62,79 @@ def test_D3_a_held_bucket_holds_no_other_and_comes_once_when_its_file_is_whole_a
     assert rig.bodies() == [b"other", b"one", b"two"]
     found = rig.broker.delayed.query.status()
     assert (found.pending, found.damaged_buckets, found.held) == (0, [], [])
+    rig.close()
+
+
+PER_FRAME = 5
+FRAMES = 4
+DAMAGED = 1
+
+
+def with_frames(directory: Path, *, unsorted_max: int) -> tuple[DelayRig, Path, slice]:
+    """Some frames of one bucket in its file, and where the second of them stands there."""
+    limits = ServiceLimits(delayed_unsorted=unsorted_max)
+    rig = DelayRig(directory, limits=limits, queue_flush_bytes=1)
+    for frame in range(FRAMES):
+        due = {f"{frame}.{n}".encode(): rig.now_ms + 2 * HOUR_MS + n for n in range(PER_FRAME)}
+        rig.send_delayed(due)
+        while rig.store.step() or rig.store.schedule.uncopied:
+            pass
+    (bucket,) = rig.store.schedule.buckets
+    frames = [
+        slice(one.offset - bucket, one.offset - bucket + one.header.frame_bytes)
+        for one in rig.store.schedule.files.scan(layout.SCHEDULE, bucket)
+        if one.header.kind is FrameKind.SCHEDULED
+    ]
+    assert len(frames) == FRAMES
+    (path,) = directory.glob("schedule/*/*")
+    return rig, path, frames[DAMAGED]
+
+
+def put(path: Path, place: slice, data: bytes) -> None:
+    """Write over a part of a file."""
+    with path.open("r+b") as file:
+        file.seek(place.start)
+        file.write(data)
+
+
+HARMS: dict[str, Callable[[bytes], bytes]] = {
+    "list": lambda frame: frame[:-20] + bytes([frame[-20] ^ 1]) + frame[-19:],
+    "head": lambda frame: bytes([frame[0] ^ 1]) + frame[1:],
+    "length": lambda frame: frame[:8] + b"\xff" * 8 + frame[16:],
+    "zeros": lambda frame: bytes(len(frame)),
+}
+
+
+@pytest.mark.parametrize("is_sorted", [False, True], ids=["as it is", "sorted"])
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
+def test_D3_B4_a_damaged_list_holds_the_messages_of_its_frame_and_no_others(
+    tmp_path: Path, harm: Callable[[bytes], bytes], is_sorted: bool
+) -> None:
+    rig, path, place = with_frames(tmp_path, unsorted_max=PER_FRAME if is_sorted else 1_000)
+    whole = path.read_bytes()[place]
+    put(path, place, harm(whole))
+    rig.restart()
+    rig.send_delayed({b"late": rig.now_ms + 2 * HOUR_MS})
+    query = rig.broker.delayed.query
+    assert len(rig.find_all()) == (FRAMES - 1) * PER_FRAME + 1, "a question shows what can be read"
+    rig.pass_and_release(HOUR_MS + HOUR_MS // 2 + HOUR_MS // 4)
+    assert bool(list(tmp_path.glob("sorted/*"))) is is_sorted
+    assert rig.pass_and_release(HOUR_MS // 4 + PER_FRAME) == (FRAMES - 1) * PER_FRAME + 1
+    assert not [body for body in rig.bodies() if body.startswith(b"%d." % DAMAGED)]
+    found = query.status()
+    assert (found.pending, len(found.damaged_buckets)) == (PER_FRAME, 1)
+    assert f"{path.name} is damaged at offset {place.start}" in found.held[0]
+    with pytest.raises(CorruptionError):
+        query.find(bytes(16))  # nobody knows whether it is there
+    rig.pass_and_release(5 * HOUR_MS)
+    assert path.exists(), "its files stay as long as something is held"
+    put(path, place, whole)
+    rig.broker.delayed.delay.look_again(found.damaged_buckets)
+    assert rig.release() == PER_FRAME
+    assert rig.release() == 0
+    assert len(set(rig.bodies())) == len(rig.bodies()) == FRAMES * PER_FRAME + 1
+    found = query.status()
+    assert (found.pending, found.damaged_buckets) == (0, [])
     rig.close()
 
 

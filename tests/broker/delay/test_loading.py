@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from qmq_broker.service.delay.damage import Damage
 from qmq_broker.service.delay.load import Load, frozen_sequences
 from qmq_broker.service.delay.wheel import Wheel, end_of
 from qmq_broker.service.limits import ServiceLimits
@@ -138,7 +139,7 @@ def test_frames_without_a_wanted_time_are_not_read_again(
             wheel,
             frozen_sequences(schedule),
             until_ms=until_ms,
-            damaged={},
+            damage=Damage(),
             sorted_=SortedBuckets(schedule, messages_min=1_000_000),
         )
         assert loading.advance()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from qmq_broker.service.delay.damage import Damage
 from qmq_broker.service.delay.load import Load, frozen_sequences
 from qmq_broker.service.delay.wheel import Wheel, end_of
 from qmq_broker.service.limits import ServiceLimits
@@ -46,7 +47,7 @@ def files(rig: DelayRig) -> list[Path]:
 def load(rig: DelayRig, wheel: Wheel, sorted_: SortedBuckets, until_ms: int) -> None:
     schedule = rig.store.schedule
     frozen = frozen_sequences(schedule)
-    whole = Load(schedule, wheel, frozen, until_ms=until_ms, damaged={}, sorted_=sorted_)
+    whole = Load(schedule, wheel, frozen, until_ms=until_ms, damage=Damage(), sorted_=sorted_)
     assert whole.advance()
 
 

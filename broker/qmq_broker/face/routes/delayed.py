@@ -121,7 +121,9 @@ class _Delayed:
         """Look again at what could not be read; the status tells soon what came of it."""
         self._broker.serving.check_delivers()
         delay = self._broker.delayed.delay
-        buckets = sorted(delay.damaged.keys() | delay.counts.damaged_by_bucket.copy().keys())
+        buckets = sorted(
+            delay.damage.reasons().keys() | delay.counts.damaged_by_bucket.copy().keys()
+        )
         delay.look_again(buckets)
         return _json({"buckets": buckets})
 

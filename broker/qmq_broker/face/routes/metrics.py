@@ -328,7 +328,7 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
     _one(
         "delayed_held_buckets",
         "gauge",
-        "Hours whose messages are held because their list cannot be read.",
+        "Hours with messages that are held because a list of them cannot be read.",
         lambda reading: len(reading.delayed.damaged_buckets),
     ),
     _one(

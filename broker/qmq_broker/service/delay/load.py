@@ -6,18 +6,18 @@ A bucket is looked through for each portion; one with millions of messages is so
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Final, TypeVar
 
 from qmq_broker.errors import CorruptionError
+from qmq_broker.service.delay.damage import Damage
 from qmq_broker.service.delay.wheel import Key, Rows, Wheel, end_of
 from qmq_broker.storage.schedule.columns import Columns
 from qmq_broker.storage.schedule.fates import Fates
 from qmq_broker.storage.schedule.schedule import Arrival, Schedule
 from qmq_broker.storage.schedule.sorted import SortedBuckets
 
-_log = logging.getLogger(__name__)
 #: The longest bucket: where one begins says how far its due times may reach.
 BUCKET_MS_MAX: Final = 3_600_000
 #: Messages of one load. While twice as many are sorted nothing else is done: some 0.05 s.
@@ -35,8 +35,7 @@ class Load:
     """One load: what is due up to `until_ms`, or as much as there is room for.
 
     Of the messages that `frozen` counts. Who arrives meanwhile is not among them: note it in `arrivals`
-    and look at it when the load has ended. Buckets that cannot be read are noted in `damaged` and passed
-    over, then and later.
+    and look at it when the load has ended. What cannot be read is noted in `damage` and passed over.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class Load:
         frozen: Mapping[int, int],
         *,
         until_ms: int,
-        damaged: dict[int, str],
+        damage: Damage,
         sorted_: SortedBuckets,
     ) -> None:
         self.wheel = wheel
@@ -59,7 +58,7 @@ class Load:
         self._schedule = schedule
         self._sorted = sorted_
         self._frozen = frozen
-        self._damaged = damaged
+        self._damage = damage
         self._parts = self._run()
 
     def advance(self, has_time: Callable[[], bool] = lambda: True) -> bool:
@@ -72,7 +71,10 @@ class Load:
         found = Rows()
         room = min(self.wheel.room, LOAD_MAX)
         for bucket in self._buckets(last):
-            yield from self._unless_damaged(bucket, self._sorted.sort(bucket, self._frozen[bucket]))
+            sorting = self._sorted.sort(
+                bucket, self._frozen[bucket], on_damage=partial(self._damage.hold_part, bucket)
+            )
+            yield from self._unless_damaged(bucket, sorting)
             reach_ms = self._sorted.reach_ms(bucket, self.after.due_at_ms, room)
             if reach_ms is not None:
                 last = min(last, end_of(reach_ms))
@@ -97,7 +99,11 @@ class Load:
         if fates is None:
             return
         within = self.after.due_at_ms, last_ms
-        for columns in self._sorted.columns(bucket, self._frozen[bucket], within=within):
+        on_damage = partial(self._damage.hold_part, bucket)
+        next_sequence = self._frozen[bucket]
+        for columns in self._sorted.columns(
+            bucket, next_sequence, within=within, on_damage=on_damage
+        ):
             yield columns, fates
 
     def _buckets(self, last: Key) -> list[int]:
@@ -106,15 +112,15 @@ class Load:
         return [
             bucket
             for bucket in sorted(self._frozen)
-            if after_ms - BUCKET_MS_MAX < bucket <= last.due_at_ms and bucket not in self._damaged
+            if after_ms - BUCKET_MS_MAX < bucket <= last.due_at_ms
+            and not self._damage.holds(bucket)
         ]
 
     def _unless_damaged(self, bucket: int, parts: Iterator[T]) -> Iterator[T]:
         try:
             yield from parts
         except CorruptionError as error:
-            self._damaged[bucket] = str(error)
-            _log.error("delayed messages of a bucket are held: reason=%s", error)
+            self._damage.hold_bucket(bucket, error)
 
 
 def _first(found: Rows, room: int) -> tuple[Rows, Key]:

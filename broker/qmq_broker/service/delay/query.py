@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
+from qmq_broker.errors import CorruptionError
 from qmq_broker.service.delay.load import BUCKET_MS_MAX
 from qmq_broker.service.delay.releasing import Delay
 from qmq_broker.storage.schedule.columns import Columns, DelayedMessage
 from qmq_broker.storage.schedule.fates import Fate
+from qmq_broker.storage.schedule.lists import OnDamage
 from qmq_broker.storage.schedule.schedule import Schedule, marked_frame
 from qmq_client.wire.frame import FrameKind, MessageFrame
 from qmq_client.wire.marks import Marks
@@ -73,12 +76,12 @@ class DelayStatus(msgspec.Struct, frozen=True, kw_only=True):
     late_max_ms: int
     #: What is wrong with the clock; empty for nothing.
     clock: str
-    #: Messages, and first milliseconds of buckets, that cannot be read …
+    #: Messages that cannot be read, first milliseconds of buckets of which something cannot …
     damaged: int
     damaged_buckets: list[int]
     #: … and messages of which that was found since the start.
     damaged_total: int
-    #: Why these buckets are held, of the first of them: file, place, and what is wrong there.
+    #: Why these buckets or parts of them are held, of the first: file, place, and what is wrong there.
     held: list[str]
 
 
@@ -99,7 +102,7 @@ class DelayQuery:
 
     def status(self) -> DelayStatus:
         """Counts; cheap."""
-        counts, delay, damaged = self._delay.counts, self._delay, self._delay.damaged.copy()
+        counts, delay, held = self._delay.counts, self._delay, self._delay.damage.reasons()
         subjects = self._schedule.pending_by_subject()
         return DelayStatus(
             pending=sum(subjects.values()),
@@ -115,17 +118,20 @@ class DelayQuery:
             late_max_ms=counts.late_max_ms,
             clock=delay.time.alarm,
             damaged=counts.damaged,
-            damaged_buckets=sorted(damaged),
+            damaged_buckets=sorted(held),
             damaged_total=counts.damaged_total,
-            held=[damaged[bucket] for bucket in sorted(damaged)[:HELD_MAX]],
+            held=[held[bucket] for bucket in sorted(held)[:HELD_MAX]],
         )
 
     def find(self, message_id: bytes, *, due_at_ms: int | None = None) -> list[Found]:
-        """All places of a message, the newest last; raises `CorruptionError`."""
-        found = []
-        for columns in self._columns(due_at_ms, due_at_ms):
+        """All places of a message, the newest last; raises `CorruptionError` when damage may hide it."""
+        found: list[Found] = []
+        damage: list[CorruptionError] = []
+        for columns in self._columns(due_at_ms, due_at_ms, damage.append):
             for index in columns.find_id(message_id):
                 found.append(self._found(columns, index))
+        if damage and not found:
+            raise damage[0]
         return sorted(found, key=lambda one: one.message.source)
 
     def listed(
@@ -192,22 +198,26 @@ class DelayQuery:
         message = columns.message(index, self._schedule.subjects)
         return Found(message=message, fate=self.fate(message))
 
-    def _columns(self, first_ms: int | None, last_ms: int | None) -> Iterator[Columns]:
+    def _columns(
+        self, first_ms: int | None, last_ms: int | None, on_damage: OnDamage
+    ) -> Iterator[Columns]:
         """The columns of all buckets that may hold due times from `first_ms` to `last_ms`."""
         for bucket, next_sequence, _ in self._schedule.states():
             # What was late when it came is in a bucket behind its due time.
             is_before = first_ms is not None and bucket + BUCKET_MS_MAX <= first_ms
             is_behind = last_ms is not None and bucket > last_ms + BUCKET_MS_MAX
             if not (is_before or is_behind):
-                yield from self._schedule.columns(bucket, 0, next_sequence)
+                yield from self._schedule.columns(bucket, 0, next_sequence, on_damage=on_damage)
 
     def _pending(
         self, subject: str | None, first_ms: int, next_ms: int
     ) -> Iterator[tuple[int, Columns, int]]:
-        """Due time and place of each pending message."""
+        """Due time and place of each pending message; what is damaged is left out, the status tells of it."""
         names = self._schedule.subjects.names
-        for columns in self._columns(first_ms, None):
-            fates = self._schedule.fates_of(columns.bucket)
+        for columns in self._columns(first_ms, None, lambda _: None):
+            fates = None
+            with suppress(CorruptionError):
+                fates = self._schedule.fates_of(columns.bucket)
             if fates is None:
                 continue
             for index, due_ms in enumerate(columns.due_at_ms):

@@ -21,6 +21,7 @@ from typing import Final
 from qmq_broker.clock import Clock
 from qmq_broker.service.delay.clock import DelayClock
 from qmq_broker.service.delay.counts import DelayCounts
+from qmq_broker.service.delay.damage import Damage
 from qmq_broker.service.delay.frames import Release, ReleaseFrames
 from qmq_broker.service.delay.load import LOAD_MAX, Load, frozen_sequences
 from qmq_broker.service.delay.wheel import Key, Pending, Wheel, end_of
@@ -65,8 +66,8 @@ class Delay:
     ) -> None:
         """`post` runs a function in the loop thread."""
         self.counts = DelayCounts()
-        #: Buckets that cannot be read, and why; their messages are held until `look_again`, or a restart.
-        self.damaged: dict[int, str] = {}
+        #: Buckets that cannot be read, or some of them; that is held until `look_again`, or a restart.
+        self.damage = Damage()
         #: Everything that can be read and is due before was released. Read by any thread.
         self.released_until_ms = 0
         self._schedule = schedule
@@ -244,7 +245,7 @@ class Delay:
         with self._changed:
             again, self._again = self._again, set()
         for bucket in again:
-            self.damaged.pop(bucket, None)
+            self.damage.forget(bucket)
             self.counts.forget_damaged(bucket)
             self._schedule.read_anew(bucket)
         self._sorted.keep(frozen_sequences(self._schedule).keys() - again)
@@ -296,7 +297,7 @@ class Delay:
             wheel,
             frozen,
             until_ms=until_ms,
-            damaged=self.damaged,
+            damage=self.damage,
             sorted_=self._sorted,
         )
 

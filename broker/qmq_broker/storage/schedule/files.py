@@ -17,32 +17,20 @@ import sys
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from functools import partial
 from threading import Lock
-from typing import Final, NamedTuple
+from typing import Final
 
 from qmq_broker.errors import CorruptionError, DiskError, DiskFullError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk, DiskFile
 from qmq_broker.storage.logs.frame_scan import FrameScan, claims_in_segment, durable_claim
-from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES, build_segment_head
-from qmq_broker.storage.schedule.columns import IN_SCHEDULE, Columns, Subjects
+from qmq_broker.storage.logs.segments import build_segment_head
+from qmq_broker.storage.schedule.columns import Columns, Subjects
 from qmq_broker.storage.schedule.fates import Fate, unpack_fate
-from qmq_client.wire.errors import ProtocolError
-from qmq_client.wire.frame import (
-    FRAME_HEADER_BYTES,
-    SEQUENCE_BYTES,
-    FrameHeader,
-    FrameKind,
-    build_frame,
-    parse_subjects,
-    read_header,
-    stamp_frame,
-    verify_stamp,
-)
-from qmq_client.wire.frame_kind import mark_bytes
-from qmq_client.wire.limits import NAME_BYTES_MAX
-from qmq_client.wire.marks import Marks, numbers, read_marks
+from qmq_broker.storage.schedule.lists import BucketLists, OnDamage
+from qmq_client.wire.frame import FrameHeader, FrameKind, build_frame, read_header, stamp_frame
+from qmq_client.wire.marks import numbers
 
 #: Longer than any of these files becomes; times are below 2⁴⁸, so no offset is over 64 bits.
 BUCKET_BYTES_MAX: Final = 1 << 44
@@ -54,15 +42,16 @@ KINDS: Final = {
     layout.SCHEDULE: frozenset({FrameKind.SCHEDULED}),
     layout.DISPATCH: frozenset({FrameKind.DISPATCHED}),
 }
-_SUBJECT_BYTES_MAX: Final = 5 + NAME_BYTES_MAX
 
 
 class BucketFile:
     """One file as a scanner sees it: a log of one segment that begins at its bucket's offset."""
 
-    segment_bytes = BUCKET_BYTES_MAX
-
-    def __init__(self, files: ScheduleFiles, log: str, bucket: int) -> None:
+    def __init__(
+        self, files: ScheduleFiles, log: str, bucket: int, length: int = BUCKET_BYTES_MAX
+    ) -> None:
+        """`length` is how far it is looked at."""
+        self.segment_bytes = length
         self._files = files
         self._log = log
         self._bucket = bucket
@@ -80,28 +69,6 @@ class BucketFile:
         return self._files.read(self._log, self._bucket, offset - self._bucket, count)
 
 
-class _KnownFrame(NamedTuple):
-    """A frame of a schedule log that was read before; frames never change."""
-
-    frame_bytes: int
-    last_sequence: int
-    first_due_at_ms: int
-    last_due_at_ms: int
-
-
-def _known(header: FrameHeader, marks: Marks) -> _KnownFrame:
-    last_sequence, due_at_ms = max(marks.sequences), marks.due_at_ms
-    return _KnownFrame(header.frame_bytes, last_sequence, min(due_at_ms), max(due_at_ms))
-
-
-def _is_wanted(frame: _KnownFrame, first_sequence: int, within: tuple[int, int] | None) -> bool:
-    if frame.last_sequence < first_sequence:
-        return False
-    return within is None or (
-        frame.first_due_at_ms <= within[1] and frame.last_due_at_ms >= within[0]
-    )
-
-
 class ScheduleFiles:
     """Schedule and dispatch logs. `append` belongs to one thread, reads to any."""
 
@@ -111,9 +78,7 @@ class ScheduleFiles:
         self._lock = Lock()
         self._open: OrderedDict[tuple[str, int], DiskFile] = OrderedDict()
         self._directories: set[str] = set()
-        #: Bucket → position → what is known of a frame of its schedule log; some 200 bytes for 4,096
-        #: messages, so that most of a large bucket is not looked through for each part of it.
-        self._known: dict[int, dict[int, _KnownFrame]] = {}
+        self._lists = BucketLists(partial(BucketFile, self, layout.SCHEDULE))
         #: Log and bucket → how long a file was when it was synced last, of those written to since.
         self._unsynced: dict[tuple[str, int], int] = {}
         #: Stamped on every frame; that of this opening once it is known.
@@ -221,7 +186,7 @@ class ScheduleFiles:
         if not self.has(log, bucket):
             return
         path = layout.bucket_path(log, bucket)
-        self._known.pop(bucket, None)
+        self._lists.forget(bucket)
         with self._lock:
             if (file := self._open.pop((log, bucket), None)) is not None:
                 file.close()
@@ -235,28 +200,22 @@ class ScheduleFiles:
         next_position: int,
         first_sequence: int = 0,
         within: tuple[int, int] | None = None,
+        on_damage: OnDamage | None = None,
     ) -> Iterator[Columns]:
         """The messages of a schedule log frame by frame, without reading their records.
 
         From the frame that holds `first_sequence` on; frames without a due time `within` these are
-        left out once they are known. Raises `CorruptionError`.
+        left out once they are known. Raises `CorruptionError`; with `on_damage`, that is told each time
+        what cannot be read, and the next frame follows.
         """
-        position = SEGMENT_HEAD_BYTES
-        known = self._known.setdefault(bucket, {})
-        while position < next_position:
-            frame = known.get(position)
-            if frame is None or _is_wanted(frame, first_sequence, within):
-                try:
-                    header, marks = self._marks(bucket, position)
-                    columns = self._columns(bucket, position, header, subjects, marks)
-                except (ProtocolError, DiskError, ValueError) as error:
-                    reason = str(error)
-                    raise self._corruption(layout.SCHEDULE, bucket, position, reason) from error
-                if frame is None:
-                    frame = known[position] = _known(header, marks)
-                if _is_wanted(frame, first_sequence, within):
-                    yield columns
-            position += frame.frame_bytes
+        return self._lists.columns(
+            bucket,
+            subjects,
+            next_position=next_position,
+            first_sequence=first_sequence,
+            within=within,
+            on_damage=on_damage,
+        )
 
     def fates(self, bucket: int, *, next_position: int) -> Iterator[tuple[Fate, int]]:
         """The entries of a dispatch log; raises `CorruptionError`."""
@@ -311,7 +270,7 @@ class ScheduleFiles:
 
     def forget(self, bucket: int) -> None:
         """Let the next read open the files of a bucket again."""
-        self._known.pop(bucket, None)
+        self._lists.forget(bucket)
         with self._lock:
             for log in KINDS:
                 if (file := self._open.pop((log, bucket), None)) is not None:
@@ -320,50 +279,6 @@ class ScheduleFiles:
     def sync_directory(self, log: str, bucket: int) -> None:
         """Make what was removed from a bucket's folder stay removed."""
         self._disk.sync_directory(layout.bucket_directory(log, bucket))
-
-    def _marks(self, bucket: int, position: int) -> tuple[FrameHeader, Marks]:
-        header = self._header(bucket, position)
-        marks_bytes = mark_bytes(header.kind, header.record_count)
-        first_mark = position + header.frame_bytes - marks_bytes
-        data = self.read(layout.SCHEDULE, bucket, first_mark, marks_bytes)
-        return header, read_marks(header, data)
-
-    def _header(self, bucket: int, position: int) -> FrameHeader:
-        data = self.read(layout.SCHEDULE, bucket, position, FRAME_HEADER_BYTES)
-        header = read_header(data)
-        if header.kind is not FrameKind.SCHEDULED or not header.record_count:
-            raise ProtocolError(f"frame of kind {header.kind.name}")
-        head = self.read(layout.SCHEDULE, bucket, position, header.head_bytes)
-        verify_stamp(header, head)
-        if header.physical_offset != bucket + position:
-            raise ProtocolError(f"frame of offset {header.physical_offset}")
-        return header
-
-    def _columns(
-        self, bucket: int, position: int, header: FrameHeader, subjects: Subjects, marks: Marks
-    ) -> Columns:
-        count, subject_count = header.record_count, header.subject_count
-        table_bytes = (SEQUENCE_BYTES + _SUBJECT_BYTES_MAX) * subject_count + 12 * count
-        first_bytes = min(header.frame_bytes, FRAME_HEADER_BYTES + table_bytes)
-        data = self.read(layout.SCHEDULE, bucket, position, first_bytes)
-        runs, table_position = parse_subjects(data, header)
-        lengths = array("I", data[table_position : table_position + 4 * count])
-        if sys.byteorder == "little":
-            lengths.byteswap()
-        first_place = IN_SCHEDULE | position + table_position + 12 * count
-        places = array("Q", accumulate(lengths[:-1], initial=first_place))
-        columns = Columns(
-            bucket=bucket,
-            sequences=array("Q", marks.sequences),
-            sources=array("Q", marks.sources),
-            due_at_ms=array("Q", marks.due_at_ms),
-            places=places,
-            record_bytes=lengths,
-            message_ids=bytearray(marks.message_ids),
-        )
-        for run in runs:
-            columns.subjects.extend(array("I", [subjects.number(run.subject)]) * run.count)
-        return columns
 
     def _make_directory(self, log: str, directory: str) -> None:
         if directory in self._directories:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Lock
 from typing import Final, NamedTuple
 
+from qmq_broker.errors import CorruptionError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.logs.kinds import LOG_LIMITS
@@ -29,6 +30,7 @@ from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.schedule.columns import IN_SCHEDULE, Columns, DelayedMessage, Subjects
 from qmq_broker.storage.schedule.fates import Fate, Fates
 from qmq_broker.storage.schedule.files import ScheduleFiles
+from qmq_broker.storage.schedule.lists import OnDamage
 from qmq_broker.storage.schedule.records import ScheduleRecords
 from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.marks import Marks, frame_marks, pack_marks
@@ -295,11 +297,13 @@ class Schedule:
         next_sequence: int,
         *,
         within: tuple[int, int] | None = None,
+        on_damage: OnDamage | None = None,
     ) -> Iterator[Columns]:
         """Messages of a bucket, pending or not, in portions; raises `CorruptionError`.
 
         Those from `first_sequence` on are among them, those from `next_sequence` on are not. Portions
-        without due times `within` these, both inclusive, may be left out.
+        without due times `within` these, both inclusive, may be left out. With `on_damage`, that is told
+        what cannot be read, and the rest follows.
         """
         with self.lock:
             state = self.buckets.get(bucket)
@@ -315,15 +319,19 @@ class Schedule:
                 next_position=copied.schedule_bytes,
                 first_sequence=first_sequence,
                 within=within,
+                on_damage=on_damage,
             )
         if waiting:
             yield waiting
 
     def message(self, bucket: int, sequence: int) -> DelayedMessage | None:
-        """What is known of one message, pending or not; raises `CorruptionError`."""
-        for columns in self.columns(bucket, sequence, sequence + 1):
+        """What is known of one message, pending or not; raises `CorruptionError` when damage may hide it."""
+        damage: list[CorruptionError] = []
+        for columns in self.columns(bucket, sequence, sequence + 1, on_damage=damage.append):
             if sequence in columns.sequences:
                 return columns.message(columns.sequences.index(sequence), self.subjects)
+        if damage:
+            raise damage[0]
         return None
 
     def copied_sequence(self, bucket: int) -> int:

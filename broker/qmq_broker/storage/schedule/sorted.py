@@ -25,6 +25,7 @@ from qmq_broker.errors import DiskError, NoRoomError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import DiskFile
 from qmq_broker.storage.schedule.columns import Columns
+from qmq_broker.storage.schedule.lists import OnDamage
 from qmq_broker.storage.schedule.schedule import Schedule
 from qmq_client.wire.checksum import crc32c
 
@@ -131,9 +132,11 @@ class SortedBuckets:
         for name in schedule.disk.names(layout.SORTED):
             schedule.disk.unlink(f"{layout.SORTED}/{name}")
 
-    def sort(self, bucket: int, messages: int) -> Iterator[None]:
+    def sort(
+        self, bucket: int, messages: int, *, on_damage: OnDamage | None = None
+    ) -> Iterator[None]:
         """Sort what the files of a bucket have and was not sorted, if it has so many messages as to be
-        large; raises `CorruptionError`.
+        large; raises `CorruptionError`, unless `on_damage` is told what is passed over.
 
         Yields where others may go first.
         """
@@ -142,12 +145,17 @@ class SortedBuckets:
             return
         try:
             found = self._sorted[bucket] if is_known else self._begin(bucket)
-            yield from self._sort(found)
+            yield from self._sort(found, on_damage)
         except (NoRoomError, DiskError) as error:
             self._refuse(bucket, error)
 
     def columns(
-        self, bucket: int, next_sequence: int, *, within: tuple[int, int]
+        self,
+        bucket: int,
+        next_sequence: int,
+        *,
+        within: tuple[int, int],
+        on_damage: OnDamage | None = None,
     ) -> Iterator[Columns]:
         """As `Schedule.columns` from the first sequence on, without ids where it is sorted."""
         found, first_sequence = self._sorted.get(bucket), 0
@@ -158,7 +166,9 @@ class SortedBuckets:
             except DiskError as error:
                 self._refuse(bucket, error)
                 first_sequence = 0  # what was seen already is seen twice; the writer settles that
-        yield from self._schedule.columns(bucket, first_sequence, next_sequence, within=within)
+        yield from self._schedule.columns(
+            bucket, first_sequence, next_sequence, within=within, on_damage=on_damage
+        )
 
     def reach_ms(self, bucket: int, after_ms: int, count: int) -> int | None:
         """Where so many messages of a sorted bucket behind `after_ms` end; None for unsorted, or fewer."""
@@ -178,7 +188,7 @@ class SortedBuckets:
         found = self._sorted[bucket] = _SortedBucket(bucket, file)
         return found
 
-    def _sort(self, found: _SortedBucket) -> Iterator[None]:
+    def _sort(self, found: _SortedBucket, on_damage: OnDamage | None) -> Iterator[None]:
         """Whole frames of the schedule log, as many as make a run; the rest is for another time."""
         schedule = self._schedule
         copied_sequence = schedule.copied_sequence(found.bucket)
@@ -188,7 +198,9 @@ class SortedBuckets:
         if schedule.disk.free_bytes() < schedule.options.reserve_bytes + room_bytes:
             raise NoRoomError("no room above the space that is kept free")
         run = Columns(bucket=found.bucket)
-        for part in schedule.columns(found.bucket, found.next_sequence, copied_sequence):
+        for part in schedule.columns(
+            found.bucket, found.next_sequence, copied_sequence, on_damage=on_damage
+        ):
             run.add(part)
             if len(run) >= self._run_messages:
                 found.append(run)

@@ -1,0 +1,46 @@
+"""Buckets of delayed messages that cannot be read, and why: what is damaged is held, all else is released.
+
+A damaged list hides the messages of its frame, some thousand at most. What became of the messages of a bucket
+must be known of all of them: without it, what was released or cancelled would be released again.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from qmq_broker.errors import CorruptionError
+
+_log = logging.getLogger(__name__)
+
+
+class Damage:
+    """What is held until it is looked at again; written by the thread that loads, read by any."""
+
+    def __init__(self) -> None:
+        self._whole: dict[int, str] = {}
+        self._parts: dict[int, str] = {}
+
+    def hold_bucket(self, bucket: int, error: CorruptionError) -> None:
+        """Nothing of this bucket is released."""
+        if bucket not in self._whole:
+            _log.error("delayed messages of a bucket are held: reason=%s", error)
+        self._whole[bucket] = str(error)
+
+    def hold_part(self, bucket: int, error: CorruptionError) -> None:
+        """Some of this bucket is not released; told once, by its first part that was met."""
+        if bucket not in self._parts:
+            _log.error("some delayed messages of a bucket are held: reason=%s", error)
+            self._parts[bucket] = str(error)
+
+    def holds(self, bucket: int) -> bool:
+        """Whether all of this bucket is held."""
+        return bucket in self._whole
+
+    def reasons(self) -> dict[int, str]:
+        """Why something of these buckets is held."""
+        return self._parts.copy() | self._whole.copy()
+
+    def forget(self, bucket: int) -> None:
+        """This bucket is looked at again."""
+        self._whole.pop(bucket, None)
+        self._parts.pop(bucket, None)
