@@ -37,7 +37,7 @@ from qmq_client.wire.message_id import (
     format_message_id,
     parse_message_id,
 )
-from qmq_client.wire.names import check_name, shorten
+from qmq_client.wire.names import OWN_PREFIX, check_name, check_not_own, shorten
 from qmq_client.wire.record import BodyKind, Record
 
 #: As long as an ordering key; only its hash is kept.
@@ -111,6 +111,8 @@ def message_to_record(
             value=type(message).__name__,
             remedy="Give Message(subject, body).",
         )
+    if type(message.subject) is str and message.subject.startswith(OWN_PREFIX):
+        check_not_own(message.subject)
     body_kind, body, tags = BodyKind.BYTES, message.body, message.tags
     if type(body) is not bytes:
         body_kind, body = encode_body(body)
@@ -302,8 +304,8 @@ def _expires_at_ms(message: Message, from_ms: int) -> int:
 def _span_ms(field: str, span: Any) -> int:
     """Rounded up: a message is never early."""
     if isinstance(span, timedelta):
-        milliseconds: int = -(-span // timedelta(milliseconds=1))
-        return milliseconds
+        # By a negative unit: what is the longest there is cannot be negated.
+        return -(span // -timedelta(milliseconds=1))
     is_number = isinstance(span, int | float) and not isinstance(span, bool)
     if not is_number or not math.isfinite(span):
         raise _not_of_form(field, "a timedelta or a number of seconds", span)

@@ -10,7 +10,7 @@ from typing import Final, Literal
 from qmq_client.consumer.start import Start, start_text
 from qmq_client.errors import ConfigurationError
 from qmq_client.retry import Backoff
-from qmq_client.wire.names import check_name, shorten
+from qmq_client.wire.names import check_name, check_not_own, shorten
 
 CONCURRENCY_MAX: Final = 256
 BATCH_SIZE_MAX: Final = 1_000
@@ -82,7 +82,7 @@ class ConsumerOptions:
     backoff: Backoff | None = None
 
     def __post_init__(self) -> None:
-        check_name(self.subject, field="subject")
+        check_not_own(check_name(self.subject, field="subject"))
         check_name(self.group, field="group")
         for setting in ("tags", "all_tags"):
             object.__setattr__(self, setting, _as_tags(setting, getattr(self, setting)))

@@ -66,6 +66,8 @@ def test_without_either_it_never_expires() -> None:
         ({"expires_at": datetime(2013, 1, 1)}, "expires_at"),
         ({"expires_at": 7}, "expires_at"),
         ({"ttl": 1e14}, "expires_at_ms"),
+        ({"ttl": timedelta.max}, "expires_at_ms"),
+        ({"ttl": timedelta.min}, "ttl"),
     ],
     ids=str,
 )

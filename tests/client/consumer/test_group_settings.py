@@ -13,8 +13,9 @@ from sqlalchemy import create_engine
 
 from qmq_client.consumer import Consumers, HandlerCall, consumer, pull
 from qmq_client.errors import ConfigurationError, InvalidNameError
+from qmq_client.message import Message
 from qmq_client.retry import Backoff
-from qmq_client.testing import MemoryTransport, drain
+from qmq_client.testing import MemoryTransport, RecordingProducer, drain
 from qmq_client.wire.deliveries import Deliveries
 from qmq_client.wire.requests import (
     PullRequest,
@@ -131,6 +132,13 @@ def test_what_cannot_work_is_refused_at_the_decoration(settings: Any, named: str
 def test_a_tag_that_is_no_name_is_refused() -> None:
     with pytest.raises(InvalidNameError, match="tags"):
         consumer(SUBJECT, group=GROUP, tags="not a name")(lambda body: None)
+
+
+def test_a_subject_of_the_brokers_own_is_refused_at_the_decoration_and_at_the_send() -> None:
+    with pytest.raises(InvalidNameError, match="the broker's own"):
+        consumer("_qmq.copies", group=GROUP)(lambda body: None)
+    with RecordingProducer() as producer, pytest.raises(InvalidNameError, match="broker's own"):
+        producer.send_now(Message("_qmq.copies", "one"))
 
 
 def test_C10_a_named_broadcast_needs_a_name_that_is_the_same_the_next_time(bench: Bench) -> None:
