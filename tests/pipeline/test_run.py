@@ -51,8 +51,9 @@ def test_one_command_does_all_in_order_and_says_by_its_exit_code_what_the_audit_
     second = run(*here, "--rows-kept")
     assert second.exit_code == 1, second.output
     assert "FINDINGS: 1 lost" in second.stdout
-    # What the log of a schedule gets: one line of each job that came to its end.
-    stages = [line.partition(" ")[2].partition(":")[0] for line in second.stderr.splitlines()]
+    # What the log of a schedule gets: one line of each job that came to its end, and what a slow machine adds.
+    told_stages = [line.partition(" ")[2].partition(":")[0] for line in second.stderr.splitlines()]
+    stages = [one for one in told_stages if one != "step under way"]
     assert stages == ["ingest outbox", "lifecycle", "marts flow_minute", "audit", "report"]
     assert lost.message_id.hex() in page.read_text()
     found = Lake(str(tables)).read(spark, AUDIT_FINDINGS).collect()

@@ -26,6 +26,8 @@ DRAFT: Final = ".draft-"
 SCHEMA_KEY: Final = b"qmq.schema"
 ROW_GROUP_ROWS: Final = 100_000
 COMPRESSION: Final = "snappy"
+#: What Hadoop calls a store, and what pyarrow calls it.
+_ARROW_SCHEMES: Final = {"s3a": "s3"}
 
 
 class LakeFiles:
@@ -36,7 +38,7 @@ class LakeFiles:
         self.root = root
         try:
             if "://" in root:
-                self._files, self._path = pafs.FileSystem.from_uri(root)
+                self._files, self._path = pafs.FileSystem.from_uri(_arrow_url(root))
             else:
                 self._files, self._path = pafs.LocalFileSystem(), root
         except (pa.ArrowInvalid, OSError) as error:
@@ -164,3 +166,8 @@ class LakeFiles:
 
     def _full(self, path: str) -> str:
         return f"{self._path.rstrip('/')}/{path}"
+
+
+def _arrow_url(root: str) -> str:
+    scheme, mark, rest = root.partition("://")
+    return f"{_ARROW_SCHEMES.get(scheme, scheme)}{mark}{rest}"
