@@ -167,6 +167,14 @@ BENCHMARKS: Final = (
         group="outbox",
     ),
     Benchmark(
+        number="cancelled-commits",
+        name="cancelled-commits",
+        module="cancelled_commits",
+        summary="from the cancellation of a task in its COMMIT to the broker's durable answer",
+        goal="p99 ≤ 250 ms",
+        group="outbox",
+    ),
+    Benchmark(
         number="R10",
         name="watchdog-drain",
         module="watchdog_drain",

@@ -189,7 +189,13 @@ def test_a_plot_is_well_formed_and_keeps_its_marks_inside(samples: tuple[float, 
 
 def test_benchmarks_are_found_by_number_and_by_name() -> None:
     assert [entry.name for entry in select(["r9", "disk"])] == ["disk", "commit-to-accepted"]
-    assert [entry.number for entry in select(["outbox"])] == ["R8", "R9", "R10", "peers"]
+    assert [entry.number for entry in select(["outbox"])] == [
+        "R8",
+        "R9",
+        "cancelled-commits",
+        "R10",
+        "peers",
+    ]
     assert select([]) == BENCHMARKS
     with pytest.raises(UnknownBenchmarkError, match="r99"):
         select(["R99"])
