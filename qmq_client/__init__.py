@@ -1,8 +1,9 @@
 """Transactional messages: sent if and only if the database transaction commits.
 
-Names are loaded when they are first used, so that importing this costs nothing: no database driver,
-no HTTP library. Some are called like the module they live in; the public name is what the package
-shows, and `from qmq_client.consumer import …` works as well.
+Names are loaded when they are first used, so that importing this package costs nothing: no database
+driver, no HTTP library. Some have the name of the module that they are in (`consumer`, `request_headers`):
+as an attribute of the package it is always the public name, and `from qmq_client.consumer import …` works
+as well.
 """
 
 import sys as _sys
@@ -35,13 +36,14 @@ if _TYPE_CHECKING:
     from qmq_client.publishing.receipts import Fate, Receipt
     from qmq_client.publishing.stats import Flushed
     from qmq_client.request_headers import request_headers
-    from qmq_client.retry import Reject, Retry
+    from qmq_client.retry import Backoff, Reject, Retry
     from qmq_client.transactional import transaction, transactional
     from qmq_client.transport.address import BrokerAddress
     from qmq_client.wire.delayed import Cancellation
 
 _MODULES = {
     "AutocommitError": "qmq_client.errors",
+    "Backoff": "qmq_client.retry",
     "BrokerAccessError": "qmq_client.errors",
     "BrokerAddress": "qmq_client.transport.address",
     "Cancellation": "qmq_client.wire.delayed",
@@ -79,6 +81,7 @@ _MODULES = {
 
 __all__ = [
     "AutocommitError",
+    "Backoff",
     "BrokerAccessError",
     "BrokerAddress",
     "Cancellation",

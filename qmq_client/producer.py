@@ -167,12 +167,12 @@ class Producer:
             await connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
             return await connection.run_sync(self._send_alone, messages)
 
-    def cancel(self, message_id: str, *, session: AnySession | None = None) -> bool | Cancellation:
-        """Withdraw a message as part of the transaction; returns whether that was possible.
+    def cancel(self, message_id: str, *, session: AnySession | None = None) -> Cancellation:
+        """Withdraw a message as part of the transaction; the result is true if that was possible.
 
         A message sent in this transaction can always be withdrawn. One from an earlier transaction
         can be only while no process may be sending it: after a failed attempt, while it is parked, or
-        when the process that sent it has died. False if it was sent, is being sent, or is unknown.
+        when the process that sent it has died. `UNKNOWN` if it was sent, is being sent, or never was.
         Like any other change, the withdrawal is undone by a rollback.
 
         Without an open transaction this is `cancel_now`.
@@ -180,7 +180,8 @@ class Producer:
         wanted = parse_message_id(message_id)
         if session is None and not has_transaction(self.engine, self._outlet):
             return self.cancel_now(message_id)
-        return join_to_cancel(session, self.engine, self._outlet, wanted)
+        was_there = join_to_cancel(session, self.engine, self._outlet, wanted)
+        return Cancellation.CANCELLED if was_there else Cancellation.UNKNOWN
 
     def cancel_now(self, message_id: str) -> Cancellation:
         """Withdraw a message from the outbox or, if it is delayed, from the broker.
@@ -197,15 +198,15 @@ class Producer:
 
     async def cancel_async(
         self, message_id: str, *, session: AnyAsyncSession | None = None
-    ) -> bool | Cancellation:
+    ) -> Cancellation:
         """`cancel` for an `AsyncSession` or `AsyncConnection`; without a transaction, `cancel_now`."""
         if session is None and not has_transaction(self.engine, self._outlet):
             return await self._cancel_now_async(message_id)
         scope: Any = current_session() if session is None else session_of(session)
-        cancelled: bool = await scope.run_sync(
+        outcome: Cancellation = await scope.run_sync(
             lambda joined: self.cancel(message_id, session=joined)
         )
-        return cancelled
+        return outcome
 
     async def _cancel_now_async(self, message_id: str) -> Cancellation:
         if not self.engine.dialect.is_async:

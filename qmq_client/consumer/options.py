@@ -104,7 +104,7 @@ class ConsumerOptions:
             raise ConfigurationError(
                 setting="backoff",
                 value=shorten(self.backoff),
-                remedy="Give a qmq_client.retry.Backoff.",
+                remedy="Give a qmq_client.Backoff.",
             )
         self._check_at_most_once()
 

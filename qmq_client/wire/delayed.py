@@ -9,24 +9,24 @@ import msgspec
 
 from qmq_client.wire.requests import Natural
 
-#: Messages of one request; each may mean a look through all that wait.
+#: Messages in one request; each may mean a search through everything that waits.
 CANCELLED_PER_REQUEST_MAX: Final = 100
 
 
 class Cancellation(StrEnum):
-    """What became of the wish to take a message back, or to put it off."""
+    """What became of the wish to withdraw a message, or to put it off."""
 
     #: It will never be delivered.
     CANCELLED = "cancelled"
     #: It waits for the new time.
     RESCHEDULED = "rescheduled"
-    #: It is in its subject: released, or never delayed.
+    #: It is in its subject already: released, or never delayed.
     TOO_LATE = "too_late"
-    #: The broker knows no such message, or does not know it any more.
+    #: Whoever was asked, the outbox or the broker, has no such message, or no longer has it.
     UNKNOWN = "unknown"
 
     def __bool__(self) -> bool:
-        """Whether it was done as was wished."""
+        """Whether it was done."""
         return self in (Cancellation.CANCELLED, Cancellation.RESCHEDULED)
 
 
@@ -34,7 +34,7 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Take delayed messages back."""
 
     message_ids: tuple[str, ...]
-    #: When they are due, if the caller knows: fewer files are looked at.
+    #: When they are due, if the caller knows: then fewer files are searched.
     deliver_at_ms: Natural | None = None
 
 
@@ -48,7 +48,7 @@ class RescheduleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Give a pending message another due time."""
 
     message_id: str
-    #: Ms since 1970 UTC; a time that is past is at once.
+    #: Milliseconds since 1970 UTC; a past time means at once.
     deliver_at_ms: Natural
 
 
