@@ -28,7 +28,12 @@ from qmq_broker.face.callers.tls import TlsError
 from qmq_broker.face.callers.token_file import TokenFileError
 from qmq_broker.face.connection.landing import landing
 from qmq_broker.face.connection.listener import BrokerServer, Entrance
-from qmq_broker.face.connection.open_files import BACKLOG, fit_connections, raise_files_limit
+from qmq_broker.face.connection.open_files import (
+    BACKLOG,
+    files_needed,
+    fit_connections,
+    raise_files_limit,
+)
 from qmq_broker.face.connection.protocol import bounded_protocol, end_slow_connections
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.limits import FaceLimits
@@ -282,6 +287,7 @@ def _fit_files(limits: FaceLimits, options: ServeOptions) -> FaceLimits | None:
             logging.CRITICAL,
             "too_few_files",
             files=files,
+            needed=files_needed(options.store.open_files),
             remedy="Raise the limit of open files of this process (ulimit -n).",
         )
     elif fitting.connections < limits.connections:

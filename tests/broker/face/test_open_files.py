@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from qmq_broker.face.connection.open_files import fit_connections
+from qmq_broker.face.connection.open_files import files_needed, fit_connections
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.limits import FaceLimits
 from tests.kit.broker_process import SERVE_WITH_FAULTS, BrokerProcess
@@ -39,7 +39,7 @@ def test_B10_a_process_that_may_open_hardly_any_files_does_not_start(tmp_path: P
     data = tmp_path / "data"
     broker = BrokerProcess(data, "--files", "400", command=SERVE_WITH_FAULTS)
     assert broker.run_to_end() == ExitCode.USAGE
-    assert " too_few_files files=400" in broker.log
+    assert " too_few_files files=400 needed=528" in broker.log
     assert "ulimit" in broker.log
 
 
@@ -50,3 +50,4 @@ def test_B10_a_process_that_may_open_hardly_any_files_does_not_start(tmp_path: P
 def test_connections_are_what_files_leave(files: int, connections: int | None) -> None:
     fitting = fit_connections(FaceLimits(connections=2_000), files=files, queue_files=256)
     assert (fitting and fitting.connections) == connections
+    assert (files >= files_needed(256)) == (fitting is not None) or files == resource.RLIM_INFINITY

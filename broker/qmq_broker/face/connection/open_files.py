@@ -44,3 +44,8 @@ def fit_connections(limits: FaceLimits, *, files: int, queue_files: int) -> Face
     share = limits.connections_per_address / limits.connections
     per_address = max(1, min(limits.connections_per_address, int(room * share)))
     return replace(limits, connections=room, connections_per_address=per_address)
+
+
+def files_needed(queue_files: int) -> int:
+    """With fewer than these a broker does not start."""
+    return queue_files + _OTHER_FILES + BACKLOG + _CONNECTIONS_MIN
