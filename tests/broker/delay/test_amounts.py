@@ -137,6 +137,19 @@ def test_D2_lateness_is_counted_in_classes_up_to_and_with_their_upper_ends() -> 
     assert counts.late_max_ms == LATE_BOUNDS_MS[-1] + 1
 
 
+def test_D2_lateness_ends_when_it_is_told_that_the_release_is_durable(tmp_path: Path) -> None:
+    rig = DelayRig(tmp_path)
+    rig.send_delayed({b"one": rig.now_ms + 1_000})
+    delay = rig.broker.delayed.delay
+    rig.clock.pass_ms(1_030)
+    delay.step()
+    rig.commit()
+    rig.clock.pass_ms(70)  # nobody looks at what was told meanwhile
+    delay.step()
+    assert (delay.counts.released, delay.counts.late_max_ms) == (1, 30)
+    rig.close()
+
+
 def test_a_wheel_that_is_over_its_bound_lets_go_of_what_is_due_last() -> None:
     wheel = Wheel(end_of(1_000_000), loaded_max=5_000)
     for first in range(0, 20_000, 100):

@@ -138,6 +138,40 @@ def test_D3_B4_a_damaged_list_holds_the_messages_of_its_frame_and_no_others(
     rig.close()
 
 
+def test_D3_what_was_hidden_behind_damage_comes_when_some_of_that_is_mended(tmp_path: Path) -> None:
+    rig, path, place = with_frames(tmp_path, unsorted_max=1_000)
+    whole = path.read_bytes()
+    put(path, place, bytes(len(whole) - place.start))
+    rig.restart()
+    assert rig.pass_and_release(2 * HOUR_MS + PER_FRAME) == PER_FRAME
+    put(path, place, HARMS["list"](whole[place]) + whole[place.stop :])
+    rig.broker.delayed.delay.look_again(rig.broker.delayed.query.status().damaged_buckets)
+    assert rig.release() == (FRAMES - DAMAGED - 1) * PER_FRAME
+    assert rig.broker.delayed.query.status().pending == PER_FRAME
+    rig.close()
+
+
+def test_D4_without_its_fates_all_of_a_bucket_is_held_and_what_was_cancelled_never_comes(
+    tmp_path: Path,
+) -> None:
+    rig, _ = with_files(tmp_path)
+    rig.cancel(rig.find_all()[0])
+    while rig.store.step() or rig.store.schedule.uncopied:
+        pass
+    (path,) = tmp_path.glob("dispatch/*/*")
+    whole = spoil_marks(path)
+    rig.restart()
+    query = rig.broker.delayed.query
+    assert [rig.body(one) for one in rig.find_all()] == [b"other"]
+    assert rig.pass_and_release(5 * HOUR_MS) == 1
+    (held,) = query.status().damaged_buckets
+    path.write_bytes(whole)
+    rig.broker.delayed.delay.look_again([held])
+    rig.release()
+    assert rig.bodies() == [b"other", b"two"]
+    rig.close()
+
+
 def test_D1_looking_again_before_the_time_releases_nothing_early_and_nothing_twice(
     tmp_path: Path,
 ) -> None:
