@@ -145,9 +145,7 @@ class PublisherThread:
                 is_hurried = self._hurries > 0 or self._close_at_s is not None
             try:
                 done = publisher.step(self._clock.monotonic_s(), is_hurried=is_hurried)
-            except (
-                BaseException
-            ):  # the top of the loop: no callback ends it, not even by SystemExit
+            except BaseException:  # the top of the loop: no callback ends it, not even SystemExit
                 _log.exception("publisher step failed")
                 publisher.queue.wait(_PAUSE_S)
                 continue

@@ -86,9 +86,8 @@ def test_tasks_of_a_step_under_way_are_counted(spark: SparkSession) -> None:
         is_told.set()
 
     with watched_tasks(spark, on_tasks, look_s=0.01):
-        while (
-            not is_told.is_set()
-        ):  # each round is a step; a quick machine may be done between two looks
+        # Each round is a step, since a fast machine may be done between two looks.
+        while not is_told.is_set():
             spark.range(0, 4_000_000, 1, 4).selectExpr("SUM(id % 7)").collect()
     assert all(0 <= done <= total for done, total in told)
     assert told[0][1] in {1, 4, 5}

@@ -16,5 +16,5 @@
     files/           the disk port, names, and small files
     upkeep/          what an operator does while no broker runs: verify, rebuild, back up, give up
 
-Who reads it first goes from `files/layout.py` and `logs/segmented_log.py` to `commit_log.py`.
+To read it for the first time, begin with `files/layout.py` and `logs/segmented_log.py`, then `commit_log.py`.
 """

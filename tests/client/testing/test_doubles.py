@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qmq_client import Consumers, Message, Reject, consumer
+from qmq_client import Consumers, Delivery, Message, Reject, consumer
 from qmq_client.errors import BrokerAnswerError, BrokerBusyError, BrokerRefusedError
 from qmq_client.errors import BrokerUnreachableError as Unreachable
 from qmq_client.ids import MESSAGE_IDS
@@ -118,6 +118,26 @@ def test_D1_D4_the_double_keeps_delayed_messages_until_their_time() -> None:
     clock.advance(1)
     assert [message.body for message in broker.messages("orders")] == ["now", "late"]
     assert transport.cancel((late,)) == ("too_late",)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_dead_letters_of_the_double_are_delivered_again(ordered: bool) -> None:
+    broker = MemoryBroker()
+    attempts: list[int] = []
+
+    @consumer("orders", group="g", ordered=ordered)
+    def handler(delivery: Delivery) -> None:
+        attempts.append(delivery.attempt)
+        if len(attempts) == 1:
+            raise Reject("the first time")
+
+    consumers = Consumers(handler, MemoryTransport(broker))
+    broker.put(Message("orders", "x", key="k"))
+    drain(consumers)
+    assert [letter.error for letter in broker.dead_letters("orders", "g")] == ["the first time"]
+    assert broker.replay_dead_letters("orders", "g") == 1
+    drain(consumers)
+    assert (attempts, broker.dead_letters("orders", "g")) == ([1, 1], [])
 
 
 def test_time_passes_when_told_to() -> None:

@@ -48,9 +48,7 @@ class Landing(asyncio.BufferedProtocol):
         self._awaited_bytes = 1
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if (
-            transport.get_extra_info("sslcontext") is None
-        ):  # with TLS other bytes come than are read
+        if transport.get_extra_info("sslcontext") is None:  # TLS: other bytes come than are read
             self._socket = transport.get_extra_info("socket")
         self._connection.connection_made(cast("asyncio.Transport", transport))
 

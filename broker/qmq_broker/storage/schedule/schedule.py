@@ -99,7 +99,6 @@ class Schedule:
         self.on_arrivals: Callable[[list[Arrival]], object] = lambda _: None
         self._arrived: dict[int, Columns] = {}
         self._settled: list[_Settled] = []
-        self._staged_at_ms = 0
 
     # ---- the writer --------------------------------------------------------------------------
 
