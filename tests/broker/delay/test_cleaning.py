@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
+
+import pytest
 
 from qmq_broker.storage.schedule.beside import Work, in_a_thread
 from tests.broker.delay.delay_rig import FORGETFUL, HOUR_MS, LARGE, DelayRig
+
+DEADLINE_S = 60
 
 
 def tick(rig: DelayRig) -> None:
@@ -78,6 +83,40 @@ def test_D2_A2_a_disk_that_is_long_about_removing_files_holds_up_neither_sends_n
     rig.pass_and_release(90 * HOUR_MS)
     assert sorted(rig.bodies()) == sorted([*due, b"soon"])
     rig.close()
+
+
+def test_a_stop_waits_for_files_that_are_being_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = DelayRig(tmp_path)
+    rig.send_delayed({b"one": rig.now_ms + HOUR_MS, b"later": rig.now_ms + 90 * HOUR_MS})
+    rig.restart()
+    rig.pass_and_release(HOUR_MS)
+    beside, is_waited_for = rig.store.schedule.beside, Event()
+    real_wait = beside.wait
+
+    def start(work: Work) -> None:
+        is_waited_for.clear()
+
+        def when_waited_for() -> None:
+            assert is_waited_for.wait(DEADLINE_S)
+            work()
+
+        in_a_thread(when_waited_for)
+
+    def wait() -> None:
+        is_waited_for.set()
+        real_wait()
+
+    beside.start = start
+    monkeypatch.setattr(beside, "wait", wait)
+    for _ in range(4):
+        rig.pass_and_release(HOUR_MS)
+        tick(rig)
+    assert len(files(rig)) == 3
+    rig.close()
+    assert not beside.is_busy
+    assert len(files(rig)) == 1
 
 
 def test_a_segment_with_delayed_messages_goes_although_too_little_came_for_a_copy(

@@ -12,6 +12,7 @@ from qmq_broker.service.delay.damage import Damage
 from qmq_broker.service.delay.load import Load, frozen_sequences
 from qmq_broker.service.delay.wheel import Wheel, end_of
 from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.storage.schedule import sorted as sorted_files
 from qmq_broker.storage.schedule.sorted import BLOCK_MESSAGES, SortedBuckets
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
 from tests.broker.delay.test_loading import copy
@@ -174,4 +175,24 @@ def test_a_portion_of_a_sorted_bucket_reaches_as_far_as_there_is_room(rig: Delay
     wheel = Wheel(end_of(0), loaded_max=2 * BLOCK_MESSAGES)
     load(rig, wheel, sorted_, rig.now_ms + 9 * HOUR_MS)
     assert len(wheel) == 2 * BLOCK_MESSAGES
+    sorted_.keep(())
+
+
+def test_how_far_so_many_messages_reach_is_known_to_a_few_blocks(
+    rig: DelayRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block, wanted, runs = 4, 403, MESSAGES // UNSORTED_MAX
+    monkeypatch.setattr(sorted_files, "BLOCK_MESSAGES", block)
+    due_ms = sorted(fill(rig).values())
+    schedule = rig.store.schedule
+    sorted_ = SortedBuckets(schedule, messages_min=UNSORTED_MAX)
+    ((bucket, messages),) = frozen_sequences(schedule).items()
+    for _ in sorted_.sort(bucket, messages):
+        pass
+    for after_ms in range(bucket, due_ms[-wanted - runs * block], HOUR_MS // 50):
+        reach_ms = sorted_.reach_ms(bucket, after_ms, wanted)
+        assert reach_ms is not None
+        count = sum(after_ms < due <= reach_ms for due in due_ms)
+        assert wanted <= count <= wanted + (2 * runs + 1) * block
+    assert sorted_.reach_ms(bucket, due_ms[-wanted], wanted) is None
     sorted_.keep(())
