@@ -202,6 +202,7 @@ class Databases:
         self._template = directory / "template.db"
         self._make_template()
         self._slots: dict[str, Slot] = {}
+        self._reader: sqlite3.Connection | None = None
         self._number = 0
         self.path = self._template
 
@@ -215,8 +216,7 @@ class Databases:
 
     def empty(self) -> None:
         """Begin anew with a file of its own: what still holds the last one does no harm."""
-        for slot in self._slots.values():
-            slot.release()
+        self._release()
         for path in self._directory.glob("world-*"):
             path.unlink()
         self._number += 1
@@ -225,16 +225,21 @@ class Databases:
 
     def close(self) -> None:
         """Give everything back."""
-        for slot in self._slots.values():
-            slot.release()
+        self._release()
 
     def read(self, query: str) -> list[tuple[Any, ...]]:
         """What is committed now."""
-        connection = sqlite3.connect(self.path)
-        try:
-            return connection.execute(query).fetchall()
-        finally:
-            connection.close()
+        if self._reader is None:  # kept: a look at a world is far cheaper than a connection
+            self._reader = sqlite3.connect(self.path)
+            self._reader.execute("PRAGMA synchronous = OFF")  # it may be the last one to close
+        return self._reader.execute(query).fetchall()
+
+    def _release(self) -> None:
+        for slot in self._slots.values():
+            slot.release()
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
 
     def _make_template(self) -> None:
         engine = sa.create_engine(f"sqlite:///{self._template}")
