@@ -90,6 +90,7 @@ def rows(bench: Bench) -> list[Row]:
 
 
 def _round(bench: Bench, per_s: int, seconds: int) -> _Round:
+    os.sync()  # what was written and removed before is not this round's
     with bench.processes() as processes:
         broker = processes.start_broker()
         handler = processes.start_worker(
