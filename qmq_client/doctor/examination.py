@@ -75,15 +75,13 @@ def examine(
     return by_severity(findings)
 
 
-def examine_configured(
-    engine: sa.Engine, tables: Tables, thresholds: Thresholds = _DEFAULTS
-) -> tuple[Finding, ...]:
+def examine_configured(engine: sa.Engine, tables: Tables) -> tuple[Finding, ...]:
     """`examine` for an engine that is no application's: what belongs to connections is left out."""
     findings: list[Finding] = []
     with _connection(engine) as connection:
-        findings += _of_database(connection, thresholds, is_application=False)
-        findings += _of_outbox(connection, tables, thresholds)
-        findings += _of_clock(connection, SYSTEM_CLOCK, thresholds)
+        findings += _of_database(connection, _DEFAULTS, is_application=False)
+        findings += _of_outbox(connection, tables, _DEFAULTS)
+        findings += _of_clock(connection, SYSTEM_CLOCK, _DEFAULTS)
     return by_severity(findings)
 
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from random import random as system_random
+from random import random
 from typing import Final
 
 import sqlalchemy as sa
@@ -77,13 +77,11 @@ class Publisher:
         transport: Transport,
         token: bytes,
         options: ProducerOptions,
-        random: Callable[[], float] = system_random,
     ) -> None:
         self._store = store
         self._transport = transport
         self.token = token
         self._options = options
-        self._random = random
         self.receipts = Receipts()
         self.queue = HandoffQueue(options.queue_messages, self._on_dropped)
         self._held: list[_Ready] = []
@@ -212,7 +210,7 @@ class Publisher:
             transport=self._transport,
             backoff=self._options.backoff,
             max_attempts=self._options.max_attempts,
-            random=self._random,
+            random=random,
             limits=self._options.limits,
         )
         self._settle(outcome, now_s)

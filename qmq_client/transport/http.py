@@ -17,7 +17,7 @@ import weakref
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import urlsplit
 
-from qmq_client.clock import SYSTEM_CLOCK, Clock
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.errors import (
     BrokerAccessError,
     BrokerAnswerError,
@@ -81,7 +81,6 @@ class HttpTransport:
         limits: Limits = DEFAULT_LIMITS,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
-        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         import qmq_client.transport.http_connections  # noqa: F401  # see the module's text
 
@@ -92,7 +91,6 @@ class HttpTransport:
         self._limits = limits
         self._connect_timeout_s = connect_timeout_s
         self._answer_timeout_s = answer_timeout_s
-        self._clock = clock
         self._ssl_context = self._address.ssl_context()
         self._headers = self._make_headers()
         #: Of each route that was called, so that no call parses text again.
@@ -207,7 +205,7 @@ class HttpTransport:
         import httpx
 
         connections, deadline = self._open()
-        deadline.ends_at_s = self._clock.monotonic_s() + timeout_s
+        deadline.ends_at_s = SYSTEM_CLOCK.monotonic_s() + timeout_s
         deadline.was_closed_by_peer = False
         # Single steps are bounded by the call's deadline; only the connection has a bound of its own.
         timeouts = {"connect": min(timeout_s, self._connect_timeout_s)}
@@ -245,7 +243,7 @@ class HttpTransport:
                 raise BrokerUnreachableError(f"{self.broker_url}: this transport was closed")
             if self._connections is None or self._deadline is None:
                 self._deadline = CallDeadline()
-                self._connections = Connections(self._clock, self._deadline, self._ssl_context)
+                self._connections = Connections(SYSTEM_CLOCK, self._deadline, self._ssl_context)
             return self._connections, self._deadline
 
 

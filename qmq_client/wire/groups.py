@@ -22,10 +22,10 @@ def group_of(request: PullRequest | SettleRequest) -> str:
     return f"{request.group}{_BETWEEN}{request.consumer}"
 
 
-def check_group(text: str, *, field: str = "group") -> str:
-    """Return `text` when it may name a group, else raise `InvalidNameError` naming `field`."""
+def check_group(text: str) -> str:
+    """Return `text` when it may name a group, else raise `InvalidNameError`."""
     group, between, consumer = text.partition(_BETWEEN)
-    check_name(group, field=field)
+    check_name(group, field="group")
     if between:
-        check_name(consumer, field=field)
+        check_name(consumer, field="group")
     return text

@@ -235,12 +235,10 @@ def record_tag_hash(data: bytes) -> int:
     return joined_tags_hash(data[first : first + tags_bytes])
 
 
-def record_key(data: bytes, position: int = 0) -> bytes:
-    """The key of the encoded record at `position`, empty for none, without decoding the rest."""
-    first = position + RECORD_FIXED_BYTES
-    if data[position + FLAGS_POSITION] & DELAYED_FLAG:
-        first += _DUE.size
-    return bytes(data[first : first + data[position + KEY_BYTES_POSITION]])
+def record_key(data: bytes) -> bytes:
+    """The key of an encoded record, empty for none, without decoding the rest."""
+    first = RECORD_FIXED_BYTES + (_DUE.size if data[FLAGS_POSITION] & DELAYED_FLAG else 0)
+    return bytes(data[first : first + data[KEY_BYTES_POSITION]])
 
 
 def is_delayed_record(data: bytes) -> bool:

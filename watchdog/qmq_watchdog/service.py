@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-import random as random_source
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from random import random
 from typing import Final
 
-from qmq_client.clock import SYSTEM_CLOCK, Clock
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.errors import ConfigurationError
 from qmq_client.settings.config import Config
 from qmq_client.settings.sections import DatabaseSection
@@ -43,18 +43,9 @@ class Service:
     Raises `ConfigurationError` for what cannot work, before anything is started.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        environment: Mapping[str, str],
-        *,
-        clock: Clock = SYSTEM_CLOCK,
-        random: Callable[[], float] = random_source.random,
-    ) -> None:
+    def __init__(self, config: Config, environment: Mapping[str, str]) -> None:
         self._config = config
         self._environment = environment
-        self._clock = clock
-        self._random = random
         limits = config.watchdog
         in_use_max = CONNECTIONS_PER_RUN * (limits.workers + limits.aside_workers)
         kept_max = limits.connections_max - in_use_max
@@ -67,14 +58,14 @@ class Service:
             )
         self._options = DaemonOptions.from_config(limits)
         self._transport = HttpTransport(BrokerAddress.of_section(config.broker))
-        self._gate = BrokerGate(self._options.backoff, random, clock)
+        self._gate = BrokerGate(self._options.backoff, random, SYSTEM_CLOCK)
         self._budget = ConnectionBudget(kept_max)
-        self.daemon = Daemon(options=self._options, clock=clock, random=random)
+        self.daemon = Daemon(options=self._options, clock=SYSTEM_CLOCK, random=random)
         self.fleet = Fleet(self.daemon, self._open_job)
         self.fleet.set_configured(config.databases)
         if config.registry.url:
             self.daemon.add(self._registry_job())
-        self.health = Health(self.daemon, clock)
+        self.health = Health(self.daemon, SYSTEM_CLOCK)
         self.endpoint: Endpoint | None = None
         if limits.metrics_listen:
             self.endpoint = Endpoint(limits.metrics_listen, self.daemon, self.health, self._budget)
@@ -133,14 +124,14 @@ class Service:
             open_database(section, self._environment, limits),
             self._transport,
             SweepOptions.from_config(limits, seconds_max=limits.share_s),
-            clock=self._clock,
-            random=self._random,
+            clock=SYSTEM_CLOCK,
+            random=random,
         )
         return SweepJob(
             sweep,
             self._options,
-            self._random,
-            clock=self._clock,
+            random,
+            clock=SYSTEM_CLOCK,
             gate=self._gate,
             budget=self._budget,
         )
@@ -153,5 +144,5 @@ class Service:
             self.fleet,
             self._options,
             refresh_s=section.refresh_s,
-            random=self._random,
+            random=random,
         )

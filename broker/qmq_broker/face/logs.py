@@ -6,11 +6,10 @@ Bodies of messages are never logged.
 from __future__ import annotations
 
 import logging
-import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Final, TextIO
+from typing import Final
 
 #: Characters of one value that are shown.
 _VALUE_CHARACTERS_MAX: Final = 2_000
@@ -56,9 +55,9 @@ def show(value: object) -> str:
     return ascii(text)
 
 
-def start_logging(level: int, stream: TextIO = sys.stderr) -> None:
-    """Send every log line of this process to `stream`."""
-    handler = logging.StreamHandler(stream)
+def start_logging(level: int) -> None:
+    """Send every log line of this process to standard error."""
+    handler = logging.StreamHandler()
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     root = logging.getLogger()
     root.handlers[:] = [handler]

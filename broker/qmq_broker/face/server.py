@@ -40,7 +40,6 @@ from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import log_event, values
 from qmq_broker.options import ServeOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
-from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.serving import Serving
 from qmq_broker.storage.files.disk import Disk, OsDisk
 from qmq_broker.storage.store import Store
@@ -65,7 +64,6 @@ def serve(
     options: ServeOptions,
     clock: Clock,
     *,
-    limits: ServiceLimits | None = None,
     face_limits: FaceLimits | None = None,
     disk: Disk | None = None,
 ) -> ExitCode:
@@ -95,7 +93,6 @@ def serve(
             return _not_opened(error)
         settings = BrokerSettings(
             wire=options.limits,
-            limits=limits or ServiceLimits(),
             store=options.store,
             is_read_only=options.is_read_only,
         )

@@ -26,14 +26,12 @@ ALARM_MS: Final = 1_000
 class DelayClock:
     """Milliseconds since 1970 UTC that never go back and never run away. For one thread."""
 
-    def __init__(self, clock: Clock, *, step_ms: int = STEP_MS, catch_up: int = CATCH_UP) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._step_ms = step_ms
-        self._catch_up = catch_up
         self._steady_s = clock.monotonic_s()
         self._now_ms = float(clock.now_ms())
         #: How much more than time passes the time may still be moved at once.
-        self._budget_ms = float(step_ms)
+        self._budget_ms = float(STEP_MS)
         #: How far the wall clock is ahead of this time; negative behind it.
         self.ahead_ms = 0
         self._is_alarmed = False
@@ -44,8 +42,8 @@ class DelayClock:
         passed_ms = (steady_s - self._steady_s) * 1000
         self._steady_s = steady_s
         wall_ms = self._clock.now_ms()
-        refilled_ms = self._budget_ms + passed_ms * (self._catch_up - 1)
-        self._budget_ms = min(float(self._step_ms), refilled_ms)
+        refilled_ms = self._budget_ms + passed_ms * (CATCH_UP - 1)
+        self._budget_ms = min(float(STEP_MS), refilled_ms)
         wanted_ms = max(self._now_ms, float(wall_ms))
         jump_ms = wanted_ms - self._now_ms - passed_ms
         if jump_ms > self._budget_ms:
