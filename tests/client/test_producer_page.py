@@ -1,4 +1,4 @@
-"""The page about producers is one program, and it runs."""
+"""The pages about producers and about moving in are one program each, and they run."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.kit.broker_process import ROOT, BrokerProcess
 from tests.tidy.markdown import blocks
 from tests.tidy.readme_blocks import DOCUMENTED_ADDRESS
 
-PAGE = ROOT / "docs" / "producer.md"
+DOCS = ROOT / "docs"
 RUN_S_MAX = 60
 
 
-def program() -> str:
-    page = PAGE.read_text(encoding="utf-8")
+def program(name: str) -> str:
+    page = (DOCS / name).read_text(encoding="utf-8")
     return "\n".join(block.text for block in blocks(page) if block.language == "python")
 
 
-def test_the_programs_of_the_page_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["producer.md", "moving.md"])
+def test_the_programs_of_the_page_run(tmp_path: Path, page: str) -> None:
     with BrokerProcess(tmp_path / "broker") as broker:
-        text = program().replace(DOCUMENTED_ADDRESS, f"{broker.host}:{broker.port}")
+        text = program(page).replace(DOCUMENTED_ADDRESS, f"{broker.host}:{broker.port}")
         ran = subprocess.run(
             [sys.executable, "-W", "error", "-c", text],
             cwd=tmp_path,
@@ -36,6 +39,6 @@ def test_the_programs_of_the_page_run(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_what_it_speaks_of() -> None:
-    text = program()
+    text = program("producer.md")
     for name in ("dedupe_key", "order_by_key", "keep_sent_s", "cancel", "flush", "receipt"):
         assert name in text
