@@ -68,11 +68,10 @@ _SUBJECT: Final = struct.Struct(">IB")
 _SENT_BYTES: Final = _SENT.size
 _BODY_CRC_POSITION: Final = _SENT_BYTES
 _STAMP_CRC_POSITION: Final = _BODY_CRC_POSITION + _CRC.size
-_STAMP_POSITION: Final = _STAMP_CRC_POSITION + _CRC.size
+PHYSICAL_OFFSET_POSITION: Final = _STAMP_CRC_POSITION + _CRC.size
 
 FRAME_HEADER_BYTES: Final = _HEADER.size
 SEQUENCE_BYTES: Final = 8
-
 
 FrameKind = kinds.FrameKind
 _KINDS: Final = {int(kind): kind for kind in FrameKind}
@@ -281,7 +280,10 @@ def verify_stamp(header: FrameHeader, head: bytes) -> None:
 
     Requires: `head` is the first `header.head_bytes` bytes of the frame.
     """
-    if crc32c(head[_STAMP_POSITION:], crc32c(head[:_STAMP_CRC_POSITION])) != header.stamp_crc:
+    if (
+        crc32c(head[PHYSICAL_OFFSET_POSITION:], crc32c(head[:_STAMP_CRC_POSITION]))
+        != header.stamp_crc
+    ):
         raise ChecksumError("frame stamp checksum", offset=_STAMP_CRC_POSITION)
 
 

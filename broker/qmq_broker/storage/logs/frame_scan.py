@@ -10,6 +10,7 @@ durable gap up to where the log had been synced when it was written.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple, Protocol
 
@@ -20,6 +21,7 @@ from qmq_client.wire.frame import (
     FRAME_ALIGNMENT_BYTES,
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
+    PHYSICAL_OFFSET_POSITION,
     SEQUENCE_BYTES,
     FrameHeader,
     FrameKind,
@@ -33,6 +35,8 @@ from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX
 SCAN_BLOCK_BYTES: Final = 1024 * 1024
 #: Blocks that are searched reach into the next by the longest head, so that none is cut in two.
 _OVERLAP_BYTES: Final = FRAME_HEADER_BYTES + SEQUENCE_BYTES * SUBJECTS_PER_FRAME_MAX
+_OFFSET_BYTES: Final = 8
+_ZEROS: Final = bytes(SCAN_BLOCK_BYTES + _OVERLAP_BYTES)
 
 
 class ScanSource(Protocol):
@@ -166,14 +170,20 @@ def claims_in_segment(
     segments: ScanSource, base: int, offset: int, *, epoch: int
 ) -> Iterator[FrameHeader]:
     """The same within the segment that begins at `base`. Requires: `offset` is in it."""
+    pattern = _pattern(base, segments.segment_bytes)
     for block_offset, block in blocks(segments, offset, base):
-        yield from _claims_in(block, block_offset, epoch)
+        yield from _claims_in(block, block_offset, epoch, pattern)
 
 
 def blocks(segments: ScanSource, offset: int, base: int) -> Iterator[tuple[int, bytes]]:
-    """The bytes of one segment from `offset` to its end, each block reaching into the next."""
-    while block := segments.read(offset, SCAN_BLOCK_BYTES + _OVERLAP_BYTES):
-        yield offset, block
+    """The bytes of one segment from `offset` to its end, each block reaching into the next.
+
+    Blocks of zeros are left out, for which a comparison is enough: a segment that was just begun is a
+    gigabyte of them, and a start looks behind its last frame.
+    """
+    while block := segments.read(offset, len(_ZEROS)):
+        if block != _ZEROS[: len(block)]:
+            yield offset, block
         offset += SCAN_BLOCK_BYTES
         if offset >= base + segments.segment_bytes:
             return
@@ -186,15 +196,30 @@ def durable_claim(header: FrameHeader) -> int:
     return header.physical_offset - header.durable_gap
 
 
-def _claims_in(block: bytes, block_offset: int, epoch: int) -> Iterator[FrameHeader]:
-    position = block.find(FRAME_MAGIC)
-    while 0 <= position < SCAN_BLOCK_BYTES:
-        if position % FRAME_ALIGNMENT_BYTES == 0:
-            header = _claim(block, position)
-            is_here = header is not None and header.physical_offset == block_offset + position
-            if header is not None and is_here and header.epoch >= epoch:
-                yield header
-        position = block.find(FRAME_MAGIC, position + 1)
+def _claims_in(
+    block: bytes, block_offset: int, epoch: int, pattern: re.Pattern[bytes]
+) -> Iterator[FrameHeader]:
+    for found in pattern.finditer(block):
+        position = found.start()
+        offset = block_offset + position
+        if position >= SCAN_BLOCK_BYTES:
+            return
+        header = None if offset % FRAME_ALIGNMENT_BYTES else _claim(block, position)
+        if header is not None and header.physical_offset == offset and header.epoch >= epoch:
+            yield header
+
+
+def _pattern(base: int, segment_bytes: int) -> re.Pattern[bytes]:
+    """Matches the beginning of every frame that says to be of this segment, and of few others.
+
+    A recycled segment holds a million old frames of other offsets, which are not looked at for that.
+    """
+    first, last = (each.to_bytes(_OFFSET_BYTES) for each in (base, base + segment_bytes - 1))
+    same = next(place for place in range(_OFFSET_BYTES) if first[place] != last[place])
+    between = b".{%d}" % (PHYSICAL_OFFSET_POSITION - len(FRAME_MAGIC))
+    least, most = re.escape(first[same : same + 1]), re.escape(last[same : same + 1])
+    offset = re.escape(first[:same]) + b"[" + least + b"-" + most + b"]"
+    return re.compile(FRAME_MAGIC + b"(?=" + between + offset + b")", re.DOTALL)
 
 
 def _claim(block: bytes, position: int) -> FrameHeader | None:

@@ -114,8 +114,7 @@ def mend(
         segments.give_up(base, spares_max=spares_max)
     cut = finding.next_offset
     _rewrite(segments, finding.durable_offset, cut)
-    behind = [base for base in segments.bases if base >= cut]
-    for base in reversed(behind):
+    for base in [base for base in segments.bases if base >= cut]:
         segments.remove(base)
     segments.disk.sync_directory(segments.directory)
     if finding.torn_bytes and segments.bases:
