@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qmq_broker.storage.schedule import copy
-from qmq_broker.storage.schedule.beside import Work
+from qmq_broker.storage.schedule.beside import Work, at_once
 from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_broker.storage.schedule.fates import Fate, Fates
 from qmq_broker.storage.schedule.files import ScheduleFiles
@@ -77,10 +77,18 @@ def cancellations(life: DelayLife) -> None:
 
 
 def cleaning(life: DelayLife) -> None:
-    """Buckets that are done with lose their files while others go on."""
-    for _ in range(6):
+    """Buckets that are done with lose their files, beside the writer, while others go on."""
+    waiting: list[Work] = []
+    life.store.schedule.beside.start = waiting.append
+    for round_ in range(6):
         life.send(0.5, 3, 9, body_bytes=300)
         life.pass_minutes(6)
+        while waiting and round_ % 2:
+            waiting.pop()()
+            life.store.step()
+    life.store.schedule.beside.start = at_once
+    while waiting:
+        waiting.pop()()
     life.pass_minutes(20)
     life.send(1, body_bytes=900)
     life.pass_minutes(2)
