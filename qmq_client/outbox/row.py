@@ -24,6 +24,8 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     record: bytes
     #: Attempts that failed so far.
     attempts: int = 0
+    #: Its number in the table, of a claimed row: where to find it, not what it is.
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,12 @@ error, is told when it is waited for: before the next one begins, and at the end
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from qmq_client.outbox.relay.store import OutboxStore
-from qmq_client.outbox.row import BatchOutcome
+from qmq_client.outbox.row import BatchOutcome, OutboxRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,8 @@ class Settlement:
     """What a batch has come to."""
 
     token: bytes
+    #: As they were claimed with it; none where the lease has ended, and they may be gone.
+    rows: Sequence[OutboxRow]
     #: Of the rows that were tried.
     outcome: BatchOutcome
     #: Of those that were held back.
@@ -46,7 +48,12 @@ class Settlements:
     def settle(self, settlement: Settlement) -> int:
         """Write it down now; how many of the rows that were tried were somebody else's by then."""
         store, outcome = self._store(), settlement.outcome
-        settled = store.settle(outcome, token=settlement.token, keep_ms=self._keep_sent_ms)
+        settled = store.settle(
+            outcome,
+            token=settlement.token,
+            keep_ms=self._keep_sent_ms,
+            claimed=settlement.rows,
+        )
         store.settle(settlement.held, token=settlement.token)
         return len(outcome.sent) + len(outcome.failed) + len(outcome.parked) - settled
 

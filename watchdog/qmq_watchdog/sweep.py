@@ -244,8 +244,15 @@ class Sweep:
             random=self._random,
         )
         counts.add(outcome)
+        is_late = self._clock.monotonic_s() >= claim.lease_end_s
         self._settle(
-            Settlement(token=claim.token, outcome=outcome, held=turns.given_back()), counts
+            Settlement(
+                token=claim.token,
+                rows=() if is_late else rows,
+                outcome=outcome,
+                held=turns.given_back(),
+            ),
+            counts,
         )
         counts.held += len(turns.held)
         self._keys = _keys_sent(turns.free, outcome)

@@ -80,8 +80,9 @@ def as_outbox_rows(found: Sequence[Any]) -> list[OutboxRow]:
             ordering_key=ordering_key,
             record=record,
             attempts=attempts,
+            number=number,
         )
-        for _, message_id, subject, ordering_key, record, attempts in sorted(found, key=row_id)
+        for number, message_id, subject, ordering_key, record, attempts in sorted(found, key=row_id)
     ]
 
 

@@ -79,6 +79,10 @@ class OutboxDialect(Protocol):
         """Whether a statement failed because a table or a column is not there."""
         ...
 
+    def is_overtaken(self, error: sa.exc.DBAPIError) -> bool:
+        """Whether it failed because another transaction wrote after this one had read."""
+        ...
+
     def is_in_transaction(self, link: Link) -> bool:
         """Whether the driver's transaction is open, or will be with its first statement.
 

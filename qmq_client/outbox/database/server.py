@@ -96,6 +96,9 @@ class ServerDialect(ABC):
     def has_ended(self, link: Link) -> bool:
         return not self.is_in_transaction(link) and not self.is_autocommit(link)
 
+    def is_overtaken(self, _: sa.exc.DBAPIError) -> bool:
+        return False
+
     def is_void(self, _: Link) -> bool:
         return False
 

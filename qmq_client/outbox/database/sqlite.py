@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -110,6 +111,9 @@ class SqliteDialect:
     def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
         text = str(error.orig)
         return "no such table" in text or "has no column named" in text
+
+    def is_overtaken(self, error: sa.exc.DBAPIError) -> bool:
+        return getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY_SNAPSHOT
 
     def is_in_transaction(self, link: Link) -> bool:
         return link.driver.in_transaction or not link.was_open

@@ -6,18 +6,28 @@ outbox is small nearly always, so a publisher would stand still behind the longe
 is. Joined to the list, in this order, each row is found by its key and no other is looked at. Neither
 a range of keys does that, which ends at the row behind it, nor a forced index, which may be read whole.
 
+What is found one by one costs, though. A claim is mostly rows in one piece, and such a piece is deleted as a
+range (MariaDB) up to the row before its last: where a range ends the next row is looked at, and that is
+one of ours. With the order of the key nothing before the first is read, whatever else there is.
+
 No list is given as so many parameters where that can be helped: it takes a driver longer to write them
 than the server to find the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 
 _MYSQL: Final = ("mysql", "mariadb")
+#: Rows in one piece that are worth a statement of their own.
+PIECE_ROWS_MIN: Final = 50
+_Value = TypeVar("_Value", bytes, int)
+
+#: Ids in one statement: far below every database's limit of parameters, far above one per message.
+IDS_PER_STATEMENT_MAX: Final = 500
 _NONE: Final[Mapping[str, Any]] = {}
 
 
@@ -44,6 +54,57 @@ def delete_by(
     found, listed = _found_by(name, table, column, values)
     sql = f"DELETE {found}{further}"
     return connection.exec_driver_sql(sql, (*listed, *where.values())).rowcount
+
+
+def has_pieces(connection: sa.Connection) -> bool:
+    """Whether `delete_pieces` is the quicker way on this database."""
+    return bool(getattr(connection.dialect, "is_mariadb", False))
+
+
+def delete_pieces(
+    connection: sa.Connection, outbox: sa.Table, numbers: Sequence[int], token: bytes
+) -> int:
+    """Delete the rows of these numbers that `token` owns; how many.
+
+    Requires: they were claimed with this token, which no other claim has, so that a number and the
+    token tell a row as surely as its message id does; and the lease has not ended: where the last row
+    of a piece is gone, the one behind it is waited for.
+    """
+    table = connection.dialect.identifier_preparer.format_table(outbox)
+    scattered: list[int] = []
+    deleted = 0
+    for first, count in _pieces(sorted(numbers)):
+        if count < PIECE_ROWS_MIN:
+            scattered += range(first, first + count)
+            continue
+        last = first + count - 1
+        scattered.append(last)
+        sql = (
+            f"DELETE FROM {table} WHERE id BETWEEN {first:d} AND {last - 1:d} "
+            f"AND token = %s ORDER BY id LIMIT {count - 1:d}"
+        )
+        deleted += connection.exec_driver_sql(sql, (token,)).rowcount
+    return deleted + sum(
+        delete_by(connection, outbox.c.id, some, where={"token": token})
+        for some in chunks(scattered)
+    )
+
+
+def _pieces(ascending: Sequence[int]) -> list[tuple[int, int]]:
+    """First number and length of each run without a gap."""
+    pieces: list[tuple[int, int]] = []
+    first = 0
+    for index, number in enumerate(ascending):
+        if index + 1 == len(ascending) or ascending[index + 1] != number + 1:
+            pieces.append((ascending[first], index + 1 - first))
+            first = index + 1
+    return pieces
+
+
+def chunks(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
+    """The values in groups of one statement each."""
+    for first in range(0, len(values), IDS_PER_STATEMENT_MAX):
+        yield values[first : first + IDS_PER_STATEMENT_MAX]
 
 
 def _found_by(

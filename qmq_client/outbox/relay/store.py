@@ -1,8 +1,8 @@
 """The outbox as its owners see it: claim, settle, look after.
 
 Used by the publisher for rows of its own process and by the watchdog for rows left behind; safe for
-any number of both at once, because every change names message id *and* token, so a late owner
-changes no row. Rows are found by state and due time only. Each method is one short transaction on a
+any number of both at once, because every change names the row *and* its token, so a late owner
+changes none. Rows are found by state and due time only. Each method is one short transaction on a
 pool of the store's own, never on the application's, and knows no clock but the database's.
 """
 
@@ -21,8 +21,8 @@ from qmq_client.outbox.database.deadlock import repeat_when_undone
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.driver import keep_one_connection
 from qmq_client.outbox.relay.choice import conditions, stored_rows
-from qmq_client.outbox.relay.deletes import delete_by
-from qmq_client.outbox.relay.settling import IDS_PER_STATEMENT_MAX, Settling, chunks
+from qmq_client.outbox.relay.deletes import IDS_PER_STATEMENT_MAX, chunks, delete_by
+from qmq_client.outbox.relay.settling import Settling
 from qmq_client.outbox.relay.waiting import fill_order_locks, waiting_ids
 from qmq_client.outbox.row import (
     ALL_ROWS,
@@ -104,18 +104,25 @@ class OutboxStore:
 
         return self._written(reclaim)
 
-    def settle(self, outcome: BatchOutcome, *, token: bytes, keep_ms: int | None = None) -> int:
+    def settle(
+        self,
+        outcome: BatchOutcome,
+        *,
+        token: bytes,
+        keep_ms: int | None = None,
+        claimed: Sequence[OutboxRow] = (),
+    ) -> int:
         """Record what became of a batch; returns how many rows were changed.
 
         Sent rows are deleted, or kept for an audit with `keep_ms`; failed ones are given back with
-        a later due time, others parked.
+        a later due time, others parked. `claimed`: the batch as one claim with this token gave it.
         """
         if not (outcome.sent or outcome.failed or outcome.parked):
             return 0
         settling = self._settling
         return self._written(
             lambda connection: (
-                settling.remove(connection, outcome.sent, token, keep_ms)
+                settling.remove(connection, outcome.sent, token, keep_ms, claimed)
                 + settling.give_back(connection, outcome.failed, token)
                 + settling.park(connection, outcome.parked, token)
             )

@@ -17,6 +17,10 @@ from qmq_client.wire.message_id import format_message_id, is_dedupe_id
 from qmq_client.wire.names import shorten
 
 _NAMED_IDS_MAX: Final = 5
+_OVERTAKEN: Final = (
+    "another transaction has written since this one first read, and SQLite lets nobody wait for that: "
+    "take the turn first, by @transactional or a write as the first statement"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,7 +68,12 @@ def insert_rows(
                 "Producer(…, tables=make_tables(metadata, schema=…)). Where it was dropped, run "
                 "`qmq db migrate`."
             ) from error
+        # Only one row of the statement is shown, and no values: they are bodies of messages.
+        error.statement = outlet.insert_text(1, skips_known)
+        error.hide_parameters = True
         error.add_note(note)
+        if outlet.dialect.is_overtaken(error):
+            error.add_note(_OVERTAKEN)
         raise
 
 

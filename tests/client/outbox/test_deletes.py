@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import pytest
 import sqlalchemy as sa
@@ -44,9 +45,10 @@ def test_S5_sent_rows_are_deleted_while_another_is_not_committed(
     store.close()
 
 
+@pytest.mark.parametrize("is_as_claimed", [True, False])
 @pytest.mark.parametrize("count", [1, 5, 50, 600])
 def test_S5_claimed_rows_are_deleted_between_two_that_are_not_committed(
-    a_server_database: Database, count: int
+    a_server_database: Database, count: int, is_as_claimed: bool
 ) -> None:
     engine = a_server_database.engine()
     create_tables(engine)
@@ -61,8 +63,36 @@ def test_S5_claimed_rows_are_deleted_between_two_that_are_not_committed(
         claimed = store.claim(token=token, limit=2 * count, lease_ms=60_000)
         assert len(claimed) == count
         sent = BatchOutcome(sent=tuple(row.message_id for row in claimed))
-        assert store.settle(sent, token=another) == 0
-        assert store.settle(sent, token=token) == count
+        settle = partial(store.settle, claimed=claimed if is_as_claimed else ())
+        assert settle(sent, token=another) == 0
+        assert settle(sent, token=token) == count
         after.rollback()
         before.rollback()
+    store.close()
+
+
+def test_O2_O3_of_a_claim_exactly_the_sent_rows_are_deleted_in_whatever_pieces_they_are(
+    a_server_database: Database,
+) -> None:
+    engine = a_server_database.engine()
+    create_tables(engine)
+    token = os.urandom(16)
+    store = OutboxStore(engine)
+    with engine.begin() as connection:
+        rows = [{"message_id": os.urandom(16), "due_at_ms": 0} for _ in range(400)]
+        connection.execute(INSERT, rows)
+        gaps = sa.delete(OUTBOX).where(OUTBOX.c.id.in_([1, 120, 200, 202]))
+        connection.execute(gaps)
+    claimed = store.claim(token=token, limit=1000, lease_ms=60_000)
+    taken_over, failed = claimed[150], claimed[250]
+    with engine.begin() as connection:
+        connection.execute(
+            sa.update(OUTBOX)
+            .where(OUTBOX.c.message_id == taken_over.message_id)
+            .values(token=os.urandom(16))
+        )
+    sent = [row.message_id for row in claimed[:390] if row is not failed]
+    assert store.settle(BatchOutcome(sent=tuple(sent)), token=token, claimed=claimed) == 388
+    left = {row.message_id for row in store.list_rows(limit=1000)}
+    assert left == {row.message_id for row in (taken_over, failed, *claimed[390:])}
     store.close()
