@@ -70,8 +70,9 @@ class Consumers:
         *,
         middleware: Middleware | Iterable[Middleware] = (),
         consumer_id: str | None = None,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock | None = None,
     ) -> None:
+        """`consumer_id`: a name that stays the same after a restart; else one is made up."""
         if consumer_id is not None:
             check_name(consumer_id, field="consumer_id")
         self.consumer_id = consumer_id or make_consumer_id()
@@ -94,7 +95,8 @@ class Consumers:
         if consumer_id is None:
             _refuse_nameless(collected)
         self.members = [
-            self._member(handler.inside(around), broker, clock) for handler in collected
+            self._member(handler.inside(around), broker, clock or SYSTEM_CLOCK)
+            for handler in collected
         ]
 
     def run(self, *, stop_deadline_s: float = STOP_DEADLINE_S) -> StopReport:

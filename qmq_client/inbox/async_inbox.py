@@ -31,14 +31,15 @@ class AsyncInbox:
         session_factory: Callable[[], AsyncSession] | AsyncEngine,
         *,
         group: str,
-        tables: Tables = DEFAULT_TABLES,
+        tables: Tables | None = None,
     ) -> None:
         if isinstance(session_factory, AsyncEngine):
             session_factory = async_sessionmaker(session_factory)
         self._session_factory = session_factory
+        table = (tables or DEFAULT_TABLES).inbox
         session = session_factory()  # has opened nothing yet, so there is nothing to close
-        engine = session.sync_session.get_bind(clause=tables.inbox).engine
-        self._notes = Notes(engine, tables.inbox, group)
+        engine = session.sync_session.get_bind(clause=table).engine
+        self._notes = Notes(engine, table, group)
         self.group = self._notes.group
         # A database in memory has one connection for all tasks.
         self._turn: AbstractAsyncContextManager[Any] = (

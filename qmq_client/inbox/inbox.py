@@ -52,14 +52,15 @@ class Inbox:
         session_factory: SessionFactory | sa.Engine,
         *,
         group: str,
-        tables: Tables = DEFAULT_TABLES,
+        tables: Tables | None = None,
     ) -> None:
         if isinstance(session_factory, sa.Engine):
             session_factory = sessionmaker(session_factory)
         self._session_factory = session_factory
+        table = (tables or DEFAULT_TABLES).inbox
         with session_factory() as session:
-            engine = session.get_bind(clause=tables.inbox).engine
-        self._notes = Notes(engine, tables.inbox, group)
+            engine = session.get_bind(clause=table).engine
+        self._notes = Notes(engine, table, group)
         self.group = self._notes.group
         # A database in memory has one connection for all threads.
         self._turn: AbstractContextManager[object] = (

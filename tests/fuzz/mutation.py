@@ -13,9 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from qmq_client.wire.checksum import crc32c
-from qmq_client.wire.frame import FRAME_HEADER_BYTES, read_header, stamp_frame
+from qmq_client.wire.frame import stamp_frame
 
-_SENT_BYTES: Final = 16
 _EXAMPLES: Final = 60
 _EXAMPLES_BEFORE_A_RELEASE: Final = 20_000
 #: The same examples in every run, but before a release.
@@ -74,19 +73,6 @@ def sealed(content: bytes) -> bytes:
 def unsealed(data: bytes) -> bytes:
     """The content of a small file."""
     return data[: data.rindex(b"\ncrc32c ")]
-
-
-def with_body_crc(frame: bytes) -> bytes:
-    """A frame whose length and body checksum fit what it has become; as it is when it has no header."""
-    if len(frame) < FRAME_HEADER_BYTES:
-        return frame
-    frame = frame[:8] + len(frame).to_bytes(4, "big") + frame[12:]
-    try:
-        head_bytes = read_header(frame).head_bytes
-    except Exception:  # no header any more: the parser has to say so itself
-        return frame
-    crc = crc32c(frame[head_bytes:], crc32c(frame[:_SENT_BYTES]))
-    return frame[:_SENT_BYTES] + crc.to_bytes(4, "big") + frame[_SENT_BYTES + 4 :]
 
 
 def stamped(frame: bytes, *, offset: int, epoch: int, first_sequences: tuple[int, ...]) -> bytes:

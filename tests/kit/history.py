@@ -103,11 +103,6 @@ def read_histories(directory: Path) -> list[AnyEvent]:
     return events
 
 
-def parse_lines(content: bytes) -> list[AnyEvent]:
-    """The events of complete JSON lines, for histories kept in tests."""
-    return [_DECODER.decode(line) for line in content.splitlines() if line.strip()]
-
-
 def body_hash(body: bytes, headers: Mapping[str, str] | None = None) -> str:
     """A fingerprint of what the handler must see, independent of the product's own checksums."""
     digest = hashlib.blake2b(body, digest_size=HASH_BYTES)

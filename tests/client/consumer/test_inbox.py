@@ -22,6 +22,7 @@ from qmq_client.errors import (
 )
 from qmq_client.inbox import Inbox
 from qmq_client.message import Message
+from qmq_client.outbox.table import create_tables, make_tables
 from qmq_client.testing import drain
 from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S, Bench
 from tests.client.consumer.shop import count_of, make_engine, rows_in_inbox
@@ -307,6 +308,21 @@ def test_purging_forgets_old_ids_of_its_own_group_in_small_transactions(
     assert mine.purge(timedelta(hours=1), rows_max=100) == 100
     assert mine.purge(timedelta(hours=1)) == 2_400
     assert {group for group, _ in rows_in_inbox(engine)} == {"other"}
+
+
+def test_C5_an_inbox_may_be_in_tables_of_other_names(bench: Bench, engine: sa.Engine) -> None:
+    tables = make_tables(sa.MetaData(), prefix="messages_")
+    create_tables(engine, tables)
+
+    @consumer(SUBJECT, group=GROUP, inbox=Inbox(engine, group=GROUP, tables=tables))
+    def handler(body: Any, session: Session) -> None:
+        session.execute(sa.text("UPDATE tally SET n = n + 1"))
+
+    bench.put(1)
+    bench.drain(handler)
+    with engine.connect() as connection:
+        noted = connection.scalar(sa.text("SELECT COUNT(*) FROM messages_inbox"))
+    assert (count_of(engine), noted, rows_in_inbox(engine)) == (1, 1, set())
 
 
 @pytest.mark.parametrize(("older_than", "rows_max"), [(timedelta(-1), None), (timedelta(1), 0)])

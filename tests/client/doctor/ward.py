@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from sqlalchemy.pool import NullPool
 
 from qmq_client.commands.root import root
-from qmq_client.doctor import CHECKS, Finding, Thresholds, examine
+from qmq_client.doctor import Finding, Thresholds, examine
 from qmq_client.outbox.table import create_tables
 from tests.services.databases import Databases
 from tests.services.ladder import recipe_or_install
@@ -132,7 +132,3 @@ def mend(
     run(by or engine, finding.fix)
     until_found(look, is_there=False)
     return finding
-
-
-def known_ids() -> set[str]:
-    return {check.id for check in CHECKS}
