@@ -101,6 +101,24 @@ def test_S1_S4_a_full_disk_stops_the_commit_and_nothing_is_left_of_it(
     assert world.outcome() == (["room"], ["room"], set())
 
 
+def test_a_send_that_another_writer_has_overtaken_says_what_to_do_and_shows_no_body(
+    world: World,
+) -> None:
+    with Session(world.engine) as session:
+        session.scalar(sa.select(sa.func.count()).select_from(Order))
+        with world.engine.begin() as other:
+            other.execute(sa.insert(Order).values(label="between"))
+        world.producer.send_many(
+            [Message(SUBJECT, f"secret {number}") for number in range(3)], session=session
+        )
+        with pytest.raises(sa.exc.OperationalError, match=r"(?s)locked.*@transactional") as caught:
+            session.commit()
+        session.rollback()
+    assert "secret" not in str(caught.value)
+    assert str(caught.value).count("julianday") == 2, "one row of the statement"
+    assert world.outcome() == (["between"], [], set())
+
+
 @pytest.mark.parametrize("name", ["before_cursor_execute", "do_execute", "after_cursor_execute"])
 def test_who_listens_to_statements_hears_the_one_of_the_outbox(world: World, name: str) -> None:
     heard: list[str] = []
