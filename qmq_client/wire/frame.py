@@ -280,10 +280,8 @@ def verify_stamp(header: FrameHeader, head: bytes) -> None:
 
     Requires: `head` is the first `header.head_bytes` bytes of the frame.
     """
-    if (
-        crc32c(head[PHYSICAL_OFFSET_POSITION:], crc32c(head[:_STAMP_CRC_POSITION]))
-        != header.stamp_crc
-    ):
+    stamp_crc = crc32c(head[PHYSICAL_OFFSET_POSITION:], crc32c(head[:_STAMP_CRC_POSITION]))
+    if stamp_crc != header.stamp_crc:
         raise ChecksumError("frame stamp checksum", offset=_STAMP_CRC_POSITION)
 
 
