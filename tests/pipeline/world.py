@@ -186,11 +186,16 @@ def messages(
     ]
 
 
+KINDS = ("lost", "ghost", "duplicate", "late", "altered")
+
+
 @dataclass(slots=True)
 class Corpus:
     """Messages with planted findings; `truth` is what an audit must find, and nothing else."""
 
     seed: int
+    #: What is planted. Where it is one kind, nothing else makes the ids around it suspect.
+    kinds: tuple[str, ...] = KINDS
     truth: set[tuple[str, str]] = field(default_factory=set)
     committed: int = 0
     stored: int = 0
@@ -206,10 +211,10 @@ class Corpus:
         every = messages(ids, count, subjects=subjects, born_at_ms=at_ms)
         draw.shuffle(every)
         planted = [every.pop() for _ in range(draw.randint(10, 40))]
-        by_kind: dict[str, list[Record]] = {}
+        by_kind: dict[str, list[Record]] = {kind: [] for kind in KINDS}
         for number, record in enumerate(planted):
-            kind = ("lost", "ghost", "duplicate", "late", "altered")[number % 5]
-            by_kind.setdefault(kind, []).append(record)
+            kind = self.kinds[number % len(self.kinds)]
+            by_kind[kind].append(record)
             self.truth.add((kind, record.message_id.hex()))
         altered = [_altered(one) for one in by_kind["altered"]]
         rows = every + [one for kind, some in by_kind.items() if kind != "ghost" for one in some]
