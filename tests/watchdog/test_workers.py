@@ -199,6 +199,21 @@ def test_W3_what_has_hung_once_takes_no_thread_of_the_others_again() -> None:
         assert round_.workers.wait_idle(DEADLINE_S)
 
 
+def test_W3_what_has_failed_and_is_well_again_waits_for_nothing_that_hangs() -> None:
+    with a_round(threads=1, aside_max=1) as round_:
+        once, (stuck,) = Task("once", is_well=False), hanging(1)
+        round_.do(once)
+        once.is_well = True
+        round_.do(once)  # among those aside, where it shows that it is well
+        started(once, once)
+        round_.offer(stuck)
+        started(stuck)
+        round_.pass_time()  # the one place aside is taken
+        round_.offer(once)
+        started(once)
+        stuck.let_go.set()
+
+
 def test_W3_a_hundred_databases_of_a_dead_server_hold_two_threads() -> None:
     with a_round(threads=2, aside_max=6) as round_:
         dead = [Task(f"dead-{number}", "server", is_well=False) for number in range(100)]
