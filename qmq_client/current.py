@@ -40,7 +40,7 @@ def sync_of(scope: Any) -> Any:
 
 
 def current_session() -> Any:
-    """The session (in `transaction` the connection) of the innermost block around this code.
+    """The session of the innermost `@transactional` around this code; in `transaction`, the connection.
 
     A `Session`, or an `AsyncSession` inside an `async def`. Raises `NoTransactionError` outside.
     """

@@ -1,9 +1,9 @@
 """`Message`: what an application sends and what its handlers get.
 
-A body may be bytes, text, or anything that JSON can say (dict, list, dataclass, msgspec or pydantic
-model …); the consumer gets bytes, text or the JSON value back, or a typed object when its handler
-asks for one. Bodies become bytes here, before any SQL, and are never encoded twice. No format that
-could carry code is read or written.
+A body may be bytes, text, or anything that JSON can express (dict, list, dataclass, msgspec or
+pydantic model …). The consumer gets bytes, text or the JSON value back, or a typed object when its
+handler asks for one. Bodies become bytes here, before any SQL, and are never encoded twice. No format
+that could carry code is read or written.
 """
 
 from __future__ import annotations
@@ -48,51 +48,52 @@ _MOMENTS_KEPT_MAX: Final = 64
 
 
 class _Addressed(msgspec.Struct, frozen=True):
-    """What stands first in every `Message`, and may be given without its name."""
+    """The first fields of every `Message`, which may be given by position."""
 
     #: Where it goes: 1 to 127 of A-Z a-z 0-9 _ . -
     subject: str
-    #: bytes, str, or anything JSON can say.
+    #: bytes, str, or anything that JSON can express.
     body: Any = b""
 
 
 class Message(_Addressed, frozen=True, kw_only=True):
-    """One message to a subject; a value, may be sent any number of times.
+    """One message to a subject: a value, which may be sent any number of times.
 
-    Each send without a `message_id` is a message of its own with a new id. A struct, as `Record` is:
-    sender and handler make one for every message, and a frozen dataclass costs ten times as much.
+    Each send without a `message_id` is a message of its own with a new id. It is a struct, like
+    `Record`: one is made for every message sent or handled, and a frozen dataclass costs ten times as
+    much.
     """
 
-    #: Groups messages that belong together, up to 255 bytes; found again by it. Messages of one
-    #: subject and key keep their order where `ProducerOptions.order_by_key` asks for it.
+    #: Marks messages that belong together, up to 255 bytes; the broker can find messages by it.
+    #: Messages of one subject and key keep their order where `ProducerOptions.order_by_key` is set.
     key: str | None = None
-    #: Labels to filter by; names like a subject.
+    #: Labels to filter by; the same characters as in a subject.
     tags: tuple[str, ...] = ()
     #: Small text pairs. Names that begin with `qmq-` are reserved.
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
-    #: 32 hex digits; None to have one made at the send.
+    #: 32 hex digits; None to have one made when it is sent.
     message_id: str | None = None
     #: What happened, in the application's words, up to 255 bytes: `"order-17-paid"`. Messages of one
-    #: subject and dedupe key are one message, however often it is sent; so a business transaction
-    #: may be run again. Within the broker's window of ids. Takes the place of `message_id`.
+    #: subject and dedupe key are one message, however often it is sent, so that a business transaction
+    #: may be run again; within the broker's window of ids. Takes the place of `message_id`.
     dedupe_key: str | None = None
-    #: When the producer made it; None before the send.
+    #: When the producer made it; None before it is sent.
     born_at: datetime | None = None
-    #: How long after the send it may be delivered: a timedelta, or seconds. Zero and less: at once.
+    #: How long after the send it may be delivered: a timedelta or seconds; zero or less means at once.
     delay: timedelta | float | None = None
-    #: The same as a moment, with a time zone; one that is past: at once. A handler finds it here.
+    #: The same as a point in time, with a time zone; a past one means at once. Set in handlers.
     deliver_at: datetime | None = None
-    #: How long it is of use, from the send or from when it may be delivered: a timedelta, or seconds.
-    #: What no group was given by then is given to none, and is a dead letter of each, as expired.
+    #: How long it is of use, counted from the send or from when it may be delivered: a timedelta or
+    #: seconds. A group that has not been given it by then gets it as a dead letter, as expired.
     ttl: timedelta | float | None = None
-    #: The same as a moment, with a time zone. A handler finds it here.
+    #: The same as a point in time, with a time zone. Set in handlers.
     expires_at: datetime | None = None
 
     def replace(self, **changes: Any) -> Self:
         """A copy with other values of these fields; this one stays as it is.
 
-        A message that was received has its id: give `message_id=None` where the copy shall be one of
-        its own. With the old id it is a repeat, and refused by the broker when its content differs.
+        A received message has its id: give `message_id=None` if the copy is to be a message of its
+        own. With the old id it is a repeat, which the broker refuses if its content differs.
         """
         return msgspec.structs.replace(self, **changes)
 
@@ -263,7 +264,7 @@ def _message_id(message: Message) -> bytes | None:
 
 
 def _due_at_ms(message: Message, now_ms: int, limits: Limits) -> int | None:
-    """When a message that says it may be delivered; None for at once."""
+    """When a message with a delay may be delivered; None for at once."""
     if message.delay is not None and message.deliver_at is not None:
         raise InvalidMessageError(
             field="delay",
@@ -280,7 +281,7 @@ def _due_at_ms(message: Message, now_ms: int, limits: Limits) -> int | None:
 
 
 def _expires_at_ms(message: Message, from_ms: int) -> int:
-    """When a message that says it is of no use any more. `from_ms`: it may be delivered."""
+    """When a message that expires does; `from_ms` is when it may be delivered."""
     if message.ttl is not None and message.expires_at is not None:
         raise InvalidMessageError(
             field="ttl",

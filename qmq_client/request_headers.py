@@ -58,12 +58,13 @@ _NOTHING: Final = nullcontext()
 
 @contextmanager
 def request_headers(headers: Mapping[str, str | None]) -> Iterator[None]:
-    """Give these headers to every message sent inside the block, beside those around the block.
+    """Give these headers to every message sent inside the block, beside those of blocks around it.
 
-    A value of None leaves a name out, so what a web framework has of a request fits as it is. Names
-    of the trace are found in any case; one that is not of the W3C's form is left out with its state,
-    as its specification asks. Raises `InvalidMessageError` for any other name or value that no
-    message could carry. A header that the message itself has, wins.
+    A value of None leaves a name out, so the headers of a web framework's request fit as they are.
+    `traceparent` and `tracestate` are recognized in upper and lower case; a `traceparent` that is not
+    of the W3C's form is left out together with its state, as the specification asks. Raises
+    `InvalidMessageError` for any other name or value that no message could carry. A header of the
+    message itself wins.
     """
     merged = {**_headers.get(), **_checked(headers)}
     _check_room(merged)

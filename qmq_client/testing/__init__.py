@@ -1,5 +1,7 @@
-"""For users' own tests: a producer that shows what it sent, a broker in memory, a clock to turn,
-handlers run to the end in one call."""
+"""For tests of applications: a producer that shows what it sent, a broker in memory, and a clock to set.
+
+`drain` runs handlers in one call until there is nothing left to do.
+"""
 
 from qmq_client.testing.draining import DrainReport, drain
 from qmq_client.testing.fake_clock import FakeClock

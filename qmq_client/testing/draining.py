@@ -16,7 +16,7 @@ class DrainReport:
 
     #: Messages that went through a handler, each attempt counted.
     handled: int
-    #: Outcomes the broker took.
+    #: Outcomes that the broker accepted.
     settled: int
     #: Calls to the broker that failed; the passes after them were still made once.
     failures: int

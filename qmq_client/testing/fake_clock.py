@@ -22,7 +22,7 @@ class FakeClock:
         return self._monotonic_ms / 1000
 
     def sleep(self, seconds: float) -> None:
-        """Advance at once; by something, however short, or a loop that waits would never end."""
+        """Advance at once, by at least a millisecond: a loop that waits must come to its end."""
         self.advance(max(1, round(seconds * 1000)) if seconds > 0 else 0)
 
     def advance(self, milliseconds: int) -> None:

@@ -1,7 +1,7 @@
 """Where the broker is, and what it takes to be let in: token, authorities, own certificate.
 
-Given in place of a URL to whatever talks to a broker. A URL alone takes the rest from the process's
-environment, by the names that every command of `qmq` knows::
+Whatever talks to a broker takes one in place of a URL. For a URL alone, the rest comes from the
+process's environment, by the names that every command of `qmq` knows::
 
     QMQ_BROKER_TOKEN, QMQ_BROKER_TOKEN_FILE     QMQ_BROKER_CA_FILE
     QMQ_BROKER_CERT_FILE, QMQ_BROKER_KEY_FILE
@@ -35,18 +35,19 @@ _TOKEN_FILE_BYTES_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerAddress:
-    """A broker's URL with what it asks of its callers. Reads no file before it is used."""
+    """A broker's URL and what the broker asks of its callers. No file is read before it is used."""
 
     url: str
     #: As `qmq broker token add` printed it.
     token: str = field(default="", repr=False)
-    #: A file with the token and nothing else; read again when the broker refuses the one known.
+    #: A file that holds the token and nothing else; read again when the broker refuses the token.
     token_file: str = ""
-    #: PEM of the authorities that the broker's certificate may come from; those of the machine else.
+    #: PEM file of the authorities that may have signed the broker's certificate; empty for the
+    #: machine's own.
     ca_file: str = ""
-    #: Own certificate, for a broker that asks for one; PEM.
+    #: PEM file of a client certificate, for a broker that asks for one.
     cert_file: str = ""
-    #: Its key, when that stands in a file of its own.
+    #: PEM file of its key, when the key is not in `cert_file`.
     key_file: str = ""
 
     def __post_init__(self) -> None:
@@ -69,7 +70,7 @@ class BrokerAddress:
     def of(
         cls, broker: str | BrokerAddress, environment: Mapping[str, str] | None = None
     ) -> BrokerAddress:
-        """The address of a URL, with what the environment says; an address as it is."""
+        """The address for a URL, completed from the environment; an address is returned as it is."""
         if isinstance(broker, BrokerAddress):
             return broker
         known = os.environ if environment is None else environment
@@ -89,17 +90,17 @@ class BrokerAddress:
 
     @property
     def has_token(self) -> bool:
-        """Whether a token is shown."""
+        """Whether a token is sent."""
         return bool(self.token or self.token_file)
 
     @property
     def is_in_clear(self) -> bool:
-        """Whether what is said can be read on the way: plain HTTP that leaves this machine."""
+        """Whether others can read what is sent: plain HTTP that leaves this machine."""
         parts = urlsplit(self.url)
         return parts.scheme != "https" and not _is_loopback(parts.hostname or "")
 
     def current_token(self) -> str:
-        """The token to show now, empty for none; raises `ConfigurationError` for a bad file."""
+        """The token to send now, empty for none; raises `ConfigurationError` for a bad file."""
         if not self.token_file:
             return self.token
         try:
@@ -116,12 +117,12 @@ class BrokerAddress:
         return _check_token(f"broker.token_file {self.token_file}", text)
 
     def headers(self) -> dict[str, str]:
-        """The headers that show who is asking."""
+        """The headers that say who is asking."""
         token = self.current_token()
         return {"authorization": f"Bearer {token}"} if token else {}
 
     def ssl_context(self) -> ssl.SSLContext:
-        """How TLS is spoken with the broker: 1.2 or later, its host name checked."""
+        """How to speak TLS with the broker: 1.2 or later, with its host name checked."""
         import httpx  # late: brings its own list of authorities
 
         if urlsplit(self.url).scheme != "https":
