@@ -202,7 +202,11 @@ def error_text(error: BaseException) -> str:
 
 
 def error_traceback(error: BaseException) -> str:
-    """Lines that tell where it was raised, bounded and without statement parameters."""
+    """Lines that tell where it was raised, bounded and without statement parameters.
+
+    What it says may come out of a message: each line is indented, so that none can be taken for a
+    line of the log, and nothing in it steers a terminal.
+    """
     _hide_parameters(error)
     try:
         text = "".join(traceback.format_exception(error)).rstrip()
@@ -211,7 +215,15 @@ def error_traceback(error: BaseException) -> str:
     if len(text) > TRACEBACK_CHARACTERS_MAX:
         half = TRACEBACK_CHARACTERS_MAX // 2
         text = f"{text[:half]}\n[…]\n{text[-half:]}"
-    return "\n" + text.encode(errors="backslashreplace").decode()
+    return "".join(f"\n  {_printable(line)}" for line in text.split("\n"))
+
+
+def _printable(line: str) -> str:
+    if line.isprintable():
+        return line
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in line
+    )
 
 
 def _hide_parameters(error: BaseException) -> None:

@@ -125,6 +125,17 @@ def test_the_logged_traceback_shows_no_parameters_of_a_statement(
     assert "secret" not in caplog.text
 
 
+def test_a_message_that_is_told_in_an_error_writes_no_line_of_the_log(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.put(1)
+    bench.drain(failing(ValueError("\x1b[2J\u202e\ud800 ☃\r\nhandler_failed forged=1")))
+    (told,) = [one.getMessage() for one in caplog.records if "Traceback" in one.getMessage()]
+    assert "☃" in told
+    assert all(line.isprintable() for line in told.split("\n"))
+    assert all(line.startswith("  ") for line in told.split("\n")[1:])
+
+
 def test_C4_a_failing_message_comes_again_with_growing_waits_until_it_is_dead(
     bench: Bench,
 ) -> None:
