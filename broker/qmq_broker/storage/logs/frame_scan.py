@@ -10,7 +10,6 @@ durable gap up to where the log had been synced when it was written.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple, Protocol
 
@@ -170,9 +169,8 @@ def claims_in_segment(
     segments: ScanSource, base: int, offset: int, *, epoch: int
 ) -> Iterator[FrameHeader]:
     """The same within the segment that begins at `base`. Requires: `offset` is in it."""
-    pattern = _pattern(base, segments.segment_bytes)
     for block_offset, block in blocks(segments, offset, base):
-        yield from _claims_in(block, block_offset, epoch, pattern)
+        yield from _claims_in(block, block_offset, epoch)
 
 
 def blocks(segments: ScanSource, offset: int, base: int) -> Iterator[tuple[int, bytes]]:
@@ -196,30 +194,17 @@ def durable_claim(header: FrameHeader) -> int:
     return header.physical_offset - header.durable_gap
 
 
-def _claims_in(
-    block: bytes, block_offset: int, epoch: int, pattern: re.Pattern[bytes]
-) -> Iterator[FrameHeader]:
-    for found in pattern.finditer(block):
-        position = found.start()
-        offset = block_offset + position
-        if position >= SCAN_BLOCK_BYTES:
-            return
-        header = None if offset % FRAME_ALIGNMENT_BYTES else _claim(block, position)
-        if header is not None and header.physical_offset == offset and header.epoch >= epoch:
-            yield header
-
-
-def _pattern(base: int, segment_bytes: int) -> re.Pattern[bytes]:
-    """Matches the beginning of every frame that says to be of this segment, and of few others.
-
-    A recycled segment holds a million old frames of other offsets, which are not looked at for that.
-    """
-    first, last = (each.to_bytes(_OFFSET_BYTES) for each in (base, base + segment_bytes - 1))
-    same = next(place for place in range(_OFFSET_BYTES) if first[place] != last[place])
-    between = b".{%d}" % (PHYSICAL_OFFSET_POSITION - len(FRAME_MAGIC))
-    least, most = re.escape(first[same : same + 1]), re.escape(last[same : same + 1])
-    offset = re.escape(first[:same]) + b"[" + least + b"-" + most + b"]"
-    return re.compile(FRAME_MAGIC + b"(?=" + between + offset + b")", re.DOTALL)
+def _claims_in(block: bytes, block_offset: int, epoch: int) -> Iterator[FrameHeader]:
+    position = block.find(FRAME_MAGIC)
+    while 0 <= position < SCAN_BLOCK_BYTES:
+        offset, place = block_offset + position, position + PHYSICAL_OFFSET_POSITION
+        # First what costs least: a recycled segment holds a million old frames, of other offsets.
+        is_here = block[place : place + _OFFSET_BYTES] == offset.to_bytes(_OFFSET_BYTES)
+        if is_here and offset % FRAME_ALIGNMENT_BYTES == 0:
+            header = _claim(block, position)
+            if header is not None and header.epoch >= epoch:
+                yield header
+        position = block.find(FRAME_MAGIC, position + 1)
 
 
 def _claim(block: bytes, position: int) -> FrameHeader | None:
