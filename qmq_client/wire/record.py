@@ -119,11 +119,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
     """The record's bytes. Raises `InvalidMessageError` naming what breaks which limit."""
-    subject_crc, message_id, body = _subject_crc(record.subject), record.message_id, record.body
+    subject_crc = _subject_crc(record.subject)
+    message_id, born_at_ms = record.message_id, record.born_at_ms
     if len(message_id) != MESSAGE_ID_BYTES:
         raise _no_id(message_id)
-    if type(body) is not bytes:  # a buffer may change until the record is made
-        body = bytes(memoryview(body))
     key = b"" if record.key is None else encode_key(record.key)
     tags = encode_tags(record.tags, limits) if record.tags else b""
     headers = encode_headers(record.headers, limits) if record.headers else b""
@@ -135,17 +134,13 @@ def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
     if record.expires_at_ms is not None:
         flags |= EXPIRES_FLAG
         expires = _EXPIRES.pack(_check_time(record.expires_at_ms, field="expires_at_ms"))
+    if not 0 <= born_at_ms <= TIME_MAX_MS:
+        raise _no_time(born_at_ms, field="born_at_ms")
     fixed = _AFTER_CRC.pack(
-        message_id,
-        flags,
-        len(key),
-        len(tags),
-        len(headers),
-        len(record.headers),
-        _check_time(record.born_at_ms, field="born_at_ms"),
+        message_id, flags, len(key), len(tags), len(headers), len(record.headers), born_at_ms
     )
-    before_body = b"".join((fixed, due, key, tags, headers, expires))
-    record_bytes = _CRC_BYTES + len(before_body) + len(body)
+    content = b"".join((fixed, due, key, tags, headers, expires, record.body))
+    record_bytes = _CRC_BYTES + len(content)
     if record_bytes > limits.record_bytes:
         raise TooLargeError(
             field="message",
@@ -153,9 +148,7 @@ def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
             value=f"{record_bytes} bytes",
             remedy="Make it smaller.",
         )
-    # The body is copied once, into the record: it is mostly the longest part.
-    crc = extend_crc32c(extend_crc32c(subject_crc, before_body), body)
-    return b"".join((_CRC.pack(crc), before_body, body))
+    return _CRC.pack(extend_crc32c(subject_crc, content)) + content
 
 
 def decode_record(subject: str, data: bytes) -> Record:
@@ -295,10 +288,14 @@ def _decode_time(data: bytes, position: int, what: str) -> int:
 
 def _check_time(time_ms: int, *, field: str) -> int:
     if not 0 <= time_ms <= TIME_MAX_MS:
-        raise InvalidMessageError(
-            field=field,
-            limit=f"0 to {TIME_MAX_MS} ms since 1970",
-            value=shorten(time_ms),
-            remedy="Give a time from 1970 to 9999 in milliseconds.",
-        )
+        raise _no_time(time_ms, field=field)
     return time_ms
+
+
+def _no_time(time_ms: int, *, field: str) -> InvalidMessageError:
+    return InvalidMessageError(
+        field=field,
+        limit=f"0 to {TIME_MAX_MS} ms since 1970",
+        value=shorten(time_ms),
+        remedy="Give a time from 1970 to 9999 in milliseconds.",
+    )
