@@ -23,17 +23,18 @@ _MAKING: Final = threading.RLock()
 def json_as(data: bytes, kind: Any) -> Any:
     """A value of type `kind`; raises what `msgspec.json.decode` does."""
     try:
-        decoder = _json_decoder(kind)
+        decoder = _kept_decoder(kind)
     except TypeError:  # a type that has no hash, or none that can be decoded: then this says so
-        decoder = _new_json_decoder(kind)
+        decoder = json_decoder(kind)
     return decoder.decode(data)
 
 
-def _new_json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    """A decoder of its own for type `kind`; raises `TypeError` for what cannot be decoded."""
     with _MAKING:
         return msgspec.json.Decoder(kind)
 
 
 @lru_cache(maxsize=DECODERS_MAX)
-def _json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return _new_json_decoder(kind)
+def _kept_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return json_decoder(kind)

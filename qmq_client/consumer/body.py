@@ -16,6 +16,7 @@ import msgspec
 import msgspec.inspect
 
 from qmq_client.message import decode_body
+from qmq_client.typed import json_decoder
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.record import BodyKind, Record
 
@@ -51,7 +52,7 @@ def _json_decoder(body_type: Any) -> Callable[[bytes], Any]:
         return _pydantic_decoder(body_type)
     if isinstance(msgspec.inspect.type_info(body_type), msgspec.inspect.CustomType):
         raise TypeError(f"JSON cannot say what a {getattr(body_type, '__name__', body_type)} is")
-    decode = msgspec.json.Decoder(body_type).decode
+    decode = json_decoder(body_type).decode
 
     def decode_json(body: bytes) -> Any:
         try:

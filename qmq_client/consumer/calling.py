@@ -56,11 +56,10 @@ class Calls:
 
     def run(self, decoded: list[Decoded], session: Session | None) -> None:
         """Call the handler, on this thread or on the loop; returns or raises what it does."""
-        if self._handler.is_async:
-            with handling([dict(one.record.headers) for one in decoded]):
-                self._async_calls.call(self._inside(decoded, session))
-            return
         with handling([dict(one.record.headers) for one in decoded]):
+            if self._handler.is_async:
+                self._async_calls.call(self._inside(decoded, session))
+                return
             call = self._prepared(decoded, session)
             if not self._handler.middleware:
                 self._check_ran(call())
