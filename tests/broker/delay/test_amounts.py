@@ -135,6 +135,9 @@ def test_D2_lateness_is_counted_in_classes_up_to_and_with_their_upper_ends() -> 
     assert counts.late == [2, 1, *[0] * (len(LATE_BOUNDS_MS) - 3), 1, 1]
     assert counts.late_sum_ms == 21 + 2 * LATE_BOUNDS_MS[-1] + 1
     assert counts.late_max_ms == LATE_BOUNDS_MS[-1] + 1
+    hundred = DelayCounts()
+    hundred.note_late([5] * 99 + [15])
+    assert [hundred.late_quantile_ms(share) for share in (0.5, 0.99, 0.999)] == [10, 10, 15]
 
 
 def test_D2_lateness_ends_when_it_is_told_that_the_release_is_durable(tmp_path: Path) -> None:

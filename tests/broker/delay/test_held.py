@@ -255,4 +255,6 @@ def test_qmq_delayed_status_and_retry_bring_a_real_broker_on_without_a_restart(
         wait_for(lambda: stored(broker) == 2, "what was held", within_s=30)
         assert run("status", broker)[0] == 0
         assert run("retry", broker) == (0, "nothing is held\n")
+        shift.write_text("0")  # the clock is set back, and the operator is told
+        wait_for(lambda: run("status", broker)[0] == 1, "the alarm", within_s=30)
         assert broker.stop() == 0
