@@ -259,8 +259,6 @@ class Member:
 
     def _let_go(self, now_s: float) -> None:
         late = self.prefetch.drop_waiting(now_s)
-        for one in late:
-            one.is_settled = True
         forgotten = [one for one in list(self._held) if one.lease_ends_at_s <= now_s]
         for one in forgotten:
             one.is_settled = True

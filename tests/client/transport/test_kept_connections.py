@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 from typing import Any
@@ -13,6 +14,8 @@ from qmq_client.transport.kept_connections import KEPT_CONNECTIONS_MAX, KEPT_S, 
 from tests.client.transport.hostile_server import HostileServer, answer, hostile_server
 
 MANY = 99
+#: Reached only when something hangs.
+WAIT_S = 30.0
 
 
 class SteppedClock(SystemClock):
@@ -77,6 +80,18 @@ def test_a_connection_that_the_peer_ends_is_not_kept() -> None:
         calls.make()
         calls.make()
         assert calls.backend.are_open() == [False, False]
+
+
+def test_a_connection_that_the_peer_ended_while_it_was_idle_is_not_used_again() -> None:
+    with hostile_server(answer(b"done", is_last=False), requests_per_connection=1) as server:
+        calls = Calls(server)
+        calls.make()
+        (ended,) = calls.backend.sockets
+        assert select.select([ended], [], [], WAIT_S)[0], "its end has arrived"
+        calls.make()
+        assert len(calls.backend.sockets) == 2
+        assert ended.fileno() == -1
+        calls.kept.close()
 
 
 def test_what_many_calls_at_once_left_is_closed_by_those_that_come_later() -> None:
