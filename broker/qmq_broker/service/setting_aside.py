@@ -141,6 +141,8 @@ class SettingAside:
         """Let messages wait again whose copies are lost, a bounded number of each group."""
         for group in self._delivery.registry:
             state = group.state
+            if not state.aside.count:  # nearly all of them, at every tick
+                continue
             lost = state.aside.runs.due(due_before_ms, PASS_MESSAGES)
             actions = [
                 BroughtBack(now_ms, state.subject, state.group, sequence, None)
