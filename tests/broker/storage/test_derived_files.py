@@ -9,8 +9,9 @@ import pytest
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.store import Store
 from tests.broker.storage.damaged import Directory, flip
+from tests.crash.promises import check
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import OPTIONS, FakeClock
+from tests.crash.world import OPTIONS, RETAINING, FakeClock, History, World
 
 #: Where derived files are.
 DERIVED_IN = (layout.CONSUME_QUEUES, layout.STATE, layout.IDS, layout.ENTRIES)
@@ -85,3 +86,36 @@ def test_checkpoints_that_are_gone_cost_a_longer_start_and_nothing_else() -> Non
     assert not store.recovery.clean
     assert store.recovery.frames == 12
     assert store.epoch > epoch
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        (layout.QUEUE_TABLE,),
+        (layout.ENTRIES,),
+        (layout.QUEUE_TABLE, layout.ENTRIES),
+        (*layout.QUEUE_TABLES, layout.ENTRIES, layout.IDS),
+    ],
+    ids=" and ".join,
+)
+def test_B11_what_is_gone_is_made_again_where_the_log_has_lost_its_beginning(
+    gone: tuple[str, ...],
+) -> None:
+    """The table before may tell of less than the log has left: then it is of no use."""
+    world = World(RecordingDisk(), history=History(options=RETAINING))
+    gone_below = tuple(f"{path}/" for path in gone)
+    for number in range(12):
+        world.send(world.frame(orders=300, **{f"subject-{number}": 50}))
+        world.clock.pass_ms(1_100)
+        for _ in range(3):
+            world.store.step()
+        world.give_up()
+        image = world.disk.image.copy()
+        for path in [path for path in image.names if f"{path}/".startswith(gone_below)]:
+            del image.names[path]
+        check(image.copy(), world.history)
+        disk = RecordingDisk(image)
+        Store.open(disk, FakeClock(), world.options).close()
+        again = Store.open(RecordingDisk(disk.image), FakeClock(), world.options)
+        assert not again.recovery.is_rebuilt, "what was made again is believed"
+    assert world.store.first_offset > 0

@@ -114,6 +114,12 @@ class ConsumeQueues:
             self._journal.disbelieve(first_offset)
             if self._load_journal(first_offset, log_next_offset):
                 break
+        if self.known_offset < retained.first_offset:
+            # Of the table before, without the journal since: the log has not what is missing.
+            self._start_over(retained)
+            self._kept_offset = self.indexed_offset
+            self._journal.disbelieve(self.indexed_offset)
+            return False
         return has_files or self.known_offset > self.indexed_offset
 
     def _load_journal(self, first_offset: int, log_next_offset: int) -> bool:
@@ -174,6 +180,9 @@ class ConsumeQueues:
     def _start_over(self, retained: Retained) -> None:
         """Stand where the log begins: everything is made again from there."""
         self._queues = {subject: self._new_queue(subject) for subject in retained.first_sequences}
+        for waiting in (self._staged, self._unflushed, self._unjournaled):
+            waiting.clear()
+        self.unflushed_bytes = self.copied_offset = 0
         self.indexed_offset = retained.first_offset
 
     def _take_over(self, table: QueueTable, log_next_offset: int) -> bool:

@@ -66,12 +66,21 @@ class QueueFiles:
             base = offset - offset % self._file_bytes
             part = entries[position : position + base + self._file_bytes - offset]
             number = base // self._file_bytes
-            if number >= len(crcs):
+            is_begun = number >= len(crcs)
+            if is_begun:
                 # Entries that were given up stand as zeros before the first one of a queue.
                 crcs += [0] * (number - len(crcs)) + [crc32c(bytes(offset - base))]
                 has_new = True
             crcs[number] = crc32c(part, crcs[number])
-            self._write(layout.queue_path(subject, base), offset - base, part, is_synced=is_synced)
+            file = self._disk.open(layout.queue_path(subject, base), is_new=True)
+            try:
+                if is_begun:
+                    file.truncate(0)  # of a life before, it may begin with entries
+                file.write(offset - base, [part])
+                if is_synced:
+                    file.sync()
+            finally:
+                file.close()
             offset += len(part)
             position += len(part)
         if has_new:
@@ -152,15 +161,6 @@ class QueueFiles:
             _, oldest = self._open.popitem(last=False)
             oldest.close()
         return file
-
-    def _write(self, path: str, position: int, part: bytes, *, is_synced: bool) -> None:
-        file = self._disk.open(path, is_new=True)
-        try:
-            file.write(position, [part])
-            if is_synced:
-                file.sync()
-        finally:
-            file.close()
 
     def _beginning(self, path: str, count: int) -> bytes:
         """The first bytes of a file; none when there is no file."""
