@@ -96,6 +96,14 @@ def test_a_refusal_is_reported_for_what_was_surely_not_done_before() -> None:
     assert stale_entries(sent, [(1, 3, 4)]) == ([], [])
 
 
+def test_what_may_have_been_done_once_stays_so_whatever_became_of_later_sends() -> None:
+    ledger = Ledger()
+    ledger.add([received(1)], ACKED)
+    ledger.put_back(ledger.drain(), is_uncertain=True)
+    ledger.put_back(ledger.drain(), is_uncertain=False)  # the broker was busy, for one
+    assert stale_entries(ledger.drain(), [(1, 1, 2)]) == ([], [])
+
+
 def test_a_refusal_of_a_range_without_end_is_bounded_work() -> None:
     ledger = Ledger()
     one = received(1)
