@@ -45,7 +45,8 @@ def schema_faults(
         if unknown := found.difference(REVISIONS):
             faults.append(
                 f"the tables are at revision {', '.join(sorted(unknown))}, and this version works "
-                f"with {', '.join(REVISIONS)}"
+                f"with {', '.join(REVISIONS)}; where `qmq db migrate` does not know theirs, this "
+                "program is the older one and is what to upgrade"
             )
     return faults
 
