@@ -111,6 +111,15 @@ def test_ids_are_known_for_their_time_and_leave_after_it() -> None:
     assert window.find([IdRun(1, 0, 88)]) == []
 
 
+def test_B7_the_last_ids_of_a_generation_are_known_for_their_time_too() -> None:
+    window = DedupeWindow(ids_max=1_000, age_ms=800)
+    for offset, stored_at_ms in enumerate((0, 99, 850)):
+        window.add([IdRun(1, offset, offset + 1)], offset=offset, stored_at_ms=stored_at_ms)
+    assert window.find([IdRun(1, 1, 2)]), "751 ms old"
+    window.add([IdRun(1, 3, 4)], offset=3, stored_at_ms=900)
+    assert not window.find([IdRun(1, 1, 2)])
+
+
 def test_a_window_of_nothing_knows_nothing() -> None:
     window = DedupeWindow(ids_max=0, age_ms=1)
     window.add([IdRun(1, 0, 9)], offset=1, stored_at_ms=1)

@@ -199,7 +199,7 @@ def test_B6_a_disk_with_less_room_than_a_step_of_growth_is_used_up_in_small_step
 def test_B6_queues_that_find_no_room_stay_in_memory() -> None:
     disk = RecordingDisk()
     world = World(disk, options=replace(OPTIONS, queue_flush_bytes=1))
-    world.send(world.frame(orders=[10] * 9))
+    world.send(world.frame(orders=[10] * 9, quiet=10))
     disk.capacity_bytes = 1
     world.clock.pass_ms(2_000)
     assert world.store.step()
@@ -214,6 +214,9 @@ def test_B6_queues_that_find_no_room_stay_in_memory() -> None:
     world.send(world.frame(orders=10))
     assert queue.flushed_sequence == 11
     assert len(queue.entries(0, 99)) == 12
+    quiet = world.store.queue("quiet")
+    assert quiet is not None
+    assert quiet.flushed_sequence == 1, "the table says so of all that came before"
 
 
 @pytest.mark.parametrize("synced_max", [99, 3], ids=["each synced", "none synced"])
