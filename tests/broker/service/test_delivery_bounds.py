@@ -131,3 +131,10 @@ def test_a_forgotten_consumer_never_gets_a_pull_sequence_twice(tmp_path: Path) -
     rig.send(b"d")
     assert rig.pull("one").first == 3
     rig.close()
+
+
+def test_a_pull_is_given_what_just_fits_its_bytes_and_nothing_more(rig: Rig) -> None:
+    rig.send(*[b"%d" % number for number in range(4)])
+    (record,) = rig.pull(group="measured", max_messages=1).records
+    assert rig.pull(max_bytes=2 * len(record)).sequences == [0, 1]
+    assert rig.pull(max_bytes=2 * len(record) - 1).sequences == [2]
