@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from qmq_client.errors import DatabaseUnavailableError
+from qmq_client.outbox.database.claiming import CLAIM_BYTES_MAX
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_client.wire.frame import parse_message_frame
 from qmq_client.wire.message_id import format_message_id
@@ -114,3 +115,12 @@ def test_O4_rows_of_a_key_are_not_held_back_by_those_whose_settlement_is_under_w
     counts = sweep.step()
     assert (counts.sent, counts.held, left(database)) == (40, 0, set())
     assert sent_ids(broker)[10:] == [format_message_id(each) for each in keyed]
+
+
+def test_W1_a_claim_that_its_bytes_ended_is_not_taken_for_the_last(
+    database: Database, broker: MemoryBroker
+) -> None:
+    body = bytes(3 * 1024 * 1024)
+    put_rows(database, CLAIM_BYTES_MAX // len(body) + 5, body=body)
+    counts = Sweep(database, MemoryTransport(broker)).step()
+    assert (counts.sent, left(database)) == (CLAIM_BYTES_MAX // len(body) + 5, set())

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from qmq_client.errors import NoTransactionError
 from tests.client.world import Order, World, a_world
 from tests.services.databases import Database
 
@@ -52,3 +53,39 @@ def test_S2_S3_S11_what_a_joined_session_sends_first_goes_with_the_outer_transac
             wanted if is_committed else [],
             set(),
         )
+
+
+def test_S3_S11_what_is_sent_behind_a_savepoint_goes_with_the_transaction_around_it(
+    a_database: Database, tmp_path: Path
+) -> None:
+    async def main(world: World) -> None:
+        async with AsyncSession(world.engine) as session:
+            await session.execute(sa.insert(Order).values(label="a"))
+            async with session.begin_nested():
+                world.send("inside", session)
+            world.send("behind", session)
+            await session.commit()
+        await world.engine.dispose()
+
+    with a_world(tmp_path, database=a_database, is_async=True) as world:
+        asyncio.run(main(world))
+        assert world.outcome() == (["a"], ["behind", "inside"], set())
+
+
+def test_S2_S4_S11_of_a_rolled_back_send_nothing_is_left_at_its_session(
+    a_database: Database, tmp_path: Path
+) -> None:
+    async def main(world: World) -> None:
+        async with AsyncSession(world.engine) as session:
+            dropped = world.send("dropped", session)
+            world.producer.receipt(dropped, session=session)
+            await session.rollback()
+            world.send("kept", session)
+            with pytest.raises(NoTransactionError):
+                world.producer.receipt(dropped, session=session)
+            await session.commit()
+        await world.engine.dispose()
+
+    with a_world(tmp_path, database=a_database, is_async=True) as world:
+        asyncio.run(main(world))
+        assert world.outcome() == ([], ["kept"], set())
