@@ -28,6 +28,18 @@ def test_C2_of_several_outcomes_for_one_message_in_one_request_the_first_counts(
     assert answer.settled == 2
 
 
+def test_C1_an_ack_around_what_was_settled_before_takes_what_stands_on_either_side(
+    rig: Rig,
+) -> None:
+    rig.send(b"a", b"b", b"c", b"d")
+    given = rig.pull()
+    rig.settle(given.ack(given.part(1, 2)))
+    assert rig.settle(given.ack()).settled == 4
+    state = rig.broker.delivery.group(SUBJECT, GROUP)
+    assert state is not None
+    assert (state.acked_count, state.in_flight) == (4, 0)
+
+
 def test_B10_acks_under_very_old_tokens_are_forgotten() -> None:
     log = PullLog()
     for token in range(ACKED_TOKENS_MAX + 3):
