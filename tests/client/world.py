@@ -221,3 +221,9 @@ def a_world(folder: Path, **options: Any) -> Iterator[World]:
         yield world
     finally:
         world.close()
+
+
+def add(world: World, session: Any, label: str) -> None:
+    """A business row and its message, in one transaction."""
+    session.execute(sa.insert(Order).values(label=label))
+    world.send(label, session)

@@ -10,7 +10,7 @@ import pytest
 
 from qmq_client.errors import BrokerRefusedError
 from qmq_client.transport.port import Transport
-from qmq_client.wire.requests import Backoff, PullRequest, Tags
+from qmq_client.wire.requests import Backoff, Tags
 from tests.contract.asking import (
     LONG_LEASE_MS,
     WAIT_MS,
@@ -144,20 +144,3 @@ def test_the_waits_of_a_group_are_its_own(transport: Transport, subject: str) ->
     got = pull(transport, subject, backoff=quick, wait_ms=WAIT_MS)
     settle(transport, subject, nacks(got, delay_ms=None))
     assert bodies(pull(transport, subject, backoff=quick)) == [b"a"]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        PullRequest(subject="a", group="g", consumer="c", start="sequence:-1"),
-        PullRequest(subject="a", group="g", consumer="c", start="time:now"),
-        PullRequest(subject="a", group="g", consumer="c", tags=Tags(any=("a b",))),
-    ],
-    ids=["sequence", "time", "tag"],
-)
-def test_a_pull_whose_settings_make_no_sense_is_refused(
-    transport: Transport, wrong: PullRequest
-) -> None:
-    with pytest.raises(BrokerRefusedError) as caught:
-        transport.pull(wrong)
-    assert caught.value.status == 422

@@ -18,6 +18,7 @@ from qmq_client.wire.requests import (
     PullRequest,
     Reject,
     Settlement,
+    Tags,
 )
 from tests.contract.asking import (
     LONG_LEASE_MS,
@@ -328,6 +329,9 @@ def test_a_pull_is_bounded_by_bytes_but_gives_at_least_one(
         PullRequest(subject="a", group="g", consumer="c", lease_ms=0),
         PullRequest(subject="a", group="g", consumer="c", max_attempts=0),
         PullRequest(subject="a", group="g", consumer="c", start="middle"),
+        PullRequest(subject="a", group="g", consumer="c", start="sequence:-1"),
+        PullRequest(subject="a", group="g", consumer="c", start="time:now"),
+        PullRequest(subject="a", group="g", consumer="c", tags=Tags(any=("a b",))),
     ],
 )
 def test_a_pull_that_cannot_be_meant_is_refused(transport: Transport, wrong: PullRequest) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 PAGES: Final = Path(__file__).resolve().parents[2] / "docs" / "format"
 _MARK: Final = re.compile(r"^<!-- ([a-z]+)(?:: (.+))? -->$")
@@ -72,6 +72,14 @@ def box(docstring: str | None) -> list[tuple[int, int]]:
     """Offset and bytes of each row of the byte box in a module's docstring."""
     found = [_BOX_ROW.match(line) for line in (docstring or "").splitlines()]
     return [(int(row[1]), int(row[2])) for row in found if row is not None]
+
+
+def check_array(page: str, name: str, kind: Any) -> None:
+    """The table of an array on a page has the fields of the struct, in their order."""
+    table = rows(marks(page, "array")[name])
+    assert [row[1].strip("`") for row in table] == list(kind.__struct_fields__)
+    assert [int(row[0]) for row in table] == list(range(len(table)))
+    assert kind.__struct_config__.array_like
 
 
 def check_example(page: str, name: str, data: bytes) -> None:

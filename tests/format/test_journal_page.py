@@ -9,7 +9,7 @@ import pytest
 from qmq_broker.storage.files import journal
 from qmq_broker.storage.ids import journal as id_journal
 from qmq_broker.storage.queues import entry_chunk
-from tests.format.pages import check_example, marks, read_page, rows
+from tests.format.pages import check_array, check_example, marks, read_page, rows
 from tests.golden.version_1 import golden
 
 PAGE = "journal.md"
@@ -44,10 +44,7 @@ def test_the_numbers_and_magics_on_the_page_are_those_of_the_code() -> None:
     [("EntryChunk", entry_chunk.EntryChunk), ("EntryRun", entry_chunk.EntryRun)],
 )
 def test_an_array_on_the_page_is_the_struct_of_the_code(name: str, kind: Any) -> None:
-    table = rows(marks(PAGE, "array")[name])
-    assert [row[1].strip("`") for row in table] == list(kind.__struct_fields__)
-    assert [int(row[0]) for row in table] == list(range(len(table)))
-    assert kind.__struct_config__.array_like
+    check_array(PAGE, name, kind)
 
 
 @pytest.mark.parametrize("name", ["journal_ids", "journal_entries"])

@@ -10,7 +10,14 @@ from qmq_broker.options import MIB, StoreOptions
 from qmq_broker.storage.index import key_index, key_index_file, key_search
 from qmq_broker.storage.index.key_index import ENTRIES_PER_SLOT
 from qmq_broker.storage.index.key_index_file import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES
-from tests.format.pages import box, check_example, fields, marks, packed, read_page, rows
+from tests.format.pages import (
+    box,
+    check_array,
+    check_example,
+    fields,
+    packed,
+    read_page,
+)
 from tests.golden.version_1 import golden
 
 PAGE = "key-index.md"
@@ -29,10 +36,7 @@ def test_header_and_entry_are_the_structs_of_the_code() -> None:
     [("IndexTable", key_index.IndexTable), ("IndexFileState", key_index_file.IndexFileState)],
 )
 def test_an_array_on_the_page_is_the_struct_of_the_code(name: str, kind: Any) -> None:
-    table = rows(marks(PAGE, "array")[name])
-    assert [row[1].strip("`") for row in table] == list(kind.__struct_fields__)
-    assert [int(row[0]) for row in table] == list(range(len(table)))
-    assert kind.__struct_config__.array_like
+    check_array(PAGE, name, kind)
 
 
 def test_the_worked_example_shows_the_golden_bytes() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qmq_broker.storage.logs import summary
-from tests.format.pages import check_example, marks, read_page, rows
+from tests.format.pages import check_array, check_example, read_page
 from tests.golden.version_1 import golden
 
 PAGE = "summary.md"
@@ -22,10 +22,7 @@ PAGE = "summary.md"
     ],
 )
 def test_an_array_on_the_page_is_the_struct_of_the_code(name: str, kind: Any) -> None:
-    table = rows(marks(PAGE, "array")[name])
-    assert [row[1].strip("`") for row in table] == list(kind.__struct_fields__)
-    assert [int(row[0]) for row in table] == list(range(len(table)))
-    assert kind.__struct_config__.array_like
+    check_array(PAGE, name, kind)
 
 
 def test_the_worked_example_shows_the_golden_bytes() -> None:

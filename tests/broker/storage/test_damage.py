@@ -16,6 +16,7 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.logs import frame_scan
 from qmq_broker.storage.store import Store
 from qmq_client.wire.errors import QmqError
+from tests.broker.storage.damage_cases import swap
 from tests.broker.storage.damaged import Directory, flip
 from tests.crash.recording_disk import Image, RecordingDisk
 from tests.crash.world import OPTIONS, FakeClock, World, records_of, visible
@@ -143,7 +144,7 @@ DAMAGE: dict[str, tuple[Callable[[Directory], None], int | None]] = {
     "all segments are missing": (lambda d: d.remove(layout.COMMIT_LOG), None),
     "the first segment is empty": (lambda d: d.put(FIRST, b""), 0),
     "the first segment is cut": (lambda d: d.change(FIRST, lambda c: c[:1000]), None),
-    "two segments are swapped": (lambda d: _swap(d, FIRST, SECOND), 0),
+    "two segments are swapped": (lambda d: swap(d, FIRST, SECOND), 0),
     "a segment is copied under another name": (
         lambda d: d.put(SECOND, d.content(FIRST)),
         SEGMENT,
@@ -153,12 +154,6 @@ DAMAGE: dict[str, tuple[Callable[[Directory], None], int | None]] = {
         0,
     ),
 }
-
-
-def _swap(directory: Directory, one: str, other: str) -> None:
-    content = directory.content(one)
-    directory.put(one, directory.content(other))
-    directory.put(other, content)
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)

@@ -20,7 +20,7 @@ from qmq_client.message import Message
 from qmq_client.outbox.database.driver import driver_of
 from tests.client.outbox.interference import kill, server_id
 from tests.client.publishing import sweep
-from tests.client.world import SUBJECT, Order, World, a_world
+from tests.client.world import SUBJECT, Order, World, a_world, add
 from tests.conftest import MakeDatabase
 from tests.services.databases import Database
 
@@ -38,11 +38,6 @@ class Note(OtherBase):
     __tablename__ = "note"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-
-
-def add(world: World, session: Any, label: str) -> None:
-    session.execute(sa.insert(Order).values(label=label))
-    world.send(label, session)
 
 
 @pytest.mark.parametrize("way", ["engine", "option of the engine", "connection", "execution"])

@@ -7,13 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from tests.client.publishing import sweep
-from tests.client.world import OUTBOX, Order, World
-
-
-def add(world: World, session: Session, label: str) -> None:
-    session.execute(sa.insert(Order).values(label=label))
-    world.send(label, session)
-
+from tests.client.world import OUTBOX, World, add
 
 #: A statement of which nobody knows what it does to the transaction, so rows are written before it.
 UNKNOWN = {

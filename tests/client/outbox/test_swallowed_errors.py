@@ -16,17 +16,12 @@ from sqlalchemy.orm import Session
 from qmq_client.errors import OutboxMissingError, OutboxRowLostError
 from tests.client.outbox.interference import Deadlock, locked_row, make_lock_rows
 from tests.client.publishing import sweep
-from tests.client.world import OUTBOX, Order, World, a_world
+from tests.client.world import OUTBOX, Order, World, a_world, add
 from tests.services.databases import Database
 
 Outcome = tuple[list[str], list[str], set[str]]
 NOTHING: Outcome = ([], [], set())
 TWO_AND_LATER: Outcome = (["before", "later"], ["before", "later"], set())
-
-
-def add(world: World, session: Session, label: str) -> None:
-    session.execute(sa.insert(Order).values(label=label))
-    world.send(label, session)
 
 
 def text(session: Session, statement: str) -> None:
