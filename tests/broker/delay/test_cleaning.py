@@ -8,6 +8,7 @@ from threading import Event
 import pytest
 
 from qmq_broker.storage.schedule.beside import Work, in_a_thread
+from qmq_broker.storage.schedule.columns import IN_SCHEDULE
 from tests.broker.delay.delay_rig import FORGETFUL, HOUR_MS, LARGE, DelayRig
 
 DEADLINE_S = 60
@@ -82,6 +83,25 @@ def test_D2_A2_a_disk_that_is_long_about_removing_files_holds_up_neither_sends_n
     rig.start()
     rig.pass_and_release(90 * HOUR_MS)
     assert sorted(rig.bodies()) == sorted([*due, b"soon"])
+    rig.close()
+
+
+def test_D3_what_is_in_memory_comes_although_its_segment_went_meanwhile(tmp_path: Path) -> None:
+    late = {"checkpoint_bytes": 2**30, "queue_flush_bytes": 2**30}
+    rig = DelayRig(tmp_path, **FORGETFUL | late | {"retain_ms": 1_000})
+    rig.send_delayed({b"one": rig.now_ms + 500_000})
+    rig.release()
+    assert rig.broker.delayed.delay.loaded == 1
+    (waiting,) = rig.find_all()
+    assert not waiting.place & IN_SCHEDULE
+    while rig.store.first_offset <= waiting.source:
+        rig.send(LARGE)
+        rig.settle(rig.pull().ack())
+        tick(rig)
+        rig.release()
+    assert rig.broker.delayed.delay.loaded == 1
+    rig.pass_and_release(500_000)
+    assert b"one" in rig.bodies()
     rig.close()
 
 
