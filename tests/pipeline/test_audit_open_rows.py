@@ -37,20 +37,20 @@ def test_P4_rows_that_wait_are_late_those_that_are_gone_unstored_are_lost_and_ed
     spark: SparkSession, tmp_path: Path
 ) -> None:
     directory, database = DataDirectory(tmp_path / "broker"), OutboxDatabase(tmp_path / "orders.db")
-    sound, waiting, parked, gone, gone_stored, stored_later, made_later = (
-        messages(MessageIds(number), 2, born_at_ms=START_MS) for number in range(1, 8)
+    ids = MessageIds(7)  # of one producer: what is planted makes the sound ones beside it suspect
+    sound, waiting, parked, gone, gone_stored, stored_later, made_later, twice, accepted = (
+        messages(ids, 2, born_at_ms=START_MS) for _ in range(9)
     )
-    accepted = [
-        msgspec.structs.replace(one, due_at_ms=FAR_MS) for one in messages(MessageIds(9), 2)
-    ]
-    database.insert([*sound, *stored_later], created_at_ms=START_MS)
+    accepted = [msgspec.structs.replace(one, due_at_ms=FAR_MS) for one in accepted]
+    database.insert([*sound, *stored_later, *twice], created_at_ms=START_MS)
     database.insert(parked, created_at_ms=START_MS, state=PARKED)
     for some in (waiting, gone, gone_stored, accepted):
         database.insert(some, created_at_ms=START_MS, state=LIVE)
     # Behind what is judged by the database's clock, in front of it by the broker's.
     database.insert(made_later, created_at_ms=START_MS + 2 * HOUR_MS)
-    directory.append([*sound, *gone_stored, *made_later], at_ms=START_MS + 500)
+    directory.append([*sound, *gone_stored, *made_later, *twice], at_ms=START_MS + 500)
     directory.append(accepted, kind=FrameKind.DELAYED)
+    directory.append(twice, at_ms=START_MS + HOUR_MS // 2)
     directory.append(stored_later, at_ms=START_MS + 3 * HOUR_MS)
     directory.close()
     config = PipelineConfig(
@@ -74,6 +74,7 @@ def test_P4_rows_that_wait_are_late_those_that_are_gone_unstored_are_lost_and_ed
             *named("late", waiting),
             *named("late", parked),
             *named("late", stored_later),
+            *named("duplicate", twice),
         }
         assert all("was live and is gone" in told[one] for one in named("lost", gone))
         assert all(" is parked since " in told[one] for one in named("late", parked))
