@@ -117,5 +117,6 @@ def test_B11_what_is_gone_is_made_again_where_the_log_has_lost_its_beginning(
         disk = RecordingDisk(image)
         Store.open(disk, FakeClock(), world.options).close()
         again = Store.open(RecordingDisk(disk.image), FakeClock(), world.options)
-        assert not again.recovery.is_rebuilt, "what was made again is believed"
+        assert not again.recovery.is_rebuilt
+        assert again._queues.indexed_offset == again.durable_offset, "what was made is believed"
     assert world.store.first_offset > 0

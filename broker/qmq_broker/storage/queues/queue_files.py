@@ -100,6 +100,8 @@ class QueueFiles:
         self, subject: str, first_sequence: int, next_sequence: int, crcs: list[int]
     ) -> bool:
         """Whether the files hold all entries from the first to below the next, unchanged."""
+        if first_sequence == next_sequence and not crcs:
+            return True  # begun anew behind all that it ever had: it has no file yet
         next_offset = next_sequence * ENTRY_BYTES
         if len(crcs) != -(-next_offset // self._file_bytes):
             return False
