@@ -107,6 +107,29 @@ def test_what_many_calls_at_once_left_is_closed_by_those_that_come_later() -> No
         calls.kept.close()
 
 
+def test_what_was_idle_for_just_as_long_as_is_allowed_is_kept() -> None:
+    with hostile_server(answer(b"done", is_last=False), requests_per_connection=MANY) as server:
+        calls = Calls(server)
+        for response in [calls.begin() for _ in range(2)]:
+            response.close()
+        calls.clock.now_s += KEPT_S
+        calls.make()
+        assert calls.backend.are_open() == [True] * 2
+        calls.kept.close()
+
+
+def test_an_answer_that_is_closed_twice_gives_its_connection_to_one_call_only() -> None:
+    with hostile_server(answer(b"done", is_last=False), requests_per_connection=MANY) as server:
+        calls = Calls(server)
+        response = calls.begin()
+        response.close()
+        response.close()
+        for response in [calls.begin() for _ in range(2)]:
+            response.close()
+        assert len(calls.backend.sockets) == 2
+        calls.kept.close()
+
+
 def test_no_more_connections_are_kept_than_the_bound() -> None:
     with hostile_server(answer(b"done", is_last=False), requests_per_connection=MANY) as server:
         calls = Calls(server)
