@@ -194,7 +194,7 @@ class _Collector:
     def lag(self) -> tuple[TimeChart, TimeChart, Grid]:
         """What groups are behind, what they got again, and where they stand now."""
         grid = self._grid(
-            "Where the groups stand",
+            "Groups",
             "SELECT subject, consumer_group, MAX_BY(lag, minute) AS lag, "
             "MAX_BY(lag_s, minute) AS lag_s, MAX(lag) AS most, SUM(redeliveries) AS again, "
             "MAX(minute) AS at FROM qmq_group_lag GROUP BY subject, consumer_group "

@@ -103,7 +103,7 @@ def line_chart(chart: TimeChart, *, bucket_s: int) -> str:
     for index, series in enumerate(chart.series):
         parts.append(_line(chart, series.values, axis, index))
     parts += [*_titles(chart, bucket_s), "</svg>"]
-    return _legend(chart) + "".join(parts)
+    return _legend(chart) + _wide("".join(parts))
 
 
 def bar_chart(title: str, bars: Sequence[Bar], *, is_ordered: bool = True) -> str:
@@ -121,7 +121,12 @@ def bar_chart(title: str, bars: Sequence[Bar], *, is_ordered: bool = True) -> st
             f'<rect class="bar" x="{_BAR_LEFT}" y="{y}" width="{max(width, 2)}" height="18" rx="3"/>'
             f'<text x="{_BAR_LEFT + width + 8}" y="{y + 14}">{number(bar.value)}</text>'
         )
-    return "".join([*parts, "</svg>"])
+    return _wide("".join([*parts, "</svg>"]))
+
+
+def _wide(drawing: str) -> str:
+    """On a narrow page a drawing keeps a size that can be read, and is moved sideways."""
+    return f'<div class="wide" tabindex="0">{drawing}</div>'
 
 
 def _line(chart: TimeChart, values: Sequence[float | None], axis: _Axis, index: int) -> str:

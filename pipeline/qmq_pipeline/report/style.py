@@ -50,5 +50,7 @@ svg text.note { fill: var(--soft) } .grid { stroke: var(--edge) } .hit { fill: t
 .legend { display: flex; flex-wrap: wrap; gap: 2px 18px; list-style: none; margin: 0 0 4px; padding: 0;
 font-size: 13px } .legend svg { display: inline-block; width: 26px; height: 8px; margin-right: 6px;
 vertical-align: middle }
+@media (max-width: 640px) { .wide > svg { min-width: 600px } }
+.verdict a { white-space: nowrap }
 @media print { nav { display: none } section { break-inside: avoid } }
 """
