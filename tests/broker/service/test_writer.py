@@ -85,15 +85,6 @@ def test_no_answer_waits_for_what_the_store_does_by_time(rig: Rig) -> None:
     assert store.calls == ["append 1", "publish", "step"]
 
 
-def test_who_waits_for_messages_is_woken_before_their_sender_is_answered(rig: Rig) -> None:
-    order: list[str] = []
-    rig.broker.delivery.waiting.add((SUBJECT, "one"), lambda: order.append("woken"))
-    rig.broker.send(make_frame([b"a"]), lambda _: order.append("answered"))
-    rig.broker.writer.step()
-    rig.run_posted()
-    assert order == ["woken", "answered"]
-
-
 def test_B2_a_message_is_given_to_nobody_before_it_is_durable(rig: Rig) -> None:
     rig.send(b"before")
     assert rig.pull().bodies == [b"before"]
