@@ -7,7 +7,7 @@ know is asked before and after, in the loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from qmq_broker.errors import CorruptionError
@@ -60,11 +60,12 @@ class CopySearch:
     def by_id(self, message_id: bytes, kept: Kept) -> tuple[list[FoundCopy], bool]:
         """Copies of this message, and whether all were looked at. In any thread.
 
-        They are found with the place of the copy, and with the time when the message was born.
+        A damaged list of delayed messages is passed over. They are found with the place of the copy, and with the time when the message was born.
         """
         found: list[FoundCopy] = []
+        damage: list[CorruptionError] = []
         room_bytes = READ_BYTES_MAX
-        for back, place, record in self._records(kept):
+        for back, place, record in self._records(kept, damage.append):
             room_bytes -= len(record)
             if room_bytes < 0:
                 return found, False
@@ -80,7 +81,7 @@ class CopySearch:
                 continue
             one = FoundRecord(copy.subject, copy.sequence, place, born_at_ms, copy.record)
             found.append(FoundCopy(copy, one, back))
-        return found, True
+        return found, not damage
 
     def still_kept(self, found: list[FoundCopy]) -> list[FoundRecord]:
         """Each message once of those whose groups still have these copies. In the loop."""
@@ -95,7 +96,9 @@ class CopySearch:
                 messages[copy.subject, copy.sequence] = record
         return list(messages.values())
 
-    def _records(self, kept: Kept) -> Iterator[tuple[int | None, int, bytes]]:
+    def _records(
+        self, kept: Kept, on_damage: Callable[[CorruptionError], None]
+    ) -> Iterator[tuple[int | None, int, bytes]]:
         """Sequence in the queue of copies, if it is there, place, and record of each copy."""
         queue = self._store.queue(COPIES)
         for back in kept.back:
@@ -109,12 +112,18 @@ class CopySearch:
         for bucket, next_sequence, pending in schedule.states() if kept.is_any_away else ():
             if not pending:
                 continue
-            for columns in schedule.columns(bucket, 0, next_sequence):
-                yield from self._waiting(columns)
+            for columns in schedule.columns(bucket, 0, next_sequence, on_damage=on_damage):
+                yield from self._waiting(columns, on_damage)
 
-    def _waiting(self, columns: Columns) -> Iterator[tuple[None, int, bytes]]:
+    def _waiting(
+        self, columns: Columns, on_damage: Callable[[CorruptionError], None]
+    ) -> Iterator[tuple[None, int, bytes]]:
         schedule = self._store.schedule
-        fates, number = schedule.fates_of(columns.bucket), schedule.subjects.number(COPIES)
+        try:
+            fates, number = schedule.fates_of(columns.bucket), schedule.subjects.number(COPIES)
+        except CorruptionError as error:
+            on_damage(error)
+            return
         if fates is None:
             return
         indexes = [

@@ -10,6 +10,8 @@ import pytest
 
 from qmq_broker.service import copy_search
 from tests.broker.delay.aside_rig import DAY_MS, MONTH_MS, AsideRig
+from tests.broker.delay.test_held import spoil_marks
+from tests.broker.delay.test_lost_copies import copied
 from tests.broker.face.asgi import Client
 from tests.broker.service.rig import GROUP, SUBJECT, make_frame
 
@@ -75,3 +77,17 @@ def test_a_search_through_too_many_copies_says_so(
     monkeypatch.setattr(copy_search, "READ_BYTES_MAX", 10)
     found = shown(rig)
     assert (found["messages"], found["is_complete"]) == ([], False)
+
+
+def test_a_search_beside_a_damaged_list_of_delayed_messages_says_that_it_is_not_complete(
+    rig: AsideRig,
+) -> None:
+    rig.let_segments_go()
+    copied(rig)
+    (path,) = rig.directory.glob("schedule/*/*")
+    whole = spoil_marks(path)
+    found = shown(rig)
+    assert (found["messages"], found["is_complete"]) == ([], False)
+    path.write_bytes(whole)
+    found = shown(rig)
+    assert (len(found["messages"]), found["is_complete"]) == (1, True)
