@@ -137,8 +137,8 @@ def a_release_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
     settle = Delay._settle
     again: set[tuple[int, int]] = set()
 
-    def settle_and_hold(self: Delay, release: Any, outcome: Any, now_ms: int, now_s: float) -> None:
-        settle(self, release, outcome, now_ms, now_s)
+    def settle_and_hold(self: Delay, release: Any, placed: Any, done_ms: int) -> None:
+        settle(self, release, placed, done_ms)
         name = (release.messages[0].bucket, release.messages[0].sequence)
         if name not in again:
             again.add(name)
