@@ -7,6 +7,7 @@ with the reasons in the summary; where `CI` is set it fails.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +29,8 @@ _TOGETHER = (
     "tests/pipeline/",  # one Spark
     "tests/tidy/",  # every source, parsed
 )
+#: A set of two or more, and the address of an object, as they print themselves.
+_CHANGING = re.compile(r"\{[^:{}]*, [^:{}]*\}| at 0x[0-9a-f]+")
 MakeServer = Callable[..., PrivateServer]
 
 
@@ -118,6 +121,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("NOT TESTED for want of a server", red=True)
         for reason in sorted(reasons):
             terminalreporter.line(reason)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse names that another process would write in another way: its workers would not start."""
+    odd = [item.nodeid for item in items if _CHANGING.search(item.nodeid)]
+    if odd:
+        raise pytest.UsageError(
+            "the order of a set and an address differ from process to process, so no name of a test "
+            f"may have them; give `ids` to {', '.join(odd)}"
+        )
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
