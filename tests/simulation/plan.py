@@ -7,7 +7,7 @@ all the time does little, and finds little.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -173,6 +173,7 @@ def _groups(rng: random.Random, *, is_ordered: bool, has_poison: bool) -> list[G
     groups: list[GroupPlan] = []
     for kind in kinds:
         name, consumers = _GROUPS[kind], rng.randint(1, 2)
+        # A message that ends its process takes a lease for each attempt, one such message at a time.
         max_attempts = rng.randint(3, 5) if has_poison else 16
         names = [name]
         if kind is Kind.CROWD:
@@ -181,6 +182,9 @@ def _groups(rng: random.Random, *, is_ordered: bool, has_poison: bool) -> list[G
             GroupPlan(name=one, kind=kind, consumers=consumers, max_attempts=max_attempts)
             for one in names
         ]
-    if Kind.RELAY in kinds:
-        groups.append(GroupPlan(name="post", kind=Kind.INBOX, subject=SHIPPED))
+    groups += [
+        replace(group, name="post", kind=Kind.INBOX, subject=SHIPPED, consumers=1)
+        for group in groups
+        if group.kind is Kind.RELAY
+    ]
     return groups
