@@ -1,0 +1,100 @@
+"""The columns of the silver tables: what became of each message, and what of that is counted for the gold ones."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from qmq_pipeline.tables.table import Column, Table
+
+_OUTCOMES: Final = (
+    "waiting, in flight, given back, set aside, acked, dead, skipped, filtered, cancelled"
+)
+#: What became of one message at one group.
+_FATE_COLUMNS: Final = (
+    Column("first_delivered_at", "time", "first handed to a consumer of the group"),
+    Column("last_delivered_at", "time", "last handed to one"),
+    Column("attempts", "int", "deliveries to this group"),
+    Column("settled_at", "time", "done, dead, skipped or filtered for this group"),
+    Column("outcome", "text", _OUTCOMES),
+    Column("reason", "text", "why it is dead or was skipped"),
+    Column("error", "text", "what the last consumer said"),
+)
+_ASIDE_COLUMNS: Final = (
+    Column("set_aside_at", "time", "last set aside, to come back much later"),
+    Column("brought_back_at", "time", "… and since then brought back; null while it is away"),
+)
+DELIVERIES: Final = Table(
+    name="deliveries",
+    layer="silver",
+    version=2,
+    key=("subject", "consumer_group", "sequence"),
+    columns=(
+        Column("subject", "text", "the subject"),
+        Column("consumer_group", "text", "the group"),
+        Column("sequence", "long", "its place in the subject"),
+        *_FATE_COLUMNS,
+        *_ASIDE_COLUMNS,
+    ),
+)
+LIFECYCLE: Final = Table(
+    name="lifecycle",
+    layer="silver",
+    version=3,
+    key=("message_id", "subject", "sequence", "consumer_group"),
+    columns=(
+        Column("message_id", "text", "32 hex digits"),
+        Column("subject", "text", "the subject"),
+        Column("sequence", "long", "its place in the subject; null when it has none"),
+        Column("consumer_group", "text", "the group; null when no group was given it"),
+        Column("database", "text", "where its outbox row is or was; null for none"),
+        Column("producer", "long", "first half of the id"),
+        Column("counter", "long", "second half of the id"),
+        Column("key", "text", "ordering key"),
+        Column("committed_at", "time", "the outbox row was inserted, by the database's clock"),
+        Column("born_at", "time", "made, by the producer's clock"),
+        Column("stored_at", "time", "stored, by the broker's clock; of one that waits: accepted"),
+        Column("due_at", "time", "not to be delivered before, as it was last put off"),
+        *_FATE_COLUMNS,
+        Column("store_ms", "double", "committed (else born) to stored"),
+        Column("wait_ms", "double", "stored (or due) to first delivered"),
+        Column("work_ms", "double", "first delivered to settled"),
+        Column("total_ms", "double", "committed (else born, or due) to settled"),
+        Column("body_bytes", "int", "length of the body"),
+        Column("copy", "int", "how many of its id were stored before it; 0 for the first"),
+        *_ASIDE_COLUMNS,
+    ),
+)
+#: What a window of the log adds to the lag of its groups: pairs of a message and a group, counted.
+GROUP_SPANS: Final = Table(
+    name="group_spans",
+    layer="silver",
+    version=1,
+    key=("subject", "consumer_group", "stored_minute", "settled_minute", "delivered_minute"),
+    columns=(
+        Column("subject", "text", "the subject"),
+        Column("consumer_group", "text", "the group"),
+        Column("stored_minute", "time", "minute in which they were stored"),
+        Column("settled_minute", "time", "minute in which they were done; null for not yet"),
+        Column("delivered_minute", "time", "minute of the first delivery, of those redelivered"),
+        Column("pairs", "long", "pairs of a message and the group"),
+        Column("redeliveries", "long", "deliveries beyond the first"),
+        Column("oldest_at", "time", "when the first of them could be delivered"),
+    ),
+)
+PRODUCER_COLUMNS: Final = (
+    Column("producer", "long", "first half of the id"),
+    Column("subject", "text", "the subject"),
+    Column("first_at", "time", "its first message was stored"),
+    Column("last_at", "time", "its last message was stored"),
+    Column("messages", "long", "messages"),
+    Column("bytes", "long", "bytes of their bodies"),
+    Column("copies", "long", "stored once more under an id that was there"),
+)
+#: What a window of the log adds to its producers.
+PRODUCER_PARTS: Final = Table(
+    name="producer_parts",
+    layer="silver",
+    version=1,
+    key=("producer", "subject", "first_at"),
+    columns=PRODUCER_COLUMNS,
+)

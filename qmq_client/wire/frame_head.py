@@ -1,0 +1,190 @@
+"""The head of a frame and what guards it: fields, stamp, checksums; frames of any kind, built and taken apart.
+
+What stands where is drawn in `frame.py`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from qmq_client.wire.checksum import crc32c, crc32c_without
+from qmq_client.wire.errors import ChecksumError, ProtocolError, UnknownVersionError
+from qmq_client.wire.frame_kind import FrameKind
+
+FRAME_MAGIC: Final = b"QMQF"
+FRAME_VERSION: Final = 1
+#: Frames begin and end at multiples of this, so a scanner need look at every eighth byte only.
+FRAME_ALIGNMENT_BYTES: Final = 8
+DURABLE_GAP_MAX: Final = 2**32 - 1
+
+_HEADER: Final = struct.Struct(">4sBBHIIIIQQIIQ")
+_SENT: Final = struct.Struct(">4sBBHII")
+_STAMP: Final = struct.Struct(">QQIIQ")
+_CRC: Final = struct.Struct(">I")
+_SENT_BYTES: Final = _SENT.size
+_BODY_CRC_POSITION: Final = _SENT_BYTES
+_STAMP_CRC_POSITION: Final = _BODY_CRC_POSITION + _CRC.size
+PHYSICAL_OFFSET_POSITION: Final = _STAMP_CRC_POSITION + _CRC.size
+
+FRAME_HEADER_BYTES: Final = _HEADER.size
+SEQUENCE_BYTES: Final = 8
+
+_KINDS: Final = {int(kind): kind for kind in FrameKind}
+
+
+class FrameHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """The fixed part of a frame as values; zero in the stamped fields until a log sets them."""
+
+    kind: FrameKind
+    subject_count: int
+    frame_bytes: int
+    record_count: int
+    body_crc: int
+    stamp_crc: int
+    physical_offset: int
+    stored_at_ms: int
+    epoch: int
+    durable_gap: int
+
+    @property
+    def head_bytes(self) -> int:
+        """Length of what a log may change: the header and the sequences behind it."""
+        return FRAME_HEADER_BYTES + SEQUENCE_BYTES * self.subject_count
+
+
+def build_frame(
+    kind: FrameKind, body: bytes, *, record_count: int = 0, subject_count: int = 0
+) -> bytes:
+    """A frame of any kind around `body`, filled to the alignment, not yet stamped."""
+    head_bytes = FRAME_HEADER_BYTES + SEQUENCE_BYTES * subject_count
+    frame_bytes = aligned(head_bytes + len(body))
+    fill = bytes(frame_bytes - head_bytes - len(body))
+    sent = _SENT.pack(FRAME_MAGIC, FRAME_VERSION, kind, subject_count, frame_bytes, record_count)
+    body_crc = crc32c(fill, crc32c(body, crc32c(sent)))
+    head = sent + _CRC.pack(body_crc)
+    return b"".join((head, bytes(head_bytes - len(head)), body, fill))
+
+
+def stamp_frame(
+    frame: bytes,
+    *,
+    physical_offset: int,
+    stored_at_ms: int,
+    epoch: int,
+    durable_offset: int,
+    first_sequences: Sequence[int] = (),
+) -> bytes:
+    """The stamped head of `frame`, to be written in place of its first `len(head)` bytes.
+
+    Requires: a whole frame with `len(first_sequences)` subjects.
+    """
+    sequences = struct.pack(f">{len(first_sequences)}Q", *first_sequences)
+    gap = min(physical_offset - durable_offset, DURABLE_GAP_MAX)
+    stamp = _STAMP.pack(physical_offset, stored_at_ms, epoch, gap, 0)
+    sent, stamped = frame[:_STAMP_CRC_POSITION], stamp + sequences
+    return b"".join((sent, _CRC.pack(crc32c(sent + stamped)), stamped))
+
+
+def build_padding(frame_bytes: int) -> bytes:
+    """The header of a padding frame of `frame_bytes`; the zeros behind it need not be written.
+
+    Requires: `frame_bytes` a multiple of the alignment and at least a header.
+    """
+    sent = _SENT.pack(FRAME_MAGIC, FRAME_VERSION, FrameKind.PADDING, 0, frame_bytes, 0)
+    return b"".join(
+        (sent, _CRC.pack(crc32c(sent)), bytes(FRAME_HEADER_BYTES - _STAMP_CRC_POSITION))
+    )
+
+
+def read_header(data: bytes, position: int = 0) -> FrameHeader:
+    """The header at `position`, its fields checked for shape but no checksum.
+
+    Raises `ProtocolError`, `UnknownVersionError` for another version.
+    """
+    if len(data) - position < FRAME_HEADER_BYTES:
+        raise ProtocolError("frame ends inside its header", offset=len(data))
+    (
+        magic,
+        version,
+        kind,
+        subject_count,
+        frame_bytes,
+        record_count,
+        body_crc,
+        stamp_crc,
+        physical_offset,
+        stored_at_ms,
+        epoch,
+        durable_gap,
+        _,
+    ) = _HEADER.unpack_from(data, position)
+    if magic != FRAME_MAGIC:
+        raise ProtocolError(f"frame magic is {magic!r}, not {FRAME_MAGIC!r}", offset=position)
+    if version != FRAME_VERSION:
+        raise UnknownVersionError(f"frame version {version}; this program knows {FRAME_VERSION}")
+    known = _KINDS.get(kind)
+    if known is None:
+        raise ProtocolError(f"frame kind {kind} is not known", offset=position + 5)
+    header = FrameHeader(
+        kind=known,
+        subject_count=subject_count,
+        frame_bytes=frame_bytes,
+        record_count=record_count,
+        body_crc=body_crc,
+        stamp_crc=stamp_crc,
+        physical_offset=physical_offset,
+        stored_at_ms=stored_at_ms,
+        epoch=epoch,
+        durable_gap=durable_gap,
+    )
+    if frame_bytes % FRAME_ALIGNMENT_BYTES or frame_bytes < header.head_bytes:
+        raise ProtocolError(f"frame length {frame_bytes} is not possible", offset=position + 8)
+    return header
+
+
+def verify_stamp(header: FrameHeader, head: bytes) -> None:
+    """Check the log's checksum over a head read back; raises `ChecksumError`.
+
+    Requires: `head` is the first `header.head_bytes` bytes of the frame.
+    """
+    stamp_crc = crc32c(head[PHYSICAL_OFFSET_POSITION:], crc32c(head[:_STAMP_CRC_POSITION]))
+    if stamp_crc != header.stamp_crc:
+        raise ChecksumError("frame stamp checksum", offset=_STAMP_CRC_POSITION)
+
+
+def verify_body(header: FrameHeader, frame: bytes) -> None:
+    """Check the sender's checksum over a whole frame; raises `ChecksumError`.
+
+    Requires: `len(frame) == header.frame_bytes`. The fill of a padding frame is not covered.
+    """
+    after = len(frame) if header.kind is FrameKind.PADDING else header.head_bytes
+    if crc32c_without(frame, _SENT_BYTES, after) != header.body_crc:
+        raise ChecksumError("frame body checksum", offset=_BODY_CRC_POSITION)
+
+
+def parse_frame(data: bytes, *, frame_bytes_max: int, is_verified: bool = False) -> FrameHeader:
+    """Header of a whole frame whose length and body checksum are right; raises `ProtocolError`.
+
+    `is_verified` says that the body's checksum is known to be right: it is not made again.
+    """
+    header = read_header(data)
+    if header.frame_bytes > frame_bytes_max:
+        raise ProtocolError(
+            f"frame length {header.frame_bytes} is over the limit of {frame_bytes_max}", offset=8
+        )
+    if header.frame_bytes != len(data):
+        raise ProtocolError(
+            f"frame length {header.frame_bytes} but {len(data)} bytes are there", offset=8
+        )
+    if not is_verified:
+        verify_body(header, data)
+    return header
+
+
+def aligned(length_bytes: int) -> int:
+    """Up to the next multiple at which a frame may end."""
+    return length_bytes + -length_bytes % FRAME_ALIGNMENT_BYTES
