@@ -114,6 +114,15 @@ CHECKS: Final = (
         "lack what was sent. SET GLOBAL lasts until the restart: write it under [mysqld] too.",
     ),
     _check(
+        "mysql.binlog_format",
+        _BREAKS,
+        "O1",
+        _MYSQL,
+        "The binary log takes statements only, and none of a transaction at READ COMMITTED: no row can "
+        "be claimed or deleted. SET GLOBAL lasts until the restart and counts for new connections: "
+        "write it under [mysqld] too.",
+    ),
+    _check(
         "mysql.doublewrite",
         _BREAKS,
         "S2",

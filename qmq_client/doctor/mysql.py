@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from qmq_client.doctor.finding import Findings, Thresholds, found
 from qmq_client.doctor.rights import is_denied, missing
+from qmq_client.outbox.database.mysql import IS_READ_ONLY
 
 _STATEMENT_S_MAX: Final = 10
 _STRICT: Final = ("STRICT_TRANS_TABLES", "STRICT_ALL_TABLES")
@@ -33,9 +34,10 @@ def settings(connection: sa.Connection, thresholds: Thresholds) -> Findings:
     """What the server was told, and what this session was."""
     row = connection.exec_driver_sql(
         "SELECT @@innodb_flush_log_at_trx_commit AS flush_log, @@log_bin AS has_binlog, "
-        "@@sync_binlog AS sync_binlog, @@innodb_doublewrite AS doublewrite, "
+        "@@sync_binlog AS sync_binlog, @@session.binlog_format AS binlog_format, "
+        "@@innodb_doublewrite AS doublewrite, "
         "@@session.sql_mode AS sql_mode, @@max_allowed_packet AS packet_bytes, "
-        "@@global.read_only AS is_read_only, @@session.time_zone AS time_zone, "
+        f"{IS_READ_ONLY} AS is_read_only, @@session.time_zone AS time_zone, "
         "TIMESTAMPDIFF(MINUTE, UTC_TIMESTAMP(), NOW()) AS offset_minutes"
     ).one()
     if row.flush_log not in _FLUSHES:
@@ -44,6 +46,9 @@ def settings(connection: sa.Connection, thresholds: Thresholds) -> Findings:
     if row.has_binlog and row.sync_binlog != 1:
         read = f"sync_binlog is {row.sync_binlog}, with log_bin"
         yield found("mysql.sync_binlog", read, "SET GLOBAL sync_binlog = 1")
+    if row.has_binlog and row.binlog_format == "STATEMENT":
+        read = "binlog_format is STATEMENT, with log_bin"
+        yield found("mysql.binlog_format", read, "SET GLOBAL binlog_format = 'ROW'")
     if str(row.doublewrite).upper() in _TORN:
         read = f"innodb_doublewrite is {row.doublewrite}"
         fix = "write innodb_doublewrite = ON under [mysqld] and restart the server"
@@ -54,7 +59,7 @@ def settings(connection: sa.Connection, thresholds: Thresholds) -> Findings:
         yield found("mysql.sql_mode", read, fix)
     yield from _packet(row.packet_bytes, thresholds)
     if row.is_read_only:
-        yield found("server.read_only", "read_only is 1", "SET GLOBAL read_only = 0")
+        yield found("server.read_only", "read_only is on", "SET GLOBAL read_only = 0")
     if row.offset_minutes:
         read = f"time_zone is {row.time_zone}, {row.offset_minutes} minutes from UTC"
         yield found("session.time_zone", read, "SET GLOBAL time_zone = '+00:00'")

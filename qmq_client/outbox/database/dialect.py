@@ -94,6 +94,13 @@ class OutboxDialect(Protocol):
         """Whether a COMMIT would return normally now and store nothing."""
         ...
 
+    def is_busy(self, link: Link) -> bool:
+        """Whether another statement would spoil what the application is still reading or writing.
+
+        Such as an unbuffered result of PyMySQL, or a COPY of psycopg.
+        """
+        ...
+
     def can_spell(self, link: Link, text: str) -> bool:
         """Whether a text arrives unaltered through this connection's character set."""
         ...

@@ -3,7 +3,8 @@
 Traps met here, each reproduced: a deadlock undoes the whole transaction and the driver goes on as if
 nothing was; DDL commits what came before it; an answer that reports an error carries no transaction
 flag; `NOW()` follows the session's time zone; a message larger than `max_allowed_packet` ends the
-connection and looks like a fault of the network.
+connection and looks like a fault of the network; a binary log of statements takes nothing from
+READ COMMITTED; `read_only` is a number on most servers and a word from MariaDB 12 on.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from qmq_client.outbox.row import OutboxRow
 
 #: Of UTC, whatever the time zone of the session is.
 NOW_MS: Final = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000)"
+#: 0 or OFF is no, whatever else there is: MariaDB 12 has several words for yes.
+IS_READ_ONLY: Final = "CAST(@@global.read_only AS CHAR) NOT IN ('0', 'OFF')"
 #: aiomysql is not among them: with today's PyMySQL it cannot pass bytes.
 DRIVERS: Final = ("pymysql", "asyncmy")
 _IN_TRANSACTION: Final = 1  # SERVER_STATUS_IN_TRANS of the protocol
@@ -37,6 +40,8 @@ _IN_TRANSACTION: Final = 1  # SERVER_STATUS_IN_TRANS of the protocol
 #: snapshot (MariaDB, from 11.6 on by default), the lock table full.
 _UNDOING: Final = (1213, 1614, 1020, 1206)
 _LOCK_WAIT_TIMEOUT: Final = 1205
+#: The binary log takes statements only, and those are not safe below REPEATABLE READ.
+_NOT_LOGGABLE: Final = 1665
 _WRITING: Final = re.compile(r"\s*(?:INSERT|REPLACE|DELETE)\b", re.IGNORECASE)
 _UTF8: Final = "utf8mb4"
 _LAST_OF_THREE_BYTES: Final = "\uffff"
@@ -88,6 +93,11 @@ class MySqlDialect(ServerDialect):
     def is_autocommit(self, link: Link) -> bool:
         return bool(link.driver.get_autocommit())
 
+    def is_busy(self, link: Link) -> bool:
+        # PyMySQL reads the rest of an unbuffered result and drops it when anything else is executed;
+        # the application would take the rows it got for all there are.
+        return bool(getattr(getattr(link.driver, "_result", None), "unbuffered_active", False))
+
     def can_spell(self, link: Link, text: str) -> bool:
         name: str = link.driver.character_set_name()
         if name == _UTF8:
@@ -107,11 +117,11 @@ class MySqlDialect(ServerDialect):
 
     def prepare_sibling(self, connection: sa.Connection) -> None:
         is_read_only, self._is_undone_by_timeout = connection.exec_driver_sql(
-            "SELECT @@global.read_only, @@global.innodb_rollback_on_timeout"
+            f"SELECT {IS_READ_ONLY}, @@global.innodb_rollback_on_timeout"
         ).one()
         if is_read_only:
             raise refuse(
-                "the server is read-only (@@read_only is 1): a replica does not have what was "
+                "the server is read-only (@@read_only is on): a replica does not have what was "
                 "deleted on its primary a moment ago. Give the primary"
             )
 
@@ -133,6 +143,23 @@ class MySqlDialect(ServerDialect):
                 "sql_safe_updates is on: rows that were sent could not be deleted, and would be sent "
                 "again and again: SET it to 0 for these sessions"
             ]
+        return self._unloggable(connection, tables[0]) + self._of_wrong_engine(connection, tables)
+
+    def _unloggable(self, connection: sa.Connection, table: sa.Table) -> list[str]:
+        """Tried, not read from the settings: whether a database is logged at all is a matter of filters."""
+        text = f"SELECT 1 FROM {table_text(connection, table)} WHERE 1 = 0 FOR UPDATE"
+        try:
+            connection.exec_driver_sql(text)
+        except sa.exc.DBAPIError as error:
+            if error_number(error.orig) != _NOT_LOGGABLE:
+                raise
+            return [
+                "binlog_format is STATEMENT: no row could be claimed or deleted at READ COMMITTED, so "
+                "nothing would ever be sent: SET GLOBAL binlog_format = 'ROW', or 'MIXED'"
+            ]
+        return []
+
+    def _of_wrong_engine(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> list[str]:
         names = sa.text(
             "SELECT table_name, engine FROM information_schema.tables "
             "WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name IN :names"

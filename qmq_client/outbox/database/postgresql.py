@@ -34,6 +34,7 @@ _BY_INDEX: Final = (
     "set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
 )
 _IDLE: Final = 0  # libpq's PQTRANS_IDLE
+_ACTIVE: Final = 1  # PQTRANS_ACTIVE: in the middle of a COPY or a stream of rows
 _IN_ERROR: Final = 3  # PQTRANS_INERROR
 _READ_COMMITTED: Final = 2  # of libpq
 _UTF8: Final = "utf-8"  # as psycopg calls it
@@ -66,6 +67,9 @@ class PostgresDialect(ServerDialect):
 
     def is_void(self, link: Link) -> bool:
         return _status(link) == _IN_ERROR
+
+    def is_busy(self, link: Link) -> bool:
+        return _status(link) == _ACTIVE
 
     def can_spell(self, link: Link, text: str) -> bool:
         return is_encodable(text, link.driver.info.encoding)

@@ -121,6 +121,9 @@ class SqliteDialect:
     def is_void(self, _: Link) -> bool:
         return False
 
+    def is_busy(self, _: Link) -> bool:
+        return False  # statements beside an open result are no trouble here
+
     def can_spell(self, _: Link, __: str) -> bool:
         return True
 

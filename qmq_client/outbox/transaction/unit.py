@@ -123,7 +123,7 @@ class Unit:
         is_full = waiting > ROWS_PER_INSERT_MAX or self._unwritten_bytes > outlet.buffer_bytes
         if is_full or (self._is_strict and not self._has_unwritten_keys()):
             self._was_written_early = True
-            if connection.dialect.is_async:
+            if connection.dialect.is_async or outlet.dialect.is_busy(self._link):
                 self._is_overdue = True  # nothing can be executed here: before the next statement
             else:
                 self.write(connection)

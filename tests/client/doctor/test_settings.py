@@ -11,6 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 
 from qmq_client.doctor import examine
+from qmq_client.errors import OutboxMissingError
+from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.table import create_tables
 from tests.client.doctor.ward import (
     WithOptions,
@@ -28,6 +30,7 @@ from tests.services.private import PrivateServer
 MYSQL = {
     "mysql.flush_log": "SET GLOBAL innodb_flush_log_at_trx_commit = 2",
     "mysql.sync_binlog": "SET GLOBAL sync_binlog = 0",
+    "mysql.binlog_format": "SET GLOBAL binlog_format = 'STATEMENT'",
     "mysql.sql_mode": "SET GLOBAL sql_mode = 'NO_ENGINE_SUBSTITUTION'",
     "mysql.max_allowed_packet": "SET GLOBAL max_allowed_packet = 1048576",
     "server.read_only": "SET GLOBAL read_only = 1",
@@ -85,6 +88,19 @@ def test_X1_a_bad_setting_of_mysql_is_found_and_gone_after_its_fix(
     finding = mend(mysql_shop, id_)
     assert finding.fix.startswith("SET GLOBAL ")
     assert ids(examine(mysql_shop)) == []
+
+
+def test_O1_W7_a_binary_log_of_statements_is_refused_before_rows_wait_for_ever(
+    mysql_shop: sa.Engine,
+) -> None:
+    run(mysql_shop, MYSQL["mysql.binlog_format"])
+    store = OutboxStore(mysql_shop)
+    with pytest.raises(OutboxMissingError, match=r"STATEMENT.*SET GLOBAL binlog_format") as refused:
+        store.check_schema()
+    assert "migrate" not in str(refused.value), "other tables would not help"
+    mend(mysql_shop, "mysql.binlog_format")
+    store.check_schema()
+    assert store.claim(token=bytes(16), limit=1, lease_ms=1) == []
 
 
 def test_X1_a_server_without_doublewrite_is_found(databases: Databases) -> None:
