@@ -17,17 +17,18 @@ from typing import Any, Final, NoReturn
 _LOG: Final = logging.getLogger("qmq.consumer")
 
 
-class _Forks:
+class Forks:
     """How many forks are behind this process; cheaper to ask than the number of the process."""
 
     count = 0
 
     @classmethod
     def add(cls) -> None:
+        """Runs in each child before anything else."""
         cls.count += 1
 
 
-os.register_at_fork(after_in_child=_Forks.add)
+os.register_at_fork(after_in_child=Forks.add)
 
 
 def keep_in_process(function: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
@@ -38,14 +39,14 @@ def keep_in_process(function: Callable[..., Any], *, is_async: bool) -> Callable
 def _keep_plain(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def call(*values: Any, **named: Any) -> Any:
-        before = _Forks.count
+        before = Forks.count
         try:
             returned = function(*values, **named)
         except BaseException as error:
-            if before != _Forks.count:
+            if before != Forks.count:
                 _end_child(error)
             raise
-        if before != _Forks.count:
+        if before != Forks.count:
             _end_child(None)
         return returned
 
@@ -55,14 +56,14 @@ def _keep_plain(function: Callable[..., Any]) -> Callable[..., Any]:
 def _keep_async(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     async def call(*values: Any, **named: Any) -> Any:
-        before = _Forks.count
+        before = Forks.count
         try:
             returned = await function(*values, **named)
         except BaseException as error:
-            if before != _Forks.count:
+            if before != Forks.count:
                 _end_child(error)
             raise
-        if before != _Forks.count:
+        if before != Forks.count:
             _end_child(None)
         return returned
 

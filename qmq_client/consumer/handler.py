@@ -228,5 +228,21 @@ def _handlers_of(source: object) -> list[Handler]:
 
 def _marked(value: object) -> list[Handler]:
     # Only functions: other objects may answer any attribute.
-    marks = getattr(value, _MARK, ()) if inspect.isroutine(value) else ()
-    return [mark for mark in marks if isinstance(mark, Handler)]
+    if not inspect.isroutine(value):
+        return []
+    marks = getattr(value, _MARK, ())
+    return [_bound(mark, value) for mark in marks if isinstance(mark, Handler)]
+
+
+def _bound(handler: Handler, function: Callable[..., Any]) -> Handler:
+    """The handler as it was given: a method is called as that of its object."""
+    is_bound = inspect.ismethod(function)
+    if is_bound == handler.parameters.is_method:
+        return replace(handler, function=function) if is_bound else handler
+    value, remedy = (
+        ("a method without self", "Call its first parameter self, or cls.")
+        if is_bound
+        else ("a method without its object", "Give that of an object, such as Shop().book.")
+    )
+    shown = handler.function.__qualname__
+    raise ConfigurationError(setting=f"handler {shown}", value=value, remedy=remedy)

@@ -26,6 +26,7 @@ from qmq_client.consumer.delivery import (
     received_of,
 )
 from qmq_client.consumer.handler import Handler
+from qmq_client.consumer.identity import Identity
 from qmq_client.consumer.inbox_source import make_inbox
 from qmq_client.consumer.ledger import Ledger
 from qmq_client.consumer.outage import Failures, Outage, is_outage
@@ -77,7 +78,7 @@ class Member:
         handler: Handler,
         lines: Lines,
         *,
-        consumer_id: str,
+        identity: Identity,
         clock: Clock,
         async_calls: AsyncCalls,
         outage: Outage,
@@ -91,14 +92,12 @@ class Member:
         self._lines = lines
         self._inbox = make_inbox(handler.inbox, handler.options, is_async=handler.is_async)
         self._async_calls = async_calls
-        self._consumer_id = consumer_id
+        self._identity = identity
         self._clock = clock
         self._held: set[Received] = set()
         self._pull_failures = Failures("pull", self.options.name, outage)
         self._settle_failures = Failures("settle", self.options.name, outage)
-        self._settling = Settling(
-            handler, self.ledger, counters=self.counters, consumer_id=consumer_id
-        )
+        self._settling = Settling(handler, self.ledger, counters=self.counters, identity=identity)
         self._is_stopping = False
         self._work = Work(
             handler,
@@ -148,7 +147,7 @@ class Member:
             deliveries = self._lines.pulling.pull(
                 pull_request(
                     self.options,
-                    self._consumer_id,
+                    self._identity.name,
                     max_messages=room,
                     wait_ms=self.options.wait_ms if is_blocking else 0,
                     settlements=outgoing.settlements,

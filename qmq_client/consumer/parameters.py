@@ -10,7 +10,8 @@ anything else, once                    the body, as the annotated type
 =====================================  =======================================================
 
 With a batch size above 1 each of them but the session is a list. A parameter with a default that
-stands behind the body is the handler's own business.
+stands behind the body is the handler's own business. A first parameter `self` or `cls` makes it a
+method, which is called as that of the object it is bound to.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class Part(Enum):
 
 
 _NAMES: Final = {part.value: part for part in Part}
+#: What the first parameter of a method is called.
+_OWNERS: Final = frozenset({"self", "cls"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,8 @@ class Parameters:
     keywords: tuple[tuple[str, Part], ...]
     #: None when the handler takes no body.
     decode: Decoder | None
+    #: Whether it can be called only as the method of an object.
+    is_method: bool = False
 
     @property
     def parts(self) -> frozenset[Part]:
@@ -72,7 +77,9 @@ def resolve_parameters(
     keywords: list[tuple[str, Part]] = []
     decode: Decoder | None = None
     has_skipped = False
-    for parameter in inspect.signature(function).parameters.values():
+    parameters = list(inspect.signature(function).parameters.values())
+    is_method = bool(parameters) and parameters[0].name in _OWNERS
+    for parameter in parameters[1:] if is_method else parameters:
         if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
             raise _refuse(function, parameter.name, "has no fixed meaning", "Name what you need.")
         annotation = hints.get(parameter.name, parameter.empty)
@@ -95,7 +102,12 @@ def resolve_parameters(
             positional.append(part)
     if not positional and not keywords:
         raise _refuse(function, "none", "the handler takes no message", "Give it a parameter.")
-    return Parameters(positional=tuple(positional), keywords=tuple(keywords), decode=decode)
+    return Parameters(
+        positional=tuple(positional),
+        keywords=tuple(keywords),
+        decode=decode,
+        is_method=is_method,
+    )
 
 
 def _check_kind(function: Callable[..., Any]) -> None:
@@ -106,6 +118,13 @@ def _check_kind(function: Callable[..., Any]) -> None:
             setting=f"handler {shown}",
             value="has a yield: a call of it runs nothing",
             remedy="Return from a handler; what goes around each call is a middleware.",
+        )
+    if isinstance(function, staticmethod | classmethod):
+        kind = type(function).__name__
+        raise ConfigurationError(
+            setting=f"handler {shown}",
+            value=f"a {kind} already",
+            remedy=f"Write @{kind} above @consumer.",
         )
     if inspect.ismethod(function) or not inspect.isroutine(function):
         raise ConfigurationError(

@@ -31,7 +31,7 @@ from qmq_client.consumer.delivery import (
     received_of,
     unreadable,
 )
-from qmq_client.consumer.identity import make_consumer_id
+from qmq_client.consumer.identity import Identity
 from qmq_client.consumer.ledger import Ledger
 from qmq_client.consumer.options import PREFETCH_MAX, WAIT_MS_MAX, ConsumerOptions, check_settings
 from qmq_client.consumer.start import Start
@@ -120,7 +120,10 @@ class _Batch:
 
     def request(self, max_messages: int) -> PullRequest:
         return pull_request(
-            self._options, _consumer_id(), max_messages=max_messages, wait_ms=self._options.wait_ms
+            self._options,
+            _identity().name,
+            max_messages=max_messages,
+            wait_ms=self._options.wait_ms,
         )
 
     def open(self, deliveries: Deliveries) -> list[Delivery]:
@@ -153,7 +156,7 @@ class _Batch:
         outgoing = self._ledger.drain()
         if outgoing.entries:
             self._transport.settle(
-                settle_request(self._options, _consumer_id(), outgoing.settlements)
+                settle_request(self._options, _identity().name, outgoing.settlements)
             )
 
 
@@ -174,5 +177,5 @@ def _transport(broker: str | BrokerAddress) -> HttpTransport:
 
 
 @lru_cache(maxsize=1)
-def _consumer_id() -> str:
-    return make_consumer_id()
+def _identity() -> Identity:
+    return Identity()

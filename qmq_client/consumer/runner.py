@@ -21,8 +21,9 @@ from typing import Final
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.consumer.async_calls import AsyncCalls
 from qmq_client.consumer.delivery import error_text
+from qmq_client.consumer.forked import Forks
 from qmq_client.consumer.handler import Handler, HandlerSource, collect_handlers
-from qmq_client.consumer.identity import make_consumer_id
+from qmq_client.consumer.identity import Identity
 from qmq_client.consumer.member import Lines, Member, Pass
 from qmq_client.consumer.middleware import Middleware, as_middleware
 from qmq_client.consumer.outage import Outage
@@ -72,10 +73,10 @@ class Consumers:
         consumer_id: str | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`consumer_id`: a name that stays the same after a restart; else one is made up."""
+        """`consumer_id`: a name that stays the same after a restart; else each process makes one up."""
         if consumer_id is not None:
             check_name(consumer_id, field="consumer_id")
-        self.consumer_id = consumer_id or make_consumer_id()
+        self._identity = Identity(consumer_id)
         #: Pulls have connections of their own, so that a stop can end a long poll.
         self._own_transports = _own_transports(broker)
         self._async_calls = AsyncCalls()
@@ -90,6 +91,8 @@ class Consumers:
         self._hurried_at_s: float | None = None
         self._threads = _Threads()
         self._report: StopReport | None = None
+        #: How many forks were behind the process that started this.
+        self._started_at_forks: int | None = None
         around = as_middleware(middleware)
         collected = collect_handlers(handlers)
         if consumer_id is None:
@@ -98,6 +101,11 @@ class Consumers:
             self._member(handler.inside(around), broker, clock or SYSTEM_CLOCK)
             for handler in collected
         ]
+
+    @property
+    def consumer_id(self) -> str:
+        """What the broker knows this process as."""
+        return self._identity.name
 
     def run(self, *, stop_deadline_s: float = STOP_DEADLINE_S) -> StopReport:
         """Start, and block until SIGTERM, SIGINT or `request_stop`; then stop.
@@ -120,12 +128,19 @@ class Consumers:
 
     def start(self) -> None:
         """Start all threads. Raises when an inbox table is missing, before any thread runs."""
+        if self._is_of_parent():
+            raise ConfigurationError(
+                setting="consumers",
+                value="started before this process was forked",
+                remedy="Start them in each process, after the fork.",
+            )
         with self._lock:
             if self._threads.all() or self._stopping.is_set():
                 raise ConfigurationError(
                     setting="consumers", value="started before", remedy="Make a new Consumers."
                 )
             self._check()
+            self._started_at_forks = Forks.count
             for member in self.members:
                 self._threads.add("pull", member, self._shell(member.pull_once))
                 self._threads.add("settle", member, partial(self._settle, member))
@@ -142,7 +157,12 @@ class Consumers:
         self._stop_requested.set()
 
     def stop(self, deadline_s: float = STOP_DEADLINE_S) -> StopReport:
-        """Stop within `deadline_s`. Safe to call again: later calls return the same report."""
+        """Stop within `deadline_s`. Safe to call again: later calls return the same report.
+
+        In a forked child there is nothing to stop: threads and messages are the parent's.
+        """
+        if self._is_of_parent():
+            return StopReport(is_clean=True, running=0, unsettled=0)
         with self._lock:
             if self._report is not None:
                 return self._report
@@ -197,6 +217,10 @@ class Consumers:
         # Handlers may need the application's loop to finish, so it goes on meanwhile.
         await asyncio.to_thread(self.stop)
 
+    def _is_of_parent(self) -> bool:
+        """Whether the process that this one was forked from started it."""
+        return self._started_at_forks not in {None, Forks.count}
+
     def _check(self) -> None:
         try:
             for member in self.members:
@@ -221,7 +245,7 @@ class Consumers:
         return Member(
             handler,
             lines,
-            consumer_id=self.consumer_id,
+            identity=self._identity,
             clock=clock,
             async_calls=self._async_calls,
             outage=self._outage,

@@ -14,6 +14,7 @@ from qmq_client.consumer.asking import settle_request
 from qmq_client.consumer.counters import Counters
 from qmq_client.consumer.delivery import error_text
 from qmq_client.consumer.handler import Handler, OnStale, StaleDelivery
+from qmq_client.consumer.identity import Identity
 from qmq_client.consumer.ledger import Entry, Ledger, Outgoing, as_outgoing, stale_entries
 from qmq_client.errors import BrokerBusyError, BrokerRefusedError, TransportError
 from qmq_client.transport.port import Transport
@@ -27,13 +28,13 @@ class Settling:
     """How one consumer settles. Thread safe."""
 
     def __init__(
-        self, handler: Handler, ledger: Ledger, *, counters: Counters, consumer_id: str
+        self, handler: Handler, ledger: Ledger, *, counters: Counters, identity: Identity
     ) -> None:
         self._handler = handler
         self._options = handler.options
         self._ledger = ledger
         self._counters = counters
-        self._consumer_id = consumer_id
+        self._identity = identity
 
     def send(self, transport: Transport, outgoing: Outgoing) -> int:
         """Send outcomes; how many were taken. Raises `TransportError` when they are to be sent again.
@@ -41,7 +42,7 @@ class Settling:
         Those that the broker will never take are given up: their leases end, and the messages come
         again.
         """
-        request = settle_request(self._options, self._consumer_id, outgoing.settlements)
+        request = settle_request(self._options, self._identity.name, outgoing.settlements)
         try:
             answer = transport.settle(request)
         except BrokerRefusedError as error:

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from qmq_client.consumer import Delivery, consumer
 from qmq_client.consumer.handler import collect_handlers
+from qmq_client.consumer.identity import Identity
 from qmq_client.consumer.member import Lines, Member, Pass
 from qmq_client.consumer.outage import Outage
 from qmq_client.message import Message
@@ -52,7 +53,9 @@ class Worker(Machine):
         member = Member(
             handler,
             Lines(pulling=self.line, settling=self.line),
-            consumer_id=self._group.name.partition("@")[2] if is_named else self.process.name,
+            identity=Identity(
+                self._group.name.partition("@")[2] if is_named else self.process.name
+            ),
             clock=self.clock,
             async_calls=self._calls,
             outage=Outage(),
