@@ -14,7 +14,6 @@ import os
 import secrets
 import signal
 import socket
-import sys
 from typing import Final, cast
 
 import msgspec
@@ -54,9 +53,6 @@ _TICK_S: Final = 0.025
 _TICK_AFTER_FAILURE_S: Final = 1.0
 #: A collection begins after so many objects; an answer of a thousand messages makes as many thousands.
 _YOUNG_OBJECTS: Final = 20_000
-#: How long a thread may be kept from the interpreter by another. Of the usual 5 ms, the writer back
-#: from the disk with a commit would wait most, whenever the loop has a long answer in hand.
-_TURN_S: Final = 0.0005
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -145,7 +141,6 @@ class _Process:
             details=values("recovery", self._store.recovery),
         )
         _settle_memory()
-        sys.setswitchinterval(_TURN_S)
         ticking = asyncio.ensure_future(self._tick(broker, server))
         await server.serve(sockets=[listener])
         ticking.cancel()
