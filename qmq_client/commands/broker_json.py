@@ -33,7 +33,7 @@ ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 broker_option: Final = click.option(
-    "--broker", metavar="URL", help="Broker; QMQ_BROKER_URL or the configuration else."
+    "--broker", metavar="URL", help="Broker; by default QMQ_BROKER_URL, then the configuration."
 )
 
 
@@ -103,7 +103,7 @@ def _ask(
                     raise BrokerAnswerError(f"{url}: longer than {ANSWER_BYTES_MAX} bytes")
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise ConfigurationError(
-            setting="--broker", value=address.url, remedy="Give one like http://127.0.0.1:9470."
+            setting="--broker", value=address.url, remedy="Use a URL like http://127.0.0.1:9470."
         ) from error
     except httpx.HTTPError as error:
         raise as_transport_error(error, url=url, certificate=address.cert_file) from error

@@ -22,13 +22,13 @@ from qmq_client.commands.exit_codes import ATTENTION
 
 #: A read-only broker is among them: it serves its consumers.
 _SERVING: Final = frozenset({"serving", "read-only"})
-_reason_option = click.option("--reason", help="Shown to those that are refused.")
+_reason_option = click.option("--reason", help="Shown to clients that are refused.")
 
 
 @click.command()
 @broker_options
 def status(broker: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Say what the broker serves now, and if it does not, why.
+    """Show whether the broker serves, and if not, why.
 
     Exit codes: 0 it serves (a read-only one its consumers), 1 it serves nobody, 2 wrong call, 3 no
     broker answers.
@@ -48,10 +48,10 @@ def status(broker: str | None, config_file: Path | None, as_json: bool) -> None:
 def readonly(
     *, switch: str, reason: str | None, broker: str | None, config_file: Path | None, as_json: bool
 ) -> None:
-    """Take no messages, or take them again; pulls and settlements go on.
+    """Refuse new messages, or accept them again; consumers go on.
 
-    Lasts until the broker's next start, which goes by its own options. Exit codes: 0 it is so now,
-    1 the broker refused, 2 wrong call or a token that may not, 3 no broker answers.
+    Lasts until the broker restarts, which follows its own options. Exit codes: 0 done, 1 the broker
+    refused, 2 bad usage or a token without the role, 3 no broker answers.
     """
     address = broker_address(broker, config_file)
     wanted = {"state": "read-only" if switch == "on" else "serving", "reason": reason}
@@ -64,10 +64,10 @@ def readonly(
 def drain(
     *, reason: str | None, broker: str | None, config_file: Path | None, as_json: bool
 ) -> None:
-    """Stop in order: no more messages, waiting pulls are answered, then the process ends.
+    """Shut down in order: refuse messages, answer waiting pulls, then end the process.
 
-    Exit codes: 0 it began to, 1 the broker refused, 2 wrong call or a token that may not, 3 no broker
-    answers.
+    Exit codes: 0 it has begun, 1 the broker refused, 2 bad usage or a token without the role, 3 no
+    broker answers.
     """
     address = broker_address(broker, config_file)
     wanted = {"state": "draining", "reason": reason}

@@ -24,16 +24,18 @@ from qmq_client.wire.names import shorten
 
 @click.command()
 @click.argument("targets", nargs=-1, required=True, metavar="MODULE[:ATTRIBUTE]...")
-@click.option("--broker", metavar="URL", help="Broker; QMQ_BROKER_URL or the configuration else.")
+@click.option(
+    "--broker", metavar="URL", help="Broker; by default QMQ_BROKER_URL, then the configuration."
+)
 @click.option(
     "--stop-deadline",
     "stop_deadline_s",
     type=click.FloatRange(0, 3600),
     default=STOP_DEADLINE_S,
     show_default=True,
-    help="Seconds that running handlers have to finish after a signal.",
+    help="Seconds for running handlers to finish after a signal.",
 )
-@click.option("--consumer-id", metavar="NAME", help="Of this process; for named broadcasts.")
+@click.option("--consumer-id", metavar="NAME", help="Name of this process, for named broadcasts.")
 @log_level_option
 @config_option
 def consume(
@@ -47,8 +49,8 @@ def consume(
 ) -> None:
     """Run the handlers of MODULE (or one ATTRIBUTE of it) until a signal.
 
-    The first SIGTERM or SIGINT lets running handlers finish, the second does not. Exit code 1 when
-    some did not finish or an outcome could not be sent; their messages come again.
+    The first SIGTERM or SIGINT lets running handlers finish, a second one does not wait. Exit code 1
+    when a handler did not finish or an outcome could not be sent; its message is delivered again.
     """
     log_to_stderr(log_level)
     sources = [load_target(target) for target in targets]
@@ -99,8 +101,8 @@ def _not_imported(target: str, module_name: str, error: Exception) -> Configurat
         remedy = f"Give the module without .py: {module_name.removesuffix('.py')}."
     elif missing is not None and not f"{module_name}.".startswith(f"{missing}."):
         value = f"{shorten(target)} was found, but imports {missing}, which is not there"
-        remedy = f"Install {missing}, or mend the import."
+        remedy = f"Install {missing}, or fix the import."
     elif isinstance(error, ImportError) and missing is None:
         value = f"{shorten(target)} was found, but an import in it failed: {shorten(str(error))}"
-        remedy = "Mend the import."
+        remedy = "Fix the import."
     return ConfigurationError(setting="handlers", value=value, remedy=remedy)

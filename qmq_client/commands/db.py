@@ -34,7 +34,7 @@ from qmq_migrations.upgrade import upgrade_sql
 
 @click.group()
 def db() -> None:
-    """Create, check or print the tables in a business database."""
+    """Create, upgrade or check the tables in an application's database."""
 
 
 @db.command()
@@ -48,8 +48,8 @@ def db() -> None:
 def migrate(database: str | None, config_file: Path | None, as_json: bool, adopt: bool) -> None:
     """Create or upgrade the tables.
 
-    May be run again at any time, also by several processes at once. Exit code 2 when it cannot be
-    done from here: the schema is missing, tables are gone that were noted, or they are another's.
+    Safe to repeat, and to run from several processes at once. Exit code 2 when it must not go on: the
+    schema is missing, tables of a recorded revision are gone, or another migration tool made them.
     """
     section = the_database(database, config_file)
     with _engine(section, may_create=True) as engine, _migration_errors(section):
@@ -75,7 +75,7 @@ def migrate(database: str | None, config_file: Path | None, as_json: bool, adopt
 @database_options
 @json_option
 def check(database: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Compare the tables with what is needed.
+    """Compare the tables with what this version needs.
 
     Exit code 1 when they differ from what this version needs.
     """
@@ -89,7 +89,7 @@ def check(database: str | None, config_file: Path | None, as_json: bool) -> None
         click.echo(f"{section.name}: as it should be")
     else:
         for drift in found:
-            click.echo(f"{section.name}: {drift.fault}\n  mend it by: {drift.remedy}")
+            click.echo(f"{section.name}: {drift.fault}\n  fix: {drift.remedy}")
     if found:
         raise SystemExit(ATTENTION)
 
@@ -97,9 +97,9 @@ def check(database: str | None, config_file: Path | None, as_json: bool) -> None
 @db.command()
 @database_options
 def sql(database: str | None, config_file: Path | None) -> None:
-    """Print what `migrate` would run.
+    """Print the SQL that `migrate` runs on an empty database, without connecting.
 
-    The statements are those for an empty database; connects to nothing.
+    For administrators who apply statements themselves.
     """
     section = the_database(database, config_file)
     url = database_url(section, os.environ)
@@ -113,14 +113,14 @@ def sql(database: str | None, config_file: Path | None) -> None:
 @click.argument("revision")
 @database_options
 @json_option
-@click.option("--yes", is_flag=True, help="Do it, though messages that wait may be lost.")
+@click.option("--yes", is_flag=True, help="Confirm; waiting messages may be lost.")
 def downgrade(
     revision: str, database: str | None, config_file: Path | None, as_json: bool, yes: bool
 ) -> None:
     """Go back to REVISION.
 
-    `base` drops the tables, with every message that waits in them. Stop producers and watchdogs
-    first: they work with the newest revision only.
+    `base` drops the tables with every message waiting in them. Stop producers and watchdogs first:
+    they work only with the newest revision.
     """
     section = the_database(database, config_file)
     if not yes:

@@ -40,13 +40,13 @@ def dead() -> None:
 @dead.command(name="list")
 @click.argument("subject")
 @click.argument("group")
-@click.option("--first", type=click.IntRange(0), default=0, help="From this sequence on.")
+@click.option("--first", type=click.IntRange(0), default=0, help="First sequence.")
 @click.option(
     "--limit",
     type=click.IntRange(1, _LISTED_MAX),
     default=100,
     show_default=True,
-    help="Dead letters at most.",
+    help="Maximum number of dead letters.",
 )
 @broker_options
 def list_(
@@ -59,7 +59,7 @@ def list_(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """List the dead letters of GROUP on SUBJECT, by sequence, with what failed last."""
+    """List the dead letters of GROUP on SUBJECT by sequence, with the last error."""
     answer = _letters(broker_address(broker, config_file), subject, group, first=first, count=limit)
     if as_json:
         print_json(answer)
@@ -77,7 +77,7 @@ def list_(
     for line in table_lines(_COLUMNS, rows):
         click.echo(line)
     if len(rows) == limit:
-        click.echo(f"there may be more; go on with --first {rows[-1][0] + 1}", err=True)
+        click.echo(f"there may be more; continue with --first {rows[-1][0] + 1}", err=True)
 
 
 @dead.command()
@@ -96,7 +96,7 @@ def show(
 ) -> None:
     """Show one dead letter: its message, why it died, and each attempt.
 
-    Exit code 1 when there is none of this sequence.
+    Exit code 1 when there is none with this sequence.
     """
     address = broker_address(broker, config_file)
     answer = _letters(address, subject, group, first=sequence, count=1, messages=1)
@@ -118,9 +118,9 @@ def show(
 @dead.command()
 @click.argument("subject")
 @click.argument("group")
-@click.option("--first", type=click.IntRange(0), help="From this sequence on.")
-@click.option("--next", "next_", type=click.IntRange(0), help="Before this sequence.")
-@click.option("--yes", is_flag=True, help="Without it nothing is replayed.")
+@click.option("--first", type=click.IntRange(0), help="First sequence.")
+@click.option("--next", "next_", type=click.IntRange(0), help="Sequence to stop before.")
+@click.option("--yes", is_flag=True, help="Confirm; without it nothing is replayed.")
 @broker_options
 def replay(
     *,
@@ -131,9 +131,9 @@ def replay(
     as_json: bool,
     **wanted: Any,
 ) -> None:
-    """Deliver dead letters to GROUP again, and to no other group; all, or a range of sequences.
+    """Deliver dead letters to their GROUP again, all or a range; other groups see nothing.
 
-    Exit code 1 when messages of some are gone from the broker, or without --yes.
+    Exit code 1 when the messages of some are gone from the broker, or without --yes.
     """
     address = broker_address(broker, config_file)
     _change(address, "replay", {"subject": subject, "group": group}, as_json, **wanted)
@@ -142,9 +142,9 @@ def replay(
 @dead.command()
 @click.argument("subject")
 @click.argument("group")
-@click.option("--first", type=click.IntRange(0), help="From this sequence on.")
-@click.option("--next", "next_", type=click.IntRange(0), help="Before this sequence.")
-@click.option("--yes", is_flag=True, help="Without it nothing is purged.")
+@click.option("--first", type=click.IntRange(0), help="First sequence.")
+@click.option("--next", "next_", type=click.IntRange(0), help="Sequence to stop before.")
+@click.option("--yes", is_flag=True, help="Confirm; without it nothing is purged.")
 @broker_options
 def purge(
     *,
@@ -155,7 +155,7 @@ def purge(
     as_json: bool,
     **wanted: Any,
 ) -> None:
-    """Forget dead letters; all, or a range of sequences. Exit code 1 without --yes."""
+    """Delete dead letters, all or a range of sequences. Exit code 1 without --yes."""
     address = broker_address(broker, config_file)
     _change(address, "purge", {"subject": subject, "group": group}, as_json, **wanted)
 
@@ -207,8 +207,11 @@ def _change(
     if not yes:
         found = _letters(address, str(body["subject"]), str(body["group"]), first=first, count=None)
         meant = [one for one in found["dead"] if next_ is None or one["sequence"] < next_]
+        if not meant:
+            click.echo(f"no dead letters to {change}", err=True)
+            return
         many = f"{len(meant)} or more" if len(meant) >= _LISTED_MAX else str(len(meant))
-        click.echo(f"{change} would take {many} dead letters; give --yes to do it", err=True)
+        click.echo(f"{many} dead letters to {change}; add --yes to do it", err=True)
         raise SystemExit(ATTENTION)
     count = gone = 0
     for _ in range(_REQUESTS_MAX):

@@ -32,11 +32,11 @@ _COLUMNS: Final = ("deliver_at", "message_id", "subject", "state")
 
 @click.group()
 def delayed() -> None:
-    """Look after messages that wait for their time at the broker."""
+    """List, show, cancel or reschedule the messages that the broker holds until they are due."""
 
 
 @delayed.command(name="list")
-@click.option("--subject", help="Only of this subject.")
+@click.option("--subject", help="Only messages of this subject.")
 @click.option("--from", "first_ms", type=TIME, help="Due at this time or later.")
 @click.option("--to", "next_ms", type=TIME, help="Due before this time.")
 @click.option(
@@ -44,7 +44,7 @@ def delayed() -> None:
     type=click.IntRange(1, _LISTED_MAX),
     default=100,
     show_default=True,
-    help="Messages at most.",
+    help="Maximum number of messages.",
 )
 @broker_options
 def list_(
@@ -57,7 +57,7 @@ def list_(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """List messages that wait, the first due first. Times are UTC where no zone is given."""
+    """List delayed messages, the first due first. Times are UTC unless they name a zone."""
     question = {"subject": subject, "from": first_ms, "to": next_ms, "count": limit}
     address = broker_address(broker, config_file)
     answer = get_json(address, "/v1/delayed", question, known=("delayed", "has_more"))
@@ -67,14 +67,14 @@ def list_(
     for line in table_lines(_COLUMNS, [_row(one) for one in answer["delayed"]]):
         click.echo(line)
     if answer["has_more"]:
-        click.echo("there are more; give --from or a higher --limit", err=True)
+        click.echo("there are more; use --from or a higher --limit", err=True)
 
 
 @delayed.command()
 @click.argument("message_id")
 @broker_options
 def show(message_id: str, broker: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Show one message and every time it was scheduled for. Exit code 1 when it is not there."""
+    """Show one message and every time it was scheduled for. Exit code 1 when there is none."""
     wanted = _checked(message_id)
     address = broker_address(broker, config_file)
     answer = get_json(address, f"/v1/delayed/{wanted}", {}, known=("places",))
@@ -93,7 +93,7 @@ def show(message_id: str, broker: str | None, config_file: Path | None, as_json:
 def cancel(
     message_ids: tuple[str, ...], broker: str | None, config_file: Path | None, as_json: bool
 ) -> None:
-    """Take messages back. Exit code 1 when any of them was released or is not known."""
+    """Cancel messages. Exit code 1 when any of them was already released, or is unknown."""
     wanted = [_checked(message_id) for message_id in message_ids]
     address = broker_address(broker, config_file)
     outcomes: list[str] = []
@@ -118,7 +118,7 @@ def reschedule(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Give a message another time. Exit code 1 when it was released already."""
+    """Change when a message is due. Exit code 1 when it was already released."""
     wanted = _checked(message_id)
     address = broker_address(broker, config_file)
     body = {"message_id": wanted, "deliver_at_ms": deliver_at}
@@ -127,7 +127,7 @@ def reschedule(
 
 
 @delayed.command()
-@click.option("--subject", help="Only of this subject.")
+@click.option("--subject", help="Only messages of this subject.")
 @click.option("--from", "first_ms", type=TIME, help="Due at this time or later.")
 @click.option("--to", "next_ms", type=TIME, help="Due before this time.")
 @click.option(
@@ -135,7 +135,7 @@ def reschedule(
     type=click.Choice(["second", "minute", "hour", "day"]),
     default="hour",
     show_default=True,
-    help="One line for each that has any.",
+    help="Length of the intervals; empty ones are left out.",
 )
 @broker_options
 def histogram(
@@ -171,7 +171,7 @@ def histogram(
 @delayed.command()
 @broker_options
 def status(broker: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Say how many wait, how late releases are, and what is wrong.
+    """Show how many messages wait, how late releases are, and what is wrong.
 
     Exit code 1 while the clock is not believed, or messages cannot be read.
     """
@@ -199,7 +199,7 @@ def status(broker: str | None, config_file: Path | None, as_json: bool) -> None:
 @delayed.command()
 @broker_options
 def retry(broker: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Look again at messages that could not be read, once their files are whole again.
+    """Read messages again that could not be read, after their files were restored.
 
     What is due by now comes as after a stop. `qmq delayed status` says what is still wrong.
     """

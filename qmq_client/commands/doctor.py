@@ -29,7 +29,7 @@ _MARKS = {Severity.BREAKS: "BREAKS", Severity.RISK: "risk", Severity.NOTE: "note
 def doctor(
     database: str | None, config_file: Path | None, as_json: bool, broker_url: str | None
 ) -> None:
-    """Say what breaks promises, and what mends it.
+    """Find what endangers the guarantees, and say how to fix it.
 
     Looks at all configured databases, or at --database, and at the broker where one is configured.
     Changes nothing. Exit code 0 when sound, 1 for findings, 3 when a database does not answer.
@@ -90,7 +90,7 @@ def _show(name: str, findings: Sequence[Finding], *, as_json: bool) -> None:
     for finding in findings:
         promise = f" {finding.promise}" if finding.promise else ""
         click.echo(f"{name}: {_MARKS[finding.severity]}{promise} {finding.id}: {finding.read}")
-        click.echo(f"  {finding.meaning}\n  mend it by: {finding.fix}")
+        click.echo(f"  {finding.meaning}\n  fix: {finding.fix}")
 
 
 def _show_error(name: str, error: DatabaseUnavailableError, *, as_json: bool) -> None:

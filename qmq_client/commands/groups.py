@@ -44,7 +44,7 @@ _LAG_COLUMNS: Final = ("subject", "group", "lag", "lag_s", "state")
 @click.command()
 @broker_options
 def subjects(broker: str | None, config_file: Path | None, as_json: bool) -> None:
-    """List the subjects of a broker and the range of messages that each has."""
+    """List the subjects of a broker, with the range of messages in each."""
     answer = get_json(broker_address(broker, config_file), "/v1/subjects", {}, known=("subjects",))
     if as_json:
         print_json(answer)
@@ -74,14 +74,24 @@ def groups(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """List the consumer groups, or change one of them."""
-    if context.invoked_subcommand is not None:
-        return
-    answer = _groups(broker_address(broker, config_file), subject, group)
-    if as_json:
-        print_json(answer)
-    else:
-        _print(_GROUP_COLUMNS, [_row(one, _GROUP_COLUMNS) for one in answer["groups"]])
+    """List the consumer groups, or change one of them; without a command, list them."""
+    if context.invoked_subcommand is None:
+        _list(broker_address(broker, config_file), subject, group, as_json)
+
+
+@groups.command(name="list")
+@click.option("--subject", help="Only groups of this subject.")
+@click.option("--group", help="Only groups of this name.")
+@broker_options
+def list_(
+    subject: str | None,
+    group: str | None,
+    broker: str | None,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
+    """List the consumer groups: the same as `qmq groups` alone."""
+    _list(broker_address(broker, config_file), subject, group, as_json)
 
 
 @groups.command()
@@ -91,7 +101,10 @@ def groups(
 def pause(
     subject: str, group: str, broker: str | None, config_file: Path | None, as_json: bool
 ) -> None:
-    """Give the group nothing until it is resumed; what it holds may still be settled."""
+    """Stop giving messages to a group until it is resumed.
+
+    Messages that its consumers hold can still be acked.
+    """
     _change(
         broker_address(broker, config_file), "pause", {"subject": subject, "group": group}, as_json
     )
@@ -118,10 +131,10 @@ def resume(
 def seek(
     subject: str, group: str, to: str, broker: str | None, config_file: Path | None, as_json: bool
 ) -> None:
-    """Let the group go on from TO: earliest, latest, a time of storing, or a sequence.
+    """Move a group to TO: earliest, latest, the time a message was stored, or a sequence.
 
-    What the group holds or waits for is given up, and comes again if it is behind TO; its dead
-    letters there are taken back for the same reason. A time is ISO 8601, UTC where it names no zone.
+    Messages in flight or waiting for redelivery are dropped, and so are dead letters from TO on;
+    those from TO on are delivered again. A time is ISO 8601, UTC unless it names a zone.
     """
     _change(
         broker_address(broker, config_file),
@@ -136,8 +149,12 @@ def seek(
 @click.argument("group")
 @click.option("--tag", "any_tags", multiple=True, help="Only messages with one of these tags.")
 @click.option("--all-tag", "all_tags", multiple=True, help="Only messages with all of these tags.")
-@click.option("--no-tags", is_flag=True, help="Messages with any tags or none.")
-@click.option("--max-attempts", type=click.IntRange(1), help="Deliveries before a dead letter.")
+@click.option("--no-tags", is_flag=True, help="Remove the filter: messages with any tags, or none.")
+@click.option(
+    "--max-attempts",
+    type=click.IntRange(1),
+    help="Deliveries before a message becomes a dead letter.",
+)
 @broker_options
 def configure(
     subject: str,
@@ -147,7 +164,7 @@ def configure(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Change what is kept with a group; what is not named stays.
+    """Change the settings of a group; those not given stay as they are.
 
     A filter holds for messages that the group has not come to yet.
     """
@@ -171,7 +188,7 @@ def configure(
 @groups.command()
 @click.argument("subject")
 @click.argument("group")
-@click.option("--yes", is_flag=True, help="Without it nothing is removed.")
+@click.option("--yes", is_flag=True, help="Confirm; without it nothing is removed.")
 @broker_options
 def remove(
     subject: str,
@@ -181,7 +198,7 @@ def remove(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Forget a group with its place and its dead letters; the next pull makes it anew."""
+    """Remove a group, its position and its dead letters; the next pull creates it again."""
     address = broker_address(broker, config_file)
     if not yes:
         answer = _groups(address, subject, group)
@@ -199,8 +216,14 @@ def remove(
 @click.command()
 @click.option("--subject", help="Only groups of this subject.")
 @click.option("--group", help="Only groups of this name.")
-@click.option("--messages-max", type=click.IntRange(0), help="More lag than this needs attention.")
-@click.option("--seconds-max", type=click.FloatRange(0), help="Older lag than this, too.")
+@click.option(
+    "--messages-max", type=click.IntRange(0), help="Exit with 1 when a group is further behind."
+)
+@click.option(
+    "--seconds-max",
+    type=click.FloatRange(0),
+    help="Exit with 1 when its oldest waiting message is older.",
+)
 @broker_options
 def lag(
     *,
@@ -212,7 +235,7 @@ def lag(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """List how far each group is behind, in messages and in seconds, the furthest first.
+    """Show how far each group is behind, in messages and seconds, the furthest first.
 
     Exit code 1 when a group is over --messages-max or --seconds-max.
     """
@@ -231,6 +254,14 @@ def _is_over(found: Mapping[str, Any], messages_max: int | None, seconds_max: fl
     if messages_max is not None and found["lag"] > messages_max:
         return True
     return seconds_max is not None and (found.get("lag_s") or 0) > seconds_max
+
+
+def _list(address: BrokerAddress, subject: str | None, group: str | None, as_json: bool) -> None:
+    answer = _groups(address, subject, group)
+    if as_json:
+        print_json(answer)
+    else:
+        _print(_GROUP_COLUMNS, [_row(one, _GROUP_COLUMNS) for one in answer["groups"]])
 
 
 def _groups(address: BrokerAddress, subject: str | None, group: str | None) -> dict[str, Any]:

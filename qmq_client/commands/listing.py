@@ -14,19 +14,19 @@ SUMMARIES: Final[Mapping[str, str]] = {
     "config": "Show every setting and where its value came from.",
     "consume": "Run the consumers of a module.",
     "dead": "List, show, replay or purge the dead letters of a group.",
-    "db": "Create, check or print the tables in a business database.",
-    "delayed": "List, show, cancel or put off messages that wait for their time.",
-    "doctor": "Say what breaks promises in a database, and what mends it.",
-    "groups": "List consumer groups; pause, resume, move or configure one.",
-    "lag": "Say how far each group is behind, in messages and in seconds.",
-    "message": "Find messages at the broker by id, or by key and time; tell their story.",
-    "outbox": "Look after the rows that wait in an outbox.",
+    "db": "Create, upgrade or check the tables in an application's database.",
+    "delayed": "List, show, cancel or reschedule delayed messages.",
+    "doctor": "Find what endangers the guarantees, and say how to fix it.",
+    "groups": "List consumer groups; pause, resume, seek or configure one.",
+    "lag": "Show how far each group is behind, in messages and seconds.",
+    "message": "Find messages at the broker by id, or by key and time; trace one.",
+    "outbox": "List, show, retry or purge the rows of an outbox.",
     "send": "Send a message from the shell, without a transaction.",
     "pipeline": "Messages as tables: ingest, audit, report, replay (needs Spark).",
     "store": "Verify, read, rebuild, back up and restore a broker's data directory.",
     "subjects": "List the subjects of a broker.",
-    "tail": "Print the last messages of a subject, and those to come.",
-    "watchdog": "Send the outbox rows that a dead or slow process left behind.",
+    "tail": "Print the latest messages of a subject, and follow new ones.",
+    "watchdog": "Send the outbox rows that crashed or slow processes left behind.",
 }
 
 
@@ -51,7 +51,7 @@ def help_text(commands: Mapping[str, EntryPoint]) -> str:
             "Commands:",
             *lines,
             "",
-            "`qmq COMMAND --help` says more. Exit codes, unless that says otherwise: 0 done, 1 something",
-            "needs attention, 2 a wrong call or configuration, 3 not reachable or not now.",
+            "`qmq COMMAND --help` explains each. Exit codes, unless it says otherwise: 0 done, 1 something",
+            "needs attention, 2 bad usage or configuration, 3 unreachable or temporarily unable.",
         ]
     )

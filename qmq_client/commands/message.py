@@ -27,11 +27,11 @@ _FOUND_MAX: Final = 1_000
 
 @click.group()
 def message() -> None:
-    """Find messages at the broker."""
+    """Find messages at the broker, and trace what became of them."""
 
 
 @message.command()
-@click.option("--id", "message_id", metavar="ID", help="The message with this id.")
+@click.option("--id", "message_id", metavar="ID", help="Id of the message.")
 @click.option("--key", help="Messages with this key; needs --subject.")
 @click.option("--subject", help="Subject of the messages with that key.")
 @click.option("--from", "first_ms", type=TIME, help="Stored at this time or later.")
@@ -57,13 +57,13 @@ def find(
 ) -> None:
     """List messages by id, or by subject, key and time; newest first.
 
-    Times are ISO 8601, UTC where no zone is given. Exit code 1 when nothing was found.
+    Times are ISO 8601, UTC unless they name a zone. Exit code 1 when nothing was found.
     """
     if (message_id is None) == (key is None) or (key is not None and subject is None):
         raise ConfigurationError(
             setting="--id, --key",
-            value="which messages are meant is not clear",
-            remedy="Give --id, or --subject and --key.",
+            value="one of them is needed, and --key needs --subject",
+            remedy="Give --id, or --subject with --key; `qmq tail SUBJECT` prints the latest.",
         )
     if message_id is not None and (subject, *times.values()) != (None, None, None):
         raise ConfigurationError(

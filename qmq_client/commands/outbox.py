@@ -76,7 +76,7 @@ def _filter_options(function: _Function) -> _Function:
             type=_Duration(),
             metavar="DURATION",
             default=0,
-            help="Only rows stored longer ago than this: 90s, 15m, 2h, 7d.",
+            help="Only rows older than this: 90s, 15m, 2h, 7d.",
         ),
     )
     for option in reversed(options):
@@ -89,19 +89,21 @@ _ids_argument = click.argument("message_ids", nargs=-1, metavar="[MESSAGE_ID]...
 
 @click.group()
 def outbox() -> None:
-    """Look after the rows that wait in an outbox."""
+    """List, show, retry or purge the rows of an outbox."""
 
 
 @outbox.command("list")
 @database_options
-@click.option("--state", type=click.Choice(sorted(_LISTED)), help="Only these; all by default.")
+@click.option(
+    "--state", type=click.Choice(sorted(_LISTED)), help="Only rows in this state; all by default."
+)
 @_filter_options
 @click.option(
     "--limit",
     type=click.IntRange(1, 1000),
     default=100,
     show_default=True,
-    help="Rows at most.",
+    help="Maximum number of rows.",
 )
 @json_option
 def list_(
@@ -113,7 +115,7 @@ def list_(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """List rows, those due first at the top, and count all that are there."""
+    """List rows, the first due at the top, and count rows by state."""
     number, is_due = (None, False) if state is None else _LISTED[state]
     rows_filter = RowFilter(**chosen)
     with _store(the_database(database, config_file)) as store:
@@ -142,7 +144,7 @@ def list_(
 @click.argument("message_id")
 @json_option
 def show(database: str | None, config_file: Path | None, message_id: str, as_json: bool) -> None:
-    """Show all that is known of one row, and its message.
+    """Show one row and its message.
 
     Of a long body the beginning. Exit code 1 when the row is not there.
     """
@@ -179,7 +181,7 @@ def retry(
     as_json: bool,
     **filters: Any,
 ) -> None:
-    """Make parked rows due again.
+    """Make parked rows due again, so that they are sent.
 
     Their attempts are counted from the start. Exit code 1 when a row was named that is not parked.
     """
@@ -193,15 +195,15 @@ def retry(
 @database_options
 @_ids_argument
 @_filter_options
-@click.option("--all", "is_all", is_flag=True, help="All rows of that state.")
+@click.option("--all", "is_all", is_flag=True, help="All rows in that state.")
 @click.option(
     "--state",
     type=click.Choice(["live", "parked"]),
     default="parked",
     show_default=True,
-    help="Only rows of this state.",
+    help="Only rows in this state.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 def purge(
     database: str | None,
@@ -214,7 +216,7 @@ def purge(
     as_json: bool,
     **filters: Any,
 ) -> None:
-    """Delete rows: they are never sent.
+    """Delete rows; their messages will never be sent.
 
     Exit code 1 when a row was named that is not there in this state.
     """
@@ -244,7 +246,7 @@ def _until_none_is_left(batch: Callable[[], int]) -> int:
 
 
 def _chosen(message_ids: tuple[str, ...], is_all: bool, filters: dict[str, Any]) -> RowFilter:
-    """Which rows were meant; all of them only when that was said."""
+    """Which rows were meant; all of them only with --all."""
     if not (message_ids or is_all or any(filters.values())) or (message_ids and is_all):
         raise click.UsageError("Give message ids, a filter (--subject, --error, …), or --all.")
     if len(message_ids) > ROW_FILTER_IDS_MAX:
@@ -254,14 +256,14 @@ def _chosen(message_ids: tuple[str, ...], is_all: bool, filters: dict[str, Any])
 
 
 def _report(event: str, count: int, chosen: RowFilter, as_json: bool) -> None:
-    """Say what was done, and of rows that were named one by one, whether all of them were found."""
+    """Say what was done, and whether every row that was named was found."""
     click.echo(json.dumps({event: count}) if as_json else f"{event} {count}")
     named = len(set(chosen.message_ids or ()))
     is_narrowed = chosen.subject or chosen.error or chosen.older_than_ms
     if count >= (min(named, 1) if is_narrowed else named):
         return
     click.echo(
-        f"{named - count} of {named} named rows are not there in that state: see `qmq outbox show`",
+        f"{named - count} of {named} ids have no row in that state; see `qmq outbox show ID`",
         err=True,
     )
     raise SystemExit(ATTENTION)

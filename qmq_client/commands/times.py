@@ -21,7 +21,11 @@ class Time(click.ParamType):  # type: ignore[type-arg]  # generic only in the ne
         try:
             time = datetime.fromisoformat(value)
         except ValueError:
-            self.fail(f"{value!r} is no time; write 2013-01-01T09:57 or with +01:00", param, ctx)
+            self.fail(
+                f"{value!r} is not a time; write 2013-01-01T09:57 (UTC) or 2013-01-01T09:57+01:00",
+                param,
+                ctx,
+            )
         if time.tzinfo is None:
             time = time.replace(tzinfo=UTC)
         if time < _EPOCH:

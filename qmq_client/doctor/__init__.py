@@ -1,4 +1,4 @@
-"""What breaks promises in a database, and what mends it."""
+"""What endangers the guarantees of a database, and how to fix it."""
 
 from qmq_client.doctor.catalogue import CHECKS, Check, Severity
 from qmq_client.doctor.examination import examine, examine_configured

@@ -35,7 +35,7 @@ def broker(given: str | BrokerAddress) -> Findings:
     status, told = answer
     if status != 200:
         read = f"{url}: {told.get('status', status)}: {told.get('reason') or 'no reason given'}"
-        yield found("broker.not_ready", read, "read the broker's log, mend the reason, restart it")
+        yield found("broker.not_ready", read, "read the broker's log, fix the cause, restart it")
     elif told.get("status") == _READ_ONLY:
         reason = told.get("reason") or "no reason given"
         read = f"{url}: {_READ_ONLY}: {reason}"
@@ -85,7 +85,7 @@ def _ask(address: BrokerAddress, path: str) -> tuple[int, dict[str, Any]] | str:
                     return f"{url}: an answer that is no broker's"
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise ConfigurationError(
-            setting="--broker", value=url, remedy="Give one like http://127.0.0.1:9470."
+            setting="--broker", value=url, remedy="Use a URL like http://127.0.0.1:9470."
         ) from error
     except httpx.HTTPError as error:
         return str(as_transport_error(error, url=url, certificate=address.cert_file))

@@ -1,4 +1,4 @@
-"""One thing that was found, with the value that was read and what mends it."""
+"""One thing that was found, with the value that was read and how to fix it."""
 
 from __future__ import annotations
 

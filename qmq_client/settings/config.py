@@ -206,7 +206,7 @@ class _Built:
             shown = self._faults[:_FAULTS_SHOWN_MAX]
             listed = " ".join(f"({i}) {fault}" for i, fault in enumerate(shown, start=1))
             more = " …" if len(shown) < len(self._faults) else ""
-            raise wrong(f"{len(self._faults)} settings", listed + more, "Mend them all.")
+            raise wrong(f"{len(self._faults)} settings", listed + more, "Fix them all.")
 
 
 def _broker_fault(prefix: str, given: Layer) -> ConfigurationError | None:
@@ -214,7 +214,7 @@ def _broker_fault(prefix: str, given: Layer) -> ConfigurationError | None:
     if prefix != "broker" or not isinstance(url, str) or _is_broker_url(url):
         return None
     shown = f"{mask_secrets(url)!r} from {origin}"
-    return wrong("broker.url", shown, f"Give one like {BrokerSection().url}.")
+    return wrong("broker.url", shown, f"Use a URL like {BrokerSection().url}.")
 
 
 def _is_broker_url(url: str) -> bool:

@@ -87,9 +87,9 @@ def _parse(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise wrong(str(path), error.strerror or str(error), "Give a file that exists.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise wrong(str(path), f"not TOML: {error}", "Mend the file.") from error
+        raise wrong(str(path), f"not TOML: {error}", "Fix the file.") from error
     except RecursionError as error:
-        raise wrong(str(path), "not TOML: nested too deeply", "Mend the file.") from error
+        raise wrong(str(path), "not TOML: nested too deeply", "Fix the file.") from error
 
 
 def _read_databases(tables: Any, origin: str, faults: list[ConfigurationError]) -> Layer:

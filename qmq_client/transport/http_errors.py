@@ -141,7 +141,7 @@ def _connection_hint(error: BaseException) -> str:
     """What to do about a connection that did not come about."""
     if "WRONG_VERSION_NUMBER" in str(error):
         return "What listens there speaks no TLS: its address begins with http://."
-    return "Start a broker there, or give the address of the one that runs."
+    return "Start a broker there, or give the address of a running one."
 
 
 def _certificate_hint(certificate: str) -> str:

@@ -40,7 +40,7 @@ def check_name(text: object, *, field: str) -> str:
         return text
     raise InvalidNameError(
         field=field,
-        limit=f"1 to {NAME_BYTES_MAX} of A-Z a-z 0-9 _ . -, not starting with . or -",
+        limit=f"1 to {NAME_BYTES_MAX} characters of A-Z a-z 0-9 _ . -, not starting with . or -",
         value=shorten(text),
         remedy=f"Choose another {field}.",
     )
@@ -51,7 +51,7 @@ def check_not_own(subject: str) -> None:
     if subject.startswith(OWN_PREFIX):
         raise InvalidNameError(
             field="subject",
-            limit=f"not beginning with {OWN_PREFIX}",
+            limit=f"names that do not begin with '{OWN_PREFIX}'",
             value=shorten(subject),
             remedy="Choose another subject: these are the broker's own.",
         )

@@ -248,7 +248,7 @@ def test_a_key_of_a_database_that_is_not_configured_is_refused(variable: str) ->
 
 def test_a_broker_that_is_no_address_is_refused() -> None:
     assert problem(environment={"QMQ_BROKER_URL": "zzz"}) == (
-        "broker.url: 'zzz' from QMQ_BROKER_URL. Give one like http://127.0.0.1:9470."
+        "broker.url: 'zzz' from QMQ_BROKER_URL. Use a URL like http://127.0.0.1:9470."
     )
 
 

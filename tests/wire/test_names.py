@@ -45,7 +45,7 @@ def test_what_is_no_name_is_refused_with_field_limit_value_and_remedy(text: obje
         check_name(text, field="subject")
     error = caught.value
     assert error.field == "subject"
-    assert error.limit == "1 to 127 of A-Z a-z 0-9 _ . -, not starting with . or -"
+    assert error.limit == "1 to 127 characters of A-Z a-z 0-9 _ . -, not starting with . or -"
     assert error.value == shorten(text)
     assert error.remedy == "Choose another subject."
     assert error.code == "invalid_name"

@@ -151,7 +151,7 @@ class Registry:
         try:
             section = msgspec.convert(values, DatabaseSection, strict=False)
         except msgspec.ValidationError as error:
-            raise _refused(str(row["name"]), str(error), "Mend the row.") from None
+            raise _refused(str(row["name"]), str(error), "Fix the row.") from None
         self._check(section)
         return RegisteredDatabase(section=section, is_enabled=bool(row["is_enabled"]))
 
@@ -160,7 +160,7 @@ class Registry:
             has_password = make_url(section.url).password is not None
         except (sa.exc.ArgumentError, ValueError):
             # The cause would show the URL.
-            raise _refused(section.name, "not a database URL", "Mend it.") from None
+            raise _refused(section.name, "not a database URL", "Fix it.") from None
         if has_password or mask_secrets(section.url) != section.url:
             raise _refused(
                 section.name,

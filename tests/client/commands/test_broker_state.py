@@ -130,7 +130,7 @@ def test_a_configuration_that_cannot_be_used_is_a_wrong_call(
 def test_an_address_that_is_none_is_a_wrong_call(url: str) -> None:
     result = run("status", "--broker", url)
     assert result.exit_code == 2
-    assert "Give one like http://127.0.0.1:9470." in result.output
+    assert "Use a URL like http://127.0.0.1:9470." in result.output
 
 
 @pytest.mark.parametrize("command", ["status", "readonly", "drain"])

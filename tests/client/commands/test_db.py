@@ -113,7 +113,7 @@ def test_check_tells_each_fault_with_what_mends_it(a_database: Database) -> None
         connection.exec_driver_sql("ALTER TABLE qmq_outbox DROP COLUMN last_error")
     checked = db("check", "--database", a_database.url)
     assert checked.exit_code == 1
-    assert "qmq_outbox.last_error is missing\n  mend it by: ALTER TABLE qmq_o" in checked.output
+    assert "qmq_outbox.last_error is missing\n  fix: ALTER TABLE qmq_o" in checked.output
     told = json.loads(db("check", "--database", a_database.url, "--json").output)
     assert (told["ok"], len(told["faults"])) == (False, 1)
     assert told["faults"][0]["remedy"].startswith("ALTER TABLE qmq_outbox ADD COLUMN last_error")
@@ -129,7 +129,7 @@ def test_downgrade_asks_for_a_yes_and_goes_back(a_database: Database) -> None:
     assert back.output == f"{name}: qmq0002 -> qmq0001\n"
     checked = db("check", "--database", a_database.url)
     assert checked.exit_code == 1
-    assert "mend it by: qmq db migrate" in checked.output
+    assert "fix: qmq db migrate" in checked.output
     gone = db("downgrade", "base", "--database", a_database.url, "--yes", "--json")
     assert json.loads(gone.output) == {"database": name, "from": "qmq0001", "to": None}
 

@@ -142,7 +142,7 @@ def test_O7_retry_arms_parked_rows_again(engine: sa.Engine) -> None:
     live = put(engine, due_in_ms=HOUR_MS)
     done = outbox(engine, "retry", first, live)
     assert (done.stdout, done.exit_code) == ("retried 1\n", 1)
-    assert "1 of 2 named rows are not there in that state" in done.stderr
+    assert "1 of 2 ids have no row in that state" in done.stderr
     assert ids(listed(engine, "--state", "due")) == [first]
     assert ids(listed(engine, "--state", "parked")) == [second]
     assert json.loads(outbox(engine, "retry", "--all", "--json").output) == {"retried": 1}
@@ -187,7 +187,7 @@ def test_a_row_that_was_named_and_is_not_there_is_told(
 ) -> None:
     missed = outbox(engine, *arguments, "0" * 32)
     assert missed.exit_code == 1
-    assert "1 of 1 named rows are not there" in missed.stderr
+    assert "1 of 1 ids have no row" in missed.stderr
     named_twice = put(engine, state=PARKED)
     assert outbox(engine, *arguments, named_twice, named_twice).exit_code == 0
 

@@ -71,7 +71,7 @@ def test_http_for_a_broker_that_speaks_tls_and_the_other_way_round_say_which(
 )
 def test_S7_an_address_that_is_none_is_told_one_that_is(url: str) -> None:
     told = refused("subjects", "--broker", url, exit_code=2)
-    assert told.endswith("from command line. Give one like http://127.0.0.1:9470.")
+    assert told.endswith("from command line. Use a URL like http://127.0.0.1:9470.")
 
 
 def test_without_a_database_the_answer_is_how_one_is_given() -> None:
@@ -103,7 +103,7 @@ def test_who_types_a_message_is_told_that_it_is_waited_for_and_how_to_end(tmp_pa
             try:
                 os.close(terminal)
                 assert typing.stderr is not None
-                assert typing.stderr.readline() == "reading standard input; Ctrl-D ends it\n"
+                assert typing.stderr.readline() == "reading standard input; end it with Ctrl-D\n"
                 os.write(keyboard, b"hello\n\x04")
                 assert typing.wait(60) == 0
             finally:

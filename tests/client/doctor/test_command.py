@@ -58,7 +58,7 @@ def test_a_finding_is_shown_with_its_fix_and_exit_code_1(shop: sa.Engine) -> Non
     assert done.output.splitlines()[0] == (
         "shop: risk S5 sqlite.journal_mode: journal_mode is delete"
     )
-    assert "mend it by: PRAGMA journal_mode = WAL" in done.output
+    assert "fix: PRAGMA journal_mode = WAL" in done.output
 
 
 def test_json_for_programs(shop: sa.Engine) -> None:
