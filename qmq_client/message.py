@@ -43,6 +43,9 @@ from qmq_client.wire.record import BodyKind, Record
 #: As long as an ordering key; only its hash is kept.
 DEDUPE_KEY_BYTES_MAX: Final = 255
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+#: Types of values in which no mapping can be.
+_WITHOUT_KEYS: Final = frozenset({str, int, float, bool, type(None), bytes})
+_CONTAINERS: Final = (dict, list, tuple, set, frozenset)
 #: Messages that come together were mostly made together: several within one millisecond.
 _MOMENTS_KEPT_MAX: Final = 64
 
@@ -117,19 +120,25 @@ def message_to_record(
     body_kind, body, tags = BodyKind.BYTES, message.body, message.tags
     if type(body) is not bytes:
         body_kind, body = encode_body(body)
-    due_at_ms = expires_at_ms = None  # as for most: a call for each would be a tenth of all this
+    # What most messages do without costs them no call: each would be a tenth of all this.
+    message_id, due_at_ms, expires_at_ms = new_id, None, None
+    if message.message_id is not None or message.dedupe_key is not None:
+        message_id = _message_id(message)
     if message.delay is not None or message.deliver_at is not None:
         due_at_ms = _due_at_ms(message, now_ms, limits)
     if message.ttl is not None or message.expires_at is not None:
         expires_at_ms = _expires_at_ms(message, now_ms if due_at_ms is None else due_at_ms)
+    headers = with_request_headers(_as_headers(message.headers))
+    if message.dedupe_key is not None:
+        headers = (*headers, (DEDUPE_HEADER, message.dedupe_key))
     return Record(
-        message_id=_message_id(message) or new_id,
+        message_id=message_id,
         subject=message.subject,
         body=body,
         body_kind=body_kind,
         key=message.key,
         tags=tags if type(tags) is tuple else _as_tags(tags),
-        headers=_headers(message),
+        headers=headers,
         born_at_ms=now_ms,
         due_at_ms=due_at_ms,
         expires_at_ms=expires_at_ms,
@@ -201,6 +210,8 @@ def _encode_json(body: Any) -> bytes:
         builtins = msgspec.to_builtins(body) if dump is None else body.model_dump()
         if _has_non_finite(builtins):
             raise ValueError("JSON has no NaN and no infinities")
+    if dump is None and type(body) not in _WITHOUT_KEYS and _has_name_twice(body):
+        raise ValueError("two keys of one mapping are the same name in JSON")
     return data
 
 
@@ -211,6 +222,25 @@ def _has_non_finite(value: Any) -> bool:
         return any(map(_has_non_finite, value.values()))
     if isinstance(value, list | tuple | set | frozenset):
         return any(map(_has_non_finite, value))
+    return False
+
+
+def _has_name_twice(body: Any) -> bool:
+    """Whether a mapping in it has keys that JSON writes alike, as 1 and "1"; one would be lost."""
+    inside = [body]
+    while inside:
+        value = inside.pop()
+        if not isinstance(value, _CONTAINERS):
+            value = msgspec.to_builtins(value)
+            if not isinstance(value, _CONTAINERS):
+                continue
+        if isinstance(value, dict):
+            if len(set(map(type, value))) > 1:
+                names = msgspec.to_builtins(dict.fromkeys(value), str_keys=True)
+                if len(names) < len(value):
+                    return True
+            value = value.values()
+        inside += [each for each in value if type(each) not in _WITHOUT_KEYS]
     return False
 
 
@@ -235,11 +265,9 @@ def _as_headers(headers: Any) -> tuple[tuple[str, str], ...]:
     return pairs
 
 
-def _message_id(message: Message) -> bytes | None:
+def _message_id(message: Message) -> bytes:
     """The id that the message asks for, one way or the other."""
     if message.dedupe_key is None:
-        if message.message_id is None:
-            return None
         return parse_message_id(message.message_id, remedy=LEAVE_OUT)
     if message.message_id is not None:
         raise InvalidMessageError(
@@ -307,11 +335,11 @@ def _span_ms(field: str, span: Any) -> int:
     if isinstance(span, timedelta):
         # By a negative unit: what is the longest there is cannot be negated.
         return -(span // -timedelta(milliseconds=1))
-    is_number = isinstance(span, int | float) and not isinstance(span, bool)
-    if not is_number or not math.isfinite(span):
+    if isinstance(span, int) and not isinstance(span, bool):
+        return span * 1000
+    if not isinstance(span, float) or not math.isfinite(span * 1000):
         raise _not_of_form(field, "a timedelta or a number of seconds", span)
-    seconds: float = span
-    return math.ceil(seconds * 1000)
+    return math.ceil(span * 1000)
 
 
 @lru_cache(maxsize=_MOMENTS_KEPT_MAX)
@@ -330,13 +358,6 @@ def _moment_ms(field: str, moment: Any) -> int:
         )
     milliseconds: int = -((_EPOCH - moment) // timedelta(milliseconds=1))
     return milliseconds
-
-
-def _headers(message: Message) -> tuple[tuple[str, str], ...]:
-    headers = with_request_headers(_as_headers(message.headers))
-    if message.dedupe_key is None:
-        return headers
-    return (*headers, (DEDUPE_HEADER, message.dedupe_key))
 
 
 def _not_of_form(field: str, limit: str, value: object) -> EncodingError:

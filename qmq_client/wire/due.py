@@ -23,6 +23,8 @@ _AT_ONCE: Final = bytes(flags for flags in range(256) if not flags & _DELAYED_FL
 #: By how much the broker's limit is above that of the producers: clocks differ, rows wait.
 CLOCKS_MS: Final = 24 * 3_600_000
 _DAY_MS: Final = 24 * 3_600_000
+#: Beyond this an error does not count days any more: a million years.
+_COUNTED_MS_MAX: Final = 1_000_000 * 365 * _DAY_MS
 
 
 def record_due_at_ms(data: bytes, position: int = 0) -> int | None:
@@ -52,4 +54,6 @@ def check_due(due_at_ms: int, now_ms: int, limits: Limits, *, field: str = "deli
 
 def _ahead(span_ms: int) -> str:
     """Exact, and as people count what is far away."""
+    if span_ms > _COUNTED_MS_MAX:
+        return "more than a million years ahead"
     return f"{span_ms} ms ahead ({span_ms / _DAY_MS:,.1f} days)"

@@ -119,7 +119,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
     """The record's bytes. Raises `InvalidMessageError` naming what breaks which limit."""
-    subject_crc = _subject_crc(record.subject)
+    try:
+        subject_crc = _name_crc(record.subject)
+    except TypeError:  # it has no hash, so it is no text
+        subject_crc = crc32c(check_name(record.subject, field="subject").encode())
     message_id, born_at_ms = record.message_id, record.born_at_ms
     if len(message_id) != MESSAGE_ID_BYTES:
         raise _no_id(message_id)
@@ -264,16 +267,9 @@ def _seed(subject: str) -> int:
         raise ProtocolError(f"subject {shorten(subject)} is not a name") from error
 
 
-def _subject_crc(subject: str) -> int:
-    """The checksum of a subject's bytes; raises `InvalidNameError`."""
-    try:
-        return _name_crc(subject)
-    except TypeError:  # it has no hash, so it is no text
-        return crc32c(check_name(subject, field="subject").encode())
-
-
 @lru_cache(maxsize=_SUBJECTS_KEPT_MAX)
 def _name_crc(subject: str) -> int:
+    """The checksum of a subject's bytes; raises `InvalidNameError`."""
     return crc32c(check_name(subject, field="subject").encode())
 
 

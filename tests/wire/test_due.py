@@ -71,6 +71,15 @@ def test_a_delay_that_is_no_time_is_refused(delay: Any) -> None:
         due(delay=delay)
 
 
+@pytest.mark.parametrize("field", ["delay", "ttl"])
+@pytest.mark.parametrize("span", [1e300, 1e306, 10**400, 10**5000], ids=range(4))
+def test_D5_a_span_beyond_all_measure_is_refused_in_a_few_words(field: str, span: float) -> None:
+    message = Message("flight", **{field: span})  # type: ignore[arg-type]  # chosen by name
+    with pytest.raises(InvalidMessageError) as caught:
+        encode_record(message_to_record(message, new_id=bytes(16), now_ms=NOW_MS))
+    assert len(str(caught.value)) < 300
+
+
 def test_one_of_delay_and_moment_is_enough() -> None:
     with pytest.raises(InvalidMessageError, match="no deliver_at beside it"):
         due(delay=1, deliver_at=NOW)

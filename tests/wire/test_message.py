@@ -137,6 +137,11 @@ def test_a_model_with_null_and_keys_that_json_dumps_refuses_is_sent() -> None:
 
 class Severity(enum.Enum):
     SEVERE = "severe"
+    FIRST_OF_2013 = "2013-01-01"
+
+
+class Bags(msgspec.Struct):
+    counts: dict[Any, int]
 
 
 @pytest.mark.parametrize(
@@ -145,6 +150,7 @@ class Severity(enum.Enum):
         ((1, 2), [1, 2]),
         ({3}, [3]),
         ({1: "a", 2.5: "b"}, {"1": "a", "2.5": "b"}),
+        ({1: "a", "2": {"1": "b"}}, {"1": "a", "2": {"1": "b"}}),
         ({datetime.date(2013, 1, 1): 1}, {"2013-01-01": 1}),
         (Severity.SEVERE, "severe"),
         (decimal.Decimal("1.10"), "1.10"),
@@ -203,6 +209,10 @@ NOT_ENCODABLE: dict[str, Any] = {
     "tuple as key": {(1, 2): 3},
     "None as key": {None: 3},
     "bool as key": {True: 3},
+    "number and text as one name": {1: "a", "1": "b"},
+    "one name twice within": [{"a": ({"b": {0.5: 1, "0.5": 2}},)}],
+    "one name twice by two types": {datetime.date(2013, 1, 1): 1, Severity.FIRST_OF_2013: 2},
+    "one name twice in a struct": Bags({17: 1, "17": 2}),
     "loop": LOOP,
     "nest of lists": nested(100_000),
     "nest of dicts": nested(100_000, lambda inner: {"a": inner}),
