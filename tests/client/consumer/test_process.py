@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,8 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from qmq_client.commands.consume import load_target
+from qmq_client.commands.consume import consume, load_target
 from qmq_client.errors import ConfigurationError
 from tests.client.consumer.kit import WAIT_S
 from tests.kit.waiting import wait_for
@@ -73,7 +75,7 @@ def test_F38_C8_a_second_signal_does_not_wait_for_the_handler() -> None:
 def test_the_command_runs_the_handlers_of_a_module_until_a_signal(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(PROGRAM.partition("signal.signal")[0] + COMMAND_TAIL)
     program = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "shop:consumers"],
+        [sys.executable, "-c", COMMAND, "shop:consumers", "--json"],
         stdout=subprocess.PIPE,
         cwd=tmp_path,
         text=True,
@@ -83,7 +85,22 @@ def test_the_command_runs_the_handlers_of_a_module_until_a_signal(tmp_path: Path
     assert program.stdout.readline() == "begun\n"
     os.kill(program.pid, signal.SIGTERM)
     output, _ = program.communicate(timeout=WAIT_S)
-    assert (output, program.returncode) == ("finished\n", 0)
+    finished, told = output.splitlines()
+    assert (finished, program.returncode) == ("finished", 0)
+    ended = json.loads(told)
+    assert (ended["is_clean"], ended["running"], ended["unsettled"]) == (True, 0, 0)
+    assert ended["handlers"]["orders/audit"]["acked"] == 1
+
+
+@pytest.mark.parametrize("option", ["--broker", "--consumer-id"])
+def test_what_a_consumers_has_already_is_refused(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shop_with_all.py").write_text(PROGRAM.partition("signal.signal")[0] + COMMAND_TAIL)
+    monkeypatch.syspath_prepend(tmp_path)
+    given = CliRunner().invoke(consume, ["shop_with_all:consumers", option, "one"])
+    assert isinstance(given.exception, ConfigurationError)
+    assert str(given.exception).startswith(f"{option}: ")
 
 
 @pytest.mark.parametrize(
