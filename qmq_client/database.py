@@ -120,6 +120,13 @@ def database_url(section: DatabaseSection, environment: Mapping[str, str]) -> UR
     except (sa.exc.ArgumentError, ValueError):
         # The cause would show the URL, and with it the password.
         raise _not_usable(section, "not a database URL") from None
+    if "@" in (url.host or ""):
+        # Drivers tell the host in their errors, and here it begins with the end of the password.
+        raise ConfigurationError(
+            setting=f"database.{section.name}.url",
+            value=f"{mask_secrets(section.url)}: an @ before the host",
+            remedy="Write an @ in a name or password as %40, or give the password by password_env.",
+        )
     if section.password_file:
         return url.set(password=_read_password(section))
     if not section.password_env:

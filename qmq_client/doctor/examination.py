@@ -23,6 +23,7 @@ from qmq_client.doctor.outbox_tables import drifted, waiting
 from qmq_client.doctor.rights import is_denied, missing
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.checking.column_drift import table_text
+from qmq_client.outbox.database.blocking import blocking_engine
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
 from qmq_client.transport.address import BrokerAddress
@@ -100,7 +101,8 @@ def _connection(engine: sa.Engine) -> Iterator[sa.Connection]:
             value="asynchronous, with its database in memory",
             remedy="Nobody else can see it; examine one in a file.",
         )
-    own = sa.create_engine(with_driver(engine.url)) if engine.dialect.is_async else engine
+    is_async = engine.dialect.is_async
+    own = blocking_engine(engine, with_driver(engine.url)) if is_async else engine
     try:
         with own.connect() as connection:
             if not is_in_memory:

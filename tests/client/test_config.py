@@ -359,6 +359,13 @@ def test_no_part_of_a_password_survives_the_mask(password: str) -> None:
     assert shown == "mysql://app:***@database/shop"
 
 
+def test_an_unescaped_password_does_not_become_a_host_that_errors_tell() -> None:
+    (section,) = load(databases=["mysql://app:hun@ter2@127.0.0.1:1/shop"]).config.databases
+    with pytest.raises(ConfigurationError, match="%40") as caught:
+        open_engine(section, {})
+    assert "ter2" not in str(caught.value)
+
+
 def test_a_url_that_is_none_is_refused_without_its_password() -> None:
     (section,) = load(databases=["://app:hunter2@x"]).config.databases
     with pytest.raises(ConfigurationError) as caught:

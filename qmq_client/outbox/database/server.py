@@ -17,6 +17,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy import event
 
+from qmq_client.outbox.database.blocking import blocking_engine
 from qmq_client.outbox.database.deadline import TRANSACTION_S_MAX, answered_within
 from qmq_client.outbox.database.driver import driver_of
 from qmq_client.outbox.database.link import Link, leave_out
@@ -112,7 +113,7 @@ class ServerDialect(ABC):
 
     def _make_sibling(self, engine: sa.Engine) -> sa.Engine:
         if engine.dialect.is_async:
-            return sa.create_engine(self.blocking_url(engine.url), hide_parameters=True)
+            return blocking_engine(engine, self.blocking_url(engine.url), hide_parameters=True)
         # Errors are logged: no token and no record may be in them.
         return sa.Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
 

@@ -22,6 +22,7 @@ from sqlalchemy import event
 from sqlalchemy.pool import StaticPool
 
 from qmq_client.errors import ConfigurationError
+from qmq_client.outbox.database.blocking import blocking_engine
 from qmq_client.outbox.database.claiming import ClaimTerms, row_id, table_text, wanted_rows
 from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE
 from qmq_client.outbox.database.link import Link, find_link, leave_out
@@ -147,8 +148,8 @@ class SqliteDialect:
             return engine
         if engine.dialect.is_async:
             url = engine.url.set(drivername="sqlite+pysqlite")
-            sibling = sa.create_engine(
-                url, connect_args={"check_same_thread": False}, hide_parameters=True
+            sibling = blocking_engine(
+                engine, url, connect_args={"check_same_thread": False}, hide_parameters=True
             )
         else:
             # Errors are logged: no token and no record may be in them.
