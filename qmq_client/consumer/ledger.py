@@ -1,7 +1,7 @@
 """Outcomes on their way to the broker: collected, joined to ranges, sent again when that failed.
 
-Anything may be put in at any time from any thread; `drain` takes out what one request can carry and
-`confirm` or `put_back` says what became of it. When an answer was lost, the broker may have done
+Anything may be put in at any time from any thread; `drain` takes out what one request can carry, and
+`put_back` returns what could not be sent. When an answer was lost, the broker may have done
 the work: the same outcome is sent again, and a refusal as stale then proves nothing and is not
 reported.
 """

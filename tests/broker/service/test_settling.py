@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from qmq_broker.errors import BusyError
 from qmq_broker.service.delivery.deadlines import Deadlines
 from qmq_broker.service.delivery.leases import ACKED_TOKENS_MAX, Lease, PullLog
+from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.requests import Extend, Nack, Reject, Settlement
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
 
@@ -38,6 +44,20 @@ def test_C1_an_ack_around_what_was_settled_before_takes_what_stands_on_either_si
     state = rig.broker.delivery.group(SUBJECT, GROUP)
     assert state is not None
     assert (state.acked_count, state.in_flight) == (4, 0)
+
+
+def test_C3_who_settled_just_now_is_remembered_however_long_ago_it_pulled(tmp_path: Path) -> None:
+    """Its answer may have been lost, and a repeat must not be called late."""
+    limits = ServiceLimits(consumers_per_group=1, consumer_idle_ms=60_000)
+    rig = Rig(tmp_path / "data", limits=limits)
+    rig.send(b"a")
+    given = rig.pull("slow", lease_ms=600_000)
+    rig.pass_ms(60_001)
+    assert rig.settle(given.ack(), "slow").settled == 1
+    with pytest.raises(BusyError, match="has 1 consumers"):
+        rig.pull("other")
+    assert rig.settle(given.ack(), "slow").stale == ()
+    rig.close()
 
 
 def test_B10_acks_under_very_old_tokens_are_forgotten() -> None:
