@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import flask
 import httpx
@@ -19,7 +24,60 @@ from starlette.routing import Route
 from qmq_client import Consumers, Message, consumer
 from qmq_client.testing import MemoryBroker, MemoryTransport
 from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S
+from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import wait_for
+
+#: An application whose consumers write down what they handle, and that they stopped.
+RELOADED = """
+import os
+from contextlib import asynccontextmanager
+from starlette.applications import Starlette
+from qmq_client import Consumers, consumer
+
+def note(line: str) -> None:
+    with open("notes", "a") as notes:
+        notes.write(f"{line}\\n")
+
+@consumer("orders", group="audit", wait_ms=100)
+def handler(body: str) -> None:
+    note(f"first program handled {body}")
+
+@asynccontextmanager
+async def lifespan(app):
+    async with Consumers(handler, os.environ["BROKER"]) as consumers:
+        yield
+    note(f"stopped, clean: {consumers.stop().is_clean}")
+
+app = Starlette(lifespan=lifespan)
+"""
+
+
+def test_C8_a_reloading_server_stops_the_consumers_of_the_old_program_and_starts_the_new(
+    tmp_path: Path,
+) -> None:
+    program, notes = tmp_path / "shop.py", tmp_path / "notes"
+    program.write_text(RELOADED)
+    notes.touch()
+    server = [sys.executable, "-m", "uvicorn", "shop:app", "--reload", "--port", "0"]
+
+    def put(body: str) -> None:
+        messages = [{"subject": SUBJECT, "body": body}]
+        httpx.post(f"{broker.url}/v1/send", json={"messages": messages}).raise_for_status()
+
+    with BrokerProcess(tmp_path / "data") as broker:
+        given = {"BROKER": broker.url, "PYTHONPATH": os.pathsep.join(sys.path)}
+        process = subprocess.Popen(server, cwd=tmp_path, env=os.environ | given)
+        try:
+            put("one")
+            wait_for(lambda: "first program handled one" in notes.read_text())
+            program.write_text(RELOADED.replace("first program", "second program"))
+            wait_for(lambda: "stopped" in notes.read_text())
+            put("two")
+            wait_for(lambda: "second program handled two" in notes.read_text())
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(WAIT_S)
+    assert notes.read_text().count("stopped, clean: True") == 2
 
 
 def test_C8_a_starlette_application_runs_its_consumers_for_its_lifetime() -> None:
