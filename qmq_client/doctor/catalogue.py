@@ -67,6 +67,14 @@ CHECKS: Final = (
         "The engine keeps what a transaction rolled back: messages are sent for what never happened.",
     ),
     _check(
+        "table.unlogged",
+        _BREAKS,
+        "S1",
+        _POSTGRESQL,
+        "A crash of the server empties the table: committed messages are lost, and effects happen "
+        "again.",
+    ),
+    _check(
         "column.type",
         _BREAKS,
         "S9",

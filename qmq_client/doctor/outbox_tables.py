@@ -14,6 +14,8 @@ from qmq_client.outbox.table import LIVE, PARKED, Tables
 #: Words of a difference → the check that it belongs to; the first that fits counts.
 _KINDS: Final = (
     ("is of engine", "table.engine"),
+    ("is UNLOGGED", "table.unlogged"),
+    ("binlog_format", "mysql.binlog_format"),
     ("has the collation", "column.collation"),
     ("has no index", "index.missing"),
     ("was never finished", "index.missing"),

@@ -40,6 +40,9 @@ _READ_COMMITTED: Final = 2  # of libpq
 _UTF8: Final = "utf-8"  # as psycopg calls it
 _MISSING: Final = ("42P01", "42703")  # undefined table, undefined column
 _OLDEST: Final = (9, 5)
+_IS_UNLOGGED: Final = sa.text(
+    "SELECT 1 FROM pg_class WHERE oid = to_regclass(:name) AND relpersistence = 'u'"
+)
 
 
 def make_dialect(engine: sa.Engine) -> PostgresDialect:
@@ -93,11 +96,17 @@ class PostgresDialect(ServerDialect):
     def record_bytes_max(self, _: sa.Connection) -> int | None:
         return None
 
-    def faults(self, connection: sa.Connection, _: Sequence[sa.Table]) -> list[str]:
+    def faults(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> list[str]:
         version = connection.dialect.server_version_info or _OLDEST
         if tuple(version[:2]) < _OLDEST:
             return ["the server is older than 9.5 and cannot skip locked rows: use a newer one"]
-        return []
+        names = [table_text(connection, table) for table in tables]
+        return [
+            f"table {name} is UNLOGGED, so a crash of the server empties it: "
+            f"ALTER TABLE {name} SET LOGGED"
+            for name in names
+            if connection.scalar(_IS_UNLOGGED, {"name": name})
+        ]
 
     def claim(
         self, connection: sa.Connection, outbox: sa.Table, terms: ClaimTerms

@@ -21,6 +21,8 @@ COLUMNS = "(message_id, subject, record, state, due_at_ms, attempts, last_error,
 DRIFT = [
     ("table.engine", "mysql", "ALTER TABLE qmq_order_lock ENGINE=MyISAM"),
     ("table.engine", "mysql", "ALTER TABLE qmq_inbox ENGINE=MyISAM"),
+    ("table.unlogged", "postgresql", "ALTER TABLE qmq_outbox SET UNLOGGED"),
+    ("table.unlogged", "postgresql", "ALTER TABLE qmq_inbox SET UNLOGGED"),
     ("column.type", "mysql", "ALTER TABLE qmq_outbox MODIFY COLUMN record BLOB NOT NULL"),
     (
         "column.type",
