@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.measure import Effort, elapsed_s, interleave, paired_ratios
-from benchmarks.pipeline.growth import LOG, NOTE, config_of
+from benchmarks.pipeline.growth import LOG, NOTE, config_of, ingest_and_audit
 from benchmarks.pipeline.logs import conditions, plain_records
 from benchmarks.pipeline.start import environment
 from benchmarks.result import Goal, Row
@@ -151,15 +151,10 @@ def plain_audit(log: Path, database: Path) -> dict[str, int]:
 def our_audit(directory: Path, tables: str, *, is_ready: bool) -> dict[str, int]:
     """The same by the pipeline, in the session of this process."""
     from qmq_pipeline.jobs.audit import audit
-    from qmq_pipeline.jobs.ingest import ingest
-    from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
     from qmq_pipeline.spark.session import get_session
 
     config, spark = config_of(directory, tables), get_session()
-    if not is_ready:
-        ingest_outbox(spark, config)
-        ingest(spark, config)
-    result = audit(spark, config)
+    result = audit(spark, config) if is_ready else ingest_and_audit(spark, config)
     counts = {"committed": result.committed, "stored": result.stored}
     return counts | {kind: result.findings[kind] for kind in _KINDS}
 

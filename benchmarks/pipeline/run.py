@@ -8,8 +8,9 @@ message, the rest of which compresses. Rows of a scan are not collected: Spark's
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from benchmarks.measure import Effort
 from benchmarks.pipeline.growth import Growth
@@ -21,6 +22,9 @@ from benchmarks.pipeline.start import start_rows
 from benchmarks.pipeline.stream import stream_rows
 from benchmarks.result import Row
 from benchmarks.suite import Bench
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 #: Where figures mean nothing, Spark need not think about how to be quick.
 _TINY: Final = {
@@ -41,34 +45,50 @@ _ROUNDS_MAX: Final = 2
 def run(bench: Bench) -> Iterator[Row]:
     """P-a to P-h, as they come.
 
-    With `--full-size` twice as many for the scans and for plain Python, and a log that grows to twenty million
-    messages, which takes long.
+    With `--full-size` twice as many for the scans and for plain Python, and all jobs on twenty million messages,
+    which takes long; without it only those two whose work is for all there is are run on so many.
     """
     from qmq_pipeline.spark.session import SessionOptions, get_session
 
     is_tiny = bench.effort is Effort.TINY
     messages = bench.effort.pick(tiny=2_000, quick=200_000, full=1_000_000)
-    small = bench.effort.pick(tiny=2_000, quick=100_000, full=1_000_000)
-    middle = bench.effort.pick(tiny=2_000, quick=200_000, full=5_000_000)
-    large = bench.effort.pick(tiny=2_000, quick=400_000, full=20_000_000)
     if bench.is_full_size:
-        messages, middle = 2 * messages, 2 * middle
+        messages *= 2
     jar = None if is_tiny else find_jar()
     settings = {**(_TINY if is_tiny else {}), **({"spark.jars": str(jar)} if jar else {})}
     spark = get_session(SessionOptions(log_file=bench.directory / "jvm.log", settings=settings))
-    rounds = min(bench.rounds, _ROUNDS_MAX)
     try:
         yield from scan_rows(bench, spark, messages)
         yield from outbox_rows(bench, spark, messages // 2, has_jar=jar is not None)
         yield from stream_rows(bench, spark, messages)
         yield from live_rows(bench, spark)
-        growth = Growth(bench, spark)
-        growth.to(small, rounds)
-        growth.to(middle, 1)
-        yield from cold_rows(bench, spark, middle)
-        if bench.is_full_size:
-            growth.to(large, 1)
-        yield from growth.rows()
+        yield from _growth_rows(bench, spark)
     finally:
-        spark.stop()
+        with contextlib.suppress(OSError):  # Ctrl-C ends the JVM, too, and is what has to be told
+            spark.stop()
     yield from start_rows(bench)
+
+
+def _growth_rows(bench: Bench, spark: SparkSession) -> Iterator[Row]:
+    """One log that grows to its full size, with what is measured on its way."""
+    small = bench.effort.pick(tiny=2_000, quick=100_000, full=1_000_000)
+    middle = bench.effort.pick(tiny=2_000, quick=200_000, full=5_000_000)
+    large = bench.effort.pick(tiny=2_000, quick=400_000, full=20_000_000)
+    if bench.is_full_size:
+        middle *= 2
+    rounds = min(bench.rounds, _ROUNDS_MAX)
+    growth = Growth(bench, spark)
+    growth.to(small)
+    growth.run_two(rounds)
+    growth.run_all(rounds)
+    if middle > small:
+        growth.to(middle)
+        growth.run_two(1)
+        growth.run_all(1)
+    yield from cold_rows(bench, spark, middle)
+    if large > middle:
+        growth.to(large)
+        growth.run_two(1)
+        if bench.is_full_size:
+            growth.run_all(1)
+    yield from growth.rows()

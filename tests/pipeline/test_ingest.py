@@ -271,6 +271,16 @@ def test_a_folder_of_another_version_is_refused_untouched(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["LAKE"]
 
 
+def test_a_folder_with_other_things_in_it_is_refused_by_a_roundabout_name_too(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("mine")
+    with pytest.raises(LakeError, match="other things"):
+        Lake(f"{tmp_path}/not there/../full").prepare()
+    assert [one.name for one in (tmp_path / "full").iterdir()] == ["letter.txt"]
+
+
 def test_P2_a_second_run_on_the_same_tables_is_refused_at_once(tmp_path: Path) -> None:
     first, second = Lake(str(tmp_path / "tables")), Lake(str(tmp_path / "tables"))
     with first.writing(), pytest.raises(LakeError, match="another run"), second.writing():

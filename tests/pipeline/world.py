@@ -67,6 +67,8 @@ class DataDirectory:
     def __init__(self, path: Path, options: StoreOptions = STORE) -> None:
         self.path = path
         self.clock = WallClock()
+        #: Ids of messages whose last byte is stored as another one, under their right checksum.
+        self.spoilt: set[bytes] = set()
         self._options = options
         self.open()
 
@@ -89,11 +91,15 @@ class DataDirectory:
         for first in range(0, len(rows), frame_records):
             by_subject: dict[str, list[bytes]] = {}
             for record in rows[first : first + frame_records]:
-                by_subject.setdefault(record.subject, []).append(encode_record(record))
+                by_subject.setdefault(record.subject, []).append(self._encoded(record))
             frame = build_message_frame(by_subject, kind=kind)
             self.store.append([parse_message_frame(frame)])
         self.store.sync()
         self.settle()
+
+    def _encoded(self, record: Record) -> bytes:
+        data = encode_record(record)
+        return data[:-1] + b"#" if record.message_id in self.spoilt else data
 
     def act(self, actions: Sequence[Action]) -> None:
         """Write actions of consumers, synced."""
@@ -216,7 +222,9 @@ class Corpus:
             kind = self.kinds[number % len(self.kinds)]
             by_kind[kind].append(record)
             self.truth.add((kind, record.message_id.hex()))
-        altered = [_altered(one) for one in by_kind["altered"]]
+        # Some are other records, some the same with another byte in them, which their checksum does not say.
+        altered = [_altered(one) for one in by_kind["altered"][::2]] + by_kind["altered"][1::2]
+        directory.spoilt |= {one.message_id for one in by_kind["altered"][1::2]}
         rows = every + [one for kind, some in by_kind.items() if kind != "ghost" for one in some]
         database.insert(rows, created_at_ms=at_ms)
         now = every + by_kind["ghost"] + by_kind["duplicate"] + altered

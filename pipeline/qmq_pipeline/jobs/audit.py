@@ -7,7 +7,7 @@ Judged is what was committed before `as_of`: the last look at outboxes and log, 
 - *ghost*: in the log, and no row of its producer's database ever was;
 - *duplicate*: in the log more than once under one id;
 - *late*: stored long after its commit or due time, or waiting in the outbox that long;
-- *altered*: stored with another checksum than its row has, or twice with different ones.
+- *altered*: stored with another checksum than its row has, or than its bytes have, or twice with different ones.
 
 Ids are a producer's instance and a dense counter, so who is missing is work on bitmaps: 32,768 ids are 4 KiB,
 and only where the bitmaps of both sides differ rows are joined one by one. Ids made of dedupe keys are not
@@ -43,6 +43,7 @@ from qmq_pipeline.tables.schemas import (
     MESSAGES,
     SCHEDULED,
 )
+from qmq_pipeline.work.ranges import ALTERED, ALTERED_COUNT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,6 +53,17 @@ KINDS: Final = ("lost", "ghost", "duplicate", "late", "altered")
 _CLOCKS_MS: Final = 3_600_000
 _FOR_EVER_MS: Final = 253_402_300_799_999
 _FINDING_COLUMNS: Final = AUDIT_FINDINGS.names[1:]
+#: What `ingest` notes of a record whose bytes do not have the checksum that they carry.
+_SPOILT: Final = pa.schema(
+    {
+        "message_id": pa.string(),
+        "subject": pa.string(),
+        "sequence": pa.int64(),
+        "stored_at": pa.timestamp("us", tz="UTC"),
+        "record_crc": pa.int64(),
+        "found_crc": pa.int64(),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +156,11 @@ def judged_window(lake: Lake, config: PipelineConfig) -> Window:
             "actions came in since `lifecycle` was run: deliveries are counted up to there, and what groups "
             "set aside is not judged"
         )
+    unnamed = sum(
+        one.notes.get(ALTERED_COUNT, 0) - len(one.notes.get(ALTERED, ())) for one in ranges
+    )
+    if unnamed:
+        coverage.append(f"{unnamed} more messages are altered than are named")
     next_ms = min([read_at_ms, *scans.values()]) - grace_ms
     first_ms = 0
     if ranges and ranges[0].first > 0:
@@ -202,6 +219,7 @@ def findings(
         audit_sql.ALTERED,
         audit_sql.ALTERED_RELEASE,
         audit_sql.ALTERED_COPY,
+        audit_sql.ALTERED_CONTENT.format(judged=_between("stored_at", window)),
     ]
     if window.is_folded:
         aside = audit_sql.ASIDE.format(judged=_between("d.set_aside_at", window))
@@ -256,6 +274,15 @@ def _views(spark: SparkSession, lake: Lake, window: Window, outbox: DataFrame) -
     groups(spark, known.groups if known else {}).createOrReplaceTempView("qmq_groups")
     kept = pa.table({"database": pa.array(window.kept, pa.string())})
     spark.createDataFrame(kept).createOrReplaceTempView("qmq_kept")
+    spark.createDataFrame(_spoilt(lake)).createOrReplaceTempView("qmq_spoilt")
+
+
+def _spoilt(lake: Lake) -> pa.Table:
+    """Records that `ingest` found to be other than their producers made them."""
+    rows = [one for facts in lake.ranges(MESSAGES) for one in facts.notes.get(ALTERED, ())]
+    return pa.Table.from_pylist(
+        [{**row, "stored_at": row["stored_at_ms"] * 1000} for row in rows], schema=_SPOILT
+    )
 
 
 def _between(column: str, window: Window) -> str:

@@ -187,6 +187,16 @@ FROM qmq_stored t WHERE {_IN_COPIED}
 GROUP BY message_id HAVING COUNT(DISTINCT record_crc) > 1
 """
 
+#: Whose bytes did not have, when they were read from the log, the checksum that stands before them.
+ALTERED_CONTENT: Final = """
+SELECT 'altered' AS kind, message_id, subject, CAST(NULL AS STRING) AS consumer_group,
+       CAST(NULL AS STRING) AS database, sequence, stored_at AS at,
+       CONCAT('its producer made checksum ', LOWER(HEX(record_crc)), ', what is stored as sequence ',
+         COALESCE(CAST(sequence AS STRING), 'to come'), ' has ', LOWER(HEX(found_crc)))
+         AS evidence
+FROM qmq_spoilt WHERE {judged}
+"""
+
 #: What a group has set aside, and its copy; the ticket of the last going away names it.
 ASIDE: Final = """
 WITH tickets AS (

@@ -7,7 +7,7 @@ which each reader wants one subject are then skipped over but for its part.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, compress
 from typing import Final
@@ -21,7 +21,7 @@ from qmq_client.wire.frame import FrameKind, SubjectRun, parse_subjects
 from qmq_client.wire.frame_kind import mark_bytes
 from qmq_client.wire.marks import read_marks
 from qmq_client.wire.names import OWN_PREFIX
-from qmq_client.wire.record import TIME_MAX_MS
+from qmq_client.wire.record import RECORD_FIXED_BYTES, TIME_MAX_MS
 from qmq_pipeline.rows.record_columns import Records
 from qmq_pipeline.tables.columns import Numbers, repeated_text, times
 from qmq_pipeline.tables.schemas import MESSAGES
@@ -96,11 +96,14 @@ def batches(frames: Iterable[ScannedFrame], selection: Selection) -> Iterator[pa
 
 
 def batches_by_subject(
-    frames: Iterable[ScannedFrame], selection: Selection
+    frames: Iterable[ScannedFrame],
+    selection: Selection,
+    on_piece: Callable[[Piece], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The same rows, those of one subject behind those of another; all frames are held until then.
 
     A batch that is full enough ends with its subject, so that groups of rows in a file have few subjects.
+    `on_piece` is shown what goes into the batches.
     """
     kinds = QUEUED_KINDS if selection.table is MESSAGES else SCHEDULED_KINDS
     pieces = [piece for frame in frames if frame.header.kind in kinds for piece in _pieces(frame)]
@@ -112,6 +115,8 @@ def batches_by_subject(
             yield _batch(gathered, selection)
             gathered = _Gathered()
         last = piece.subject
+        if on_piece is not None:
+            on_piece(piece)
         piece.gather(gathered)
     if gathered.rows:
         yield _batch(gathered, selection)
@@ -124,10 +129,12 @@ def frame_runs(frame: ScannedFrame) -> tuple[SubjectRun, ...]:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Piece:
+class Piece:
     """The records of one subject in one frame."""
 
     subject: str
+    kind: FrameKind
+    #: The records, one behind the other.
     data: memoryview
     lengths: Numbers
     put_off_ms: Numbers | None
@@ -154,7 +161,7 @@ class _Piece:
         gathered.rows += len(self.lengths)
 
 
-def _pieces(frame: ScannedFrame) -> Iterator[_Piece]:
+def _pieces(frame: ScannedFrame) -> Iterator[Piece]:
     runs, lengths, ends = _parsed(frame)
     put_off_ms = _put_off_ms(frame)
     data = memoryview(frame.data)
@@ -162,8 +169,9 @@ def _pieces(frame: ScannedFrame) -> Iterator[_Piece]:
     for run in runs:
         after = first + run.count
         begin = int(ends[first] - lengths[first])
-        piece = _Piece(
+        piece = Piece(
             subject=run.subject,
+            kind=frame.header.kind,
             data=data[begin : int(ends[after - 1])],
             lengths=lengths[first:after],
             put_off_ms=None if put_off_ms is None else put_off_ms[first:after],
@@ -194,7 +202,7 @@ def _parsed(frame: ScannedFrame) -> tuple[tuple[SubjectRun, ...], Numbers, Numbe
     count = frame.header.record_count
     lengths = np.frombuffer(frame.data, ">u4", count, position).astype(np.int64)
     ends = position + (_LENGTH_BYTES + _TAG_HASH_BYTES) * count + np.cumsum(lengths)
-    if ends[-1] > len(frame.data):
+    if ends[-1] > len(frame.data) or lengths.min() < RECORD_FIXED_BYTES:
         raise ProtocolError("record lengths do not add up to the frame", offset=position)
     return runs, lengths, ends
 

@@ -22,6 +22,7 @@ How files are written on disks and object stores: `lake_files.py`.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
@@ -52,8 +53,9 @@ class Lake:
 
     def __init__(self, root: str) -> None:
         """Raises `LakeError` for an address that no file system is known for."""
-        self.root = root
-        self._files = LakeFiles(root)
+        # As a folder that is made on the way would change what `..` behind it leads to.
+        self.root = root if "://" in root else os.path.abspath(root)
+        self._files = LakeFiles(self.root)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Lake, (self.root,)

@@ -22,9 +22,11 @@ from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.places.places import open_log
 from qmq_pipeline.rows import actions, cancelled, copies
+from qmq_pipeline.rows.altered import ALTERED_MAX, AlteredRecord, altered_records
 from qmq_pipeline.rows.decode import (
     QUEUED_KINDS,
     SCHEDULED_KINDS,
+    Piece,
     Selection,
     batches_by_subject,
     frame_runs,
@@ -39,6 +41,9 @@ TABLES_OF: Final = {
     COMMIT_LOG: (MESSAGES, SCHEDULED, CANCELLED, COPIES),
     ACTION_LOG: (ACTIONS,),
 }
+#: Notes of a range of the commit log: records whose bytes do not have the checksum they carry, and how many.
+ALTERED: Final = "altered"
+ALTERED_COUNT: Final = "altered_count"
 _DIGITS: Final = 20
 Runs = dict[str, list[tuple[int, int]]]
 
@@ -52,9 +57,18 @@ class _Seen:
     delayed: list[ScannedFrame] = field(default_factory=list)
     cancelled: list[ScannedFrame] = field(default_factory=list)
     copies: list[ScannedFrame] = field(default_factory=list)
+    #: How many records are not what their producers made, and the first of them.
+    altered_count: int = 0
+    altered: list[AlteredRecord] = field(default_factory=list)
     first_at_ms: int = 0
     last_at_ms: int = 0
     last_frame: tuple[int, int] = (-1, 0)
+
+    def look_into(self, piece: Piece) -> None:
+        """Compute the records' checksums anew."""
+        found = altered_records(piece)
+        self.altered_count += len(found)
+        self.altered += found[: ALTERED_MAX - len(self.altered)]
 
 
 def ingest_range(place: Place, tables: str, log: str, within: LogRange) -> dict[str, RangeFacts]:
@@ -65,12 +79,12 @@ def ingest_range(place: Place, tables: str, log: str, within: LogRange) -> dict[
         seen = _Seen()
         frames = _watched(reader.frames(within), seen)
         if log == ACTION_LOG:
-            rows = {ACTIONS: _write(lake, ACTIONS, frames, within)}
+            rows = {ACTIONS: _write(lake, ACTIONS, frames, within, seen)}
         else:
-            rows = {MESSAGES: _write(lake, MESSAGES, frames, within)}
-            rows[SCHEDULED] = _write(lake, SCHEDULED, seen.delayed, within)
-            rows[CANCELLED] = _write(lake, CANCELLED, seen.cancelled, within)
-            rows[COPIES] = _write(lake, COPIES, seen.copies, within)
+            rows = {MESSAGES: _write(lake, MESSAGES, frames, within, seen)}
+            rows[SCHEDULED] = _write(lake, SCHEDULED, seen.delayed, within, seen)
+            rows[CANCELLED] = _write(lake, CANCELLED, seen.cancelled, within, seen)
+            rows[COPIES] = _write(lake, COPIES, seen.copies, within, seen)
         return {
             table.name: _facts(
                 reader.store_id, within, files, seen, with_sequences=table is MESSAGES
@@ -123,13 +137,13 @@ def add_run(runs: Runs, subject: str, first: int, count: int) -> None:
 
 
 def _write(
-    lake: Lake, table: Table, frames: Iterable[ScannedFrame], within: LogRange
+    lake: Lake, table: Table, frames: Iterable[ScannedFrame], within: LogRange, seen: _Seen
 ) -> tuple[DataFile, ...]:
     """One file for each day, its rows ordered by subject; frames stand in the order of time."""
     name = f"{within.first_offset:0{_DIGITS}d}-{within.next_offset:0{_DIGITS}d}.parquet"
     files = []
     for day, of_day in groupby(frames, key=lambda frame: frame.header.stored_at_ms // 86_400_000):
-        rows = _rows(table, of_day)
+        rows = _rows(table, of_day, seen)
         first = next(rows, None)
         if first is not None:
             date = datetime.fromtimestamp(day * 86_400, UTC).date()
@@ -137,14 +151,15 @@ def _write(
     return tuple(files)
 
 
-def _rows(table: Table, frames: Iterable[ScannedFrame]) -> Iterator[pa.RecordBatch]:
+def _rows(table: Table, frames: Iterable[ScannedFrame], seen: _Seen) -> Iterator[pa.RecordBatch]:
     if table is ACTIONS:
         return actions.batches(frames)
     if table is CANCELLED:
         return cancelled.batches(frames)
     if table is COPIES:
         return copies.batches(frames)
-    return batches_by_subject(frames, Selection(columns=table.names, table=table))
+    selection = Selection(columns=table.names, table=table)
+    return batches_by_subject(frames, selection, seen.look_into)
 
 
 def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -155,6 +170,10 @@ def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa
 def _facts(
     source: str, within: LogRange, files: tuple[DataFile, ...], seen: _Seen, *, with_sequences: bool
 ) -> RangeFacts:
+    notes: dict[str, Any] = {"last_frame": list(seen.last_frame)}
+    if with_sequences and seen.altered:
+        notes[ALTERED] = [asdict(one) for one in seen.altered]
+        notes[ALTERED_COUNT] = seen.altered_count
     return RangeFacts(
         source=source,
         first=within.first_offset,
@@ -165,5 +184,5 @@ def _facts(
         lost=seen.lost if with_sequences else {},
         first_at_ms=seen.first_at_ms,
         last_at_ms=seen.last_at_ms,
-        notes={"last_frame": list(seen.last_frame)},
+        notes=notes,
     )
