@@ -103,6 +103,9 @@ def main(arguments: Sequence[str]) -> int:
         return clean()
     # Tests, demo and benchmarks start hundreds of processes, each of which would compile all it imports.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # Python 3.11 reads the path of an editable installation in the locale's encoding.
+    if os.environ.get("LC_ALL") in {"C", "POSIX"}:
+        os.environ["LC_ALL"] = "C.UTF-8"
     try:
         prepare(COMMANDS[name].groups)
         if name in WISHES and "--no-spark" not in rest:

@@ -16,6 +16,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.kit.surroundings import quieten
 from tests.services.databases import KINDS, Database, Databases
 from tests.services.ladder import RungError, ServiceMissingError
 from tests.services.private import PrivateServer
@@ -32,6 +33,8 @@ _TOGETHER = (
 #: A set of two or more, and the address of an object, as they print themselves.
 _CHANGING = re.compile(r"\{[^:{}]*, [^:{}]*\}| at 0x[0-9a-f]+")
 MakeServer = Callable[..., PrivateServer]
+
+quieten(os.environ)  # before other modules of tests are imported, which may read it
 
 
 @pytest.fixture(scope="session")

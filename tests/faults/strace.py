@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.conftest import give_up
+from tests.kit.surroundings import for_packages
 
 #: Everything that changes files, names or what is durable.
 CHANGING = (
@@ -69,7 +70,7 @@ def require(program: str, package: str) -> str:
 
 
 def _install(package: str) -> None:
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    environment = for_packages(os.environ)
     for line in (["update"], ["install", "-y", "--no-install-recommends", package]):
         subprocess.run(
             ["apt-get", "-q", *line], env=environment, capture_output=True, timeout=_APT_S_MAX

@@ -20,6 +20,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
+from tests.kit.surroundings import for_packages
 from tests.services.mysql import MysqlRecipe
 from tests.services.postgresql import PostgresqlRecipe
 from tests.services.private import PrivateServer, Recipe
@@ -275,11 +276,10 @@ def _ask_docker() -> None:
 
 
 def _apt(line: Sequence[str]) -> None:
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     try:
         done = subprocess.run(
             ["apt-get", "-q", *line],
-            env=environment,
+            env=for_packages(os.environ),
             capture_output=True,
             text=True,
             timeout=_APT_S_MAX,

@@ -44,7 +44,9 @@ def test_systemd_takes_the_unit_and_would_say_what_is_wrong_in_it(
 ) -> None:
     analyze = require("systemd-analyze", "systemd")
     path = tmp_path / "qmq-of-the-page.service"
-    here = unit.replace(PROGRAM, str(Path(sys.executable).with_name("qmq")))
+    program = tmp_path / "qmq"  # systemd wants a path without blanks; pytest's are
+    program.symlink_to(Path(sys.executable).with_name("qmq"))
+    here = unit.replace(PROGRAM, str(program))
     for text, is_sound in ((here, True), (here.replace("Restart=", "Restart=x"), False)):
         path.write_text(text)
         done = subprocess.run([analyze, "verify", str(path)], capture_output=True, text=True)
