@@ -28,7 +28,7 @@ def refuse_missing_schema(connection: sa.Connection, schema: str | None) -> None
     kind = "DATABASE" if connection.dialect.name in ("mysql", "mariadb") else "SCHEMA"
     name = connection.dialect.identifier_preparer.quote_identifier(schema)
     raise SchemaMissingError(
-        f"there is no schema {schema}, or this user may not see it. Make it first: "
+        f"There is no schema {schema}, or this user may not see it. Make it first: "
         f"CREATE {kind} {name}"
     )
 
@@ -48,8 +48,8 @@ def refuse_missing_tables(
     version = sa.table(f"{prefix}version", schema=schema)
     forget = sa.delete(version).compile(dialect=connection.dialect)
     raise TablesGoneError(
-        f"revision {revision} is noted, but {', '.join(gone)} not there. Restore what they held "
-        f"from a backup; or have them made anew and empty: {forget}, then run `qmq db migrate`"
+        f"Revision {revision} is recorded, but {', '.join(gone)} not there. Restore them from a "
+        f"backup; or create them again, empty: {forget}, then run `qmq db migrate`"
     )
 
 
@@ -69,11 +69,10 @@ def will_adopt(
     is_other = any(inspector.has_table(ALEMBIC_TABLE, schema=place) for place in {None, schema})
     if is_other and not is_begun and not may_adopt:
         raise OtherHistoryError(
-            f"{prefix}outbox is there without a revision of ours, and beside it {ALEMBIC_TABLE}: "
-            "an Alembic of the application seems to have made it. Stay with one door: (1) our "
-            "tables in the application's metadata and migrations, or (2) our branch beside them, "
-            "`alembic upgrade qmq@head`; then `qmq db check` is all that is needed here. Or (3) "
-            "`qmq db migrate --adopt` takes them over, and the application's autogenerate has to "
-            f"leave out {prefix}version and the others. See docs/migrations.md"
+            f"{prefix}outbox exists without a revision of QMQ, beside a table {ALEMBIC_TABLE}: your "
+            "own Alembic history seems to have created it. If so, keep to that, whether the tables "
+            "are (1) in your metadata or (2) on our branch (`alembic upgrade qmq@head`), and only "
+            "run `qmq db check` here. Or (3) let `qmq db migrate --adopt` take them over; your "
+            f"autogenerate must then ignore {prefix}version and the others. See docs/migrations.md"
         )
     return True

@@ -36,7 +36,7 @@ def lock_for(
     if lock is None:
         known = ", ".join(sorted(_LOCKS))
         raise NoLockError(
-            f"no lock for a {connection.dialect.name} database; known: {known}. "
+            f"There is no lock for a {connection.dialect.name} database; known: {known}. "
             "Print the statements with `qmq db sql` and run them with your own tools."
         )
     return lock(connection, wait_s, schema or "")

@@ -87,7 +87,7 @@ def downgrade(
     config = _config(schema, prefix)
     known = [_BASE, *reversed([each.revision for each in _scripts(config).walk_revisions()])]
     if revision not in known:
-        raise NoRevisionError(f"there is no revision {revision}; there are: {', '.join(known)}")
+        raise NoRevisionError(f"There is no revision {revision}; there are: {', '.join(known)}")
     with _locked(engine, schema, wait_s) as connection:
         before = _revision(connection, schema, prefix)
         if before in known and known.index(before) > known.index(revision):
@@ -158,6 +158,5 @@ def _unknown_revisions() -> Iterator[None]:
         yield
     except CommandError as error:
         raise UnknownRevisionError(
-            f"the database is at a revision that this version does not know ({error}). "
-            "Upgrade the product."
+            f"Its revision is unknown to this version of QMQ ({error}). Upgrade QMQ."
         ) from error

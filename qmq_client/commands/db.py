@@ -159,6 +159,6 @@ def _migration_errors(section: DatabaseSection) -> Iterator[None]:
     except MigrationError as error:
         raise ConfigurationError(
             setting=f"database {section.name}",
-            value="it cannot be migrated from here",
+            value="not migrated",
             remedy=str(error),
         ) from error

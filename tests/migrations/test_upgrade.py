@@ -105,7 +105,7 @@ def test_tables_beside_another_history_are_taken_over_only_when_that_is_said(
         return
     names = set(live_schema(engine))
     with pytest.raises(
-        OtherHistoryError, match=r"\(1\) .* \(2\) .* \(3\) `qmq db migrate --adopt`"
+        OtherHistoryError, match=r"\(1\) .* \(2\) .* \(3\) let `qmq db migrate --adopt`"
     ):
         migrate(engine)
     assert set(live_schema(engine)) == names, "nothing was made"
