@@ -120,7 +120,10 @@ class Producer:
         this producer's engine has a transaction open in this thread. Raises `InvalidMessageError` or
         `OutboxError` before anything is written.
         """
-        return self.send_many((message,), session=session)[0]
+        row = self._make_row(message, self._clock.now_ms())
+        join(session, self.engine, self._outlet, [row])
+        self._thread.ensure_running()
+        return format_message_id(row.message_id)
 
     def send_many(
         self, messages: Sequence[Message], *, session: AnySession | None = None

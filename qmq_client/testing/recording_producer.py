@@ -66,6 +66,12 @@ class RecordingProducer(Producer):
             clock=clock,
         )
 
+    def send(self, message: Message, *, session: AnySession | None = None) -> str:
+        """See `Producer.send`."""
+        message_id = super().send(message, session=session)
+        self._sends.append((message.subject, message_id))
+        return message_id
+
     def send_many(
         self, messages: Sequence[Message], *, session: AnySession | None = None
     ) -> list[str]:

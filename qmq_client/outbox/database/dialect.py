@@ -90,8 +90,8 @@ class OutboxDialect(Protocol):
         """
         ...
 
-    def is_void(self, link: Link) -> bool:
-        """Whether a COMMIT would return normally now and store nothing."""
+    def can_commit(self, link: Link) -> bool:
+        """Whether a COMMIT would store what was written; False also where it would not say so."""
         ...
 
     def is_busy(self, link: Link) -> bool:

@@ -66,14 +66,18 @@ class Link:
 
 def find_link(proxied: Any) -> Link | None:
     """The link of what a pool gave out; None where no transaction is followed, or none began yet."""
-    info = _info_of(proxied)
-    return None if info is None else info.get(_INFO_KEY)
+    try:
+        found: Link | None = proxied.info.get(_INFO_KEY)
+    except NotImplementedError:  # what stands in while the first connection is looked at
+        return None
+    return found
 
 
 def make_link(proxied: Any) -> Link | None:
     """The same, made where it is missing; None for connections that are left out."""
-    info = _info_of(proxied)
-    if info is None:
+    try:
+        info = proxied.info
+    except NotImplementedError:
         return None
     link: Any = info.get(_INFO_KEY, _NOTHING)
     if link is _NOTHING:
@@ -83,20 +87,13 @@ def make_link(proxied: Any) -> Link | None:
     return found
 
 
-def _info_of(proxied: Any) -> Any:
-    try:
-        return proxied.info
-    except NotImplementedError:  # of what stands in while the first connection is looked at
-        return None
-
-
 def link_of(connection: sa.Connection) -> Link:
     """The link of a connection in a transaction; a new one for a transaction older than the producer.
 
     Raises SQLAlchemy's own error for a connection that is closed or invalidated.
     """
     proxied = connection.connection
-    return make_link(proxied) or Link(proxied)
+    return find_link(proxied) or make_link(proxied) or Link(proxied)
 
 
 def leave_out(entry: Any) -> None:

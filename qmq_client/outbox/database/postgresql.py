@@ -68,8 +68,9 @@ class PostgresDialect(ServerDialect):
     def is_autocommit(self, link: Link) -> bool:
         return bool(link.driver.autocommit)
 
-    def is_void(self, link: Link) -> bool:
-        return _status(link) == _IN_ERROR
+    def can_commit(self, link: Link) -> bool:
+        # In a failed transaction COMMIT is a ROLLBACK that raises nothing.
+        return _status(link) != _IN_ERROR and self.is_in_transaction(link)
 
     def is_busy(self, link: Link) -> bool:
         return _status(link) == _ACTIVE

@@ -100,8 +100,7 @@ class ServerDialect(ABC):
     def is_overtaken(self, _: sa.exc.DBAPIError) -> bool:
         return False
 
-    def is_void(self, _: Link) -> bool:
-        return False
+    can_commit = is_in_transaction
 
     # -- the publisher's own connections
 

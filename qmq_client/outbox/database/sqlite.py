@@ -119,8 +119,7 @@ class SqliteDialect:
     def is_in_transaction(self, link: Link) -> bool:
         return link.driver.in_transaction or not link.was_open
 
-    def is_void(self, _: Link) -> bool:
-        return False
+    can_commit = is_in_transaction
 
     def is_busy(self, _: Link) -> bool:
         return False  # statements beside an open result are no trouble here

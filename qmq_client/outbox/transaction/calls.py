@@ -94,15 +94,20 @@ class Calls:
         if link is None:
             self._commit(given)
             return
-        unit = self._finished(link, given)
+        unit: Unit | None = link.unit
+        if unit is not None:
+            self._finish(link, given)
+            link.unit = None  # what is executed from here on is the COMMIT
         link.is_committing = True
         try:
             self._commit(given)
         except BaseException:
-            _hand_over(unit, is_confirmed=False)
+            if unit is not None:
+                unit.hand_over(is_confirmed=False)
             raise
         link.is_begun = False
-        _hand_over(unit, is_confirmed=True)
+        if unit is not None:
+            unit.hand_over(is_confirmed=True)
 
     def do_rollback(self, given: Any) -> None:
         link = find_link(given)
@@ -138,15 +143,22 @@ class Calls:
         if link is None:
             commit(connection, xid, is_prepared, recover)
             return
-        unit = link.end() if is_prepared else self._finished(link, connection.connection)
+        unit: Unit | None = link.unit
+        if is_prepared:
+            link.end()
+        elif unit is not None:
+            self._finish(link, connection.connection)
+            link.unit = None
         link.is_committing = True
         try:
             commit(connection, xid, is_prepared, recover)
         except BaseException:
-            _hand_over(unit, is_confirmed=False)
+            if unit is not None:
+                unit.hand_over(is_confirmed=False)
             raise
         link.is_begun = False
-        _hand_over(unit, is_confirmed=True)
+        if unit is not None:
+            unit.hand_over(is_confirmed=True)
 
     def do_rollback_twophase(
         self, connection: sa.Connection, xid: Any, is_prepared: bool = True, recover: bool = False
@@ -205,14 +217,6 @@ class Calls:
             link.unit.on_statement(connection, statement)
         return link
 
-    def _finished(self, link: Link, given: Any) -> Unit | None:
-        """The messages of a transaction that is about to be committed, all of them written."""
-        if link.unit is not None:
-            self._finish(link, given)
-        unit: Unit | None = link.unit
-        link.unit = None  # what is executed from here on is the COMMIT
-        return unit
-
     def _finish(self, link: Link, given: Any) -> None:
         """Write what waits. An error here stops the COMMIT."""
         connection = None if link.connection is None else link.connection()
@@ -233,11 +237,6 @@ class Calls:
 def _unit_of(connection: sa.Connection) -> Unit | None:
     unit: Unit | None = link_of(connection).unit
     return unit
-
-
-def _hand_over(unit: Unit | None, *, is_confirmed: bool) -> None:
-    if unit is not None:
-        unit.hand_over(is_confirmed=is_confirmed)
 
 
 def _is_savepoint(context: Any) -> bool:

@@ -52,7 +52,9 @@ def move(
 
 def begin_where_deferred(session: Session) -> None:
     """Before a commit: begin on each database for which something waits still."""
-    waiting: list[_Deferred] = session.info.get(_INFO_KEY, [])
+    waiting: list[_Deferred] | None = session.info.get(_INFO_KEY)
+    if not waiting:
+        return
     innermost = session.get_nested_transaction() or session.get_transaction()
     outboxes = {
         each.engine: each.outlet.outbox for each in waiting if each.transaction is innermost

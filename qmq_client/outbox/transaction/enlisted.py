@@ -79,8 +79,10 @@ def enlisted_connections(session: Session) -> list[sa.Connection]:
     enlisted: _Enlisted | None = session.info.get(_INFO_KEY)
     if not enlisted:
         return []
-    others: list[sa.Connection] = session.info.get(_OTHERS_KEY, [])
-    return [*(connection for _, connection in enlisted.values()), *others]
+    connections = [connection for _, connection in enlisted.values()]
+    if _OTHERS_KEY in session.info:
+        connections += session.info[_OTHERS_KEY]
+    return connections
 
 
 def enlisted_connection(session: Session, pool: sa.Pool) -> sa.Connection | None:
@@ -117,8 +119,7 @@ def refuse_two(session: Session, pool: sa.Pool) -> None:
 
 
 def _current_task() -> ReferenceType[Any] | None:
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
+    if asyncio._get_running_loop() is None:  # an error to catch would take ten times as long
         return None
+    task = asyncio.current_task()
     return None if task is None else ref(task)

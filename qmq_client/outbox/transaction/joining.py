@@ -32,8 +32,8 @@ def join(given: Any, engine: sa.Engine, outlet: Outlet, rows: list[OutboxRow]) -
 
     `given` is a session or a connection in any of SQLAlchemy's shapes, or None for the current one.
     """
-    scope = _unwrapped(_current(engine, outlet) if given is None else given)
-    if isinstance(scope, Session) and engine.dialect.is_async and not _has_begun(scope, engine):
+    scope = given if isinstance(given, Session) else _scope(given, engine, outlet)
+    if engine.dialect.is_async and isinstance(scope, Session) and not _has_begun(scope, engine):
         if bind_on(scope, engine, outlet.outbox) is None:
             raise WrongDatabaseError(_wrong(engine, outlet))
         defer(scope, engine, outlet, rows)
@@ -47,14 +47,14 @@ def join_to_cancel(given: Any, engine: sa.Engine, outlet: Outlet, message_id: by
 
     Executes statements: an asynchronous session calls it inside `run_sync`.
     """
-    scope = _unwrapped(_current(engine, outlet) if given is None else given)
+    scope = _scope(given, engine, outlet)
     connection = _connection(scope, engine, outlet)
     return checked_unit(connection, outlet).cancel(connection, outlet, message_id)
 
 
 def noted(given: Any, engine: sa.Engine, outlet: Outlet, message_id: bytes) -> OutboxRow | None:
     """The note of a message sent in the transaction that is joined, if it was."""
-    scope = _unwrapped(_current(engine, outlet) if given is None else given)
+    scope = _scope(given, engine, outlet)
     connection = enlisted_connection(scope, engine.pool) if isinstance(scope, Session) else scope
     unit = None if connection is None else unit_of(connection)
     found = None if unit is None else unit.find(outlet, message_id)
@@ -63,14 +63,15 @@ def noted(given: Any, engine: sa.Engine, outlet: Outlet, message_id: bytes) -> O
     return found
 
 
-def _unwrapped(scope: Any) -> Any:
-    """The plain session or connection behind what the application holds."""
-    if isinstance(scope, Session):  # mostly: what follows asks for attributes that it has not
-        return scope
-    if isinstance(found := sync_of(session_of(scope)), Session | sa.Connection):
+def _scope(given: Any, engine: sa.Engine, outlet: Outlet) -> Session | sa.Connection:
+    """The plain session or connection behind what the application holds, or the current one."""
+    held = _current(engine, outlet) if given is None else given
+    if isinstance(held, Session):  # what follows asks for attributes that it has not
+        return held
+    if isinstance(found := sync_of(session_of(held)), Session | sa.Connection):
         return found
     raise TypeError(
-        f"session={type(scope).__name__}: give a Session, scoped_session, AsyncSession or a "
+        f"session={type(held).__name__}: give a Session, scoped_session, AsyncSession or a "
         "Connection that is in a transaction"
     )
 

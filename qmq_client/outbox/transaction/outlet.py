@@ -122,34 +122,26 @@ def lock_keys(connection: sa.Connection, unwritten: list[tuple[Outlet, OutboxRow
         outlet.dialect.lock_keys(connection, outlet.order_lock, rows)
 
 
-def check_sizes(outlet: Outlet, rows: list[OutboxRow]) -> None:
-    """Raise `TooLargeError` for a row that no statement of this server can carry."""
+def check_row(outlet: Outlet, link: Link, row: OutboxRow) -> None:
+    """Raise `InvalidMessageError` for a row that this server or this connection cannot take."""
     allowed = outlet.record_bytes_max
-    if allowed is None:
-        return
-    for row in rows:
-        if len(row.record) > allowed:
-            raise TooLargeError(
-                field="message",
-                limit=f"{allowed} bytes in one statement of this database",
-                value=f"{len(row.record)} bytes",
-                remedy="Raise max_allowed_packet on the server, or keep the content elsewhere and "
-                "send a reference to it.",
-            )
-
-
-def check_keys(outlet: Outlet, link: Link, rows: list[OutboxRow]) -> None:
-    """Raise `EncodingError` for a row whose ordering key this connection cannot spell."""
-    for row in rows:
-        key = row.ordering_key
-        if key is not None and not key.isascii() and not outlet.dialect.can_spell(link, key):
-            raise EncodingError(
-                field="key",
-                limit="characters of the connection's own character set, where order is kept by key",
-                value=shorten(key),
-                remedy="Connect with charset=utf8mb4 (MySQL, MariaDB) or client_encoding=utf8 "
-                "(PostgreSQL), or choose another key.",
-            )
+    if allowed is not None and len(row.record) > allowed:
+        raise TooLargeError(
+            field="message",
+            limit=f"{allowed} bytes in one statement of this database",
+            value=f"{len(row.record)} bytes",
+            remedy="Raise max_allowed_packet on the server, or keep the content elsewhere and "
+            "send a reference to it.",
+        )
+    key = row.ordering_key
+    if key is not None and not key.isascii() and not outlet.dialect.can_spell(link, key):
+        raise EncodingError(
+            field="key",
+            limit="characters of the connection's own character set, where order is kept by key",
+            value=shorten(key),
+            remedy="Connect with charset=utf8mb4 (MySQL, MariaDB) or client_encoding=utf8 "
+            "(PostgreSQL), or choose another key.",
+        )
 
 
 def ids_text(message_ids: Collection[bytes]) -> str:

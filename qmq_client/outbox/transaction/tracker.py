@@ -145,11 +145,13 @@ def _before_commit(session: Session) -> None:
     begin_where_deferred(session)
     if session.in_nested_transaction():
         return
-    for connection in enlisted_connections(session):
-        unit = unit_of(connection)
-        if unit is not None:
-            refuse_two(session, connection.engine.pool)
-            unit.finish(connection)
+    connections = enlisted_connections(session)
+    for connection in connections:
+        link = _link_of(connection)
+        if link is not None and link.unit is not None:
+            if len(connections) > 1:
+                refuse_two(session, connection.engine.pool)
+            link.unit.finish(connection)
 
 
 def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:

@@ -27,8 +27,7 @@ from qmq_client.outbox.table import AS_NAMED, LIVE, PARKED
 from qmq_client.outbox.transaction.handoff import HandOver
 from qmq_client.outbox.transaction.outlet import (
     Outlet,
-    check_keys,
-    check_sizes,
+    check_row,
     ids_text,
     insert_rows,
     lock_keys,
@@ -63,6 +62,7 @@ class Unit:
     __slots__ = (
         "_before_text",
         "_cancelled",
+        "_has_keys",
         "_is_overdue",
         "_is_strict",
         "_is_writing",
@@ -85,6 +85,8 @@ class Unit:
         #: How many of them are written.
         self._written = 0
         self._unwritten_bytes = 0
+        #: Some of them were sent with an ordering key.
+        self._has_keys = False
         self._written_at_s = 0.0
         self._marks: list[_Mark] = []
         self._was_written_early = False
@@ -113,11 +115,13 @@ class Unit:
 
         Raises `InvalidMessageError` for one that cannot be written, before it notes any.
         """
-        check_sizes(outlet, rows)
-        check_keys(outlet, self._link, rows)
+        for row in rows:
+            if row.ordering_key is not None or outlet.record_bytes_max is not None:
+                check_row(outlet, self._link, row)
         for row in rows:
             self._rows.append((outlet, row))
             self._unwritten_bytes += len(row.record)
+            self._has_keys |= row.ordering_key is not None
         self._is_strict |= outlet.is_strict
         waiting = len(self._rows) - self._written
         is_full = waiting > ROWS_PER_INSERT_MAX or self._unwritten_bytes > outlet.buffer_bytes
@@ -130,7 +134,8 @@ class Unit:
 
     def _has_unwritten_keys(self) -> bool:
         """Keys are locked in one order for all of them, so rows with keys wait for the commit."""
-        return any(row.ordering_key is not None for _, row in self._rows[self._written :])
+        waiting = self._rows[self._written :] if self._has_keys else []
+        return any(row.ordering_key is not None for _, row in waiting)
 
     def find(self, outlet: Outlet, message_id: bytes) -> OutboxRow | None:
         """The note of a message that was sent here through `outlet`."""
@@ -170,7 +175,8 @@ class Unit:
             return
         self._is_writing = True
         try:
-            lock_keys(connection, self._rows[self._written :])
+            if self._has_keys:
+                lock_keys(connection, self._rows[self._written :])
             while self._written < len(self._rows):
                 outlet, rows = self._next_insert()
                 if not self._written:
@@ -186,14 +192,13 @@ class Unit:
         """Everything that must be before the COMMIT; raises to stop it. Costs little when repeated."""
         if not self._rows:
             return
-        dialect = self._rows[0][0].dialect
-        link = self._link
-        if self.is_lost or not dialect.is_in_transaction(link) or dialect.is_void(link):
+        if self.is_lost or not self._rows[0][0].dialect.can_commit(self._link):
             raise lost_error(self.names())
         if self._must_look and self._written:
             self._reread(connection)
         self._must_look = False
-        self.write(connection)
+        if self._written < len(self._rows):
+            self.write(connection)
 
     def on_error(self, error: BaseException | None, *, is_disconnect: bool) -> None:
         """A statement of this transaction failed; whether anybody minds is not known here."""
@@ -258,7 +263,7 @@ class Unit:
         """Give the rows to their publishers; nothing here may raise."""
         is_doubtful = self._was_written_early or self.is_suspect or self.is_lost
         is_certain = is_confirmed and not is_doubtful
-        for outlet, rows in self._written_by_outlet():
+        for outlet, rows in _by_outlet(self._rows[: self._written]):
             outlet.hand_over(
                 HandOver(
                     rows=rows,
@@ -268,20 +273,11 @@ class Unit:
                 )
             )
 
-    def _written_by_outlet(self) -> list[tuple[Outlet, tuple[OutboxRow, ...]]]:
-        written = self._rows[: self._written]
-        if len(written) == 1:  # as in most transactions
-            outlet, row = written[0]
-            return [(outlet, (row,))]
-        outlets = dict.fromkeys([outlet for outlet, _ in written])
-        return [
-            (outlet, tuple([row for other, row in written if other is outlet]))
-            for outlet in outlets
-        ]
-
     def _next_insert(self) -> tuple[Outlet, list[OutboxRow]]:
         """What the next statement carries: rows of one outlet, within its bounds."""
-        outlet = self._rows[self._written][0]
+        outlet, row = self._rows[self._written]
+        if self._written + 1 == len(self._rows):  # as in most transactions
+            return outlet, [row]
         rows: list[OutboxRow] = []
         record_bytes = 0
         for other, row in self._rows[self._written : self._written + ROWS_PER_INSERT_MAX]:
@@ -324,6 +320,16 @@ class Unit:
     def names(self) -> str:
         """Ids of the messages, for an error or a log."""
         return ids_text([row.message_id for _, row in self._rows])
+
+
+def _by_outlet(
+    sent: list[tuple[Outlet, OutboxRow]],
+) -> list[tuple[Outlet, tuple[OutboxRow, ...]]]:
+    if len(sent) == 1:  # as in most transactions
+        outlet, row = sent[0]
+        return [(outlet, (row,))]
+    outlets = dict.fromkeys([outlet for outlet, _ in sent])
+    return [(outlet, tuple([row for other, row in sent if other is outlet])) for outlet in outlets]
 
 
 def lost_error(what: str) -> OutboxRowLostError:
