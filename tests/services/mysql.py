@@ -73,6 +73,7 @@ class MysqlRecipe:
             f"--port={port}",
             f"--init-file={users}",
             "--skip-name-resolve",
+            "--default-time-zone=+00:00",  # not this machine's: the doctor has a word to say of others
             "--innodb-flush-log-at-trx-commit=1",
             "--innodb-buffer-pool-size=64M",
             "--innodb-log-file-size=16M",
