@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 
 from qmq_broker.errors import DiskError, DiskFullError
-from qmq_broker.storage import store
 from qmq_broker.storage.commit_log import CommitLog
-from qmq_broker.storage.files.disk import Disk
-from qmq_broker.storage.files.retained import Retained, write_retained
 from qmq_broker.storage.files.snapshots import SnapshotFiles
 from qmq_broker.storage.ids import journal as id_journal
 from qmq_broker.storage.logs import segmented_log
@@ -19,6 +16,7 @@ from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.queues.consume_queue import ConsumeQueue
 from qmq_broker.storage.queues.consume_queues import ConsumeQueues
+from qmq_broker.storage.retention import Retention
 from qmq_broker.storage.store import Store
 from tests.crash.world import World
 
@@ -161,23 +159,23 @@ def a_snapshot_before_the_sync_of_its_actions(monkeypatch: pytest.MonkeyPatch) -
     def write_ahead(self: ActionLog, offset: int, content: bytes) -> int:
         write(self._snapshots, offset, content)
         self.log.sync()
-        return self.log.give_up_below(self._snapshots.first_offset)
+        given_up = self.log.give_up_below(self._snapshots.first_offset)
+        self.log.put_away()
+        return given_up
 
     monkeypatch.setattr(ActionLog, "write_snapshot", write_ahead)
 
 
 def files_go_before_the_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    give_up_below = Store.give_up_below
+    note = Retention._note
 
-    def files_first(self: Store, offset: int) -> int:
-        def note(disk: Disk, retained: Retained) -> None:
-            self._commit_log.log.give_up_below(retained.first_offset)
-            write_retained(disk, retained)
+    def files_first(self: Retention, first_offset: int) -> None:
+        log = self._parts.commit_log
+        log.give_up_below(first_offset)
+        log.put_away()
+        note(self, first_offset)
 
-        monkeypatch.setattr(store, "write_retained", note)
-        return give_up_below(self, offset)
-
-    monkeypatch.setattr(Store, "give_up_below", files_first)
+    monkeypatch.setattr(Retention, "_note", files_first)
 
 
 def sequences_are_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from qmq_broker.errors import NoRoomError, PoisonedError
+from qmq_broker.storage.schedule.beside import Work
 from tests.crash.recording_disk import UNLIMITED, RecordingDisk
 from tests.crash.world import RETAINING, FakeClock, History, World
 
@@ -157,6 +158,25 @@ def retention(disk: RecordingDisk) -> World:
     return world
 
 
+def retention_beside_the_writer(disk: RecordingDisk) -> World:
+    """Segments are given up while the disk takes its time: what is sent meanwhile rolls over spares."""
+    world = _retaining(disk)
+    waiting: list[Work] = []
+    world.store.retention.beside.start = waiting.append
+    for round_ in range(16):
+        _send_and_wait(world, 300 + 10 * round_)
+        if round_ % 5 == 4:
+            world.give_up()
+        while waiting and round_ % 3 == 2:
+            waiting.pop(0)()
+            world.store.step()
+    assert world.store.first_offset >= 2048
+    disk.unlock()
+    world = after_kill(world)
+    world.send(world.frame(orders=5))
+    return world
+
+
 def retention_of_a_quiet_subject(disk: RecordingDisk) -> World:
     """A subject loses its last message, and goes on where it was."""
     world = _retaining(disk)
@@ -300,6 +320,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     clean_stops,
     kills,
     retention,
+    retention_beside_the_writer,
     retention_of_a_quiet_subject,
     kills_among_recycled_segments,
     snapshots,

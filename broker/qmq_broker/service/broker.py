@@ -2,7 +2,7 @@
 
 Belongs to one event loop, given as `post` (run this function in the loop thread). Four threads work
 beside the loop: the writer, the sync of the action log, the indexer, and the release of delayed
-messages; while delayed messages are copied, one more waits for the disk.
+messages; while delayed messages are copied, or old segments are removed, one more waits for the disk.
 
 Life cycle: `start`, then calls from the loop thread, then `drain` and `stop`. A poisoned broker
 stops without a clean mark, so that the next start verifies what is on the disk.
@@ -122,7 +122,7 @@ class Broker:
         """Rebuild the groups and start the threads; returns how many actions were replayed."""
         replayed = self.delivery.start(self.time.now_ms())
         self.delayed.delay.begin()
-        self._store.schedule.beside.start = in_a_thread
+        self._store.work_beside(in_a_thread)
         for thread in self._threads:
             thread.start()
         return replayed

@@ -10,7 +10,6 @@ retention, or when the log is longer, and only when every group on every subject
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
 from qmq_broker.options import StoreOptions
@@ -20,7 +19,6 @@ from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
 from qmq_broker.storage.store import Store
 
-_log = logging.getLogger(__name__)
 #: Nothing changes fast enough to be looked at more often.
 INTERVAL_MS: Final = 1_000
 
@@ -91,11 +89,5 @@ class Housekeeping:
         """In the writer's thread."""
         # A power cut must not take back what lets the segment go, such as a message set aside.
         self._store.actions.sync()
-        given_up_bytes = self._store.give_up_below(offset)
+        self._store.give_up_below(offset)
         self._asked_offset = 0
-        if given_up_bytes:
-            _log.info(
-                "segments given up: first_offset=%d bytes=%d",
-                self._store.first_offset,
-                given_up_bytes,
-            )

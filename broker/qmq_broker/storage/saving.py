@@ -27,6 +27,7 @@ from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.queues.consume_queues import UNFLUSHED_BYTES_MAX, ConsumeQueues
 from qmq_broker.storage.recovery import write_clean_stop
 from qmq_broker.storage.schedule.copy import ScheduleCopier
+from qmq_broker.storage.schedule.schedule import Schedule
 
 _log = logging.getLogger(__name__)
 #: How long delayed messages are copied between two commits: what is due meanwhile comes later by that.
@@ -44,6 +45,7 @@ class Saved:
     queues: ConsumeQueues
     window: DedupeWindow
     ids: IdJournal
+    schedule: Schedule
     copier: ScheduleCopier
 
 

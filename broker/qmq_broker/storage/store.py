@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from qmq_broker.clock import Clock
 from qmq_broker.errors import ClosedError, DiskError, NoRoomError, PoisonedError
@@ -19,7 +20,6 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import CheckpointFiles
 from qmq_broker.storage.files.disk import Disk, DiskLock
 from qmq_broker.storage.files.format_file import Format, open_format
-from qmq_broker.storage.files.retained import Retained, write_retained
 from qmq_broker.storage.index.key_index import KeyIndex
 from qmq_broker.storage.index.key_search import KeySearch
 from qmq_broker.storage.logs.action_log import ActionLog
@@ -31,7 +31,9 @@ from qmq_broker.storage.logs.summaries import Summaries
 from qmq_broker.storage.queues.consume_queue import ConsumeQueue, Entry
 from qmq_broker.storage.reading import Records
 from qmq_broker.storage.recovery import Recovered, Recovery, RecoveryReport
+from qmq_broker.storage.retention import Retention
 from qmq_broker.storage.saving import Saved, Saver
+from qmq_broker.storage.schedule.beside import Work
 from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_broker.storage.schedule.fates import Fate
@@ -68,7 +70,6 @@ class Store:
         self._checkpoints = checkpoints
         self._queues = recovered.queues
         self._window = recovered.window
-        self._retained = recovered.retained
         self._poison: str | None = None
         self._is_closed = False
         #: One more at each opening; stamped on every frame.
@@ -78,10 +79,22 @@ class Store:
         self.recovery = recovered.report
         settings, action_settings = log_settings(options, format_.store_id, self.epoch)
         log = SegmentedLog(recovered.commit_segments, clock, settings, recovered.commit_finding)
+        action_log = SegmentedLog(
+            recovered.action_segments, clock, action_settings, recovered.action_finding
+        )
         #: Messages that wait for their time.
         self.schedule = recovered.schedule
         self._commit_log = CommitLog(log, recovered.queues, recovered.window, self.schedule)
         self._commit_segments = recovered.commit_segments
+        #: What consumers did.
+        self.actions = ActionLog(
+            action_log, recovered.action_segments, format_.store_id, recovered.snapshots
+        )
+        self._ids = recovered.ids
+        parts = _saved(recovered, log, action_log)
+        self._saver = Saver(clock, options, parts, checkpoints, recovered.checkpoint)
+        #: Where the commit log begins.
+        self.retention = Retention(disk, options, parts, self._saver, retained=recovered.retained)
         #: Ids and keys of messages; one thread steps it, and none does so without harm.
         self.index = KeyIndex(
             disk, self._commit_segments, options, store_id=format_.store_id, bounds=self._log_range
@@ -100,16 +113,6 @@ class Store:
             bounds=self._log_range,
             summary_of=self.summaries.find,
         )
-        action_log = SegmentedLog(
-            recovered.action_segments, clock, action_settings, recovered.action_finding
-        )
-        #: What consumers did.
-        self.actions = ActionLog(
-            action_log, recovered.action_segments, format_.store_id, recovered.snapshots
-        )
-        self._ids = recovered.ids
-        parts = _saved(recovered, log, action_log)
-        self._saver = Saver(clock, options, parts, checkpoints, recovered.checkpoint)
 
     @classmethod
     def open(cls, disk: Disk, clock: Clock, options: StoreOptions) -> Store:
@@ -204,15 +207,19 @@ class Store:
         return self._step()
 
     def _step(self) -> bool:
-        try:
+        with self._poisoning("retention"):
+            self.retention.step()
+        with self._poisoning("checkpoint"):
             return self._saver.step()
-        except (DiskError, NoRoomError) as error:
-            raise self._poisoned("a failed checkpoint", error) from error
+
+    def work_beside(self, start: Callable[[Work], None]) -> None:
+        """Let disk work that nobody is answered for be started so, and not be done by the writer."""
+        self.schedule.beside.start = self.retention.beside.start = start
 
     @property
     def first_offset(self) -> int:
         """Where the commit log begins; everything below was given up."""
-        return self._retained.first_offset
+        return self.retention.first_offset
 
     def offset_at(self, time_ms: int) -> int:
         """Where the first frame stands that was stored at `time_ms` or later, in any thread.
@@ -223,55 +230,18 @@ class Store:
 
     def expired_offset(self, now_ms: int) -> int:
         """Up to where the commit log may go by age and by length; a segment begins there."""
-        log, options = self._commit_log.log, self._options
-        too_long_offset = log.written_offset - options.retain_bytes if options.retain_bytes else 0
-        bases = log.bases()
-        expired_offset = bases[0] if bases else 0
-        for base in bases[1:]:
-            # When a segment was begun, the one before it got its last message.
-            is_old = log.made_at_ms(base) <= now_ms - options.retain_ms
-            if not is_old and base > too_long_offset:
-                break
-            expired_offset = base
-        return expired_offset
+        return self.retention.expired_offset(now_ms)
 
     def give_up_below(self, offset: int) -> int:
         """Let the commit log begin at the last segment at or below `offset`; returns bytes given up.
 
-        Never gives up what a restart needs: the segment of the last checkpoint, ids that may be
-        repeated, entries that are not in their files. First it is noted, durably, where the log
-        begins; then files go, oldest first. Raises `PoisonedError`.
+        Never gives up what a restart needs. Where that is done beside the writer, this begins it and
+        `step` goes on with it. Raises `PoisonedError`. See `Retention`.
         """
         self._check()
         self._check_place()
-        log, last = self._commit_log.log, self._saver.last
-        window_offset = self._window.first_offset
-        bounds = [offset, last.commit_log.last_frame_offset, last.window_offset]
-        bounds += [self._queues.indexed_offset, log.written_offset - 1]
-        bounds += [self.schedule.copied_offset]
-        self._saver.make_way(log.base_of(min(offset, log.durable_offset)))
-        bounds += [] if window_offset is None else [window_offset]
-        before = self.first_offset
-        first_offset = log.base_of(max(0, min(bounds)))
-        if first_offset <= before:
-            return 0
-        sequences = self._queues.sequences_at(first_offset)
-        retained = Retained(self._retained.store_id, first_offset, sequences)
-        try:
-            write_retained(self._disk, retained)
-        except NoRoomError as error:
-            _log.warning("nothing given up: reason=%s", error)
-            return 0
-        except DiskError as error:
-            raise self._poisoned("a failed retention", error) from error
-        self._retained = retained
-        self._queues.give_up_below(sequences)  # before the files, so that nobody looks for them
-        log.give_up_below(first_offset)
-        try:
-            self._queues.remove_given_up()
-        except DiskError as error:
-            raise self._poisoned("a failed retention", error) from error
-        return first_offset - before
+        with self._poisoning("retention"):
+            return self.retention.give_up_below(offset)
 
     def subjects(self) -> list[str]:
         """Subjects with visible messages, sorted."""
@@ -320,6 +290,7 @@ class Store:
         finally:
             logs = (self.actions.log, self._commit_log.log)
             for part in (
+                self.retention,
                 *logs,
                 self._queues,
                 self._ids,
@@ -337,6 +308,7 @@ class Store:
         self._publish()
         self.actions.sync()
         self.index.finish()
+        self.retention.finish()
         self._saver.stop_clean(self._disk)
 
     def _publish(self) -> None:
@@ -364,6 +336,13 @@ class Store:
         logs = (self._commit_log.log, self.actions.log)
         return self._poison is not None or any(log.poison is not None for log in logs)
 
+    @contextmanager
+    def _poisoning(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (DiskError, NoRoomError) as error:
+            raise self._poisoned(f"a failed {what}", error) from error
+
     def _poisoned(self, what: str, error: Exception) -> PoisonedError:
         self._poison = f"nothing is written since {what}: {error}. Restart the broker."
         return PoisonedError(self._poison)
@@ -376,5 +355,6 @@ def _saved(recovered: Recovered, commit_log: SegmentedLog, action_log: Segmented
         queues=recovered.queues,
         window=recovered.window,
         ids=recovered.ids,
+        schedule=recovered.schedule,
         copier=ScheduleCopier(recovered.schedule, epoch=recovered.checkpoint.epoch),
     )

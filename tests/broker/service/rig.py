@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from qmq_broker.options import StoreOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
@@ -190,15 +191,15 @@ class _Files(OsDisk):
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
-        self._files: list[OsFile] = []
+        self._files: WeakSet[OsFile] = WeakSet()
 
     def open(self, path: str, *, is_new: bool = False) -> OsFile:
         file = super().open(path, is_new=is_new)
-        self._files.append(file)
+        self._files.add(file)
         return file
 
     def end(self) -> None:
-        for file in self._files:
+        for file in list(self._files):
             file.close()
         self.close()
 

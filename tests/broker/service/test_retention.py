@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 
-from qmq_broker.errors import CorruptionError
+from qmq_broker.errors import CorruptionError, PoisonedError
 from qmq_broker.service.delivery.snapshot import encode_groups
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.schedule.beside import Work, in_a_thread
 from qmq_client.wire.requests import Settlement, SettleRequest
 from tests.broker.service.rig import STORE, SUBJECT, Rig
 
@@ -180,6 +183,89 @@ def test_given_up_segments_are_written_again(rig: Rig) -> None:
     assert not [name for name in files(rig, "commitlog") if name.startswith("spare")]
     rig.restart()
     assert rig.pull(max_messages=100).bodies[-12:] == [BODY] * 12
+
+
+def test_B12_segments_are_found_and_removed_while_senders_go_on(rig: Rig) -> None:
+    send(rig, 20)
+    waiting: list[Work] = []
+    rig.store.retention.beside.start = waiting.append
+    before = files(rig, "commitlog")
+    assert keep_house(rig) == 0, "where the queues begin is being looked for"
+    send(rig, 1)
+    waiting.pop()()
+    send(rig, 1)
+    assert rig.store.first_offset > 0, "the writer has taken it over"
+    assert set(before) <= set(files(rig, "commitlog")), "the disk takes long to remove them"
+    send(rig, 1)
+    keep_house(rig)
+    (work,) = waiting
+    work()
+    assert not set(before) <= set(files(rig, "commitlog"))
+    assert rig.pull(max_messages=100).sequences == list(range(first_sequence(rig), 23))
+    rig.restart()
+    assert rig.pull(max_messages=100, group="other").sequences == list(
+        range(first_sequence(rig), 23)
+    )
+
+
+def test_B12_a_stop_waits_for_the_removal_that_is_under_way(rig: Rig) -> None:
+    send(rig, 20)
+    began, may_end = Event(), Event()
+
+    def slowly(work: Work) -> None:
+        def wait_and_work() -> None:
+            began.set()
+            may_end.wait(10)
+            work()
+
+        in_a_thread(wait_and_work)
+
+    rig.store.retention.beside.start = slowly
+    keep_house(rig)
+    assert began.wait(10)
+    stopping = Thread(target=rig.close)
+    stopping.start()
+    assert rig.store.first_offset == 0
+    may_end.set()
+    stopping.join(10)
+    rig.start()
+    assert rig.store.first_offset > 0, "what was begun is done"
+    assert f"{0:020d}" not in files(rig, "commitlog")
+
+
+def test_B12_a_removal_that_fails_is_the_last_thing_that_is_done(rig: Rig) -> None:
+    send(rig, 20)
+    waiting: list[Work] = []
+    rig.store.retention.beside.start = waiting.append
+    keep_house(rig)
+    waiting.pop()()
+    rig.store.step()
+    (rig.directory / "commitlog" / f"{0:020d}").unlink()  # what is there no more cannot be removed
+    waiting.pop()()
+    with pytest.raises(PoisonedError, match="removal of a segment"):
+        rig.store.step()
+
+
+def test_B12_the_disk_has_its_room_back_although_a_segment_was_being_read(rig: Rig) -> None:
+    with_options(rig, spare_segments=0)
+    send(rig, 20)
+    reading = rig.store._commit_segments.file(0)
+    keep_house(rig)
+    assert reading.read(0, 4) == b"QMQF", "a read that has begun is not disturbed"
+    assert len(_removed_and_open(rig)) == 1, "nothing else keeps a removed file"
+    del reading
+    assert not _removed_and_open(rig)
+
+
+def _removed_and_open(rig: Rig) -> list[str]:
+    """Files of the rig that were removed and still take room."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            path = str(descriptor.readlink())
+            if path.startswith(str(rig.directory)) and path.endswith("(deleted)"):
+                found.append(path)
+    return found
 
 
 def test_a_beginning_that_cannot_be_read_stops_the_start(rig: Rig) -> None:

@@ -209,7 +209,11 @@ def link_file(source: OsDisk, path: str, target: OsDisk) -> bool:
 
 
 class OsFile:
-    """One file of the machine."""
+    """One file of the machine.
+
+    Closed at the latest when nobody has it any more: one that is let go of while it is read stays open
+    until the read is over, and no longer, because only then does the disk have its room back.
+    """
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
@@ -295,6 +299,8 @@ class OsFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    __del__ = close
 
 
 class OsLock:

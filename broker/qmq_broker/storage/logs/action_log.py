@@ -70,7 +70,9 @@ class ActionLog:
         self.log.sync()
         self._snapshots.write(offset, content)
         self.snapshot_offset, self.snapshot = offset, b""
-        return self.log.give_up_below(self._snapshots.first_offset)
+        given_up = self.log.give_up_below(self._snapshots.first_offset)
+        self.log.put_away()
+        return given_up
 
     def replay(self) -> Iterator[Action]:
         """All actions behind the snapshot that were there when the log was opened, in order.

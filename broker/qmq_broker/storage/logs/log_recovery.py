@@ -111,7 +111,8 @@ def mend(
     """
     given_up = [b for b in segments.bases if b + segments.segment_bytes <= first_offset]
     for base in given_up:
-        segments.give_up(base, spares_max=spares_max)
+        segments.give_up(base)
+    segments.put_away(spares_max=spares_max)
     cut = finding.next_offset
     _rewrite(segments, finding.durable_offset, cut)
     for base in [base for base in segments.bases if base >= cut]:

@@ -149,20 +149,25 @@ class SegmentedLog:
         return self._segments.made_at_ms(base)
 
     def give_up_below(self, offset: int) -> int:
-        """Give up the segments that end at or below `offset`; returns how many.
+        """Give up the segments that end at or below `offset`; returns how many. Their files stay.
 
-        Durable on return. Requires: it is durably known that nothing below is needed, and the
-        last segment is not among them. Raises `PoisonedError`.
+        Requires: it is durably known that nothing below is needed, and the last segment is not among
+        them. Raises `PoisonedError`.
         """
         with self._lock:
             self._check_poison()
             bases = [base for base in self._segments.bases if base + self.segment_bytes <= offset]
-            with self._poisoning("removal of a segment"):
-                for base in bases:
-                    self._segments.give_up(base, spares_max=self._settings.spare_segments)
-                if bases:
-                    self._segments.disk.sync_directory(self._segments.directory)
+            for base in bases:
+                self._segments.give_up(base)
             return len(bases)
+
+    def put_away(self) -> None:
+        """Let the files go of what was given up; some become spares. Durable on return.
+
+        In any one thread: appends wait for none of it, though it may take long. Raises `PoisonedError`.
+        """
+        with self._poisoning("removal of a segment"):
+            self._segments.put_away(spares_max=self._settings.spare_segments, lock=self._lock)
 
     @property
     def spare_count(self) -> int:

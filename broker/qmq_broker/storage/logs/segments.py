@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right, insort
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from qmq_broker.errors import CorruptionError
@@ -32,8 +34,8 @@ from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, build_frame
 _HEAD_BODY: Final = struct.Struct(">16sQQ")
 _RECYCLED: Final = 1 << 56  # of flags and time as one number
 _TIME_MASK: Final = _RECYCLED - 1
-#: Given up segments whose files stay open for readers.
-GIVEN_UP_MAX: Final = 4
+#: For where there is one thread.
+_NO_LOCK: Final = nullcontext()
 SEGMENT_HEAD_BYTES: Final = FRAME_HEADER_BYTES + _HEAD_BODY.size
 
 
@@ -48,8 +50,8 @@ class Segments:
         self.directory = directory
         self.segment_bytes = segment_bytes
         self._files: dict[int, DiskFile] = {}
-        #: Files that were given up and may still be in the hands of a reader.
-        self._given_up: list[DiskFile] = []
+        #: What was given up and has its file still, oldest first.
+        self._given_up: deque[tuple[int, DiskFile]] = deque()
         #: Base offsets in order.
         self.bases: list[int] = []
         #: Numbers of the spare segments.
@@ -136,25 +138,32 @@ class Segments:
         self.disk.rename(path, spare_path(self.directory, number))
         self.spares.append(number)
 
-    def give_up(self, base: int, *, spares_max: int) -> None:
-        """Take a whole segment away, or keep it as a spare while there are fewer than that.
-
-        Durable after the next sync of the directory. A reader that is at it may go on for a while.
-        """
-        while len(self._given_up) > GIVEN_UP_MAX:
-            self._given_up.pop(0).close()
+    def give_up(self, base: int) -> None:
+        """Take a whole segment out of the log; its file is there until `put_away`."""
         self.bases.remove(base)
-        file = self._files.pop(base)
-        self._given_up.append(file)
-        path = segment_path(self.directory, base)
-        # One that was closed early by long frames is worth keeping too; it is grown again.
-        is_worth_it = file.length() * 2 >= self.segment_bytes
-        if is_worth_it and len(self.spares) < spares_max:
-            number = max(self.spares, default=-1) + 1
-            self.disk.rename(path, spare_path(self.directory, number))
-            self.spares.append(number)
-        else:
-            self.disk.unlink(path)
+        self._given_up.append((base, self._files.pop(base)))
+
+    def put_away(self, *, spares_max: int, lock: AbstractContextManager[object] = _NO_LOCK) -> None:
+        """Let the files go of what was given up, or keep them as spares while there are fewer than that.
+
+        Durable on return. Takes as long as the disk likes, in any one thread; `lock` is held for the
+        moments in which a spare is added. A reader that is at such a file keeps it for its read.
+        """
+        if not self._given_up:
+            return
+        while self._given_up:
+            base, file = self._given_up[0]
+            path = segment_path(self.directory, base)
+            # One that was closed early by long frames is worth keeping too; it is grown again.
+            is_worth_it = file.length() * 2 >= self.segment_bytes
+            with lock:
+                is_kept = is_worth_it and len(self.spares) < spares_max
+                if is_kept:
+                    self.add_spare(path)
+            if not is_kept:
+                self.disk.unlink(path)
+            self._given_up.popleft()
+        self.disk.sync_directory(self.directory)
 
     def is_recycled(self, base: int) -> bool:
         """Whether this segment was a spare: old frames stand behind its last one."""
@@ -176,7 +185,8 @@ class Segments:
 
     def close(self) -> None:
         """Give all files back. Safe to call twice."""
-        for file in (*self._files.values(), *self._given_up):
+        given_up = (file for _, file in self._given_up)
+        for file in (*self._files.values(), *given_up):
             file.close()
         self._files.clear()
         self._given_up.clear()

@@ -214,13 +214,13 @@ class ConsumeQueues:
         return True
 
     def sequences_at(self, offset: int) -> dict[str, int]:
-        """Of each queue, the first sequence whose record stands at `offset` or behind it.
+        """Of each queue, the first sequence whose record stands at `offset` or behind it, in any thread.
 
-        Only of those that have lost any below it.
+        Only of those that have lost any below it. Requires: the log is durable up to there.
         """
         found = {
             subject: queue.sequence_at(offset)
-            for subject, queue in self._queues.items()
+            for subject, queue in list(self._queues.items())
             if queue.next_sequence
         }
         return {subject: sequence for subject, sequence in found.items() if sequence}

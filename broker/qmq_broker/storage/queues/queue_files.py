@@ -32,6 +32,8 @@ class QueueFiles:
         #: Those with names of new files that were not synced.
         self._unsynced_directories: set[str] = set()
         self._has_new_directories = False
+        #: Of each subject, below which file there is none any more.
+        self._removed_below: dict[str, int] = {}
 
     def read(self, subject: str, first_sequence: int, next_sequence: int) -> bytes:
         """The packed entries of a run; raises `CorruptionError` when they are not all there."""
@@ -119,6 +121,9 @@ class QueueFiles:
 
         Not durable on return: who opens next removes what came back.
         """
+        first_file = first_sequence * ENTRY_BYTES // self._file_bytes
+        if self._removed_below.get(subject) == first_file:
+            return 0  # as it mostly is: of thousands of queues, a segment ends a file of few
         directory = layout.queue_directory(subject)
         removed = 0
         for name in self._disk.names(directory):
@@ -131,6 +136,7 @@ class QueueFiles:
                     file.close()
                 self._disk.unlink(path)
             removed += 1
+        self._removed_below[subject] = first_file
         return removed
 
     def close(self) -> None:

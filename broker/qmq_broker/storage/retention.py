@@ -1,0 +1,139 @@
+"""Where the commit log begins: old segments go, and no commit waits for that.
+
+::
+
+    noted      beside the writer   where each queue will begin, then state/retained, durably
+    taken      by the writer       nobody looks below it any more
+    removed    beside the writer   files of the log and of the queues; some segments stay as spares
+
+Finding the beginning of ten thousand queues reads all of their files, and a file system takes up to a
+second to remove a GiB: the writer only begins such work and later asks how it went. A crash leaves the
+old beginning, or the new one and files below it, which the next start removes.
+
+Never given up is what a restart needs: the segment of the last checkpoint, ids that may be repeated,
+entries that are not in their files, delayed messages that were not copied.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from qmq_broker.errors import NoRoomError
+from qmq_broker.options import StoreOptions
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.retained import Retained, write_retained
+from qmq_broker.storage.saving import Saved, Saver
+from qmq_broker.storage.schedule.beside import Beside
+
+_log = logging.getLogger(__name__)
+
+
+class Retention:
+    """The lower end of one commit log; belongs to the writer thread.
+
+    Every method but the properties raises `DiskError` when the disk fails, and then nothing may be
+    written any more.
+    """
+
+    def __init__(
+        self, disk: Disk, options: StoreOptions, parts: Saved, saver: Saver, *, retained: Retained
+    ) -> None:
+        self._disk = disk
+        self._options = options
+        self._parts = parts
+        self._saver = saver
+        self._retained = retained
+        #: What was noted beside the writer, and is to be taken over by it.
+        self._noted: Retained | None = None
+        #: Does what takes long.
+        self.beside = Beside()
+
+    @property
+    def first_offset(self) -> int:
+        """Where the commit log begins, in any thread; everything below was given up."""
+        return self._retained.first_offset
+
+    def expired_offset(self, now_ms: int) -> int:
+        """Up to where the log may go by age and by length; a segment begins there. In any thread."""
+        log, options = self._parts.commit_log, self._options
+        too_long_offset = log.written_offset - options.retain_bytes if options.retain_bytes else 0
+        bases = log.bases()
+        expired_offset = bases[0] if bases else 0
+        for base in bases[1:]:
+            # When a segment was begun, the one before it got its last message.
+            is_old = log.made_at_ms(base) <= now_ms - options.retain_ms
+            if not is_old and base > too_long_offset:
+                break
+            expired_offset = base
+        return expired_offset
+
+    def give_up_below(self, offset: int) -> int:
+        """Let the log begin at the last segment at or below `offset` that a restart can do without.
+
+        Returns how many bytes were given up so far; a later `step` goes on where that takes long.
+        While an earlier request is under way nothing is begun: ask again.
+        """
+        before, log = self.first_offset, self._parts.commit_log
+        self._saver.make_way(log.base_of(min(offset, log.durable_offset)))
+        if self.step():
+            first_offset = log.base_of(max(0, min(offset, self._needed_offset())))
+            if first_offset > self.first_offset:
+                self.beside.begin(lambda: self._note(first_offset))
+                self.step()
+        return self.first_offset - before
+
+    def step(self) -> bool:
+        """Go on with what is under way; whether nothing is."""
+        while not self.beside.is_busy:
+            self.beside.check()
+            noted, self._noted = self._noted, None
+            if noted is None:
+                return True
+            self._take_over(noted)
+            self.beside.begin(self._remove)
+        return False
+
+    def finish(self) -> None:
+        """Bring what is under way to its end, before a clean stop."""
+        while not self.step():
+            self.beside.wait()
+
+    def close(self) -> None:
+        """Wait for what is done beside: this data directory may be another process's soon."""
+        self.beside.wait()
+
+    def _needed_offset(self) -> int:
+        """What a restart reads of the log begins here."""
+        parts, last = self._parts, self._saver.last
+        window_offset = parts.window.first_offset
+        return min(
+            last.commit_log.last_frame_offset,
+            last.window_offset,
+            last.window_offset if window_offset is None else window_offset,
+            parts.queues.indexed_offset,
+            parts.schedule.copied_offset,
+            parts.commit_log.written_offset - 1,
+        )
+
+    def _note(self, first_offset: int) -> None:
+        """Beside the writer: say durably where the log begins, before anything below it goes."""
+        sequences = self._parts.queues.sequences_at(first_offset)
+        retained = Retained(self._retained.store_id, first_offset, sequences)
+        try:
+            write_retained(self._disk, retained)
+        except NoRoomError as error:
+            _log.warning("nothing given up: reason=%s", error)
+            return
+        self._noted = retained
+
+    def _take_over(self, noted: Retained) -> None:
+        given_up_bytes = noted.first_offset - self.first_offset
+        self._retained = noted
+        self._parts.queues.give_up_below(noted.first_sequences)
+        self._parts.commit_log.give_up_below(noted.first_offset)
+        _log.info("segments given up: first_offset=%d bytes=%d", noted.first_offset, given_up_bytes)
+
+    def _remove(self) -> None:
+        """Beside the writer: let the files go of what was given up."""
+        self._parts.commit_log.put_away()
+        self._parts.queues.remove_given_up()
