@@ -20,7 +20,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from qmq_client.errors import OutboxRowLostError
+from qmq_client.errors import OutboxError, OutboxRowLostError
 from qmq_client.outbox.database.link import Link
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.table import AS_NAMED, LIVE, PARKED
@@ -146,8 +146,13 @@ class Unit:
         """Delete a row in this transaction, one of its own or one that nobody may be sending now.
 
         Whether there was one. What is sent here is written first, so that a savepoint rolled back
-        later brings the row back like everything else.
+        later brings the row back like everything else. Raises `OutboxError` in the midst of a stream.
         """
+        if outlet.dialect.is_busy(self._link):
+            raise OutboxError(
+                "this connection still reads a result or writes a COPY row by row, which a statement "
+                "in between would spoil. Cancel behind its end, or with `cancel_now`"
+            )
         self._was_written_early = True
         self.write(connection)
         columns = outlet.outbox.c

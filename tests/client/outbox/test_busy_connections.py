@@ -17,6 +17,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from qmq_client.errors import OutboxError
 from qmq_client.outbox.database.driver import driver_of
 from qmq_client.outbox.transaction.unit import ROWS_PER_INSERT_MAX
 from tests.client.world import Order, World, a_world
@@ -65,6 +66,26 @@ def _send_for_the_first(world: World, session: Session, count: int) -> None:
     with closing(session.scalars(labels)) as found:
         for label in islice(found, count):
             world.send(label, session)
+
+
+def test_S1_a_cancel_that_would_cut_a_result_short_is_refused(
+    mysql_database: Database, tmp_path: Path
+) -> None:
+    with a_world(tmp_path, database=mysql_database) as world:
+        with world.engine.begin() as connection:
+            connection.execute(sa.insert(Order), [{"label": label} for label in _LABELS])
+        seen: list[str] = []
+        labels = sa.select(Order.label).order_by(Order.label).execution_options(**_STREAMED)
+        with Session(world.engine) as session:
+            message_id = world.send("no", session)
+            for label in session.scalars(labels):
+                if not seen:
+                    with pytest.raises(OutboxError, match="cancel_now"):
+                        world.producer.cancel(message_id, session=session)
+                seen.append(label)
+            assert world.producer.cancel(message_id, session=session)
+            session.commit()
+        assert (seen, world.outcome()) == (_LABELS, (_LABELS, [], set()))
 
 
 def test_S1_sends_between_the_rows_of_a_copy_of_psycopg_go_with_it(
