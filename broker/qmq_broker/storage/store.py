@@ -77,11 +77,7 @@ class Store:
         #: Part of the name of every hand-out.
         self.hand_out_token = format_.hand_out_token(self.epoch)
         self.recovery = recovered.report
-        settings, action_settings = log_settings(options, format_.store_id, self.epoch)
-        log = SegmentedLog(recovered.commit_segments, clock, settings, recovered.commit_finding)
-        action_log = SegmentedLog(
-            recovered.action_segments, clock, action_settings, recovered.action_finding
-        )
+        log, action_log = _logs(recovered, clock, options, format_.store_id)
         #: Messages that wait for their time.
         self.schedule = recovered.schedule
         self._commit_log = CommitLog(log, recovered.queues, recovered.window, self.schedule)
@@ -346,6 +342,16 @@ class Store:
     def _poisoned(self, what: str, error: Exception) -> PoisonedError:
         self._poison = f"nothing is written since {what}: {error}. Restart the broker."
         return PoisonedError(self._poison)
+
+
+def _logs(
+    recovered: Recovered, clock: Clock, options: StoreOptions, store_id: bytes
+) -> tuple[SegmentedLog, SegmentedLog]:
+    settings, action_settings = log_settings(options, store_id, recovered.checkpoint.epoch)
+    return (
+        SegmentedLog(recovered.commit_segments, clock, settings, recovered.commit_finding),
+        SegmentedLog(recovered.action_segments, clock, action_settings, recovered.action_finding),
+    )
 
 
 def _saved(recovered: Recovered, commit_log: SegmentedLog, action_log: SegmentedLog) -> Saved:

@@ -85,11 +85,10 @@ class OsDisk:
             if is_writable:
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, holder.encode(), 0)
-            root = os.dup(self._root)
+            return OsLock(self.root, path, root=os.dup(self._root), descriptor=descriptor)
         except OSError as error:
             os.close(descriptor)
             raise translate(error, "write", path) from error
-        return OsLock(self.root, path, root=root, descriptor=descriptor)
 
     def _open_lock(self, path: str) -> tuple[int, bool]:
         """A descriptor to lock, and whether the holder can be written into it."""
@@ -316,14 +315,17 @@ class OsLock:
         self._path = path
         self._root = root
         self._descriptor = descriptor
+        # What an open file is never changes; what its name leads to may.
+        self._root_inode = _inode(os.fstat(root))
+        self._inode = _inode(os.fstat(descriptor))
 
     def check(self) -> None:
         try:
-            is_root = _is_same(os.stat(self._directory), os.fstat(self._root))
+            root = os.stat(self._directory)
             found = os.stat(self._path, dir_fd=self._root, follow_symlinks=False)
         except OSError as error:
             raise translate(error, "look", f"{self._directory}/{self._path}") from error
-        if not is_root or not _is_same(found, os.fstat(self._descriptor)):
+        if _inode(root) != self._root_inode or _inode(found) != self._inode:
             raise DiskError(
                 operation="look",
                 path=f"{self._directory}/{self._path}",
@@ -337,8 +339,8 @@ class OsLock:
             self._descriptor = self._root = -1
 
 
-def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
-    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+def _inode(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _sync_names(directory: str) -> None:
