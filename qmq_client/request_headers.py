@@ -101,18 +101,23 @@ def handling(headers: Sequence[Mapping[str, str]]) -> AbstractContextManager[Non
 
     Requires: at least one message.
     """
+    carried = _carried_by_all(headers)
     # Most messages carry none, and nobody is inside any: that costs a call next to nothing.
-    return _inside(headers) if any(headers) or _headers.get() else _NOTHING
+    return _inside(carried) if carried or _headers.get() else _NOTHING
 
 
-@contextmanager
-def _inside(headers: Sequence[Mapping[str, str]]) -> Iterator[None]:
+def _carried_by_all(headers: Sequence[Mapping[str, str]]) -> dict[str, str]:
     carried = _carried_on(headers[0])
-    for each in headers[1:]:
+    for each in headers[1:] if carried else ():
         others = _carried_on(each)
         carried = {name: value for name, value in carried.items() if others.get(name) == value}
     if TRACEPARENT not in carried:
         carried.pop(TRACESTATE, None)
+    return carried
+
+
+@contextmanager
+def _inside(carried: dict[str, str]) -> Iterator[None]:
     token = _headers.set(carried)
     try:
         with _remote_parent(carried):
@@ -122,7 +127,7 @@ def _inside(headers: Sequence[Mapping[str, str]]) -> Iterator[None]:
 
 
 def _carried_on(headers: Mapping[str, str]) -> dict[str, str]:
-    if not headers:
+    if _CARRIED not in headers and TRACEPARENT not in headers:
         return {}
     names = headers.get(_CARRIED, "").split(",")
     carried = {

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from qmq_client.consumer.async_calls import AsyncCalls
 from qmq_client.consumer.delivery import Delivery, Grip, Received
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
 _UNDONE: Final = (Awaitable, Generator, AsyncGenerator, Future)
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
+class Decoded(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A message that could be read."""
 
     received: Received

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+import msgspec
+
 from qmq_client.consumer.delivery import Outcome, Received, Verdict
 from qmq_client.wire import requests
 
@@ -21,8 +23,7 @@ from qmq_client.wire import requests
 _ENTRIES_PER_REQUEST_MAX: Final = 1_500
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
+class Entry(msgspec.Struct, eq=False, gc=False):
     """One delivery with its outcome; None asks for a longer lease of `lease_ms`."""
 
     received: Received

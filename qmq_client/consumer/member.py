@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from qmq_client.clock import Clock
 from qmq_client.consumer.asking import pull_request
 from qmq_client.consumer.async_calls import AsyncCalls
@@ -48,8 +50,7 @@ _STOPPED: Final = "consumer stopped before the handler began"
 _ALL_STUCK: Final = "every handler of this consumer is over its timeout_ms"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class Pass(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one pass did."""
 
     #: Messages pulled, handled or settled.

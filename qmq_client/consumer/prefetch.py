@@ -11,8 +11,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from qmq_client.clock import Clock
 from qmq_client.consumer.delivery import Received
@@ -28,8 +29,7 @@ BEGIN_S: Final = 0.001
 _LOOK_S: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class Running(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One handler call under way."""
 
     started_at_s: float
