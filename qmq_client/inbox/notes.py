@@ -58,6 +58,8 @@ class Notes:
         """Raise `InboxTransactionError` unless that transaction is still open."""
         if begun.transaction is None or session.get_transaction() is not begun.transaction:
             raise InboxTransactionError
+        while (left_open := session.get_nested_transaction()) is not None:
+            left_open.commit()  # as the COMMIT would; on MySQL our own savepoint is around it
         if has_ids:
             self._dialect.confirm(begun.connection, begun.noted)
 

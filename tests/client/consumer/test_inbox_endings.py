@@ -59,6 +59,12 @@ def void(_: Session) -> None:
     """End nothing."""
 
 
+def savepoint_left_open(session: Session) -> None:
+    """Begin two that nobody ends."""
+    session.begin_nested()
+    session.begin_nested()
+
+
 EVERYWHERE: dict[str, Ending] = {
     "text": text("ROLLBACK"),
     "text commit": text("COMMIT"),
@@ -124,9 +130,12 @@ def test_C5_no_effect_commits_without_its_inbox_row(
     engine.dispose()
 
 
-def test_C5_a_handler_that_ends_nothing_has_its_effect(bench: Bench, engine: sa.Engine) -> None:
+@pytest.mark.parametrize("ending", [void, savepoint_left_open])
+def test_C5_a_handler_that_ends_nothing_has_its_effect(
+    bench: Bench, engine: sa.Engine, ending: Ending
+) -> None:
     """The control of the test above: its handler is acked when nothing was ended."""
-    counted = ended(bench, engine, void, goes_on=True)
+    counted = ended(bench, engine, ending, goes_on=True)
     assert (counted["acked"], count_of(engine), len(rows_in_inbox(engine))) == (1, 1, 1)
 
 
