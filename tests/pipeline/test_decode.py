@@ -16,6 +16,7 @@ from qmq_client.wire.names import OWN_PREFIX
 from qmq_client.wire.record import BodyKind, Record, decode_record, encode_record
 from qmq_pipeline.rows.decode import Selection, batches, batches_by_subject
 from qmq_pipeline.tables.schemas import SCHEDULED
+from tests.pipeline.world import scanned
 
 _NAMES = st.from_regex(r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,20}\Z")
 _TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
@@ -37,26 +38,6 @@ _RECORDS = st.builds(
     due_at_ms=st.none() | _TIMES,
     expires_at_ms=st.none() | _TIMES,
 )
-
-
-def scanned(
-    records: list[tuple[str, bytes]], *, kind: FrameKind = FrameKind.MESSAGES, offset: int = 4096
-) -> ScannedFrame:
-    """A frame as a log gives it back, with sequences from 10 on in each subject."""
-    by_subject: dict[str, list[bytes]] = {}
-    for subject, record in records:
-        by_subject.setdefault(subject, []).append(record)
-    frame = build_message_frame(by_subject, kind=kind)
-    head = stamp_frame(
-        frame,
-        physical_offset=offset,
-        stored_at_ms=1_700_000_000_123,
-        epoch=1,
-        durable_offset=offset,
-        first_sequences=[10] * len(by_subject),
-    )
-    data = head + frame[len(head) :]
-    return ScannedFrame(offset, read_header(data), data)
 
 
 def rows_of(frame: ScannedFrame, selection: Selection | None = None) -> list[dict[str, object]]:

@@ -13,10 +13,17 @@ import sqlalchemy as sa
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.logs.actions import Action
+from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_broker.storage.store import Store
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, SENT, create_tables
 from qmq_client.settings.config import DatabaseSection
-from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame
+from qmq_client.wire.frame import (
+    FrameKind,
+    build_message_frame,
+    parse_message_frame,
+    read_header,
+    stamp_frame,
+)
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record, encode_record, record_crc
 
@@ -99,7 +106,7 @@ class DataDirectory:
 
     def _encoded(self, record: Record) -> bytes:
         data = encode_record(record)
-        return data[:-1] + b"#" if record.message_id in self.spoilt else data
+        return spoilt(data) if record.message_id in self.spoilt else data
 
     def act(self, actions: Sequence[Action]) -> None:
         """Write actions of consumers, synced."""
@@ -125,6 +132,31 @@ class DataDirectory:
         """Stop in order: the checkpoint says where the logs end."""
         self.store.close()
         self._disk.close()
+
+
+def spoilt(data: bytes) -> bytes:
+    """The encoded record with another last byte, under its old checksum."""
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def scanned(
+    records: list[tuple[str, bytes]], *, kind: FrameKind = FrameKind.MESSAGES, offset: int = 4096
+) -> ScannedFrame:
+    """A frame as a log gives it back, with sequences from 10 on in each subject."""
+    by_subject: dict[str, list[bytes]] = {}
+    for subject, record in records:
+        by_subject.setdefault(subject, []).append(record)
+    frame = build_message_frame(by_subject, kind=kind)
+    head = stamp_frame(
+        frame,
+        physical_offset=offset,
+        stored_at_ms=1_700_000_000_123,
+        epoch=1,
+        durable_offset=offset,
+        first_sequences=[10] * len(by_subject),
+    )
+    data = head + frame[len(head) :]
+    return ScannedFrame(offset, read_header(data), data)
 
 
 class OutboxDatabase:
