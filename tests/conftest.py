@@ -16,6 +16,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.kit.parsing import parse_undisturbed
 from tests.kit.surroundings import quieten
 from tests.services.databases import KINDS, Database, Databases
 from tests.services.ladder import RungError, ServiceMissingError
@@ -34,6 +35,7 @@ _TOGETHER = (
 _CHANGING = re.compile(r"\{[^:{}]*, [^:{}]*\}| at 0x[0-9a-f]+")
 MakeServer = Callable[..., PrivateServer]
 
+parse_undisturbed()
 quieten(os.environ)  # before other modules of tests are imported, which may read it
 
 
