@@ -28,6 +28,7 @@ class Link:
         "connection",
         "driver",
         "is_begun",
+        "is_begun_by_savepoint",
         "is_committing",
         "proxied",
         "unit",
@@ -39,6 +40,8 @@ class Link:
         self.driver: Any = unwrapped(proxied)
         #: SQLAlchemy holds a transaction for begun. One that is older than the producer is, too.
         self.is_begun = True
+        #: The database began by a savepoint, whose release will commit: SQLite in AUTOCOMMIT.
+        self.is_begun_by_savepoint = False
         #: The driver was seen inside this transaction: if it is outside now, the transaction is over.
         self.was_open = False
         #: COMMIT has been sent, and no transaction has begun since.
@@ -57,6 +60,7 @@ class Link:
         if self.is_begun and self.unit is not None and not self.unit.is_lost:
             return  # two share one connection (a database in memory), and the other's goes on
         self.is_begun, self.was_open, self.unit = True, False, None
+        self.is_begun_by_savepoint = False
 
     def end(self) -> Any:
         """The transaction is about to end; its messages are not its own any more. Which they were."""

@@ -40,6 +40,7 @@ BUSY_MS_MAX: Final = 2_000
 TURN_S_MAX: Final = 0.05
 _ID_BYTES: Final = 16
 _BEGIN: Final = re.compile(r"\s*BEGIN\b", re.IGNORECASE)
+_SAVEPOINT: Final = re.compile(r"\s*SAVEPOINT\b", re.IGNORECASE)
 #: Per database file: held by the publisher while it wants or has the write lock.
 _TURNS: Final[dict[str, threading.Lock]] = {}
 os.register_at_fork(after_in_child=_TURNS.clear)
@@ -83,9 +84,13 @@ class SqliteDialect:
         """Really begin, where the driver would wait, with the transaction's first statement.
 
         Leaves alone a BEGIN of the application, and an engine that begins by itself or is in
-        AUTOCOMMIT (`isolation_level` None).
+        AUTOCOMMIT (`isolation_level` None); there it only notes that a savepoint begins.
         """
-        if link.driver.isolation_level is None or not link.is_begun or _BEGIN.match(statement):
+        if link.driver.isolation_level is None:
+            if not link.driver.in_transaction:
+                link.is_begun_by_savepoint = _SAVEPOINT.match(statement) is not None
+            return
+        if not link.is_begun or _BEGIN.match(statement):
             return
         if not link.driver.in_transaction:
             is_to_write = connection.get_execution_options().get(BEGIN_OPTION) == BEGIN_TO_WRITE
@@ -101,7 +106,7 @@ class SqliteDialect:
     def is_transactional(self, link: Link) -> bool:
         if link.driver.in_transaction:
             link.was_open = True
-            return True
+            return not link.is_begun_by_savepoint
         return link.driver.isolation_level is not None  # it begins with its first statement
 
     def has_ended(self, link: Link) -> bool:

@@ -58,6 +58,23 @@ def test_F8_E7_S1_autocommit_by_any_way_is_refused(
                 session.execute(sa.select(Order))
                 with pytest.raises(AutocommitError):
                     world.send("a", session)
+
+
+@pytest.mark.parametrize("is_message_first", [True, False], ids=["send first", "row first"])
+def test_F8_S1_a_savepoint_in_autocommit_is_no_transaction(
+    tmp_path: Path, make_database: MakeDatabase, is_message_first: bool
+) -> None:
+    """On SQLite the outermost savepoint begins a transaction, and its release commits."""
+    database = make_database("sqlite")
+    with (
+        a_world(tmp_path, database=database, engine_options=AUTOCOMMIT) as world,
+        world.engine.connect() as connection,
+        connection.begin_nested(),
+    ):
+        if not is_message_first:
+            connection.execute(sa.insert(Order).values(label="a"))
+        with pytest.raises(AutocommitError):
+            world.send("a", connection)
         assert world.outcome() == ([], [], set())
 
 
