@@ -31,7 +31,8 @@ _OURS: Final = frozenset(
     | {layout.IDS, layout.ENTRIES, layout.SORTED}
     | set(layout.CHECKPOINTS)
 )
-_REMEDY: Final = "Start with that value, or with an empty directory."
+#: Of the lengths that a directory has for good, those that the command line can say.
+_OPTIONS: Final = {"segment_bytes": "--segment-bytes"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +80,11 @@ def open_format(disk: Disk, options: StoreOptions) -> Format:
     for setting in ("segment_bytes", "action_segment_bytes", "queue_entries_per_file"):
         found, known = getattr(written, setting), getattr(options, setting)
         if found != known:
+            remedy = (
+                f"Start with {_OPTIONS.get(setting, setting)} {found}, or with an empty directory."
+            )
             raise UnknownFormatError(
-                setting=setting, found=str(found), known=str(known), remedy=_REMEDY
+                setting=setting, found=str(found), known=str(known), remedy=remedy
             )
     return _format(written)
 
