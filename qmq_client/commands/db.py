@@ -63,8 +63,7 @@ def migrate(database: str | None, config_file: Path | None, as_json: bool, adopt
         shown = {"from": done.before, "to": done.after, "is_adopted": done.is_adopted}
         click.echo(json.dumps({"database": section.name, **shown}))
     elif done.is_adopted:
-        text = f"tables were there without a revision, adopted at {done.after}"
-        click.echo(f"{section.name}: {text}")
+        click.echo(f"{section.name}: existing tables adopted at {done.after}")
     elif done.before == done.after:
         click.echo(f"{section.name}: already at {done.after}")
     else:

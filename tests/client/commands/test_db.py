@@ -150,7 +150,7 @@ def test_migrate_says_when_it_adopted_tables_that_were_there(url: str) -> None:
     create_tables(engine)
     engine.dispose()
     assert db("migrate", "--database", url).output == (
-        "shop: tables were there without a revision, adopted at qmq0002\n"
+        "shop: existing tables adopted at qmq0002\n"
     )
 
 
