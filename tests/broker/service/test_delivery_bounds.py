@@ -28,6 +28,17 @@ def test_C12_a_group_never_stands_behind_the_durable_end(rig: Rig) -> None:
     assert rig.pull().bodies == [b"a", b"b"]
 
 
+def test_C12_an_ordered_group_forgets_what_it_came_to_behind_the_durable_end(rig: Rig) -> None:
+    """Else what is stored there next would be given out of its order, or twice."""
+    rig.send(*[b"%d" % number for number in range(3)], key="a")
+    rig.pull(max_messages=1, ordered=True)
+    state = rig.broker.delivery.group(SUBJECT, GROUP)
+    assert state is not None
+    assert (state.cursor, state.held) == (3, 2)
+    clamp(state, 1)
+    assert (state.cursor, state.held, state.in_flight) == (1, 0, 1)
+
+
 def test_B10_long_leases_that_were_acked_leave_nothing_behind(rig: Rig) -> None:
     for _ in range(30):
         rig.send(*[b"x"] * 100)
@@ -130,6 +141,24 @@ def test_a_forgotten_consumer_never_gets_a_pull_sequence_twice(tmp_path: Path) -
     rig.pass_ms(2 * 3_600_000)
     rig.send(b"d")
     assert rig.pull("one").first == 3
+    rig.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "given"),
+    [
+        (ServiceLimits(pull_bytes=100), [[0], [1], [2]]),
+        (ServiceLimits(pull_messages=2), [[0, 1], [2, 3], [4]]),
+    ],
+    ids=["bytes", "messages"],
+)
+def test_B10_a_pull_that_asks_for_more_than_the_broker_gives_is_given_that(
+    tmp_path: Path, limits: ServiceLimits, given: list[list[int]]
+) -> None:
+    rig = Rig(tmp_path / "data", limits=limits)
+    rig.send(*[b"x" * 60] * 5)
+    pulls = [rig.pull(max_messages=1_000, max_bytes=1_000_000) for _ in range(3)]
+    assert [pull.sequences for pull in pulls] == given
     rig.close()
 
 

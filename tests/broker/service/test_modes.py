@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from qmq_broker.errors import NotFoundError
+from qmq_broker.service.delivery.dead_letters import EXPIRED
 from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.storage.logs.actions import Dead
 from qmq_client.wire.errors import InvalidMessageError, TooLargeError
 from qmq_client.wire.operations import ConfigureRequest
 from qmq_client.wire.requests import Backoff, Tags
@@ -31,6 +33,18 @@ def test_an_expired_message_is_a_dead_letter_and_counted(rig: Rig) -> None:
     assert (letter.sequence, letter.reason, letter.attempts) == (0, "expired", 0)
     (status,) = rig.broker.query.groups()
     assert (status.expired, status.dead, status.in_flight) == (1, 1, 2)
+
+
+def test_an_expiry_that_a_crash_cut_off_from_its_hand_out_is_counted_once(rig: Rig) -> None:
+    rig.pull()
+    rig.send(b"a", expires_at_ms=rig.now_ms)
+    rig.store.actions.append(
+        [Dead(rig.now_ms, SUBJECT, GROUP, sequence=0, attempts=0, reason=EXPIRED, error="")]
+    )
+    rig.restart()
+    assert rig.pull().bodies == []
+    (status,) = rig.broker.query.groups()
+    assert (status.expired, status.dead, status.cursor) == (1, 1, 1)
 
 
 def test_a_message_that_expires_while_it_waits_keeps_its_history(rig: Rig) -> None:
