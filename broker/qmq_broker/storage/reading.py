@@ -136,7 +136,7 @@ class RecordReader:
         return CorruptionError(
             segment=self._log.path(entry.physical_offset),
             offset=entry.physical_offset,
-            reason=f"no whole record of subject {subject}, {entry.record_bytes} bytes",
+            reason=f"the record of subject {subject}, {entry.record_bytes} bytes, is not as it was sent",
         )
 
 

@@ -215,7 +215,7 @@ class Recovery:
             raise CorruptionError(
                 segment=self._actions.path(actions.next_offset),
                 offset=actions.next_offset,
-                reason=f"the log ends here; the snapshot of the groups ends at {snapshot_offset}",
+                reason=f"the log ends here, but the snapshot of the groups ends at {snapshot_offset}",
             )
         return commit, actions
 

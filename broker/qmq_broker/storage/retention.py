@@ -105,11 +105,9 @@ class Retention:
     def _needed_offset(self) -> int:
         """What a restart reads of the log begins here."""
         parts, last = self._parts, self._saver.last
-        window_offset = parts.window.first_offset
         return min(
             last.commit_log.last_frame_offset,
-            last.window_offset,
-            last.window_offset if window_offset is None else window_offset,
+            last.window_offset,  # what is remembered by now begins there or later
             parts.queues.indexed_offset,
             parts.schedule.copied_offset,
             parts.commit_log.written_offset - 1,

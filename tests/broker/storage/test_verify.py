@@ -202,6 +202,6 @@ def test_a_running_broker_is_left_alone(tmp_path: Path) -> None:
 
 def test_an_ordinary_folder_is_no_data_directory(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
-    with pytest.raises(StoreError, match="no data directory"):
+    with pytest.raises(StoreError, match="not a data directory"):
         verify_store(OsDisk(str(tmp_path)), FakeClock(), check_groups=check_groups)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]

@@ -58,10 +58,10 @@ class DumpQuestion:
 
 
 def dump(disk: Disk, kind: str, question: DumpQuestion) -> Iterator[Row]:
-    """The rows of one kind of `KINDS`; raises `StoreError` when this is no data directory."""
+    """The rows of one kind of `KINDS`; raises `StoreError` when this is not a data directory."""
     format_ = read_format(disk)
     if format_ is None:
-        raise StoreError("this is no data directory: FORMAT is missing")
+        raise StoreError("this is not a data directory: FORMAT is missing")
     yield from KINDS[kind](disk, format_, question)
 
 

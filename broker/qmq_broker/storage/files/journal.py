@@ -169,7 +169,7 @@ class Journal:
             raise CorruptionError(
                 segment=layout.COMMIT_LOG,
                 offset=log_next_offset,
-                reason=f"the log ends here; a chunk in {self.directory} says synced up to offset "
+                reason=f"the log ends here, but a chunk in {self.directory} says synced up to offset "
                 f"{chunk.next_offset}",
             )
 

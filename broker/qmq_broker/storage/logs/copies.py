@@ -65,4 +65,6 @@ def original_record(record: bytes, subject: str) -> bytes:
 
 
 def _damaged(reason: str) -> CorruptionError:
-    return CorruptionError(segment=layout.COMMIT_LOG, offset=0, reason=f"no whole copy: {reason}")
+    return CorruptionError(
+        segment=layout.COMMIT_LOG, offset=0, reason=f"the copy is not as it was written: {reason}"
+    )

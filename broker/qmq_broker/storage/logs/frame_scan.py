@@ -112,14 +112,18 @@ class FrameScan:
         header = read_header(self._block, first)
         verify_stamp(header, self._bytes(offset, header.head_bytes))
         if header.physical_offset != offset:
-            raise ProtocolError(f"frame of offset {header.physical_offset}")
+            raise ProtocolError(f"frame that was written for offset {header.physical_offset}")
         if self.last is not None and header.epoch < self.last.epoch:
-            raise ProtocolError(f"frame of epoch {header.epoch} behind one of {self.last.epoch}")
+            raise ProtocolError(
+                f"frame of epoch {header.epoch} behind one of epoch {self.last.epoch}"
+            )
         next_offset = offset + header.frame_bytes
         base = self._segments.base_of(offset)
         room_offset = base + self._segments.segment_bytes
         if header.kind not in self._kinds or next_offset > room_offset:
-            raise ProtocolError(f"frame of kind {header.kind.name}, {header.frame_bytes} bytes")
+            raise ProtocolError(
+                f"frame of kind {header.kind.name}, {header.frame_bytes} bytes, does not belong here"
+            )
         # The stamp is whole, so the length may be believed even if the body is not.
         self.search_offset = next_offset
         is_first = offset == base

@@ -48,7 +48,7 @@ class LogMap:
         """Raises `StoreError` when this is no data directory, `CorruptionError` for a damaged one."""
         format_ = read_format(disk)
         if format_ is None:
-            raise StoreError("this is no data directory: FORMAT is missing")
+            raise StoreError("this is not a data directory: FORMAT is missing")
         self._disk = disk
         self._format: Format = format_
         self._first_offset = read_retained(disk, format_.store_id).first_offset

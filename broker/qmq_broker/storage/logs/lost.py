@@ -56,7 +56,7 @@ def lost_runs(frame: ScannedFrame) -> list[LostRun]:
     """What a LOST frame says; raises `ProtocolError`."""
     runs = decode_msgpack(sized_part(frame.data, FRAME_HEADER_BYTES), list[LostRun])
     if any(run.count < 1 or run.first_sequence < 0 for run in runs):
-        raise ProtocolError("lost sequences that are none")
+        raise ProtocolError("a lost range without sequences")
     return runs
 
 

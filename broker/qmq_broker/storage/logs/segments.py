@@ -209,12 +209,14 @@ def check_segment_head(frame: bytes, *, store_id: bytes, segment: str, base: int
     """Raise `CorruptionError` when a verified head belongs to another store or another place."""
     body = frame[FRAME_HEADER_BYTES:]
     if len(body) != _HEAD_BODY.size:
-        raise CorruptionError(segment=segment, offset=base, reason="segment head of another length")
+        raise CorruptionError(
+            segment=segment, offset=base, reason="the segment head has the wrong length"
+        )
     found_id, found_base, _ = _HEAD_BODY.unpack(body)
     if found_id != store_id:
         reason = f"segment of store {found_id.hex()}; this is store {store_id.hex()}"
         raise CorruptionError(segment=segment, offset=base, reason=reason)
     if found_base != base:
         raise CorruptionError(
-            segment=segment, offset=base, reason=f"segment that belongs at offset {found_base}"
+            segment=segment, offset=base, reason=f"segment of offset {found_base}"
         )

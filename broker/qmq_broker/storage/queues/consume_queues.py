@@ -190,7 +190,7 @@ class ConsumeQueues:
             raise CorruptionError(
                 segment=layout.COMMIT_LOG,
                 offset=log_next_offset,
-                reason=f"the log ends here; {layout.QUEUE_TABLE} says synced up to offset "
+                reason=f"the log ends here, but {layout.QUEUE_TABLE} says synced up to offset "
                 f"{table.indexed_offset}",
             )
         firsts = self._first_sequences

@@ -76,7 +76,7 @@ def back_up(source: Disk, target: Disk, clock: Clock, *, link: Link) -> Backup:
     began_s = clock.monotonic_s()
     format_ = read_format(source)
     if format_ is None:
-        raise StoreError("the source is no whole data directory: FORMAT is missing")
+        raise StoreError("the source is not a whole data directory: FORMAT is missing")
     strangers = [name for name in target.names(layout.ROOT) if name != layout.LOCK]
     if strangers:
         raise StoreError(
@@ -178,7 +178,8 @@ class _Backup:
         raise CorruptionError(
             segment=layout.ACTION_LOG,
             offset=end.next_offset,
-            reason=f"{end.reason}; synced was up to offset {max(point.durable_offset, offset)}",
+            reason=f"{end.reason}; the log was synced up to offset "
+            f"{max(point.durable_offset, offset)}",
         )
 
     def _newest_snapshot(self) -> Snapshot | None:

@@ -60,7 +60,7 @@ def rebuild_store(disk: Disk, clock: Clock, *, with_index: bool = False) -> Rebu
     try:
         format_ = read_format(disk)
         if format_ is None:
-            raise StoreError("this is no data directory: FORMAT is missing")
+            raise StoreError("this is not a data directory: FORMAT is missing")
         retained = read_retained(disk, format_.store_id)
         segments = Segments(disk, layout.COMMIT_LOG, format_.segment_bytes)
         try:

@@ -89,7 +89,7 @@ def verify_store(
     """
     began_s = clock.monotonic_s()
     if layout.FORMAT not in disk.names(layout.ROOT) and not disk.names(layout.COMMIT_LOG):
-        raise StoreError("this is no data directory: there is neither FORMAT nor a commit log")
+        raise StoreError("this is not a data directory: it has neither FORMAT nor a commit log")
     lock = disk.lock(layout.LOCK, f"pid {os.getpid()} (store verify)")
     try:
         found = _look(disk, check_groups, is_deep, run or _one_by_one(disk))
