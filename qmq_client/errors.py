@@ -88,7 +88,7 @@ class OutboxError(QmqError):
 class NoTransactionError(OutboxError):
     """There is no open transaction for the message to join.
 
-    Give `session=`, send inside `@transactional`, or use `send_now` for a message of its own.
+    Give `session=`, send inside `@transactional`, or use `send_now`, which has its own.
     """
 
     code = "no_transaction"

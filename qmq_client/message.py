@@ -177,7 +177,7 @@ def encode_body(body: Any) -> tuple[BodyKind, bytes]:
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise EncodingError(
             field="body",
-            limit="bytes, text, or a value that JSON can say",
+            limit="bytes, text, or a value that JSON can express",
             value=f"{type(body).__name__} ({shorten(str(error))})",
             remedy="Convert it to one of these before the send.",
         ) from error

@@ -170,6 +170,6 @@ def _check_token(setting: str, text: str) -> str:
 def _no_token(setting: str) -> ConfigurationError:
     return ConfigurationError(
         setting=setting,
-        value="no token (not shown)",
+        value="not a token (value not shown)",
         remedy="Give what `qmq broker token add` printed, and nothing else.",
     )

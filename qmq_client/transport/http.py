@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("qmq.transport")
 
 DEFAULT_BROKER_URL: Final = "http://127.0.0.1:9470"
-_URL_REMEDY: Final = f"Give something like {DEFAULT_BROKER_URL}."
+_URL_REMEDY: Final = f"Use a URL like {DEFAULT_BROKER_URL}."
 CONNECT_TIMEOUT_S: Final = 5.0
 #: Longer than a broker under full load needs for one sync, shorter than people's patience.
 ANSWER_TIMEOUT_S: Final = 30.0

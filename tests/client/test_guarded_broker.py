@@ -120,7 +120,9 @@ def test_every_command_is_let_in(broker: BrokerProcess) -> None:
 
 
 def test_what_the_token_may_not_do_is_said_with_a_remedy(broker: BrokerProcess) -> None:
-    with pytest.raises(BrokerAccessError, match=r"is no consumer of subject 'bills'.*--role"):
+    with pytest.raises(
+        BrokerAccessError, match=r"has no role consumer for subject 'bills'.*--role"
+    ):
         pulled("bills", "g")
     stranger = replace(address(), token="qmq_" + "0" * 81, token_file="")
     with pytest.raises(BrokerAccessError, match=r"401 unauthenticated.*QMQ_BROKER_TOKEN"):

@@ -227,7 +227,7 @@ def test_S7_a_body_that_cannot_be_encoded_is_refused_by_type(name: str) -> None:
         encode_body(NOT_ENCODABLE[name])
     error = caught.value
     assert error.field == "body"
-    assert error.limit == "bytes, text, or a value that JSON can say"
+    assert error.limit == "bytes, text, or a value that JSON can express"
     assert error.value.startswith(type(NOT_ENCODABLE[name]).__name__)
     assert len(error.value) < 200
     assert error.remedy == "Convert it to one of these before the send."

@@ -143,7 +143,7 @@ def _current(engine: sa.Engine, outlet: Outlet) -> Any:
         )
     raise NoTransactionError(
         "there is no open transaction to join. Give `session=`, send inside @transactional, or use "
-        "`send_now` for a message of its own"
+        "`send_now`, which has its own"
     )
 
 

@@ -71,7 +71,7 @@ def checked_unit(connection: sa.Connection, outlet: Outlet) -> Unit:
             raise AutocommitError(
                 "this connection is in AUTOCOMMIT: it commits every statement by itself, so the "
                 "message would stay after a rollback. Use an engine without AUTOCOMMIT, or "
-                "`send_now` for a message of its own"
+                "`send_now`, which has a transaction of its own"
             )
         return _open_unit(connection, link)
     if unit.is_lost or outlet.dialect.has_ended(link):

@@ -90,7 +90,7 @@ def test_the_authority_of_the_page_lets_its_clients_in_and_nobody_else(tmp_path:
         alone = run("\n".join([here[0], here[-1].replace("qmq", QMQ, 1)]), tmp_path)
         assert "give broker.cert_file and broker.key_file" in alone.stderr
         drain = run("\n".join([*here[:2], f"{QMQ} broker drain"]), tmp_path)
-        assert "is no admin of all subjects. Make a token for it" in drain.stderr
+        assert "has no role admin for all subjects. Create a token with it" in drain.stderr
         assert drain.stderr.endswith("qmq broker token add, --role admin.\n")
 
 

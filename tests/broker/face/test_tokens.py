@@ -98,7 +98,7 @@ def test_an_operator_shows_the_token_that_is_configured(
         assert operate("status") == (0, "serving\n")
         assert operate("readonly", "on")[0] == 0
         assert operate("readonly", "off")[0] == 0
-        for text, says in ((producer, "is no admin"), ("qmq_nobody", "valid token")):
+        for text, says in ((producer, "has no role admin"), ("qmq_nobody", "valid token")):
             Path("token").write_text(text)
             code, output = operate("readonly", "on")
             assert (code, says in output, text in output) == (2, True, False)

@@ -87,11 +87,11 @@ class Caller:
         return refuse(
             403,
             "forbidden",
-            f"{self.name} is no {wanted} of {what}",
+            f"{self.name} has no role {wanted} for {what}",
             field="subject",
             limit=", ".join(map(str, self.rights)) or "no right at all",
             value=subject,
-            remedy=f"Make a token for it: qmq broker token add, --role {role}.",
+            remedy=f"Create a token with it: qmq broker token add, --role {role}.",
         )
 
 

@@ -104,7 +104,8 @@ def add(
         # A struct is not checked when it is made; the file must take what its reader refuses not.
         msgspec.convert(msgspec.to_builtins(entry), TokenEntry)
     except msgspec.ValidationError as error:
-        raise click.UsageError(f"{error}: a name has up to 63 of A-Z a-z 0-9 _ . @ -") from error
+        told = "NAME: use 1 to 63 characters of A-Z a-z 0-9 _ . @ -" if "$.name" in str(error) else ""
+        raise click.UsageError(told or str(error)) from error
     if out is not None:
         _write_secret(out, text)
     _change(path, lambda listed: _with(listed, entry))
