@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_broker.storage.logs.kinds import LOG_LIMITS
+from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameKind, build_message_frame, read_header, stamp_frame
 from qmq_client.wire.marks import Marks, pack_marks
 from qmq_client.wire.names import OWN_PREFIX
@@ -144,6 +147,20 @@ def test_text_that_is_not_utf_8_is_replaced_and_read_on() -> None:
     data = encode_record(record).replace(b"xx", b"\xff\xfe").replace(b"vv", b"\xc3\x28")
     (row,) = rows_of(scanned([("a", data)]))
     assert (row["key"], row["headers"], row["body"]) == ("��", [("h", "�(")], b"body")
+
+
+@pytest.mark.parametrize("length", [7, 10_000])
+def test_records_longer_than_their_frame_or_too_short_for_one_are_refused(length: int) -> None:
+    records = [Record(message_id=bytes(16), subject="a", body=b"body", born_at_ms=1)] * 3
+    frame = scanned([("a", encode_record(one)) for one in records])
+    own = len(encode_record(records[0]))
+    told = struct.pack(">3I", own, own, own)
+    assert frame.data.count(told) == 1
+    wrong = frame.data.replace(told, struct.pack(">3I", own, own, length))
+    frame = ScannedFrame(frame.offset, frame.header, wrong)
+    for made in (batches, batches_by_subject):
+        with pytest.raises(ProtocolError, match="do not add up"):
+            list(made([frame], Selection()))
 
 
 def test_only_the_columns_and_subjects_asked_for_are_made() -> None:

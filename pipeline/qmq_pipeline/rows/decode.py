@@ -33,7 +33,8 @@ BATCH_BYTES: Final = 16 * 1024 * 1024
 BATCH_ROWS: Final = 20_000
 _ENOUGH_ROWS: Final = 5_000
 #: Columns of a frame in front of its records.
-_LENGTH_BYTES: Final = 4
+_LENGTH: Final = np.dtype(">u4")
+_LENGTH_BYTES: Final = _LENGTH.itemsize
 _TAG_HASH_BYTES: Final = 8
 #: Frames whose messages have a place in their subject, and those of messages that wait for theirs.
 QUEUED_KINDS: Final = frozenset(kind for kind in FrameKind if kind.name in {"MESSAGES", "RELEASED"})
@@ -63,9 +64,11 @@ class _Gathered:
     data: list[bytes | memoryview] = field(default_factory=list)
     data_bytes: int = 0
     rows: int = 0
-    #: Of each record: where it begins in the joined data, and its length.
-    positions: list[Numbers] = field(default_factory=list)
-    lengths: list[Numbers] = field(default_factory=list)
+    #: Of each stretch of records that stand one behind the other: their lengths as the frame has them, where the
+    #: first begins in the joined data, and where the last must have ended.
+    lengths: list[bytes | memoryview] = field(default_factory=list)
+    begins: list[int] = field(default_factory=list)
+    bounds: list[int] = field(default_factory=list)
     #: Of each record the due time that it was put off to, or -1; only of delayed messages.
     put_off_ms: list[Numbers] = field(default_factory=list)
     #: Of each run: subject, sequence and place in its frame of the first record, records.
@@ -136,6 +139,8 @@ class Piece:
     kind: FrameKind
     #: The records, one behind the other.
     data: memoryview
+    #: Their lengths, as the frame has them and as numbers.
+    column: memoryview
     lengths: Numbers
     put_off_ms: Numbers | None
     first_sequence: int
@@ -145,9 +150,9 @@ class Piece:
 
     def gather(self, gathered: _Gathered) -> None:
         """Put it behind what is gathered."""
-        ends = gathered.data_bytes + np.cumsum(self.lengths)
-        gathered.lengths.append(self.lengths)
-        gathered.positions.append(ends - self.lengths)
+        gathered.lengths.append(self.column)
+        gathered.begins.append(gathered.data_bytes)
+        gathered.bounds.append(gathered.data_bytes + len(self.data))
         if self.put_off_ms is not None:
             gathered.put_off_ms.append(self.put_off_ms)
         gathered.subjects.append(self.subject)
@@ -162,17 +167,21 @@ class Piece:
 
 
 def _pieces(frame: ScannedFrame) -> Iterator[Piece]:
-    runs, lengths, ends = _parsed(frame)
+    runs, column, begin = _parsed(frame)
+    lengths = np.frombuffer(column, _LENGTH).astype(np.int64)
+    ends = begin + np.cumsum(lengths)
+    if ends[-1] > len(frame.data) or lengths.min() < RECORD_FIXED_BYTES:
+        raise _not_adding_up(frame.offset)
     put_off_ms = _put_off_ms(frame)
     data = memoryview(frame.data)
     first = 0
     for run in runs:
         after = first + run.count
-        begin = int(ends[first] - lengths[first])
         piece = Piece(
             subject=run.subject,
             kind=frame.header.kind,
-            data=data[begin : int(ends[after - 1])],
+            data=data[int(ends[first] - lengths[first]) : int(ends[after - 1])],
+            column=column[_LENGTH_BYTES * first : _LENGTH_BYTES * after],
             lengths=lengths[first:after],
             put_off_ms=None if put_off_ms is None else put_off_ms[first:after],
             first_sequence=run.first_sequence,
@@ -196,33 +205,44 @@ def _put_off_ms(frame: ScannedFrame) -> Numbers | None:
     return np.array(read_marks(header, frame.data[-count:]).due_at_ms, np.int64)
 
 
-def _parsed(frame: ScannedFrame) -> tuple[tuple[SubjectRun, ...], Numbers, Numbers]:
-    """Runs of a message frame, and of each record its length and where it ends."""
+def _parsed(frame: ScannedFrame) -> tuple[tuple[SubjectRun, ...], memoryview, int]:
+    """Runs of a message frame, its column of lengths, and where its records begin."""
     runs, position = parse_subjects(frame.data, frame.header)
     count = frame.header.record_count
-    lengths = np.frombuffer(frame.data, ">u4", count, position).astype(np.int64)
-    ends = position + (_LENGTH_BYTES + _TAG_HASH_BYTES) * count + np.cumsum(lengths)
-    if ends[-1] > len(frame.data) or lengths.min() < RECORD_FIXED_BYTES:
-        raise ProtocolError("record lengths do not add up to the frame", offset=position)
-    return runs, lengths, ends
+    column = memoryview(frame.data)[position : position + _LENGTH_BYTES * count]
+    return runs, column, position + (_LENGTH_BYTES + _TAG_HASH_BYTES) * count
 
 
 def _gather(gathered: _Gathered, frame: ScannedFrame, subjects: frozenset[str] | None) -> None:
-    runs, lengths, ends = _parsed(frame)
+    """Put what is wanted of a frame behind what is gathered.
+
+    All numbers of all records are worked on at once, when the batch is made: some for each frame would take
+    as long as everything else.
+    """
+    runs, column, begin = _parsed(frame)
     put_off_ms = _put_off_ms(frame)
     counts = [run.count for run in runs]
     first_numbers = list(accumulate(counts, initial=0))[:-1]
     kept = [_is_wanted(run.subject, subjects) for run in runs]
-    if not all(kept):
-        mask = np.repeat(np.array(kept), counts)
-        lengths, ends = lengths[mask], ends[mask]
-        put_off_ms = None if put_off_ms is None else put_off_ms[mask]
+    if not any(kept):
+        return
+    bound = gathered.data_bytes + len(frame.data)
+    begin += gathered.data_bytes
+    if all(kept):
+        gathered.lengths.append(column)
+        gathered.begins.append(begin)
+        gathered.bounds.append(bound)
+    else:
+        ends = np.cumsum(np.frombuffer(column, _LENGTH), dtype=np.int64)
+        for run, first, is_kept in zip(runs, first_numbers, kept, strict=True):
+            if is_kept:
+                after = first + run.count
+                gathered.lengths.append(column[_LENGTH_BYTES * first : _LENGTH_BYTES * after])
+                gathered.begins.append(begin + (int(ends[first - 1]) if first else 0))
+                gathered.bounds.append(bound)
+        put_off_ms = None if put_off_ms is None else put_off_ms[np.repeat(np.array(kept), counts)]
         runs = tuple(compress(runs, kept))
         counts, first_numbers = list(compress(counts, kept)), list(compress(first_numbers, kept))
-    if not runs:
-        return
-    gathered.lengths.append(lengths)
-    gathered.positions.append(ends - lengths + gathered.data_bytes)
     if put_off_ms is not None:
         gathered.put_off_ms.append(put_off_ms)
     gathered.subjects += [run.subject for run in runs]
@@ -233,7 +253,7 @@ def _gather(gathered: _Gathered, frame: ScannedFrame, subjects: frozenset[str] |
     gathered.stored_at_ms += [frame.header.stored_at_ms] * len(runs)
     gathered.data.append(frame.data)
     gathered.data_bytes += len(frame.data)
-    gathered.rows += len(lengths)
+    gathered.rows += sum(counts)
 
 
 def _is_wanted(subject: str, subjects: frozenset[str] | None) -> bool:
@@ -256,11 +276,23 @@ def _batch(gathered: _Gathered, selection: Selection) -> pa.RecordBatch:
 
 def _records(gathered: _Gathered) -> Records:
     put_off_ms = np.concatenate(gathered.put_off_ms) if gathered.put_off_ms else None
-    return Records(
-        b"".join(gathered.data),
-        np.concatenate(gathered.positions),
-        np.concatenate(gathered.lengths),
-        put_off_ms,
+    lengths = np.frombuffer(b"".join(gathered.lengths), _LENGTH).astype(np.int64)
+    counts = np.array([len(one) for one in gathered.lengths], np.int64) // _LENGTH_BYTES
+    # As if all stood one behind the other, and then each stretch moved to where it stands.
+    ends = np.cumsum(lengths)
+    last = np.cumsum(counts) - 1
+    stretch_ends = ends[last]
+    moved = np.array(gathered.begins, np.int64) - np.concatenate(([0], stretch_ends[:-1]))
+    is_whole = stretch_ends + moved <= np.array(gathered.bounds, np.int64)
+    if not is_whole.all() or lengths.min() < RECORD_FIXED_BYTES:
+        raise _not_adding_up(gathered.offsets[0])
+    positions = ends - lengths + np.repeat(moved, counts)
+    return Records(b"".join(gathered.data), positions, lengths, put_off_ms)
+
+
+def _not_adding_up(offset: int) -> ProtocolError:
+    return ProtocolError(
+        "record lengths do not add up to the frame, or to one of those behind it", offset=offset
     )
 
 
