@@ -56,6 +56,20 @@ def test_D3_it_comes_back_when_the_retention_has_taken_the_original(rig: AsideRi
     assert rig.state.lost_count == 0
 
 
+def test_B12_a_copy_that_came_back_holds_the_log_until_its_group_is_done_with_it(
+    rig: AsideRig,
+) -> None:
+    rig.put_away(LARGE)
+    rig.let_segments_go()
+    rig.pass_and_turn(MONTH_MS)
+    copies = rig.store.queue(COPIES)
+    assert copies is not None
+    (copy,) = copies.entries(rig.state.aside.copies[0], 1)
+    assert rig.broker.delivery.needed_offset(rig.now_ms) == copy.physical_offset
+    rig.settle(rig.pull().ack())
+    assert rig.broker.delivery.needed_offset(rig.now_ms) > copy.physical_offset
+
+
 def test_D3_a_kill_between_the_copy_and_its_note_sets_it_aside_once_more(rig: AsideRig) -> None:
     rig.send(b"a")
     rig.settle(rig.pull().nack(MONTH_MS))
