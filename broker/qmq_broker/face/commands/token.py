@@ -104,8 +104,8 @@ def add(
         # A struct is not checked when it is made; the file must take what its reader refuses not.
         msgspec.convert(msgspec.to_builtins(entry), TokenEntry)
     except msgspec.ValidationError as error:
-        told = "NAME: use 1 to 63 characters of A-Z a-z 0-9 _ . @ -" if "$.name" in str(error) else ""
-        raise click.UsageError(told or str(error)) from error
+        rule = "NAME: use 1 to 63 characters of A-Z a-z 0-9 _ . @ -"
+        raise click.UsageError(rule if "$.name" in str(error) else str(error)) from error
     if out is not None:
         _write_secret(out, text)
     _change(path, lambda listed: _with(listed, entry))
