@@ -11,6 +11,7 @@ from qmq_broker.storage.logs.actions import (
     Ended,
     Replayed,
     SetAside,
+    Skipped,
     Sought,
 )
 from qmq_pipeline.fold.fold import GroupFold
@@ -69,6 +70,17 @@ def test_a_dead_letter_replayed_behind_a_seek_ahead_is_given_up_with_the_group()
     assert outcomes(folded(lived))[1] == "given back"
     found = folded([*lived, ENDED])
     assert (found[1]["outcome"], found[1]["reason"]) == ("skipped", "the group ended")
+
+
+def test_what_the_log_lost_behind_a_group_does_not_take_it_back() -> None:
+    """What was handed out ahead of the loss still ends with the group."""
+    lost = Skipped(AT_MS + 2, "orders", "billing", 0, 2)
+    found = folded([DEFINED, pulled(1, 0, (0, 5, 1)), lost, ENDED])
+    assert {(one["outcome"], one["reason"]) for one in found.values()} == {
+        ("skipped", "given up by force"),
+        ("skipped", "the group ended"),
+    }
+    assert outcomes(found) == dict.fromkeys(range(5), "skipped")
 
 
 def test_a_message_set_aside_a_second_time_has_not_been_brought_back() -> None:
