@@ -208,28 +208,39 @@ def test_B12_segments_are_found_and_removed_while_senders_go_on(rig: Rig) -> Non
     )
 
 
-def test_B12_a_stop_waits_for_the_removal_that_is_under_way(rig: Rig) -> None:
+@pytest.mark.parametrize("end", ["in order", "after a failure"])
+def test_B12_a_stop_waits_for_the_removal_that_is_under_way(rig: Rig, end: str) -> None:
     send(rig, 20)
-    began, may_end = Event(), Event()
+    began, may_end, order = Event(), Event(), []
 
     def slowly(work: Work) -> None:
         def wait_and_work() -> None:
             began.set()
             may_end.wait(10)
+            order.append("work")
             work()
 
         in_a_thread(wait_and_work)
 
+    def stop() -> None:
+        rig.close()
+        order.append("stop")
+
     rig.store.retention.beside.start = slowly
     keep_house(rig)
     assert began.wait(10)
-    stopping = Thread(target=rig.close)
+    if end == "after a failure":
+        rig.store._poison = "for the test"
+    stopping = Thread(target=stop)
     stopping.start()
-    assert rig.store.first_offset == 0
+    stopping.join(0.1)
     may_end.set()
     stopping.join(10)
+    assert order[0] == "work", "who opens the directory next has it alone"
+    if end == "in order":
+        assert f"{0:020d}" not in files(rig, "commitlog"), "the next start has nothing left to do"
     rig.start()
-    assert rig.store.first_offset > 0, "what was begun is done"
+    assert rig.store.first_offset > 0
     assert f"{0:020d}" not in files(rig, "commitlog")
 
 
