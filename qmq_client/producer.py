@@ -95,7 +95,11 @@ class Producer:
         needed = [self._tables.outbox]
         if self.options.order_by_key:
             needed.append(self._tables.order_lock)
-        self._store.check_schema(needed)
+        try:
+            self._store.check_schema(needed)
+        except BaseException:
+            self._store.close()
+            raise
         if self.options.order_by_key:
             self._store.prepare_ordering()
         if self.options.sqlite_begin == "IMMEDIATE":
@@ -235,7 +239,7 @@ class Producer:
                 f"message {message_id} was not sent in this transaction, or not by this producer; "
                 "ask for its receipt between the send and the commit"
             )
-        return self.publisher.receipts.open(row)
+        return self._publisher.receipts.open(row)
 
     def flush(self, deadline_s: float = 10.0) -> Flushed:
         """Wait until each committed message is accepted or left to the watchdog, or for the deadline.
@@ -271,7 +275,7 @@ class Producer:
     @property
     def stats(self) -> PublisherStats:
         """What has become of this process's messages so far."""
-        return self.publisher.stats
+        return self._publisher.stats
 
     def __enter__(self) -> Self:
         return self
@@ -295,16 +299,16 @@ class Producer:
     ) -> None:
         await self.aclose()
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Give a forked child a publisher of its own, sharing nothing with the parent. Called on fork."""
-        self.publisher.receipts.abandon()
+        self._publisher.receipts.abandon()
         self._store.after_fork()
         self._dialect.after_fork(root_engine(self.engine))
         self._open()
 
     def _open(self) -> None:
         self._transport = _open_transport(self._broker)
-        self.publisher = Publisher(
+        self._publisher = Publisher(
             store=self._store,
             transport=self._transport,
             token=new_token(),
@@ -313,7 +317,7 @@ class Producer:
         self._flush_lock = threading.Lock()
         self._flushed = PublisherStats()
         self._thread = PublisherThread(
-            self.publisher,
+            self._publisher,
             self._clock,
             is_background=self.options.background,
             on_end=self._release,
@@ -325,10 +329,10 @@ class Producer:
             buffer_bytes=self.options.buffer_bytes,
             record_bytes_max=self._store.record_bytes_max,
             is_strict=self.options.strict,
-            token=self.publisher.token,
+            token=self._publisher.token,
             insert_text=self._texts.text,
             monotonic_s=self._clock.monotonic_s,
-            hand_over=self.publisher.queue.put,
+            hand_over=self._publisher.queue.put,
         )
 
     def _release(self) -> None:
@@ -366,7 +370,7 @@ def _open_transport(broker: str | BrokerAddress | Transport) -> Transport:
 
 def _after_fork_in_child() -> None:
     for producer in list(_producers):
-        producer.after_fork()
+        producer._after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -79,21 +79,21 @@ class Receipt:
     def __repr__(self) -> str:
         return f"<Receipt {self.message_id}: {self.fate or 'open'}>"
 
-    def watch(self, row: OutboxRow) -> None:
+    def _watch(self, row: OutboxRow) -> None:
         """Answer when nobody holds this row any more. Requires: it is not handed over yet."""
         receipt = ref(self)  # a circle would keep receipts that nobody holds
 
         def on_gone(_: ReferenceType[OutboxRow]) -> None:
             if (watching := receipt()) is not None:
-                watching.tell(Fate.ROLLED_BACK)
+                watching._tell(Fate.ROLLED_BACK)
 
         self._row = ref(row, on_gone)
 
-    def unwatch(self) -> None:
+    def _unwatch(self) -> None:
         """Let the row go without an answer."""
         self._row = None
 
-    def tell(self, fate: Fate, error: str = "") -> None:
+    def _tell(self, fate: Fate, error: str = "") -> None:
         """Answer; what is said first, holds."""
         if self._future.done():
             return
@@ -123,7 +123,7 @@ class Receipts:
                         "for, or use `ProducerOptions.on_sent`, which has no limit"
                     )
                 receipt = Receipt(format_message_id(row.message_id))
-                receipt.watch(row)
+                receipt._watch(row)
                 self._open[row.message_id] = receipt
         return receipt
 
@@ -134,9 +134,9 @@ class Receipts:
         for message_id in message_ids:
             receipt = self._open.pop(message_id, None)
             if receipt is not None:
-                receipt.tell(fate, error)
+                receipt._tell(fate, error)
 
     def abandon(self) -> None:
         """Never answer those that are open: what becomes of them is seen in another process."""
         for receipt in list(self._open.values()):
-            receipt.unwatch()
+            receipt._unwatch()

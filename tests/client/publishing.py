@@ -67,5 +67,5 @@ class Answers:
 
 
 def with_transport(world: World, transport: Any) -> Publisher:
-    world.producer.publisher._transport = transport
-    return world.producer.publisher
+    world.producer._publisher._transport = transport
+    return world.producer._publisher

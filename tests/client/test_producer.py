@@ -146,7 +146,7 @@ def test_a_flush_that_failed_between_two_flushes_is_not_forgotten(tmp_path: Path
     with a_world(tmp_path) as world:
         world.broker.faults.is_unreachable = True
         world.producer.send_now(Message(SUBJECT, "x"))
-        world.producer.publisher.step(0.0)  # what the thread does by itself
+        world.producer._publisher.step(0.0)  # what the thread does by itself
         world.broker.faults.is_unreachable = False
         assert not world.producer.flush()
 

@@ -99,7 +99,7 @@ def test_S6_the_watchdog_takes_a_known_message_for_sent(world: World) -> None:
     run(world, "first")
     assert world.producer.flush()
     run(world, "again")
-    world.producer.publisher.leave_all()
+    world.producer._publisher.leave_all()
     world.make_due()
     outcome = sweep(world)
     assert (len(outcome.sent), outcome.parked) == (1, ())

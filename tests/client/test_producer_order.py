@@ -47,7 +47,7 @@ def sweep_all(world: World) -> None:
 def test_O4_messages_of_a_key_go_at_once_and_leave_nothing_in_the_way(world: World) -> None:
     for i in range(3):
         send(world, f"{i}")
-        done = world.producer.publisher.step(i * 10.0)
+        done = world.producer._publisher.step(i * 10.0)
         assert (done.sent, done.deleted) == (1, 1)  # deleted at once: others wait for that
     assert world.sent() == ["0", "1", "2"]
     assert world.producer.stats.held == 0
@@ -59,7 +59,7 @@ def test_O4_a_message_waits_for_an_earlier_one_of_another_process(world: World) 
     send(world, "second")
     send(world, "elsewhere", key="l")
     send(world, "free", key=None)
-    publisher = world.producer.publisher
+    publisher = world.producer._publisher
     waits = publisher.step(0.0)
     assert (waits.sent, waits.left, publisher.is_idle) == (2, 0, False)
     assert other.flush()
@@ -72,7 +72,7 @@ def test_O4_a_message_waits_for_an_earlier_one_of_another_process(world: World) 
 def test_O4_what_waited_too_long_is_left_and_sent_in_order_by_the_watchdog(world: World) -> None:
     dead = world.make_producer(order_by_key=True)
     send(world, "0", producer=dead)
-    dead.publisher.leave_all()
+    dead._publisher.leave_all()
     for i in range(1, 4):
         send(world, f"{i}")
     flushed = world.producer.flush()
@@ -88,7 +88,7 @@ def test_O4_what_waited_too_long_is_left_and_sent_in_order_by_the_watchdog(world
 def test_O4_commits_that_are_handed_over_the_other_way_round_are_sorted(world: World) -> None:
     for i in range(3):
         send(world, f"{i}")
-    queue = world.producer.publisher.queue
+    queue = world.producer._publisher.queue
     handed = queue.take(10)
     for each in reversed(handed):
         queue.put(each)
@@ -99,7 +99,7 @@ def test_O4_commits_that_are_handed_over_the_other_way_round_are_sorted(world: W
 
 def test_O4_a_commit_that_is_handed_over_late_holds_the_next_one_back(world: World) -> None:
     send(world, "0")
-    publisher = world.producer.publisher
+    publisher = world.producer._publisher
     (late,) = publisher.queue.take(1)
     send(world, "1")
     assert publisher.step(0.0).sent == 0
@@ -139,7 +139,7 @@ def test_O4_O6_a_key_with_very_many_waiting_rows_stops_no_other(
     for key in keys:
         send(world, f"1 of {key}", key)
         send(world, f"2 of {key}", key)
-    done = world.producer.publisher.step(100.0, is_hurried=True)
+    done = world.producer._publisher.step(100.0, is_hurried=True)
     assert done.sent == 6
     for key in keys:
         assert [body for body in world.sent() if body.endswith(key)] == [
@@ -218,7 +218,7 @@ def test_O4_whoever_publishes_when_accepted_order_is_commit_order(world: World, 
         if chance.random() < 0.3:
             world.broker.faults.lost_answers = int(chance.random() < 0.3)
             world.broker.faults.is_unreachable = chance.random() < 0.2
-            chance.choice(producers).publisher.step(i * 10.0)
+            chance.choice(producers)._publisher.step(i * 10.0)
             world.broker.faults.is_unreachable = False
         if chance.random() < 0.05:
             world.make_due()

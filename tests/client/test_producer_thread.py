@@ -228,7 +228,7 @@ def test_S10_a_forked_child_has_a_publisher_of_its_own(tmp_path: Path) -> None:
     with a_world(tmp_path) as world, running(world) as producer:
         send(producer, "parent before")
         assert producer.flush(DEADLINE_S)
-        token = producer.publisher.token
+        token = producer._publisher.token
         pool = world.engine.pool
         child = os.fork()
         if child == 0:
@@ -238,14 +238,14 @@ def test_S10_a_forked_child_has_a_publisher_of_its_own(tmp_path: Path) -> None:
         send(producer, "parent after")
         assert producer.flush(DEADLINE_S)
         assert world.sent() == ["parent before", "parent after"]
-        assert (producer.publisher.token, world.engine.pool) == (token, pool)
+        assert (producer._publisher.token, world.engine.pool) == (token, pool)
         assert world.stored_ids() == set()
 
 
 def _in_child(world: World, producer: Producer, parents_token: bytes, parents_pool: sa.Pool) -> int:
     """The child's part; the broker in its memory is a copy."""
     try:
-        assert producer.publisher.token != parents_token
+        assert producer._publisher.token != parents_token
         assert producer.stats.sent == 0
         assert world.engine.pool is not parents_pool
         send(producer, "child")

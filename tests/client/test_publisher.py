@@ -94,7 +94,7 @@ def test_O3_a_late_owner_changes_no_row(world: World) -> None:
     world.make_due()
     assert len(world.store.claim(token=WATCHDOG, limit=10, lease_ms=60_000)) == 4
     before = world.read(f"SELECT * FROM {OUTBOX}")
-    token = world.producer.publisher.token
+    token = world.producer._publisher.token
     outcome = publish_rows(
         [], transport=world.transport, backoff=Backoff(), max_attempts=1, random=lambda: 0.0
     )
@@ -102,7 +102,7 @@ def test_O3_a_late_owner_changes_no_row(world: World) -> None:
     store = world.producer._store
     assert store.delete_sent(ids, token=token) == 0
     assert store.reclaim(ids, token=token, lease_ms=1) == set()
-    done = world.producer.publisher.step(0.0, is_hurried=True)  # sends: O5 makes it one message
+    done = world.producer._publisher.step(0.0, is_hurried=True)  # sends: O5 makes it one message
     assert (done.sent, done.deleted) == (4, 0)
     assert world.read(f"SELECT * FROM {OUTBOX}") == before
 
@@ -132,7 +132,7 @@ def test_O5_a_process_that_dies_between_accept_and_delete_leads_to_one_stored_me
     world: World,
 ) -> None:
     send_each(world, 2)
-    assert world.producer.publisher.step(0.0).sent == 2
+    assert world.producer._publisher.step(0.0).sent == 2
     assert len(world.stored_ids()) == 2
     world.make_due()
     assert len(sweep(world).sent) == 2
@@ -142,7 +142,7 @@ def test_O5_a_process_that_dies_between_accept_and_delete_leads_to_one_stored_me
 def test_O6_a_bad_row_never_delays_its_neighbours(world: World) -> None:
     ids = send_each(world, 9)
     world.broker.faults.refused_ids = {ids[4]}
-    done = world.producer.publisher.step(0.0, is_hurried=True)
+    done = world.producer._publisher.step(0.0, is_hurried=True)
     assert (done.sent, done.parked) == (8, 1)
     assert world.sent_ids() == set(ids) - {ids[4]}
     assert world.stored_ids() == {ids[4]}
@@ -209,7 +209,7 @@ def test_S9_a_record_damaged_in_the_database_is_parked_and_its_neighbours_go_on(
     for row_id, damage in damages.items():
         world.change(f"UPDATE {OUTBOX} SET {damage} WHERE id = {row_id}")
     world.make_due()
-    world.producer.publisher.leave_all()
+    world.producer._publisher.leave_all()
     outcome = sweep(world)
     assert [row.message_id.hex() for row in outcome.parked] == ids[1:4]
     assert world.sent_ids() == {ids[0], ids[4]}
@@ -252,7 +252,7 @@ def test_O6_a_batch_whose_outcome_nobody_can_tell_is_left_and_the_next_one_goes(
     send_each(world, 3)
     with_transport(world, Killed(world.broker))
     with pytest.raises(KeyboardInterrupt):
-        world.producer.publisher.step(1.0)
+        world.producer._publisher.step(1.0)
     assert (world.producer.stats.left, world.producer.stats.queued) == (3, 0)
     with_transport(world, world.transport)
     with Session(world.engine) as session, session.begin():

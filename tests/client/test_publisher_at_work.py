@@ -35,7 +35,7 @@ def test_a_thousand_waiting_messages_are_one_request_and_two_deletes(world: Worl
 
 def test_deletes_under_load_are_at_most_one_for_a_hundred_messages(world: World) -> None:
     statements = sibling_statements(world)
-    publisher = world.producer.publisher
+    publisher = world.producer._publisher
     total = now_ms = 0
     while total < 2_000:  # two messages a millisecond, stepped as the thread would
         send_each(world, 2)
@@ -51,7 +51,7 @@ def test_deletes_under_load_are_at_most_one_for_a_hundred_messages(world: World)
 
 
 def test_an_idle_publisher_sends_at_once_and_a_busy_one_gathers(world: World) -> None:
-    publisher = world.producer.publisher
+    publisher = world.producer._publisher
     send_each(world, 1)
     assert publisher.step(1.0).sent == 1
     send_each(world, 1)
@@ -68,8 +68,8 @@ def test_a_batch_ends_at_its_bytes(tmp_path: Path) -> None:
     with a_world(tmp_path, batch_bytes=250_000) as world:
         for _ in range(3):
             world.producer.send_now(Message(SUBJECT, bytes(100_000)))
-        assert world.producer.publisher.step(0.0, is_hurried=True).sent == 2
-        assert world.producer.publisher.step(0.0, is_hurried=True).sent == 1
+        assert world.producer._publisher.step(0.0, is_hurried=True).sent == 2
+        assert world.producer._publisher.step(0.0, is_hurried=True).sent == 1
 
 
 def test_a_transaction_longer_than_the_takeover_is_claimed_anew_before_the_send(
@@ -95,7 +95,7 @@ def test_a_transaction_longer_than_the_takeover_is_claimed_anew_before_the_send(
 
 
 def test_broker_down_then_up_goes_on_and_loses_nothing(world: World) -> None:
-    publisher = world.producer.publisher
+    publisher = world.producer._publisher
     world.broker.faults.is_unreachable = True
     for second in range(3):
         send_each(world, 1)
@@ -121,7 +121,7 @@ def test_broker_down_then_up_goes_on_and_loses_nothing(world: World) -> None:
 
 
 def test_a_busy_broker_is_left_alone_for_as_long_as_it_asks(world: World) -> None:
-    publisher = world.producer.publisher
+    publisher = world.producer._publisher
     world.broker.faults.busy_retry_after_s = 20.0
     send_each(world, 1)
     assert publisher.step(0.0).failed == 1
@@ -139,7 +139,7 @@ def test_a_locked_database_delays_deletes_and_settles_and_nothing_else(
 ) -> None:
     monkeypatch.setattr("qmq_client.outbox.database.sqlite.BUSY_MS_MAX", 1)
     with a_world(tmp_path) as world:
-        publisher = world.producer.publisher
+        publisher = world.producer._publisher
         ids = send_each(world, 2)
         world.broker.faults.refused_ids = {ids[0]}
         with transaction(world.engine) as connection:
@@ -172,9 +172,9 @@ def test_callbacks_tell_what_became_of_each_message(tmp_path: Path) -> None:
 
 def test_rows_stored_before_a_fork_are_left_to_the_parent(world: World) -> None:
     send_each(world, 2)
-    inherited = world.producer.publisher
-    world.producer.after_fork()
-    fresh = world.producer.publisher
+    inherited = world.producer._publisher
+    world.producer._after_fork()
+    fresh = world.producer._publisher
     for handed in inherited.queue.take(10):
         fresh.queue.put(handed)
     assert fresh.step(0.0).left == 2

@@ -63,7 +63,7 @@ def test_S5_W8_a_database_that_refuses_to_delete_is_asked_later_and_later_whoeve
         world.change(
             f"CREATE TRIGGER keep BEFORE DELETE ON {OUTBOX} BEGIN SELECT RAISE(ABORT, 'no'); END"
         )
-        publisher = world.producer.publisher
+        publisher = world.producer._publisher
         with caplog.at_level(logging.WARNING):
             now_s = 0.0
             for i in range(600):  # more than are deleted at once

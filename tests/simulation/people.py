@@ -224,7 +224,7 @@ class Shop(Machine):
 
 def publish(machine: Machine, producer: Producer, committed: Signal) -> None:
     """The publisher's thread."""
-    publisher = producer.publisher
+    publisher = producer._publisher
     while True:
         done = publisher.step(machine.clock.monotonic_s())
         if len(publisher.queue) >= done.wake_at_messages:

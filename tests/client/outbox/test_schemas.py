@@ -77,7 +77,7 @@ def test_W1_a_watchdog_claims_settles_and_purges_in_a_schema_of_its_own(
     options = ProducerOptions(background=False)
     with Producer(engine, MemoryTransport(MemoryBroker()), options=options, tables=tables) as dying:
         dying.send_now_many([Message(SUBJECT, LARGE, key=key) for key in "abc"])
-        dying.publisher.leave_all()
+        dying._publisher.leave_all()
     store = OutboxStore(engine, tables)
     with engine.begin() as connection:
         connection.execute(sa.update(tables.outbox).values(due_at_ms=0))

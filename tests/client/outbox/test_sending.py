@@ -300,7 +300,7 @@ def test_a_row_is_born_owned_for_the_takeover_time_by_the_databases_clock(tmp_pa
         )
         # A key alone asks for no order, and nobody shall pay for it.
         assert (subject, key, state, attempts, error) == (SUBJECT, None, 0, 0, None)
-        assert token == world.producer.publisher.token
+        assert token == world.producer._publisher.token
         assert owned_ms == 7_000
         assert -2_000 < age_ms < 2_000
 
