@@ -32,10 +32,11 @@ from qmq_client.consumer.delivery import (
     unreadable,
 )
 from qmq_client.consumer.identity import Identity
-from qmq_client.consumer.ledger import Ledger
+from qmq_client.consumer.ledger import Ledger, stale_entries
 from qmq_client.consumer.options import PREFETCH_MAX, WAIT_MS_MAX, ConsumerOptions, check_settings
+from qmq_client.consumer.settling import log_stale
 from qmq_client.consumer.start import Start
-from qmq_client.errors import ConfigurationError, ProtocolError
+from qmq_client.errors import ConfigurationError, ProtocolError, TransportError
 from qmq_client.message import record_to_message
 from qmq_client.retry import Backoff
 from qmq_client.transport.address import BrokerAddress
@@ -154,10 +155,16 @@ class _Batch:
 
     def _send(self) -> None:
         outgoing = self._ledger.drain()
-        if outgoing.entries:
-            self._transport.settle(
-                settle_request(self._options, _identity().name, outgoing.settlements)
-            )
+        if not outgoing.entries:
+            return
+        request = settle_request(self._options, _identity().name, outgoing.settlements)
+        try:
+            answer = self._transport.settle(request)
+        except TransportError:
+            # An extension that fails takes no outcome along: those go again at the end of the block.
+            self._ledger.put_back(outgoing, is_uncertain=True)
+            raise
+        log_stale(self._options.name, *stale_entries(outgoing, answer.stale))
 
 
 def _check_range(setting: str, value: object, lowest: float, highest: float) -> None:

@@ -76,17 +76,7 @@ class Settling:
         outcomes, extensions = stale_entries(outgoing, stale)
         self._counters.add("stale", len(outcomes))
         self._counters.add("lost_leases", len(extensions))
-        for what, entries in (("stale_outcomes", outcomes), ("lost_leases", extensions)):
-            if entries:
-                first = entries[0].received
-                _LOG.warning(
-                    "%s consumer=%s messages=%d first_message_id=%s attempt=%d",
-                    what,
-                    self._options.name,
-                    len(entries),
-                    first.message_id,
-                    first.attempt,
-                )
+        log_stale(self._options.name, outcomes, extensions)
         if outcomes and self._handler.on_stale is not None:
             self._tell_owner(self._handler.on_stale, tuple(map(self._stale_delivery, outcomes)))
 
@@ -108,3 +98,18 @@ class Settling:
             attempt=received.attempt,
             outcome=entry.outcome.verdict.value if entry.outcome is not None else "",
         )
+
+
+def log_stale(consumer: str, outcomes: Sequence[Entry], extensions: Sequence[Entry]) -> None:
+    """One line for what came too late of each kind."""
+    for what, entries in (("stale_outcomes", outcomes), ("lost_leases", extensions)):
+        if entries:
+            first = entries[0].received
+            _LOG.warning(
+                "%s consumer=%s messages=%d first_message_id=%s attempt=%d",
+                what,
+                consumer,
+                len(entries),
+                first.message_id,
+                first.attempt,
+            )

@@ -90,6 +90,31 @@ def test_a_lease_is_extended_at_once(broker: MemoryBroker) -> None:
         assert due_ms - broker._clock.now_ms() > 30_000
 
 
+def test_an_extension_that_fails_takes_no_outcome_along(broker: MemoryBroker) -> None:
+    with pulled(broker) as deliveries:
+        for one in deliveries[1:]:
+            one.ack()
+        broker.faults.is_unreachable = True
+        with pytest.raises(BrokerUnreachableError):
+            deliveries[0].extend(60_000)
+        broker.faults.is_unreachable = False
+        deliveries[0].ack()
+    assert broker.lag(SUBJECT, GROUP) == 0
+
+
+def test_C3_an_outcome_that_comes_after_its_lease_is_told_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench()
+    (message_id,) = bench.put(1)
+    with pulled(bench.broker, lease_ms=1_000) as deliveries:
+        deliveries[0].ack()
+        bench.clock.advance(1_000)
+    (line,) = [one for one in caplog.messages if one.startswith("stale_outcomes")]
+    assert message_id in line
+    assert bench.broker.lag(SUBJECT, GROUP) == 1
+
+
 def test_an_unreachable_broker_is_told_to_the_caller(broker: MemoryBroker) -> None:
     def lose_the_broker() -> None:
         with pulled(broker) as deliveries:
