@@ -94,6 +94,17 @@ def test_a_transaction_longer_than_the_takeover_is_claimed_anew_before_the_send(
     assert len(world.stored_ids()) == 1
 
 
+@pytest.mark.parametrize(("waited_s", "reclaimed"), [(2.4, 0), (2.6, 1)])
+def test_O5_a_row_that_waited_half_its_takeover_is_claimed_anew_before_the_send(
+    world: World, waited_s: float, reclaimed: int
+) -> None:
+    """What is left of it is for the request: a watchdog must not take the row meanwhile."""
+    send_each(world, 1)
+    publisher = world.producer._publisher
+    assert publisher.step(world.clock.monotonic_s() + waited_s).sent == 1
+    assert publisher.stats.reclaimed == reclaimed
+
+
 def test_broker_down_then_up_goes_on_and_loses_nothing(world: World) -> None:
     publisher = world.producer._publisher
     world.broker.faults.is_unreachable = True

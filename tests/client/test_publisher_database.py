@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from qmq_client.errors import OutboxMissingError
+from qmq_client.publishing.deletes import Deletes
 from qmq_client.testing import MemoryTransport
 from qmq_client.wire.requests import SendAnswer
 from tests.client.publishing import send_each, sweep, with_transport
@@ -18,6 +19,8 @@ from tests.services.databases import Database
 
 #: How each driver is told that the application speaks no Unicode with its server.
 NARROW = {"mysql": {"charset": "latin1"}, "postgresql": {"client_encoding": "latin1"}}
+#: Of accepted rows that wait for their delete.
+IDS_MAX = 100_000
 UNSPEAKABLE = "日本語 😀 …"
 
 
@@ -80,3 +83,12 @@ def test_S5_W8_a_database_that_refuses_to_delete_is_asked_later_and_later_whoeve
         # The next refusal is the first one again.
         send_each(world, 1)
         assert publisher.step(now_s + 2, is_hurried=True).deleted == 1
+
+
+def test_S5_a_database_that_refuses_for_long_fills_no_memory_with_ids() -> None:
+    waiting = Deletes(delay_ms=200)
+    for first in range(0, IDS_MAX + 2_000, 1_000):
+        waiting.add([number.to_bytes(16) for number in range(first, first + 1_000)], now_s=0.0)
+    assert len(waiting.message_ids) == IDS_MAX
+    # The oldest are let go of: their rows fall due first.
+    assert waiting.message_ids[0] == (2_000).to_bytes(16)
