@@ -17,7 +17,7 @@ from tests.crash.enumeration import SEED
 from tests.crash.planted import ForgetfulDisk
 from tests.crash.power_cut import cut_states
 from tests.crash.recording_disk import Image, RecordingDisk, images
-from tests.crash.world import FakeClock
+from tests.kit.clock import FakeClock
 
 #: The table is written after little log, so that growing files are noted too.
 NOTING = replace(INDEXED, queue_flush_bytes=700)
@@ -136,6 +136,20 @@ def is_found(disk: RecordingDisk) -> bool:
 def test_syncs_that_are_forgotten_cost_time_and_no_answer(path: str) -> None:
     """Checksums tell what did not reach the disk, so even this is harmless."""
     assert not is_found(ForgetfulDisk("sync", path))
+
+
+def test_what_the_index_has_noted_is_not_made_again_after_a_power_cut() -> None:
+    disk = RecordingDisk()
+    world = Keyed(disk, options=NOTING)
+    world.send("a", "b", "c")
+    world.catch_up()
+    world.store.index.finish()
+    everything_unsynced_lost = next(cut_states(disk.image, random.Random(SEED), scattered=0))
+    store = Store.open(RecordingDisk(everything_unsynced_lost), FakeClock(), NOTING)
+    done = [store.index.step(10_000) for _ in range(10)]
+    assert not done[-1].is_unfinished
+    assert sum(one.messages for one in done) == 0, "the files hold what the table says"
+    assert store.index.indexed_offset >= world.store.index.indexed_offset
 
 
 def test_an_index_file_that_is_believed_unread_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

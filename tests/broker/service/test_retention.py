@@ -14,6 +14,7 @@ import pytest
 from qmq_broker.errors import CorruptionError, PoisonedError
 from qmq_broker.service.delivery.snapshot import encode_groups
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.queues.queue_files import ENTRY_BYTES
 from qmq_broker.storage.schedule.beside import Work, in_a_thread
 from qmq_client.wire.requests import Settlement, SettleRequest
 from tests.broker.service.rig import STORE, SUBJECT, Rig
@@ -206,6 +207,21 @@ def test_B12_segments_are_found_and_removed_while_senders_go_on(rig: Rig) -> Non
     assert rig.pull(max_messages=100, group="other").sequences == list(
         range(first_sequence(rig), 23)
     )
+
+
+def test_B12_files_of_queues_go_with_their_messages_again_and_again(tmp_path: Path) -> None:
+    entries = 4
+    rig = Rig(tmp_path / "small", store_options=replace(RETAINING, queue_entries_per_file=entries))
+    gone: list[int] = []
+    for _ in range(3):
+        send(rig, 20)
+        keep_house(rig)
+        first = first_sequence(rig)
+        left = [int(name) // ENTRY_BYTES for name in files(rig, f"consumequeue/{SUBJECT}")]
+        assert min(left) == first - first % entries, "all below the first message, and no other"
+        gone.append(min(left))
+    assert gone == sorted(set(gone))
+    rig.close()
 
 
 @pytest.mark.parametrize("end", ["in order", "after a failure"])
