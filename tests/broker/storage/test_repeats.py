@@ -17,7 +17,8 @@ from qmq_client.wire.record import Record, encode_record
 from qmq_client.wire.requests import SubjectPlace
 from tests.broker.storage.lives import restarted
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import OPTIONS, FakeClock, World, make_frame, records_at, records_of, visible
+from tests.crash.world import OPTIONS, World, make_frame, records_at, records_of, visible
+from tests.kit.clock import FakeClock
 
 
 def test_B7_a_repeat_is_answered_with_its_first_place_also_after_a_restart() -> None:
@@ -46,6 +47,24 @@ def test_B7_repeats_within_one_commit_are_known() -> None:
     assert placed[0].duplicates == 2
     world.sync()
     assert world.visible() == {"orders": 3}
+
+
+@pytest.mark.parametrize("where", ["an earlier commit", "this commit"])
+def test_B7_the_id_of_a_message_under_another_subject_is_no_repeat_of_it(where: str) -> None:
+    world, message_id = World(RecordingDisk()), MessageIds(7).next_id()
+
+    def frame(subject: str) -> MessageFrame:
+        record = Record(message_id=message_id, subject=subject, body=b"a", born_at_ms=1)
+        return parse_message_frame(build_message_frame({subject: [encode_record(record)]}))
+
+    if where == "an earlier commit":
+        world.send(frame("orders"))
+        placed = world.store.append([frame("invoices")])
+    else:
+        placed = world.store.append([frame("orders"), frame("invoices")])
+    assert placed[-1].conflict == message_id
+    world.store.sync()
+    assert visible(world.store) == {"orders": 1}
 
 
 def test_B7_a_frame_of_new_and_repeated_messages_stores_the_new_ones() -> None:
