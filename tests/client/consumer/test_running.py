@@ -178,7 +178,7 @@ def test_C8_a_handler_that_does_not_finish_does_not_hold_up_the_stop(
     assert (report.is_clean, report.running) == (False, 1)
     assert broker.in_flight(SUBJECT, GROUP) == 1
     may_finish.set()
-    for thread in consumers._threads.alive("work"):
+    for thread in consumers._threads.all():
         thread.join(WAIT_S)
 
 
