@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from qmq_client.message import Message
@@ -181,6 +183,36 @@ def test_O4_held_rows_count_no_attempt_and_say_why_they_wait(world: World) -> No
     ((attempts, error),) = world.read(f"SELECT attempts, last_error FROM {OUTBOX} WHERE state = 0")
     assert attempts == 0
     assert "earlier message of its ordering key" in error
+
+
+#: Waits for locks: as short as each server can.
+IMPATIENT = {
+    "mysql": "SET innodb_lock_wait_timeout = 1",
+    "postgresql": "SET LOCAL lock_timeout = '10ms'",
+}
+
+
+def test_O4_a_commit_waits_for_an_earlier_row_of_its_key_that_is_not_committed(
+    tmp_path: Path, a_server_database: Database
+) -> None:
+    """Or the row that was numbered second would be committed, and sent, first."""
+    with a_world(tmp_path, database=a_server_database, order_by_key=True) as world:
+        with Session(world.engine) as first:
+            world.producer.send(Message(SUBJECT, "0", key="k"), session=first)
+            first.execute(sa.text("CREATE TEMPORARY TABLE any_ddl (id INTEGER)"))  # writes the row
+            for key, outcome in (
+                ("k", pytest.raises(sa.exc.OperationalError, match="lock timeout|Lock wait")),
+                ("another", nullcontext()),
+            ):
+                with Session(world.engine) as second:
+                    second.execute(sa.text(IMPATIENT[world.kind]))
+                    world.producer.send(Message(SUBJECT, key, key=key), session=second)
+                    with outcome:
+                        second.commit()
+            first.commit()
+        send(world, "1")
+        assert world.producer.flush()
+        assert sorted(world.sent()) == ["0", "1", "another"]
 
 
 def test_O4_an_outage_changes_no_order(world: World) -> None:
