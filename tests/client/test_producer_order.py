@@ -201,7 +201,7 @@ def test_O4_a_commit_waits_for_an_earlier_row_of_its_key_that_is_not_committed(
             world.producer.send(Message(SUBJECT, "0", key="k"), session=first)
             first.execute(sa.text("CREATE TEMPORARY TABLE any_ddl (id INTEGER)"))  # writes the row
             for key, outcome in (
-                ("k", pytest.raises(sa.exc.OperationalError, match="lock timeout|Lock wait")),
+                ("k", pytest.raises(sa.exc.OperationalError, match=r"lock timeout|Lock wait")),
                 ("another", nullcontext()),
             ):
                 with Session(world.engine) as second:
