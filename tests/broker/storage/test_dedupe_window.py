@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import itertools
 import random
+from array import array
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq_broker.storage.ids.runs import IdRun, _dense_run, id_runs, scanned_id_runs
-from qmq_broker.storage.ids.window import DedupeWindow
+from qmq_broker.storage.ids.window import Added, DedupeWindow, RunColumns
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds, split_message_id
@@ -179,3 +180,19 @@ def test_a_scanned_frame_that_is_none_is_a_protocol_error() -> None:
     for length in range(frame.header.head_bytes, frame.positions[0]):
         with pytest.raises(ProtocolError):
             scanned_id_runs(frame.header, frame.data[:length])
+
+
+def test_B7_a_window_that_is_restored_has_forgotten_what_the_one_before_had() -> None:
+    added: list[Added] = []
+    before = DedupeWindow(ids_max=16, age_ms=1_000_000)
+    before.on_added = added.append
+    for number in range(40):
+        before.add([IdRun(1, number, number + 1)], offset=100 * number, stored_at_ms=number)
+    restored = DedupeWindow(ids_max=16, age_ms=1_000_000)
+    for one in added:
+        (run,) = one.runs
+        counters = array("Q", [run.first_counter])
+        columns = RunColumns(array("Q", [1]), counters, counters, array("Q", [one.offset]))
+        restored.restore(one.era, columns, last_stored_at_ms=one.stored_at_ms)
+    assert (restored.ids, restored.first_offset) == (before.ids, before.first_offset)
+    assert before.ids < 40
