@@ -115,6 +115,41 @@ def test_C6_what_waits_behind_handlers_that_are_all_over_their_time_is_given_bac
     assert member.prefetch.room(is_blocking=False) >= 1
 
 
+def test_what_comes_at_most_once_waits_behind_a_handler_over_its_time_and_is_not_dropped(
+    bench: Bench,
+) -> None:
+    """Nobody else would ever get it."""
+    hanging = Hanging()
+    done: list[int] = []
+
+    @consumer(SUBJECT, group=GROUP, timeout_ms=1_000, at_most_once=True, prefetch_max=3)
+    def handler(body: int) -> None:
+        if body == 1:
+            hanging.hang()
+        done.append(body)
+
+    bench.put(1, 2, 3)
+    consumers = bench.consumers(handler)
+    (member,) = consumers.members
+    given = bench.broker.pull(
+        PullRequest(
+            subject=SUBJECT,
+            group=GROUP,
+            consumer=consumers.consumer_id,
+            max_messages=3,
+            at_most_once=True,
+        )
+    )
+    member._receive(given, bench.clock.monotonic_s())
+    hanging.begin(member)
+    bench.clock.advance(1_000)
+    member.settle_once()
+    assert (member.prefetch.in_hand, bench.counters(consumers)["dropped"]) == (3, 1)
+    hanging.end()
+    drain(consumers)
+    assert done == [1, 2, 3]
+
+
 def test_the_next_attempt_says_that_the_one_before_took_too_long(bench: Bench) -> None:
     hanging = Hanging()
 
