@@ -135,7 +135,7 @@ CHECKS: Final = (
         _BREAKS,
         "S2",
         _MYSQL,
-        "A page that is half written in a power cut cannot be mended: committed rows are lost.",
+        "A page that is half written in a power cut cannot be repaired: committed rows are lost.",
     ),
     _check(
         "postgresql.synchronous_commit",
@@ -156,7 +156,7 @@ CHECKS: Final = (
         _BREAKS,
         "S2",
         _POSTGRESQL,
-        "A page that is half written in a power cut cannot be mended: committed rows are lost.",
+        "A page that is half written in a power cut cannot be repaired: committed rows are lost.",
     ),
     _check(
         "sqlite.synchronous",
@@ -212,7 +212,7 @@ CHECKS: Final = (
         "W6",
         _ALL,
         "Rows cannot be claimed or settled here, and a replica shows rows that were sent long ago. On "
-        "a replica do not mend it: give the primary's address instead.",
+        "a replica do not change it: give the primary's address instead.",
     ),
     _check(
         "server.pooler",

@@ -219,7 +219,9 @@ def test_groups_are_paused_moved_configured_resumed_and_removed(
             delivery.ack()
     paused = answer_of(broker, "groups", "pause", subject, "audit")
     assert paused["is_paused"] is True
-    assert "paused" in qmq(broker, "groups", "--subject", subject).stdout
+    listed = qmq(broker, "groups", "--subject", subject).stdout
+    assert "paused" in listed
+    assert qmq(broker, "groups", "list", "--subject", subject).stdout == listed
     moved = answer_of(broker, "groups", "seek", subject, "audit", "1")
     assert (moved["cursor"], moved["lag"]) == (1, 2)
     with pull(broker.url, subject=subject, group="audit") as deliveries:
@@ -323,6 +325,8 @@ def test_C4_dead_letters_are_listed_shown_replayed_to_their_group_and_purged(
         delivery.ack()
     assert answer_of(broker, "dead", "purge", subject, "audit", "--yes") == {"count": 2, "gone": 0}
     assert answer_of(broker, "dead", "list", subject, "audit")["dead"] == []
+    nothing = qmq(broker, "dead", "replay", subject, "audit")
+    assert (nothing.returncode, nothing.stderr) == (0, "no dead letters to replay\n")
     assert qmq(broker, "dead", "show", subject, "audit", "0").returncode == 1
 
 
