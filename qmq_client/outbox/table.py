@@ -11,12 +11,14 @@ default collation would merge `a` and `A`, and its BLOB ends at 65,535 bytes.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import LONGBLOB
 
+from qmq_client.errors import ConfigurationError
 from qmq_client.ids import TOKEN_BYTES
 from qmq_client.wire.limits import KEY_BYTES_MAX, NAME_BYTES_MAX
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
@@ -37,6 +39,8 @@ ORDER_LOCKS: Final = 256
 #: says, whatever its `schema_translate_map` makes of the application's own.
 AS_NAMED: Final[dict[str, Any]] = {"schema_translate_map": None}
 _MYSQL: Final = ("mysql", "mariadb")
+#: `sqlite3.LEGACY_TRANSACTION_CONTROL`, which Python has from 3.12 on.
+_LEGACY_CONTROL: Final = -1
 
 #: The server's default may be one that keeps what a transaction rolled back.
 _ENGINE: Final[dict[str, Any]] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
@@ -119,9 +123,8 @@ def create_tables(engine: sa.Engine, tables: Tables | None = None) -> None:
     """
     chosen = DEFAULT_TABLES if tables is None else tables
     if engine.dialect.name == "sqlite":
-        driver = engine.raw_connection()
-        choose_journal(driver)
-        driver.close()
+        with closing(engine.raw_connection()) as driver:
+            choose_journal(driver)
     chosen.outbox.metadata.create_all(engine, tables=list(chosen.all))
 
 
@@ -131,11 +134,28 @@ def choose_journal(driver: Any, _: object = None) -> None:
     With a rollback journal readers and the publisher keep each other from committing. May be a
     listener of an engine's `connect`.
     """
+    refuse_autocommit_of_python(driver)
     cursor = driver.cursor()
     cursor.execute("PRAGMA page_count")
     if cursor.fetchone() == (0,):
         cursor.execute("PRAGMA journal_mode = WAL")
     cursor.close()
+
+
+def refuse_autocommit_of_python(driver: Any) -> None:
+    """Raise `ConfigurationError` for a connection of SQLite that was opened with `autocommit`.
+
+    Of the two ways of Python 3.12 and later to control transactions one commits nothing when it is
+    told to, and the other is always in a transaction that has not asked for its turn to write.
+    """
+    mode = getattr(driver, "autocommit", _LEGACY_CONTROL)
+    if mode != _LEGACY_CONTROL:
+        raise ConfigurationError(
+            setting="engine",
+            value=f"SQLite with autocommit={mode}",
+            remedy="Leave `autocommit` out of `connect_args`: a producer sees to it that transactions "
+            "of SQLite begin and end where those of SQLAlchemy do.",
+        )
 
 
 def _counter() -> sa.types.TypeEngine[int]:

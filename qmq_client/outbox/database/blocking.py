@@ -41,7 +41,7 @@ def blocking_engine(engine: sa.Engine, url: sa.URL, **settings: Any) -> sa.Engin
         caught = _caught_from(engine, record)
         if caught is not None:
             arguments[:], theirs = caught
-            options.update(_translated(dialect.driver, theirs))
+            options.update(_translated(dialect.driver, theirs), **settings.get("connect_args", {}))
 
     return made
 

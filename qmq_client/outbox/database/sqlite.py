@@ -25,9 +25,11 @@ from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.database.blocking import blocking_engine
 from qmq_client.outbox.database.claiming import ClaimTerms, row_id, table_text, wanted_rows
 from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE
+from qmq_client.outbox.database.driver import driver_of
 from qmq_client.outbox.database.link import Link, find_link, leave_out
 from qmq_client.outbox.database.shared_connection import shared_connection
 from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.table import refuse_autocommit_of_python
 
 #: `julianday` counts days since noon of 24 November 4714 BC; this is 1970. Its double is exact to
 #: 0.05 ms, and `unixepoch('subsec')` needs a newer SQLite.
@@ -184,6 +186,7 @@ class SqliteDialect:
             return
         # The gate is left after the connection is back: giving it back rolls back.
         with shared_connection(sibling.pool).enter(), sibling.connect() as connection:
+            refuse_autocommit_of_python(driver_of(connection))
             yield connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
 
     def claim(
@@ -322,6 +325,7 @@ def _relax(driver: Any, _: Any) -> None:
 
     That holds with a write-ahead log only; elsewhere `synchronous` stays as it is.
     """
+    refuse_autocommit_of_python(driver)
     cursor = driver.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {BUSY_MS_MAX}")
     if cursor.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
