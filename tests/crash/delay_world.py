@@ -24,7 +24,8 @@ from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record, decode_record, encode_record
 from tests.crash.image import Image
 from tests.crash.recording_disk import PassingDisk, RecordingDisk
-from tests.crash.world import RETAINING, BrokenPromiseError, FakeClock, records_of
+from tests.crash.world import RETAINING, BrokenPromiseError, records_of
+from tests.kit.clock import FakeClock
 
 MINUTE_MS = 60_000
 OPTIONS = replace(RETAINING, bucket_ms=5 * MINUTE_MS, bucket_grace_ms=0)

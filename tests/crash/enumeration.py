@@ -21,14 +21,8 @@ from tests.crash.power_cut import cut_states
 from tests.crash.promises import check, check_messages, replayed
 from tests.crash.recording_disk import Image, RecordingDisk, images
 from tests.crash.scenarios import Scenario
-from tests.crash.world import (
-    BrokenPromiseError,
-    FakeClock,
-    History,
-    Sent,
-    World,
-    make_frame,
-)
+from tests.crash.world import BrokenPromiseError, History, Sent, World, make_frame
+from tests.kit.clock import FakeClock
 
 SEED = int(os.environ.get("QMQ_CRASH_SEED", "1"))
 #: Random fates at each operation, beside the regular ones.

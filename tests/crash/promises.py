@@ -12,7 +12,6 @@ from qmq_client.wire.message_id import MessageIds
 from tests.crash.recording_disk import Image, PassingDisk
 from tests.crash.world import (
     BrokenPromiseError,
-    FakeClock,
     History,
     Sent,
     make_frame,
@@ -20,6 +19,7 @@ from tests.crash.world import (
     records_of,
     visible,
 )
+from tests.kit.clock import FakeClock
 
 
 def check(image: Image, known: History, *, goes_on: bool = True) -> None:

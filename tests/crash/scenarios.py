@@ -8,7 +8,8 @@ from dataclasses import replace
 from qmq_broker.errors import NoRoomError, PoisonedError
 from qmq_broker.storage.schedule.beside import Work
 from tests.crash.recording_disk import UNLIMITED, RecordingDisk
-from tests.crash.world import RETAINING, FakeClock, History, World
+from tests.crash.world import RETAINING, History, World
+from tests.kit.clock import FakeClock
 
 Scenario = Callable[[RecordingDisk], World]
 

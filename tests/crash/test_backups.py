@@ -18,7 +18,8 @@ from tests.crash.below import Below, disks
 from tests.crash.enumeration import SEED, Census, quietly
 from tests.crash.promises import check_disk
 from tests.crash.recording_disk import Image, PassingDisk, RecordingDisk, images
-from tests.crash.world import RETAINING, BrokenPromiseError, FakeClock, History, World
+from tests.crash.world import RETAINING, BrokenPromiseError, History, World
+from tests.kit.clock import FakeClock
 
 SOURCE, COPY = "data", "copy"
 LIVES = 12

@@ -22,7 +22,8 @@ from tests.crash.enumeration import SEED, quietly
 from tests.crash.image import Image
 from tests.crash.power_cut import cut_states
 from tests.crash.recording_disk import RecordingDisk, images
-from tests.crash.world import BrokenPromiseError, FakeClock
+from tests.crash.world import BrokenPromiseError
+from tests.kit.clock import FakeClock
 
 Scenario = Callable[[DelayLife], None]
 

@@ -29,7 +29,8 @@ from tests.crash.scenarios import (
     kills_among_recycled_segments,
     snapshots,
 )
-from tests.crash.world import RETAINING, FakeClock, History, World
+from tests.crash.world import RETAINING, History, World
+from tests.kit.clock import FakeClock
 
 MakeError = Callable[[str, str], Exception]
 

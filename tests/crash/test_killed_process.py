@@ -13,7 +13,8 @@ from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.store import Store
 from qmq_client.wire.message_id import MessageIds, split_message_id
 from tests.crash.enumeration import SEED
-from tests.crash.world import OPTIONS, FakeClock, make_frame, records_of
+from tests.crash.world import OPTIONS, make_frame, records_of
+from tests.kit.clock import FakeClock
 
 ROUNDS = 4
 

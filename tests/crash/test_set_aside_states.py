@@ -28,7 +28,8 @@ from tests.crash.enumeration import SEED, quietly
 from tests.crash.image import Image
 from tests.crash.power_cut import cut_states
 from tests.crash.recording_disk import PassingDisk, RecordingDisk, images
-from tests.crash.world import RETAINING, BrokenPromiseError, FakeClock
+from tests.crash.world import RETAINING, BrokenPromiseError
+from tests.kit.clock import FakeClock
 
 HOUR_MS = 3_600_000
 SUBJECT, GROUP, CONSUMER = "orders", "billing", "one"

@@ -18,6 +18,7 @@ from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record, encode_record
 from qmq_client.wire.requests import SubjectPlace
 from tests.crash.recording_disk import RecordingDisk
+from tests.kit.clock import FakeClock
 
 #: Small, so that a handful of messages rolls segments, fills queue files and writes checkpoints.
 OPTIONS = StoreOptions(
@@ -33,28 +34,6 @@ OPTIONS = StoreOptions(
 
 #: The same for lives that give up old segments: few ids are remembered, so that they may go.
 RETAINING = replace(OPTIONS, dedupe_ids=6)
-
-
-class FakeClock:
-    """Time that passes when the test says so."""
-
-    def __init__(self) -> None:
-        self.wall_ms = 1_700_000_000_000
-        self.steady_s = 1_000.0
-
-    def now_ms(self) -> int:
-        return self.wall_ms
-
-    def monotonic_s(self) -> float:
-        return self.steady_s
-
-    def sleep(self, seconds: float) -> None:
-        raise AssertionError("nothing in the storage waits")
-
-    def pass_ms(self, ms: int) -> None:
-        """Let time pass on both clocks."""
-        self.wall_ms += ms
-        self.steady_s += ms / 1000
 
 
 class BrokenPromiseError(AssertionError):

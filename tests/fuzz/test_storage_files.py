@@ -24,8 +24,9 @@ from qmq_client.wire.errors import QmqError
 from qmq_client.wire.frame import FrameKind, build_frame
 from tests.broker.storage.keyed import Keyed, catch_up
 from tests.crash.recording_disk import Image, PassingDisk, RecordingDisk
-from tests.crash.world import FakeClock, records_of
+from tests.crash.world import records_of
 from tests.fuzz.mutation import Edit, edited, edits, fuzzed, sealed, stamped, unsealed
+from tests.kit.clock import FakeClock
 
 
 @functools.cache

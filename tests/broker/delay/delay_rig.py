@@ -13,7 +13,8 @@ from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.store import Placed
 from qmq_client.wire.frame import FrameKind, build_message_frame
 from qmq_client.wire.record import Record, decode_record, encode_record
-from tests.broker.service.rig import STORE, SUBJECT, FakeClock, Rig, new_ids
+from tests.broker.service.rig import STORE, SUBJECT, Rig, new_ids
+from tests.kit.clock import FakeClock
 
 __all__ = ["HOUR_MS", "DelayRig", "FakeClock", "delayed_frame"]
 

@@ -15,7 +15,7 @@ from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.upkeep.backup import back_up
 from qmq_broker.storage.upkeep.verify import verify_store
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
-from tests.broker.service.rig import FakeClock
+from tests.kit.clock import FakeClock
 
 #: Copies follow each few messages, as they do each hundred megabytes.
 OFTEN: dict[str, Any] = {"queue_flush_bytes": 1}

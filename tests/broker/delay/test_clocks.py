@@ -11,7 +11,8 @@ from qmq_broker.service.delay.clock import ALARM_MS, CATCH_UP, STEP_MS, DelayClo
 from qmq_client.wire.due import CLOCKS_MS
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.limits import DEFAULT_LIMITS
-from tests.broker.delay.delay_rig import HOUR_MS, DelayRig, FakeClock
+from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
+from tests.kit.clock import FakeClock
 
 DAY_MS = 24 * HOUR_MS
 

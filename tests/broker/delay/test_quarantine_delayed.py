@@ -16,7 +16,8 @@ from qmq_broker.storage.upkeep.quarantine_report import QuarantineReport, read_r
 from qmq_broker.storage.upkeep.verify import verify_store
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
 from tests.broker.delay.test_backup_and_damage import waiting
-from tests.broker.service.rig import SUBJECT, FakeClock
+from tests.broker.service.rig import SUBJECT
+from tests.kit.clock import FakeClock
 
 RARELY: dict[str, Any] = {"queue_flush_bytes": 2**30}
 

@@ -16,7 +16,8 @@ from qmq_broker.storage.upkeep.quarantine import quarantine_damage
 from qmq_client.wire.record import decode_record
 from tests.broker.delay.delay_rig import FORGETFUL, HOUR_MS, DelayRig
 from tests.broker.delay.test_quarantine_delayed import HARMS, flip, given_up_but_for_one, kill
-from tests.broker.service.rig import SUBJECT, FakeClock
+from tests.broker.service.rig import SUBJECT
+from tests.kit.clock import FakeClock
 
 FIRST_FRAME = 88
 LATE_MS = 900 * HOUR_MS

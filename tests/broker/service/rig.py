@@ -26,32 +26,11 @@ from qmq_client.wire.requests import (
     Settlement,
     SettleRequest,
 )
+from tests.kit.clock import FakeClock
 
 SUBJECT = "orders"
 GROUP = "billing"
 STORE = StoreOptions(segment_bytes=16 * 1024 * 1024, reserve_bytes=0)
-
-
-class FakeClock:
-    """Time that passes when the test says so."""
-
-    def __init__(self) -> None:
-        self.wall_ms = 1_700_000_000_000
-        self.steady_s = 1_000.0
-
-    def now_ms(self) -> int:
-        return self.wall_ms
-
-    def monotonic_s(self) -> float:
-        return self.steady_s
-
-    def sleep(self, seconds: float) -> None:
-        self.pass_ms(int(seconds * 1000))
-
-    def pass_ms(self, ms: int) -> None:
-        """Let time pass on both clocks."""
-        self.wall_ms += ms
-        self.steady_s += ms / 1000
 
 
 def make_frame(

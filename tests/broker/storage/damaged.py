@@ -10,7 +10,8 @@ from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.store import Store
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import OPTIONS, FakeClock, World, records_of
+from tests.crash.world import OPTIONS, World, records_of
+from tests.kit.clock import FakeClock
 
 
 class Directory:

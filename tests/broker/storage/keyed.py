@@ -14,7 +14,8 @@ from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record, encode_record
 from tests.broker.storage.damaged import flip
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import OPTIONS, FakeClock
+from tests.crash.world import OPTIONS
+from tests.kit.clock import FakeClock
 
 #: Two slots and eight entries a file, so that files fill and chains are long.
 INDEXED = replace(OPTIONS, index_entries=8, dedupe_ids=6)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from qmq_broker.storage.store import Store
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import FakeClock, World
+from tests.crash.world import World
+from tests.kit.clock import FakeClock
 
 
 def restarted(world: World) -> Store:

@@ -19,7 +19,8 @@ from qmq_broker.storage.upkeep.verify import verify_store
 from tests.broker.storage.damaged import Directory, flip
 from tests.crash.power_cut import cut_states
 from tests.crash.recording_disk import RecordingDisk, RecordingFile, images
-from tests.crash.world import OPTIONS, RETAINING, FakeClock, World, records_of
+from tests.crash.world import OPTIONS, RETAINING, World, records_of
+from tests.kit.clock import FakeClock
 
 Messages = dict[str, list[bytes]]
 

@@ -12,7 +12,8 @@ from qmq_broker.storage.store import Store
 from qmq_client.wire.frame import FRAME_MAGIC, FrameKind, build_frame, read_header, stamp_frame
 from tests.broker.storage.lives import restarted
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import RETAINING, FakeClock, History, World
+from tests.crash.world import RETAINING, History, World
+from tests.kit.clock import FakeClock
 
 GIB = 1 << 30
 FRAME = build_frame(FrameKind.ACTIONS, b"x" * 20)

@@ -12,7 +12,8 @@ from qmq_client.wire.frame import MessageFrame, build_message_frame, parse_messa
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record, encode_record
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import FakeClock, make_frame
+from tests.crash.world import make_frame
+from tests.kit.clock import FakeClock
 
 OPTIONS = StoreOptions(reserve_bytes=0, growth_bytes=2 * 1024 * 1024)
 #: Of one message, over its subject, key, tags, headers, body and id.

@@ -19,7 +19,8 @@ from qmq_client.wire.errors import QmqError
 from tests.broker.storage.damage_cases import swap
 from tests.broker.storage.damaged import Directory, flip
 from tests.crash.recording_disk import Image, RecordingDisk
-from tests.crash.world import OPTIONS, FakeClock, World, records_of, visible
+from tests.crash.world import OPTIONS, World, records_of, visible
+from tests.kit.clock import FakeClock
 
 SEGMENT = OPTIONS.segment_bytes
 FIRST = layout.segment_path(layout.COMMIT_LOG, 0)

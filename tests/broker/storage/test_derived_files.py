@@ -11,7 +11,8 @@ from qmq_broker.storage.store import Store
 from tests.broker.storage.damaged import Directory, flip
 from tests.crash.promises import check
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import OPTIONS, RETAINING, FakeClock, History, World
+from tests.crash.world import OPTIONS, RETAINING, History, World
+from tests.kit.clock import FakeClock
 
 #: Where derived files are.
 DERIVED_IN = (layout.CONSUME_QUEUES, layout.STATE, layout.IDS, layout.ENTRIES)

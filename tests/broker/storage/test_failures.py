@@ -13,7 +13,8 @@ from qmq_broker.storage.store import Store
 from tests.broker.storage.lives import restarted
 from tests.crash.enumeration import crash_everywhere
 from tests.crash.recording_disk import Operation, RecordingDisk
-from tests.crash.world import OPTIONS, FakeClock, World, records_of, visible
+from tests.crash.world import OPTIONS, World, records_of, visible
+from tests.kit.clock import FakeClock
 
 
 class FailingDisk(RecordingDisk):

@@ -16,7 +16,8 @@ from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.small_file import replace_file, unseal
 from qmq_broker.storage.store import Store
 from qmq_client.wire.message_id import MessageIds
-from tests.crash.world import OPTIONS, FakeClock, make_frame
+from tests.crash.world import OPTIONS, make_frame
+from tests.kit.clock import FakeClock
 
 
 def tree(root: Path) -> dict[str, tuple[bytes, int]]:

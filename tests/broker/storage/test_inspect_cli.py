@@ -19,9 +19,10 @@ from qmq_broker.storage.store import Store
 from tests.broker.face.test_process import HEADERS, pull_all
 from tests.broker.service.rig import make_frame, new_ids
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import OPTIONS, FakeClock, World
+from tests.crash.world import OPTIONS, World
 from tests.crash.world import make_frame as frame_of
 from tests.kit.broker_process import BrokerProcess
+from tests.kit.clock import FakeClock
 
 
 def run(*arguments: str | Path) -> Result:

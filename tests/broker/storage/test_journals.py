@@ -20,7 +20,8 @@ from tests.broker.storage.damaged import flip
 from tests.broker.storage.lives import restarted
 from tests.crash.promises import check_messages
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import OPTIONS, FakeClock, History, World
+from tests.crash.world import OPTIONS, History, World
+from tests.kit.clock import FakeClock
 
 STORE_ID = bytes(range(16))
 #: Nothing is flushed: all that a start knows of the queues is in the journal.

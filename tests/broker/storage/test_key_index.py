@@ -17,7 +17,7 @@ from qmq_client.wire.message_id import dedupe_message_id
 from tests.broker.storage.damaged import flip
 from tests.broker.storage.keyed import INDEXED, Keyed, catch_up, check_answers
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import FakeClock
+from tests.kit.clock import FakeClock
 
 MIXED: tuple[tuple[str | None, ...], ...] = (
     ("a", "b", "a"),

@@ -20,7 +20,8 @@ from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameKind, build_frame
 from tests.broker.service.rig import Rig
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import OPTIONS, FakeClock, World
+from tests.crash.world import OPTIONS, World
+from tests.kit.clock import FakeClock
 
 LATER = [KIND_MAX + 1, 5, "orders", "billing", {"what": "nobody knows yet"}]
 

@@ -16,7 +16,8 @@ from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.store import Store
 from qmq_client.wire.frame import MessageFrame
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import OPTIONS, FakeClock, World, visible
+from tests.crash.world import OPTIONS, World, visible
+from tests.kit.clock import FakeClock
 
 
 def remove_directory(data: Path) -> None:

@@ -33,8 +33,9 @@ from tests.broker.storage.damage_cases import (
 from tests.broker.storage.damaged import Directory, flip
 from tests.crash.power_cut import cut_states
 from tests.crash.recording_disk import Image, RecordingDisk, images
-from tests.crash.world import OPTIONS, FakeClock, make_frame
+from tests.crash.world import OPTIONS, make_frame
 from tests.kit.broker_process import BrokerProcess
+from tests.kit.clock import FakeClock
 
 Harm = Callable[[Directory], None]
 

@@ -21,8 +21,9 @@ from tests.broker.storage.damage_cases import directory_with_groups, flip_both_s
 from tests.broker.storage.damaged import Directory, flip
 from tests.crash.power_cut import cut_states
 from tests.crash.recording_disk import Image, RecordingDisk, images
-from tests.crash.world import OPTIONS, FakeClock
+from tests.crash.world import OPTIONS
 from tests.kit.broker_process import BrokerProcess
+from tests.kit.clock import FakeClock
 
 #: How the header of a padding frame begins.
 PADDING = b"QMQF\x01\x05"

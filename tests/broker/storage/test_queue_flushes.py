@@ -14,7 +14,8 @@ from tests.broker.storage.lives import restarted
 from tests.crash.image import Inode
 from tests.crash.promises import check_messages
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import OPTIONS, FakeClock, History, World
+from tests.crash.world import OPTIONS, History, World
+from tests.kit.clock import FakeClock
 
 #: Every checkpoint flushes the queues.
 FLUSHING = replace(OPTIONS, checkpoint_ms=1_000, queue_flush_bytes=1, segment_bytes=2**20)

@@ -13,7 +13,8 @@ from qmq_broker.storage.reading import Records
 from qmq_broker.storage.store import Store
 from qmq_client.wire.message_id import MessageIds
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import FakeClock, make_frame
+from tests.crash.world import make_frame
+from tests.kit.clock import FakeClock
 
 SUBJECT = "orders"
 #: Lengths of the bodies of each frame's records.

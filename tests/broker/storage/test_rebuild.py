@@ -13,7 +13,8 @@ from qmq_broker.storage.upkeep.rebuild import rebuild_store
 from tests.broker.storage.damaged import Directory, flip
 from tests.crash.power_cut import cut_states
 from tests.crash.recording_disk import RecordingDisk, images
-from tests.crash.world import OPTIONS, RETAINING, FakeClock, World, records_of
+from tests.crash.world import OPTIONS, RETAINING, World, records_of
+from tests.kit.clock import FakeClock
 
 DERIVED = (layout.CONSUME_QUEUES, *layout.QUEUE_TABLES, layout.ENTRIES, layout.INDEX)
 

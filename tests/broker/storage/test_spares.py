@@ -14,7 +14,8 @@ from qmq_broker.storage.store import Store
 from tests.broker.storage.test_failures import FailingDisk
 from tests.crash.enumeration import crash_everywhere
 from tests.crash.recording_disk import Operation, RecordingDisk
-from tests.crash.world import OPTIONS, FakeClock, History, World
+from tests.crash.world import OPTIONS, History, World
+from tests.kit.clock import FakeClock
 
 SEGMENT = OPTIONS.segment_bytes
 #: One segment in the middle of being filled takes four of these.

@@ -18,7 +18,8 @@ from tests.broker.storage.lives import restarted
 from tests.crash.image import Moment
 from tests.crash.power_cut import Lost
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import OPTIONS, FakeClock, World, records_of, visible
+from tests.crash.world import OPTIONS, World, records_of, visible
+from tests.kit.clock import FakeClock
 
 
 def test_B1_what_was_synced_is_there_after_a_power_cut() -> None:

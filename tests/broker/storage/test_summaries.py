@@ -28,7 +28,7 @@ from tests.broker.storage.damaged import flip
 from tests.broker.storage.keyed import INDEXED, Kept, Keyed
 from tests.broker.storage.test_frame_seek import check_at
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import FakeClock
+from tests.kit.clock import FakeClock
 
 #: Some ten frames a segment, no key index.
 SMALL = replace(INDEXED, segment_bytes=4096, index_entries=0)

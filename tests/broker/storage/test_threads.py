@@ -10,7 +10,8 @@ from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.logs.actions import Acked
 from qmq_broker.storage.store import Store
 from qmq_client.wire.message_id import MessageIds
-from tests.crash.world import OPTIONS, FakeClock, make_frame
+from tests.crash.world import OPTIONS, make_frame
+from tests.kit.clock import FakeClock
 
 COMMITS = 150
 #: Small queue files and few open ones, so that readers meet flushes and closed files.

@@ -36,7 +36,8 @@ from tests.broker.storage.damage_cases import (
 )
 from tests.broker.storage.damaged import Directory, flip
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import OPTIONS, RETAINING, FakeClock, World, make_frame, records_of
+from tests.crash.world import OPTIONS, RETAINING, World, make_frame, records_of
+from tests.kit.clock import FakeClock
 
 
 def check_groups(content: bytes) -> object:

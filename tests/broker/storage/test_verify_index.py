@@ -12,7 +12,7 @@ from qmq_broker.storage.files.small_file import read_file
 from qmq_broker.storage.upkeep.verify import verify_store
 from tests.broker.storage.damaged import flip
 from tests.broker.storage.keyed import Keyed, check_answers
-from tests.crash.world import FakeClock
+from tests.kit.clock import FakeClock
 
 
 def indexed() -> Keyed:
