@@ -221,7 +221,7 @@ def test_damage_in_the_action_log_is_an_exit_code_of_its_own(tmp_path: Path) -> 
     broker = BrokerProcess(data)
     assert broker.run_to_end() == ExitCode.CORRUPTION
     assert "code=corruption" in broker.log
-    assert 'remedy="Stop the broker, and see by `qmq store verify`' in broker.log
+    assert 'remedy="Stop the broker, and run `qmq store verify`' in broker.log
     assert snapshot(data) == before, "nothing was changed"
     assert "CLEAN" in before
     assert [path.read_bytes() for path in sorted(data.glob("checkpoint*"))] == checkpoints
