@@ -209,6 +209,14 @@ def test_B12_segments_are_found_and_removed_while_senders_go_on(rig: Rig) -> Non
     )
 
 
+def test_B7_no_segment_goes_while_a_repeat_of_what_is_in_it_must_be_known(rig: Rig) -> None:
+    with_options(rig, dedupe_ids=1_000)
+    send(rig, 20)
+    assert keep_house(rig) == 0, "a repeat is compared with what is stored"
+    send(rig, 1)  # the log's time has gone on by hours: older ids are forgotten
+    assert keep_house(rig) > 0
+
+
 def test_B12_files_of_queues_go_with_their_messages_again_and_again(tmp_path: Path) -> None:
     entries = 4
     rig = Rig(tmp_path / "small", store_options=replace(RETAINING, queue_entries_per_file=entries))
