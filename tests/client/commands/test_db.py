@@ -149,9 +149,7 @@ def test_migrate_says_when_it_adopted_tables_that_were_there(url: str) -> None:
     engine = sa.create_engine(url)
     create_tables(engine)
     engine.dispose()
-    assert db("migrate", "--database", url).output == (
-        "shop: existing tables adopted at qmq0002\n"
-    )
+    assert db("migrate", "--database", url).output == ("shop: existing tables adopted at qmq0002\n")
 
 
 def test_migrate_leaves_tables_of_an_alembic_of_the_application_alone_until_told(url: str) -> None:
