@@ -132,7 +132,6 @@ class CopySearch:
             if columns.subjects[index] == number and fates.get(sequence) is Fate.PENDING
         ]
         for index in indexes:
-            wanted = columns.message(index, schedule.subjects)
-            (record,) = schedule.records.read_all(columns.bucket, COPIES, [wanted])
+            record = schedule.records.read_all(columns.bucket, COPIES, columns, [index])[index]
             if isinstance(record, bytes):
                 yield None, columns.sources[index], record

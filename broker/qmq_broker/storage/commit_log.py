@@ -108,7 +108,7 @@ class CommitLog:
     def _judge(self, frames: Sequence[MessageFrame]) -> list[Verdict]:
         """What is to be done with each frame: no repeat, and no second fate, is stored."""
         finder = RepeatFinder(self._window, self._read_frame)
-        taken: set[tuple[int, int]] = set()
+        taken: dict[int, set[int]] = {}
         verdicts = []
         for frame in frames:
             if is_remembered(frame.header, frame.data):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Self
 
+from qmq_broker.service.delay.rows import Pending, Rows
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.schedule.columns import DelayedMessage
@@ -16,7 +17,7 @@ from qmq_client.wire.record import Record, decode_record, encode_record
 from tests.broker.service.rig import STORE, SUBJECT, Rig, new_ids
 from tests.kit.clock import FakeClock
 
-__all__ = ["HOUR_MS", "DelayRig", "FakeClock", "delayed_frame"]
+__all__ = ["HOUR_MS", "DelayRig", "FakeClock", "delayed_frame", "pending_of"]
 
 HOUR_MS = 3_600_000
 MANY = 10_000
@@ -165,3 +166,8 @@ class DelayRig(Rig):
         entries = queue.entries(0, queue.next_sequence)
         records = self.store.read_records(entries, subject=subject)
         return [decode_record(subject, record).body for record in records]
+
+
+def pending_of(rows: Rows) -> list[Pending]:
+    """Rows of the wheel as values."""
+    return [Pending(*values) for values in zip(*rows.columns, strict=True)]

@@ -45,7 +45,8 @@ class DyingFile(OsFile):
     """A file of a process that dies."""
 
     def __init__(self, file: OsFile, death: Death) -> None:
-        super().__init__(file.path, file._descriptor)
+        super().__init__(file.path, os.dup(file._descriptor))
+        file.close()
         self._death = death
 
     def write(self, position: int, parts: Sequence[bytes | memoryview]) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from qmq_broker.errors import CorruptionError
 from qmq_broker.service.delay import counts
+from qmq_broker.service.delay.query import HeldError
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.files import layout
 from qmq_client.commands.delayed import delayed
@@ -124,7 +124,7 @@ def test_D3_B4_a_damaged_list_holds_the_messages_of_its_frame_and_no_others(
     found = query.status()
     assert (found.pending, len(found.damaged_buckets)) == (PER_FRAME, 1)
     assert f"{path.name} is damaged at offset {place.start}" in found.held[0]
-    with pytest.raises(CorruptionError):
+    with pytest.raises(HeldError, match=path.name):
         query.find(bytes(16))  # nobody knows whether it is there
     rig.pass_and_release(5 * HOUR_MS)
     assert path.exists(), "its files stay as long as something is held"

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from qmq_broker.errors import DiskError
+from qmq_broker.storage.files.disk import OsFile
 from qmq_broker.storage.schedule import records
+from qmq_broker.storage.schedule.columns import IN_SCHEDULE
 from qmq_broker.storage.schedule.fates import Fate
-from qmq_broker.storage.schedule.records import ScheduleRecords
-from qmq_broker.storage.schedule.schedule import marked_frame
+from qmq_broker.storage.schedule.schedule import Arrival, marked_frame
 from qmq_broker.storage.store import Placed
 from qmq_client.wire.frame import FrameKind
 from qmq_client.wire.marks import Marks
@@ -132,7 +134,7 @@ def test_D3_two_releases_of_one_message_in_one_commit_bring_it_once(tmp_path: Pa
     rig.send_delayed({b"one": rig.now_ms + 1_000, b"two": rig.now_ms + 1_000})
     one, two = rig.find_all()
     outcomes: list[Placed | Exception] = []
-    for wanted in ([one], [one, two], [two]):
+    for wanted in ([one, one], [one, two], [two]):
         marks = Marks(
             buckets=(one.bucket,),
             sequences=[message.sequence for message in wanted],
@@ -149,19 +151,60 @@ def test_D3_two_releases_of_one_message_in_one_commit_bring_it_once(tmp_path: Pa
     rig.close()
 
 
+def test_D3_what_is_loaded_before_its_arrival_is_told_comes_once(tmp_path: Path) -> None:
+    rig = DelayRig(tmp_path)
+    delay, schedule = rig.broker.delayed.delay, rig.store.schedule
+    tell = schedule.on_arrivals
+
+    def tell_late(arrivals: list[Arrival]) -> None:
+        delay.step()  # the thread that loads is faster than the writer
+        tell(arrivals)
+
+    schedule.on_arrivals = tell_late
+    rig.send_delayed({b"one": rig.now_ms + 1_000})
+    assert rig.pass_and_release(1_000) == 1
+    assert rig.bodies() == [b"one"]
+    assert delay.counts.passed_over == 1, "it was in memory once: nothing was tested"
+    rig.close()
+
+
+def test_D3_B4_a_bad_sector_holds_the_message_on_it_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = DelayRig(tmp_path, queue_flush_bytes=1)
+    rig.send_delayed({b"%d" % number: rig.now_ms + 1_000 for number in range(9)})
+    rig.store.step()
+    bad = next(one for one in rig.find_all() if rig.body(one) == b"4")
+    real, sector = OsFile.read, bad.place & ~IN_SCHEDULE
+
+    def read(self: OsFile, position: int, count: int) -> bytes:
+        if self.path.startswith("schedule/") and position <= sector < position + count:
+            raise DiskError(operation="read", path=self.path, reason="Input/output error")
+        return real(self, position, count)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OsFile, "read", read)
+        assert rig.pass_and_release(1_000) == 8
+        assert rig.broker.delayed.query.status().damaged == 1
+    rig.broker.delayed.delay.look_again([bad.bucket])
+    assert rig.release() == 1
+    assert sorted(rig.bodies()) == [b"%d" % number for number in range(9)]
+    rig.close()
+
+
 def test_D2_neighbours_are_read_at_once_up_to_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "_READ_BYTES_MAX", 1_000)
     asked: list[int] = []
-    real = ScheduleRecords._read
+    real = OsFile.read
 
-    def read(self: ScheduleRecords, bucket: int, place: int, count: int) -> bytes:
+    def read(self: OsFile, position: int, count: int) -> bytes:
         asked.append(count)
-        return real(self, bucket, place, count)
+        return real(self, position, count)
 
-    monkeypatch.setattr(ScheduleRecords, "_read", read)
     rig = DelayRig(tmp_path)
+    monkeypatch.setattr(OsFile, "read", read)
     rig.send_delayed({b"%d" % number: rig.now_ms + 1_000 for number in range(100)})
     assert rig.pass_and_release(1_000) == 100
     assert max(asked) <= 1_000

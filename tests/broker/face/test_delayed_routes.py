@@ -123,6 +123,32 @@ def test_D4_who_puts_off_what_is_taken_back_meanwhile_is_told_that_it_is_too_lat
     assert rig.find_all() == [second]
 
 
+def test_D4_where_damage_may_hide_a_message_nothing_is_taken_back_before_that_is_mended(
+    rig: DelayRig, tmp_path: Path
+) -> None:
+    one, two = ids_of(rig)
+    stored, other = next(new_ids()), next(new_ids())
+    rig.submit(make_frame([b"at once"], ids=iter([stored])))
+    rig.commit()
+    rig.restart()
+    path = min(tmp_path.glob("schedule/*/*"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:])
+    client = Client(rig)
+    for ids in ([one], [two, other.hex()], [one, two]):
+        reply = client.post("/v1/delayed/cancel", {"message_ids": ids})
+        assert (reply.status, reply.json["code"]) == (503, "held")
+        assert "qmq delayed retry" in reply.json["remedy"]
+    assert client.get(f"/v1/delayed/{one}").status == 503
+    assert reschedule(client, one, rig.now_ms + 5 * HOUR_MS).status == 503
+    assert ids_of(rig) == [two], "nothing of a refused request was done"
+    assert cancel(client, stored.hex()) == ["too_late"]
+    path.write_bytes(whole)
+    rig.broker.delayed.delay.look_again([bucket for bucket, _, _ in rig.store.schedule.states()])
+    rig.release()
+    assert cancel(client, one, two) == ["cancelled", "cancelled"]
+
+
 def test_D4_of_an_id_that_was_sent_twice_the_newest_place_is_told(rig: DelayRig) -> None:
     client = Client(rig)
     again = next(new_ids())

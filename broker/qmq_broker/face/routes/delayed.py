@@ -22,7 +22,7 @@ from qmq_broker.face.routes.json_messages import JsonDelivered, record_to_json
 from qmq_broker.face.routes.queries import NUMBER_MAX, number
 from qmq_broker.face.routes.rules import sight
 from qmq_broker.service.broker import Broker
-from qmq_broker.service.delay.query import LISTED_MAX, SPANS_MS, DelayedStatus, Found
+from qmq_broker.service.delay.query import LISTED_MAX, SPANS_MS, DelayedStatus, Found, HeldError
 from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.store import Placed
@@ -143,9 +143,13 @@ class _Delayed:
         found = await self._look(
             lambda: [self._find(one, wanted.deliver_at_ms, sees) for one in ids]
         )
-        places = [one for some in found for one in some]
+        for message_id, some in zip(ids, found, strict=True):
+            if isinstance(some, HeldError) and not await self._is_stored(message_id, sees):
+                raise some
+        known = [[] if isinstance(some, HeldError) else some for some in found]
+        places = [one for some in known for one in some]
         fates = dict(zip(places, await self._cancel(places), strict=True)) if places else {}
-        outcomes = [_outcome([fates[place] for place in some]) for some in found]
+        outcomes = [_outcome([fates[place] for place in some]) for some in known]
         for index, outcome in enumerate(outcomes):
             if outcome is Cancellation.UNKNOWN and await self._is_stored(ids[index], sees):
                 outcomes[index] = Cancellation.TOO_LATE
@@ -177,11 +181,14 @@ class _Delayed:
 
     def _find(
         self, message_id: bytes, due_at_ms: int | None, sees: Callable[[str], bool]
-    ) -> list[Cancelled]:
+    ) -> list[Cancelled] | HeldError:
         found: Sequence[Found] = ()
-        if due_at_ms is not None:
-            found = self._query.find(message_id, due_at_ms=due_at_ms)
-        found = found or self._query.find(message_id)
+        try:
+            if due_at_ms is not None:
+                found = self._query.find(message_id, due_at_ms=due_at_ms)
+            found = found or self._query.find(message_id)
+        except HeldError as error:  # the caller first looks whether it was released
+            return error
         return [
             Cancelled(
                 one.message.bucket,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.service.delay.counts import DelayCounts
-from qmq_broker.service.delay.wheel import Pending
+from qmq_broker.service.delay.rows import Rows
 from qmq_broker.storage.schedule.schedule import Schedule, marked_frame
 from qmq_client.wire.frame import FrameKind, MessageFrame
 from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX
@@ -25,10 +26,9 @@ class Release:
     """One frame and the messages in it."""
 
     frame: MessageFrame
-    messages: list[Pending]
+    #: In the order of their records.
+    messages: Rows
     is_overdue: bool
-    #: When the first of them was due.
-    first_due_ms: int
 
 
 class ReleaseFrames:
@@ -39,70 +39,71 @@ class ReleaseFrames:
         self._schedule = schedule
         self._counts = counts
 
-    def make(self, taken: list[Pending], is_overdue: bool) -> list[Release]:
+    def make(self, taken: Rows, is_overdue: bool) -> list[Release]:
         """Frames of these messages: one bucket each, bounded. What cannot be read is noted and left out."""
         releases: list[Release] = []
-        by_bucket: dict[int, list[Pending]] = {}
-        for message in taken:
-            by_bucket.setdefault(message.bucket, []).append(message)
-        for messages in by_bucket.values():
-            for part in self._portions(messages):
+        for indexes in _indexes_by(taken.buckets).values():
+            messages = taken if len(indexes) == len(taken) else taken.picked(indexes)
+            for part in _portions(messages):
                 release = self._release(part, is_overdue)
                 if release is not None:
                     releases.append(release)
         return releases
 
-    def _portions(self, messages: list[Pending]) -> list[list[Pending]]:
-        portions: list[list[Pending]] = [[]]
-        room_bytes, subjects = RELEASE_BYTES_MAX, {0}
-        for message in messages:
-            subjects.add(message.subject)
-            is_full = message.record_bytes > room_bytes or len(subjects) > SUBJECTS_PER_FRAME_MAX
-            if portions[-1] and is_full:
-                portions.append([])
-                room_bytes, subjects = RELEASE_BYTES_MAX, {message.subject}
-            portions[-1].append(message)
-            room_bytes -= message.record_bytes
-        return portions
-
-    def _release(self, messages: list[Pending], is_overdue: bool) -> Release | None:
+    def _release(self, messages: Rows, is_overdue: bool) -> Release | None:
         """A frame of what can be read of these messages of one bucket; None for nothing."""
-        bucket = messages[0].bucket
-        by_subject: dict[int, list[Pending]] = {}
-        for message in messages:
-            by_subject.setdefault(message.subject, []).append(message)
+        bucket = messages.buckets[0]
         records: dict[str, list[bytes]] = {}
-        in_order: list[Pending] = []
-        for number, wanted in by_subject.items():
+        order: list[int] = []
+        for number, indexes in _indexes_by(messages.subjects).items():
             subject = self._schedule.subjects.names[number]
+            found = self._schedule.records.read_all(bucket, subject, messages, indexes)
             whole: list[bytes] = []
-            found = self._schedule.records.read_all(bucket, subject, wanted)
-            for message, record in zip(wanted, found, strict=True):
+            for index in indexes:
+                record = found[index]
                 if isinstance(record, CorruptionError):
-                    self._note_damaged(message, record)
+                    self._note_damaged(bucket, messages.sequences[index], record)
                 else:
                     whole.append(record)
-                    in_order.append(message)
+                    order.append(index)
             if whole:
                 records[subject] = whole
-        if not in_order:
+        if not order:
             return None
-        marks = Marks(
-            buckets=(bucket,),
-            sequences=[message.sequence for message in in_order],
-            sources=[message.source for message in in_order],
-        )
+        in_order = messages if order == list(range(len(messages))) else messages.picked(order)
+        marks = Marks(buckets=(bucket,), sequences=in_order.sequences, sources=in_order.sources)
         frame = marked_frame(FrameKind.RELEASED, records, marks)
-        return Release(
-            frame=frame,
-            messages=in_order,
-            is_overdue=is_overdue,
-            first_due_ms=messages[0].due_at_ms,
-        )
+        return Release(frame=frame, messages=in_order, is_overdue=is_overdue)
 
-    def _note_damaged(self, message: Pending, error: CorruptionError) -> None:
+    def _note_damaged(self, bucket: int, sequence: int, error: CorruptionError) -> None:
         named = None
         with suppress(CorruptionError):  # its bucket is damaged altogether
-            named = self._schedule.message(message.bucket, message.sequence)
-        self._counts.note_damaged(message.bucket, named)
+            named = self._schedule.message(bucket, sequence)
+        self._counts.note_damaged(bucket, named)
         _log.error("delayed message not released: reason=%s", error)
+
+
+def _indexes_by(column: Sequence[int]) -> dict[int, Sequence[int]]:
+    """Which messages have which value of a column; mostly one and the same."""
+    if column.count(column[0]) == len(column):
+        return {column[0]: range(len(column))}
+    indexes: dict[int, list[int]] = {}
+    for index, value in enumerate(column):
+        indexes.setdefault(value, []).append(index)
+    return dict(indexes)
+
+
+def _portions(messages: Rows) -> Iterator[Rows]:
+    """As many of these together as a frame holds."""
+    first, room_bytes = 0, RELEASE_BYTES_MAX
+    subjects: set[int] = set()
+    sizes = zip(messages.record_bytes, messages.subjects, strict=True)
+    for index, (size, subject) in enumerate(sizes):
+        subjects.add(subject)
+        is_full = size > room_bytes or len(subjects) > SUBJECTS_PER_FRAME_MAX
+        if index > first and is_full:
+            yield messages.part(first, index)
+            first, room_bytes = index, RELEASE_BYTES_MAX
+            subjects = {subject}
+        room_bytes -= size
+    yield messages.part(first, len(messages))

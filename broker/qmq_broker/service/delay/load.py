@@ -12,7 +12,8 @@ from typing import Final, TypeVar
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.service.delay.damage import Damage
-from qmq_broker.service.delay.wheel import Key, Rows, Wheel, end_of
+from qmq_broker.service.delay.rows import Key, Rows, end_of
+from qmq_broker.service.delay.wheel import Wheel
 from qmq_broker.storage.schedule.columns import Columns
 from qmq_broker.storage.schedule.fates import Fates
 from qmq_broker.storage.schedule.schedule import Arrival, Schedule
@@ -86,9 +87,9 @@ class Load:
                 if len(found) > 2 * room:
                     found, last = _first(found, room)
                 yield
-        found.sort()
         if len(found) > room:
             found, last = _first(found, room)
+        found.sort()
         # Who arrived may have been too many: then the wheel let go of its last part.
         if self.wheel.loaded_until == self.after:
             self.wheel.load(found, last)
@@ -124,7 +125,12 @@ class Load:
 
 
 def _first(found: Rows, room: int) -> tuple[Rows, Key]:
-    found.sort()
+    """Those of these, of which there is no room for all, that are due first, and where they end."""
+    until_ms = sorted(found.due_at_ms)[room] - 1
+    first = found.due_until(until_ms)
+    if len(first) > room // 2:
+        return first, end_of(until_ms)
+    found.sort()  # too many are due at one moment
     return found.part(0, room), found.key(room - 1)
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError
+from qmq_broker.errors import CorruptionError, StoreError
 from qmq_broker.service.delay.load import BUCKET_MS_MAX
 from qmq_broker.service.delay.releasing import Delay
 from qmq_broker.storage.schedule.columns import Columns, DelayedMessage
@@ -53,6 +53,22 @@ class HistogramRow(msgspec.Struct, frozen=True, kw_only=True):
 
     first_ms: int
     count: int
+
+
+class HeldError(StoreError):
+    """Nobody can say what became of a message: a damaged file may hide it. Nothing was changed."""
+
+    code = "held"
+    remedy = (
+        "Restore the file from a backup of the same store, run `qmq delayed retry`, and ask again. "
+        "`qmq delayed status` shows what is held."
+    )
+
+    def __init__(self, message_id: bytes, damage: CorruptionError) -> None:
+        self.message_id = format_message_id(message_id)
+        super().__init__(f"message {self.message_id} may be among those that are held: {damage}")
+        #: What hides it.
+        self.damage = damage
 
 
 class DelayStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,14 +140,17 @@ class DelayQuery:
         )
 
     def find(self, message_id: bytes, *, due_at_ms: int | None = None) -> list[Found]:
-        """All places of a message, the newest last; raises `CorruptionError` when damage may hide it."""
+        """All places of a message, the newest last; raises `HeldError` when damage may hide it."""
         found: list[Found] = []
         damage: list[CorruptionError] = []
         for columns in self._columns(due_at_ms, due_at_ms, damage.append):
             for index in columns.find_id(message_id):
-                found.append(self._found(columns, index))
-        if damage and not found:
-            raise damage[0]
+                try:
+                    found.append(self._found(columns, index))
+                except CorruptionError as error:
+                    damage.append(error)
+        if damage and all(one.fate is Fate.RESCHEDULED for one in found):
+            raise HeldError(message_id, damage[0]) from damage[0]
         return sorted(found, key=lambda one: one.message.source)
 
     def listed(

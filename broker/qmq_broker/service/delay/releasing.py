@@ -24,7 +24,8 @@ from qmq_broker.service.delay.counts import DelayCounts
 from qmq_broker.service.delay.damage import Damage
 from qmq_broker.service.delay.frames import Release, ReleaseFrames
 from qmq_broker.service.delay.load import LOAD_MAX, Load, frozen_sequences
-from qmq_broker.service.delay.wheel import Key, Pending, Wheel, end_of
+from qmq_broker.service.delay.rows import Key, Pending, Rows, end_of
+from qmq_broker.service.delay.wheel import Wheel
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
 from qmq_broker.storage.schedule.schedule import Arrival, Schedule
@@ -83,7 +84,7 @@ class Delay:
         self._is_stopped = False
         self._in_flight: set[Release] = set()
         #: Messages whose release was refused; they go first.
-        self._held: deque[tuple[list[Pending], bool]] = deque()
+        self._held: deque[tuple[Rows, bool]] = deque()
         self._paused_until_s = 0.0
         self._overdue_s = 0.0
         self._overdue_room = float(limits.overdue_per_s)
@@ -140,7 +141,7 @@ class Delay:
             return self._paused_until_s - now_s
         while len(self._in_flight) < IN_FLIGHT_MAX:
             taken, is_overdue = self._take(now_ms, now_s)
-            if not taken:
+            if not len(taken):
                 return self._wait_s(now_ms)
             try:
                 releases = self._frames.make(taken, is_overdue)
@@ -236,7 +237,7 @@ class Delay:
         self.counts.released += released
         self.counts.passed_over += len(release.messages) - released
         if not release.is_overdue:
-            self.counts.note_late([done_ms - message.due_at_ms for message in release.messages])
+            self.counts.note_late([done_ms - due_ms for due_ms in release.messages.due_at_ms])
 
     def _begin_again(self, now_ms: int) -> None:
         """Forget what is known of the buckets that are to be looked at again, once nothing is overdue."""
@@ -301,7 +302,7 @@ class Delay:
             sorted_=self._sorted,
         )
 
-    def _take(self, now_ms: int, now_s: float) -> tuple[list[Pending], bool]:
+    def _take(self, now_ms: int, now_s: float) -> tuple[Rows, bool]:
         """What goes next: what was refused, what was overdue at the start, what is due."""
         if self._held:
             return self._held.popleft()
@@ -319,8 +320,8 @@ class Delay:
         if len(self._overdue) or self._overdue_frozen:
             return 0
         firsts = [now_ms, self.loaded_until_ms]
-        firsts += [release.first_due_ms for release in self._in_flight]
-        firsts += [min(message.due_at_ms for message in held) for held, _ in self._held]
+        firsts += [min(release.messages.due_at_ms) for release in self._in_flight]
+        firsts += [min(held.due_at_ms) for held, _ in self._held]
         next_ms = self._wheel.next_due_ms()
         return min(firsts) if next_ms is None else min(*firsts, next_ms)
 

@@ -13,118 +13,16 @@ the writer settles, here twice.
 from __future__ import annotations
 
 import heapq
-from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from itertools import islice
-from operator import itemgetter, le
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from typing import Final
 
-from qmq_broker.storage.schedule.columns import Columns
+from qmq_broker.service.delay.rows import Key, Pending, Rows, end_of
 
 #: Single arrivals before they become a run.
 LATE_MAX: Final = 4096
 #: Runs before the small ones become one.
 RUNS_MAX: Final = 32
-_HIGHEST: Final = 1 << 64
-#: Column types: due time, bucket, sequence, source, place; record length, number of the subject.
-_CODES: Final = "QQQQQII"
-
-
-class Key(NamedTuple):
-    """A place in the order of release."""
-
-    due_at_ms: int
-    bucket: int
-    sequence: int
-
-
-class Pending(NamedTuple):
-    """One message that waits for its time, in the order of `Key`."""
-
-    due_at_ms: int
-    bucket: int
-    sequence: int
-    source: int
-    place: int
-    record_bytes: int
-    #: Number of its subject.
-    subject: int
-
-
-def end_of(due_at_ms: int) -> Key:
-    """The place behind everything that is due then."""
-    return Key(due_at_ms, _HIGHEST, _HIGHEST)
-
-
-class Rows:
-    """Messages as columns in the order of the fields of `Pending`: 48 bytes each."""
-
-    __slots__ = ("columns",)
-
-    def __init__(self, messages: Sequence[Pending] = ()) -> None:
-        values: Iterable[Iterable[int]] = zip(*messages, strict=True) if messages else [()] * 7
-        self.columns = [array(code, each) for code, each in zip(_CODES, values, strict=True)]
-
-    def __len__(self) -> int:
-        return len(self.columns[0])
-
-    def key(self, index: int) -> Key:
-        """Where one of them stands in the order of release."""
-        due_at_ms, bucket, sequence, *_ = self.columns
-        return Key(due_at_ms[index], bucket[index], sequence[index])
-
-    def extend(self, columns: Columns, indexes: Sequence[int]) -> None:
-        """Put some messages of a bucket behind these."""
-        sources: tuple[array[int] | None, ...] = (
-            columns.due_at_ms,
-            None,
-            columns.sequences,
-            columns.sources,
-            columns.places,
-            columns.record_bytes,
-            columns.subjects,
-        )
-        is_all = len(indexes) == len(columns)
-        for column, source in zip(self.columns, sources, strict=True):
-            if source is None:
-                column.extend(array(column.typecode, [columns.bucket]) * len(indexes))
-            else:
-                column.extend(source if is_all else _picked(source, indexes))
-
-    def sort(self) -> None:
-        """Into the order of release. Sorting indexes by one column after the other is stable."""
-        due_at_ms, buckets, sequences = self.columns[:3]
-        order: Sequence[int] = range(len(self))
-        if not (_is_sorted(buckets) and _is_sorted(sequences)):
-            order = sorted(order, key=sequences.__getitem__)
-            if not _is_sorted(buckets):
-                order = sorted(order, key=buckets.__getitem__)
-        first_ms = min(due_at_ms, default=0)
-        after_ms = [due_ms - first_ms for due_ms in due_at_ms]  # small numbers are sorted faster
-        order = sorted(order, key=after_ms.__getitem__)
-        self.columns = [_picked(column, order) for column in self.columns]
-
-    def part(self, first: int, after: int) -> Rows:
-        """A copy of some of them."""
-        rows = Rows()
-        rows.columns = [column[first:after] for column in self.columns]
-        return rows
-
-    def messages(self) -> list[Pending]:
-        """All of them as values."""
-        return list(map(Pending._make, zip(*self.columns, strict=True)))
-
-
-def _picked(column: array[int], indexes: Sequence[int]) -> array[int]:
-    """Some values of a column in this order."""
-    # Several at once by an itemgetter, which is no loop of ours; it gives one alone as no sequence.
-    values = itemgetter(*indexes)(column) if len(indexes) > 1 else [column[one] for one in indexes]
-    return array(column.typecode, values)
-
-
-def _is_sorted(column: array[int]) -> bool:
-    return all(map(le, column, islice(column, 1, None)))
 
 
 class _Run:
@@ -147,11 +45,11 @@ class _Run:
         """The index behind the last message up to `key`."""
         return bisect_right(range(len(self.rows)), key, lo=self.first, key=self.rows.key)
 
-    def take(self, due_at_ms: int, count: int) -> list[Pending]:
+    def take(self, due_at_ms: int, count: int) -> Rows:
         """Remove up to `count` messages that are due then or before."""
-        after = bisect_right(self.rows.columns[0], due_at_ms, self.first)
+        after = bisect_right(self.rows.due_at_ms, due_at_ms, self.first)
         after = min(after, self.first + count)
-        taken = self.rows.part(self.first, after).messages()
+        taken = self.rows.part(self.first, after)
         self.first = after
         return taken
 
@@ -214,26 +112,24 @@ class Wheel:
             self._let_go()
         return self._count != before
 
-    def take(self, now_ms: int, count: int) -> list[Pending]:
+    def take(self, now_ms: int, count: int) -> Rows:
         """Remove up to `count` messages that are due, the longest due first."""
-        taken: list[Pending] = []
+        taken = Rows()
         while len(taken) < count:
             part = self._take_some(now_ms, count - len(taken))
-            if not part:
+            if not len(part):
                 break
-            taken += part
+            taken.add(part)
         self._count -= len(taken)
         return taken
 
-    def _take_some(self, now_ms: int, count: int) -> list[Pending]:
-        """From the run that begins first, up to where the next one begins."""
+    def _take_some(self, now_ms: int, count: int) -> Rows:
+        """From the run that begins first, up to where the next one begins; or from the late arrivals."""
         heads = sorted((run.head(), number) for number, run in enumerate(self._runs))
         if self._late and (not heads or self._late[0][:3] <= heads[0][0]):
-            if self._late[0].due_at_ms > now_ms:
-                return []
-            return [heapq.heappop(self._late)]
+            return self._take_late(now_ms, count, heads[0][0] if heads else end_of(now_ms))
         if not heads or heads[0][0].due_at_ms > now_ms:
-            return []
+            return Rows()
         others = [heads[1][0].due_at_ms] if len(heads) > 1 else []
         others += [self._late[0].due_at_ms] if self._late else []
         run = self._runs[heads[0][1]]
@@ -241,6 +137,14 @@ class Wheel:
         if not len(run):
             self._runs.pop(heads[0][1])
         return taken
+
+    def _take_late(self, now_ms: int, count: int, before: Key) -> Rows:
+        """From the late arrivals, up to where the first run begins."""
+        late, until = self._late, min(before, end_of(now_ms))
+        taken: list[Pending] = []
+        while late and late[0][:3] <= until and len(taken) < count:
+            taken.append(heapq.heappop(late))
+        return Rows(taken)
 
     def _add_run(self, run: _Run) -> None:
         self._runs.append(run)
@@ -251,8 +155,7 @@ class Wheel:
         small, self._runs = self._runs[: RUNS_MAX // 2], self._runs[RUNS_MAX // 2 :]
         merged = Rows()
         for one in small:
-            for column, more in zip(merged.columns, one.left().columns, strict=True):
-                column.extend(more)
+            merged.add(one.left())
         merged.sort()
         self._runs.append(_Run(merged))
 

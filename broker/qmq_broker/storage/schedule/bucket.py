@@ -118,10 +118,9 @@ class Bucket:
         file is whole again, so the log's last word is only kept.
         """
         try:
-            fates = self.fates(files)
+            return self.fates(files).set_all(sequences, fate)
         except CorruptionError:
             return list(sequences)
-        return [sequence for sequence in sequences if fates.set(sequence, fate)]
 
     def find(self, sequence: int, source: int) -> int | None:
         """Where a message stands: by its source, should frames before it have been lost."""
@@ -142,7 +141,8 @@ class Bucket:
 
     def settle(self, fate: Fate, sequences: Sequence[int]) -> None:
         """Fates became durable."""
-        self.undispatched.extend([pack_fate(fate, sequence) for sequence in sequences])
+        first = pack_fate(fate, 0)
+        self.undispatched.extend([first | sequence for sequence in sequences])
         self.settled += len(sequences)
 
     def forget_waiting(self, copied: BucketState, dispatched: int) -> None:

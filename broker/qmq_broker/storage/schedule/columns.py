@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
@@ -120,3 +122,11 @@ class Columns:
         self.record_bytes += other.record_bytes
         self.subjects += other.subjects
         self.message_ids += other.message_ids
+
+
+def picker(indexes: Sequence[int]) -> Callable[[array[int]], array[int]]:
+    """Gives the values of a column that stand there, in this order; for many columns."""
+    if len(indexes) > 1:  # all at once by an itemgetter; that gives one alone as no sequence
+        pick = itemgetter(*indexes)
+        return lambda column: array(column.typecode, pick(column))
+    return lambda column: array(column.typecode, [column[index] for index in indexes])

@@ -31,7 +31,7 @@ from qmq_broker.storage.schedule.bucket import (
     BucketState,
     ScheduleTable,
 )
-from qmq_broker.storage.schedule.columns import Columns
+from qmq_broker.storage.schedule.columns import Columns, picker
 from qmq_broker.storage.schedule.files import dispatched_frames
 from qmq_broker.storage.schedule.schedule import Schedule, marked_frame
 from qmq_client.wire.frame import FrameKind
@@ -267,13 +267,13 @@ class ScheduleCopier:
         order = [index for indexes in by_subject.values() for index in indexes]
         records: dict[str, list[bytes]] = {}
         for subject, indexes in by_subject.items():
-            wanted = [messages.message(index, schedule.subjects) for index in indexes]
-            found = schedule.records.read_all(messages.bucket, subject, wanted)
-            records[subject] = [_whole(record) for record in found]
+            found = schedule.records.read_all(messages.bucket, subject, messages, indexes)
+            records[subject] = [_whole(found[index]) for index in indexes]
+        pick = picker(order)
         marks = Marks(
-            sequences=[messages.sequences[index] for index in order],
-            sources=[messages.sources[index] for index in order],
-            due_at_ms=[messages.due_at_ms[index] for index in order],
+            sequences=pick(messages.sequences),
+            sources=pick(messages.sources),
+            due_at_ms=pick(messages.due_at_ms),
             message_ids=b"".join([messages.message_id(index) for index in order]),
         )
         return marked_frame(FrameKind.SCHEDULED, records, marks).data

@@ -44,12 +44,10 @@ def unpack_fate(entry: int) -> tuple[Fate, int]:
 class Fates:
     """The fates of one bucket by schedule sequence."""
 
-    __slots__ = ("_bits", "count")
+    __slots__ = ("_bits",)
 
     def __init__(self) -> None:
         self._bits = bytearray()
-        #: Messages that are not pending any more.
-        self.count = 0
 
     def get(self, sequence: int) -> Fate:
         """What became of this one."""
@@ -71,11 +69,16 @@ class Fates:
 
     def set(self, sequence: int, fate: Fate) -> bool:
         """Let a pending message have this fate; whether it was pending."""
-        place, shift = sequence >> 2, 2 * (sequence & 3)
-        if place >= len(self._bits):
-            self._bits.extend(bytes(place + 1 - len(self._bits)))
-        if self._bits[place] >> shift & _MASK:
-            return False
-        self._bits[place] |= fate << shift
-        self.count += 1
-        return True
+        return bool(self.set_all((sequence,), fate))
+
+    def set_all(self, sequences: Sequence[int], fate: Fate) -> list[int]:
+        """Let those of these that are pending have this fate; which they were."""
+        bits, pending = self._bits, []
+        places = max(sequences, default=-1) // 4 + 1
+        bits.extend(bytes(max(0, places - len(bits))))
+        for sequence in sequences:
+            place, shift = sequence >> 2, 2 * (sequence & 3)
+            if not bits[place] >> shift & _MASK:
+                bits[place] |= fate << shift
+                pending.append(sequence)
+        return pending

@@ -17,6 +17,7 @@ import sys
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from threading import Lock
 from typing import Final
@@ -156,15 +157,22 @@ class ScheduleFiles:
                 self._open.move_to_end(key)
             return file.read(position, count)
 
-    def length(self, log: str, bucket: int) -> int:
-        """Bytes in a file; 0 when there is none."""
+    @contextmanager
+    def opened(self, log: str, bucket: int) -> Iterator[DiskFile | None]:
+        """A file for many reads, in which nobody waits for another; None where there is none."""
         if not self.has(log, bucket):
-            return 0
+            yield None
+            return
         file = self._disk.open(layout.bucket_path(log, bucket))
         try:
-            return file.length()
+            yield file
         finally:
             file.close()
+
+    def length(self, log: str, bucket: int) -> int:
+        """Bytes in a file; 0 when there is none."""
+        with self.opened(log, bucket) as file:
+            return 0 if file is None else file.length()
 
     def has(self, log: str, bucket: int) -> bool:
         """Whether there is such a file."""

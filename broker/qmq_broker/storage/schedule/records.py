@@ -5,11 +5,12 @@ Many are read at once when they are released: neighbours with one read, in the o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from qmq_broker.errors import CorruptionError
+from qmq_broker.errors import CorruptionError, DiskError
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import DiskFile
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.schedule.columns import IN_SCHEDULE
 from qmq_broker.storage.schedule.files import ScheduleFiles
@@ -25,21 +26,21 @@ _CRC_BYTES: Final = 4
 
 
 class Wanted(Protocol):
-    """A record that is to be read: any of the tuples that say where one stands."""
+    """Columns of messages of one bucket that say where their records stand: those of the schedule, or of the wheel."""
 
     @property
-    def sequence(self) -> int:
-        """Its place among those of its bucket."""
+    def sequences(self) -> Sequence[int]:
+        """The place of each among those of its bucket."""
         ...
 
     @property
-    def place(self) -> int:
+    def places(self) -> Sequence[int]:
         """As of `DelayedMessage`."""
         ...
 
     @property
-    def record_bytes(self) -> int:
-        """Its length."""
+    def record_bytes(self) -> Sequence[int]:
+        """The length of each."""
         ...
 
 
@@ -54,17 +55,16 @@ class ScheduleRecords:
         self._commit = commit
         self._find_copy = find_copy
 
-    def read(self, bucket: int, subject: str, wanted: Wanted) -> bytes:
-        """One record, verified; raises `CorruptionError`."""
-        place, record_bytes = wanted.place, wanted.record_bytes
-        data = self._read(bucket, place, record_bytes)
-        if not data and not place & IN_SCHEDULE:
-            # Its commit log segment went while it was known by its place there.
-            place = self._find_copy(bucket, wanted.sequence)
-            data = self._read(bucket, place, record_bytes)
+    def read(self, bucket: int, subject: str, sequence: int, place: int, count: int) -> bytes:
+        """One record of `count` bytes, verified; raises `CorruptionError`, also for a disk that does not give it."""
         try:
+            data = self._read(bucket, place, count)
+            if not data and not place & IN_SCHEDULE:
+                # Its commit log segment went while it was known by its place there.
+                place = self._find_copy(bucket, sequence)
+                data = self._read(bucket, place, count)
             verify_record(subject, data)
-        except ProtocolError as error:
+        except (ProtocolError, DiskError) as error:
             raise CorruptionError(
                 segment=layout.bucket_path(layout.SCHEDULE, bucket),
                 offset=place & ~IN_SCHEDULE,
@@ -73,27 +73,53 @@ class ScheduleRecords:
         return data
 
     def read_all(
-        self, bucket: int, subject: str, wanted: Sequence[Wanted]
-    ) -> list[bytes | CorruptionError]:
-        """All of these of one bucket and subject, verified, in their order; one that cannot be read is its error."""
-        found: list[bytes | CorruptionError] = [b""] * len(wanted)
+        self, bucket: int, subject: str, wanted: Wanted, indexes: Sequence[int]
+    ) -> dict[int, bytes | CorruptionError]:
+        """These of the messages, all of one bucket and subject, verified; one that cannot be read is its error.
+
+        Requires: at least one, and together no more than may be in memory.
+        """
+        places, sizes = wanted.places, wanted.record_bytes
+        order = sorted(indexes, key=places.__getitem__)
+        records: list[bytes] = []
+        with self._files.opened(layout.SCHEDULE, bucket) as file:
+            for begin, after, count in _neighbours(order, places, sizes):
+                first = places[order[begin]]
+                data = self._read_run(file, first, count)
+                if after - begin == 1:
+                    records.append(data)
+                else:
+                    run = [(places[index] - first, sizes[index]) for index in order[begin:after]]
+                    records += [data[position : position + size] for position, size in run]
         seed = crc32c(subject.encode())
-        for run in _neighbours(wanted):
-            first, last = wanted[run[0]].place, wanted[run[-1]]
-            data = self._read(bucket, first, last.place + last.record_bytes - first)
-            for index in run:
-                one = wanted[index]
-                position, record_bytes = one.place - first, one.record_bytes
-                record = data[position : position + record_bytes]
-                is_there = len(record) == record_bytes > _CRC_BYTES
-                if is_there and extend_crc32c(seed, record[_CRC_BYTES:]) == record_crc(record):
-                    found[index] = record
-                    continue
-                try:
-                    found[index] = self.read(bucket, subject, one)
-                except CorruptionError as error:
-                    found[index] = error
+        found: dict[int, bytes | CorruptionError] = dict(zip(order, records, strict=True))
+        broken = [
+            index
+            for index, record in zip(order, records, strict=True)
+            if not len(record) == sizes[index] > _CRC_BYTES
+            or extend_crc32c(seed, record[_CRC_BYTES:]) != record_crc(record)
+        ]
+        for index in broken:
+            found[index] = self._alone(bucket, subject, wanted, index)
         return found
+
+    def _read_run(self, file: DiskFile | None, first: int, count: int) -> bytes:
+        """What a run of neighbours takes up; less or nothing where each is to be read by itself."""
+        try:
+            if not first & IN_SCHEDULE:
+                return self._commit.read(first, count)
+            return b"" if file is None else file.read(first & ~IN_SCHEDULE, count)
+        except DiskError:  # who stands beside a bad sector can be read
+            return b""
+
+    def _alone(
+        self, bucket: int, subject: str, wanted: Wanted, index: int
+    ) -> bytes | CorruptionError:
+        sequence, place = wanted.sequences[index], wanted.places[index]
+        try:
+            return self.read(bucket, subject, sequence, place, wanted.record_bytes[index])
+        except CorruptionError as error:
+            return error
 
     def _read(self, bucket: int, place: int, count: int) -> bytes:
         if place & IN_SCHEDULE:
@@ -101,18 +127,20 @@ class ScheduleRecords:
         return self._commit.read(place, count)
 
 
-def _neighbours(wanted: Sequence[Wanted]) -> Iterator[list[int]]:
-    """Indexes in the order of the places, those together that one read gives."""
-    places = [one.place for one in wanted]
-    run: list[int] = []
-    first = near = 0
-    for index in sorted(range(len(places)), key=places.__getitem__):
-        place, record_bytes = places[index], wanted[index].record_bytes
-        if place > near or place + record_bytes - first > _READ_BYTES_MAX:
-            if run:
-                yield run
-            run, first = [], place
-        run.append(index)
-        near = place + record_bytes + _GAP_BYTES
-    if run:
-        yield run
+def _neighbours(
+    order: Sequence[int], places: Sequence[int], sizes: Sequence[int]
+) -> list[tuple[int, int, int]]:
+    """Which of these indexes, half open, one read gives, and its length. They are in the order of the places."""
+    runs: list[tuple[int, int, int]] = []
+    begin = first = near = end = 0
+    for at, index in enumerate(order):
+        place = places[index]
+        after = place + sizes[index]
+        if place > near or after - first > _READ_BYTES_MAX:
+            if at:
+                runs.append((begin, at, end - first))
+            begin, first = at, place
+        end = after
+        near = end + _GAP_BYTES
+    runs.append((begin, len(order), end - first))
+    return runs

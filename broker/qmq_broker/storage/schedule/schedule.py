@@ -130,38 +130,44 @@ class Schedule:
             return None
         return self.buckets[mark.bucket].fates(self.files).get(sequence)
 
-    def unsettled(self, frame: MessageFrame, taken: set[tuple[int, int]]) -> MessageFrame | None:
+    def unsettled(self, frame: MessageFrame, taken: dict[int, set[int]]) -> MessageFrame | None:
         """What of a RELEASED or RESCHEDULED frame has no fate yet; None for nothing.
 
-        `taken` are the marks of frames before it in the same append, and gets those of this one.
+        `taken` are the sequences, by bucket, of frames before it in the same append, and gets those
+        of this one.
         """
         marks = frame_marks(frame)
         if frame.header.kind is FrameKind.RELEASED:
-            found = self._releasable(marks, taken)
+            found = self._releasable(marks, taken.setdefault(marks.buckets[0], set()))
         else:
-            named = _of_frame(frame, marks)
             found = [
                 index
-                for index, mark in enumerate(named)
-                if mark[:2] not in taken and self.fate(mark) is Fate.PENDING
+                for index, mark in enumerate(_of_frame(frame, marks))
+                if self._is_free(mark, taken.setdefault(mark.bucket, set()))
             ]
-        named_now = _of_frame(frame, marks) if found else []
-        taken.update(named_now[index][:2] for index in found)
         if len(found) == len(marks.sequences):
             return frame
         return _part(frame, marks, found) if found else None
 
-    def _releasable(self, marks: Marks, taken: set[tuple[int, int]]) -> list[int]:
-        """Indexes of the marks of one bucket that have no fate: the same as `fate`, for many."""
-        number = marks.buckets[0]
-        bucket = self.buckets.get(number)
+    def _is_free(self, mark: Mark, taken: set[int]) -> bool:
+        is_free = mark.sequence not in taken and self.fate(mark) is Fate.PENDING
+        if is_free:
+            taken.add(mark.sequence)
+        return is_free
+
+    def _releasable(self, marks: Marks, taken: set[int]) -> list[int]:
+        """Indexes of the marks of one bucket that have no fate: the same as `_is_free`, for many."""
+        bucket = self.buckets.get(marks.buckets[0])
         if bucket is None:
             return []
-        places = bucket.find_all(marks.sequences, marks.sources)
-        found = bucket.fates(self.files).pending(places)
+        sequences = marks.sequences
+        found = bucket.fates(self.files).pending(bucket.find_all(sequences, marks.sources))
         if taken:
-            found = [index for index in found if (number, marks.sequences[index]) not in taken]
-        return found
+            found = [index for index in found if sequences[index] not in taken]
+        by_sequence = {sequences[index]: index for index in found}
+        taken.update(by_sequence)
+        # One may stand in a frame twice: it was loaded as it arrived.
+        return found if len(by_sequence) == len(found) else sorted(by_sequence.values())
 
     def publish(self, durable_offset: int, stored_at_ms: int) -> None:
         """Let everything staged be known. Requires: the commit log was synced up to there."""
@@ -345,7 +351,8 @@ class Schedule:
 
     def read(self, message: DelayedMessage) -> bytes:
         """The record of a message, verified; raises `CorruptionError`."""
-        return self.records.read(message.bucket, message.subject, message)
+        one = message
+        return self.records.read(one.bucket, one.subject, one.sequence, one.place, one.record_bytes)
 
     def read_anew(self, bucket: int) -> None:
         """Forget what was read of a bucket's files: somebody may have put others in their place."""

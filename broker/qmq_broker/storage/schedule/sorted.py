@@ -18,13 +18,12 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Collection, Iterator
-from operator import itemgetter
 from typing import Final
 
 from qmq_broker.errors import DiskError, NoRoomError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import DiskFile
-from qmq_broker.storage.schedule.columns import Columns
+from qmq_broker.storage.schedule.columns import Columns, picker
 from qmq_broker.storage.schedule.lists import OnDamage
 from qmq_broker.storage.schedule.schedule import Schedule
 from qmq_client.wire.checksum import crc32c
@@ -55,19 +54,20 @@ class _SortedBucket:
 
     def append(self, run: Columns) -> None:
         """Sort these messages, and put them behind the others."""
-        columns = (run.due_at_ms, run.sequences, run.sources, run.places)
+        columns = (
+            *(run.due_at_ms, run.sequences, run.sources, run.places),
+            *(run.record_bytes, run.subjects),
+        )
         order = sorted(range(len(run)), key=run.due_at_ms.__getitem__)
         for first in range(0, len(order), BLOCK_MESSAGES):
             part = order[first : first + BLOCK_MESSAGES]
-            picked = [
-                _picked(column, part) for column in (*columns, run.record_bytes, run.subjects)
-            ]
+            block = list(map(picker(part), columns))
             count = len(part).to_bytes(_COUNT_BYTES, "big")
-            data = b"".join([count, *(column.tobytes() for column in picked)])
+            data = b"".join([count, *(column.tobytes() for column in block)])
             position = len(self._first_due_ms) * _BLOCK_BYTES
             self._file.write(position, [data, crc32c(data).to_bytes(_CRC_BYTES, "big")])
-            self._first_due_ms.append(picked[0][0])
-            self._last_due_ms.append(picked[0][-1])
+            self._first_due_ms.append(block[0][0])
+            self._last_due_ms.append(block[0][-1])
 
     def columns(self, first_ms: int, last_ms: int) -> Iterator[Columns]:
         """The blocks with due times within these, both inclusive; raises `DiskError`."""
@@ -219,9 +219,3 @@ class SortedBuckets:
             return
         found.close()
         self._schedule.disk.unlink(layout.sorted_path(bucket))
-
-
-def _picked(column: array[int], indexes: list[int]) -> array[int]:
-    if len(indexes) == 1:
-        return array(column.typecode, [column[indexes[0]]])
-    return array(column.typecode, itemgetter(*indexes)(column))
