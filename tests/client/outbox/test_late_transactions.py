@@ -94,3 +94,27 @@ def test_F7_S4_a_rolled_back_row_leaves_a_gap_and_nothing_else(
         world.make_due()
         sweep(world)
     assert world.outcome() == (["a", "c"], ["a", "c"], set())
+
+
+def test_S4_what_was_sent_before_a_savepoint_and_written_inside_is_written_again(
+    any_world: World,
+) -> None:
+    world = any_world
+    with Session(world.engine) as session:
+        add(world, session, "before")
+        savepoint = session.begin_nested()
+        write_rows(world, session)
+        savepoint.rollback()
+        session.commit()
+    assert world.outcome() == (["before"], ["before"], set())
+
+
+def test_S4_a_savepoint_older_than_the_first_message_takes_it_along(any_world: World) -> None:
+    world = any_world
+    with Session(world.engine) as session:
+        savepoint = session.begin_nested()
+        add(world, session, "inside")
+        savepoint.rollback()
+        add(world, session, "after")
+        session.commit()
+    assert world.outcome() == (["after"], ["after"], set())
