@@ -9,10 +9,12 @@ import pytest
 
 from qmq_broker.errors import FilesFullError
 from qmq_broker.service.delay.counts import LATE_BOUNDS_MS, DelayCounts
+from qmq_broker.service.delay.frames import RELEASE_BYTES_MAX
 from qmq_broker.service.delay.rows import Key, Pending, Rows, end_of
 from qmq_broker.service.delay.wheel import Wheel
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.logs.segments import Segments
+from qmq_broker.storage.schedule.fates import Fate, Fates
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig, pending_of
 
 COUNT = 100_000
@@ -189,4 +191,26 @@ def test_the_cost_of_an_arrival_does_not_grow_with_what_waits(tmp_path: Path) ->
     (bucket,) = [bucket for bucket, _, _ in rig.store.schedule.states()]
     parts = list(rig.store.schedule.columns(bucket, PER_FRAME - 1, PER_FRAME))
     assert [len(part) for part in parts] == [1]
+    rig.close()
+
+
+def test_D3_a_fate_is_given_once_however_many_are_given_together() -> None:
+    fates = Fates()
+    assert fates.set_all((1, 6), Fate.CANCELLED) == [1, 6]
+    assert fates.set_all((0, 1, 1, 6, 9), Fate.RELEASED) == [0, 9]
+    assert [fates.get(sequence) for sequence in (0, 1, 6, 9)] == [
+        Fate.RELEASED,
+        Fate.CANCELLED,
+        Fate.CANCELLED,
+        Fate.RELEASED,
+    ]
+
+
+def test_large_messages_due_together_are_released_in_bounded_frames(tmp_path: Path) -> None:
+    rig = DelayRig(tmp_path, segment_bytes=8 * 1024 * 1024)
+    large = [bytes([number]) * (RELEASE_BYTES_MAX * 2 // 5) for number in range(5)]
+    rig.send_delayed(dict.fromkeys(large, rig.now_ms + 1000))
+    assert rig.pass_and_release(1_000) == 5
+    assert rig.broker.delayed.delay.counts.commits == 3
+    assert sorted(rig.bodies()) == large
     rig.close()
