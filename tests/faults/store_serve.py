@@ -56,7 +56,8 @@ class RecordedFile(OsFile):
     """A file whose changes are written down before they are made."""
 
     def __init__(self, file: OsFile, record: Record) -> None:
-        super().__init__(file.path, file._descriptor)
+        super().__init__(file.path, os.dup(file._descriptor))
+        file.close()
         self._record = record
         #: As the operating system sees it: a file keeps its descriptor when it is renamed.
         self.present_path = file.path

@@ -65,7 +65,11 @@ class BrokerProcess:
     def start(self) -> None:
         """Start it and wait until it listens."""
         self.spawn()
-        found = _URL.search(self.wait_for(" listening "))
+        try:
+            found = _URL.search(self.wait_for(" listening "))
+        except AssertionError:
+            self.clean_up()
+            raise
         assert found is not None
         self.scheme, self.host, self.port = found[1], found[2], int(found[3])
         self._listen = f"{self.host}:{self.port}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import resource
 import sys
 
@@ -20,7 +21,8 @@ class FailingFile(OsFile):
     """A file whose syncs fail once the disk says so."""
 
     def __init__(self, file: OsFile, disk: FailingDisk) -> None:
-        super().__init__(file.path, file._descriptor)
+        super().__init__(file.path, os.dup(file._descriptor))
+        file.close()
         self._disk = disk
 
     def sync(self) -> None:
