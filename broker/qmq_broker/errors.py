@@ -75,7 +75,9 @@ class CorruptionError(StoreError):
 
     code = "corruption"
     #: For whoever meets it over HTTP or in the log; `verify` has a remedy for each fault.
-    remedy = "Stop the broker, and run `qmq store verify`: it says what is lost and how to repair it."
+    remedy = (
+        "Stop the broker, and run `qmq store verify`: it says what is lost and how to repair it."
+    )
 
     def __init__(self, *, segment: str, offset: int, reason: str) -> None:
         super().__init__(f"{segment} is damaged at offset {offset}: {reason}")
