@@ -196,12 +196,16 @@ def test_databases_come_from_the_configuration_and_may_be_chosen_by_name(
 
 
 @pytest.mark.parametrize(
-    "shown",
-    ["postgresql+psycopg://app:hunter2@db/shop", "mysql+pymysql://app:hun@ter2@db/shop?x=1"],
+    ("shown", "exit_code"),
+    [
+        ("postgresql+psycopg://app:hunter2@db/shop", 3),
+        ("mysql+pymysql://app:hun%40ter2@db/shop?x=1", 3),
+        ("mysql+pymysql://app:hun@ter2@db/shop?x=1", 2),  # an @ that is not escaped is refused
+    ],
 )
-def test_no_password_is_ever_shown(shown: str) -> None:
+def test_no_password_is_ever_shown(shown: str, exit_code: int) -> None:
     result = sweep("--database", shown)
-    assert result.exit_code == 3
+    assert result.exit_code == exit_code, result.output
     assert "ter2" not in result.output
 
 
