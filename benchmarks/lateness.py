@@ -14,14 +14,13 @@ from __future__ import annotations
 import json
 import os
 import time
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from benchmarks.load import BODY_BYTES, SUBJECT, encode_message
 from benchmarks.measure import percentile
-from benchmarks.processes import Broker
+from benchmarks.processes import OPENER, Broker
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
 from benchmarks.worker import Control
@@ -158,7 +157,7 @@ def _record(due_at_ms: int) -> bytes:
 def _late_p99_ms(url: str, count: int) -> float:
     deadline_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline_s:
-        with urllib.request.urlopen(f"{url}/v1/delayed/status", timeout=10) as answer:
+        with OPENER.open(f"{url}/v1/delayed/status", timeout=10) as answer:
             status = json.load(answer)
         if status["released"] >= count:
             return float(status["late_p99_ms"])

@@ -31,6 +31,8 @@ STOP_DEADLINE_S: Final = 10.0
 #: How often a wait looks for an interruption.
 LOOK_S: Final = 0.5
 LOG_LINES_SHOWN: Final = 12
+#: What is asked is on this machine: no proxy of the environment is.
+OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 #: Fields of /proc/PID/stat behind the command's closing parenthesis.
 _USER_TICKS: Final = 11
 _SYSTEM_TICKS: Final = 12
@@ -194,7 +196,7 @@ def wait_until_ready(broker: Broker) -> None:
     while time.monotonic() < deadline_s:
         broker.check()
         try:
-            with urllib.request.urlopen(f"{broker.url}/readyz", timeout=1.0):
+            with OPENER.open(f"{broker.url}/readyz", timeout=1.0):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.02)
