@@ -128,6 +128,22 @@ def test_dump_shows_every_kind_of_file_as_rows(data: Path, kind: str) -> None:
     assert all(isinstance(row, dict) for row in rows)
 
 
+def test_dump_prints_ids_of_the_store_and_of_segments_in_hexadecimal(data: Path) -> None:
+    opened = Store.open(OsDisk(str(data)), FakeClock(), OPTIONS)
+    while opened.step() or opened.summaries.step(1 << 20):
+        pass
+    opened.close()
+    (format_,) = (json.loads(line) for line in run("dump", "format", data, "--json").output.split())
+    rows = [
+        json.loads(line)
+        for line in run("dump", "summaries", data, "--json").output.split("\n")[:-1]
+    ]
+    assert rows
+    for row in rows:
+        assert row["store_id"] == format_["store_id"]
+        assert len(bytes.fromhex(row["identity"])) == 8
+
+
 def test_dump_finds_its_way_from_any_offset_for_one_subject(data: Path) -> None:
     everything = run("dump", "records", data, "--json", "--subject", "Invoices").output
     rows = [row for row in map(json.loads, everything.splitlines()) if "sequence" in row]

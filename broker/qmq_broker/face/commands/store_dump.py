@@ -318,7 +318,7 @@ def _plain(value: Any) -> Any:
         return _named(value)
     if isinstance(value, tuple | list):
         return [_plain(one) for one in value]
-    return value
+    return value.hex() if isinstance(value, bytes) else value
 
 
 #: What can be asked for, and how its rows are made.

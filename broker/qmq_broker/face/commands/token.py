@@ -183,12 +183,14 @@ def _write_secret(path: str, text: str) -> None:
     try:
         write_new(path, f"{text}\n".encode())
     except OSError as error:
-        click.echo(f"{path}: {error.strerror}; give --out a file that is not there yet", err=True)
+        click.echo(
+            f"Error: {path}: {error.strerror}; give --out a file that is not there yet", err=True
+        )
         sys.exit(_REFUSED)
 
 
 def _fail(error: Exception) -> Any:
-    click.echo(str(error), err=True)
+    click.echo(f"Error: {error}", err=True)
     sys.exit(_REFUSED)
 
 
