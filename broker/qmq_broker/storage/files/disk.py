@@ -22,6 +22,7 @@ from typing import Final
 from qmq_broker.errors import DiskError, LockedError
 from qmq_broker.storage.files.disk_errors import translate
 from qmq_broker.storage.files.disk_port import Disk, DiskFile, DiskLock
+from qmq_broker.storage.files.syncing import sync_all, sync_data
 
 __all__ = ["Disk", "DiskFile", "DiskLock", "OsDisk", "OsFile", "OsLock", "link_file"]
 
@@ -37,8 +38,6 @@ _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
 _HOLDER_BYTES_MAX: Final = 200
 _NOT_SUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
-#: Absent on some systems; a full sync does the same and more.
-_sync_data = getattr(os, "fdatasync", os.fsync)
 _allocate = getattr(os, "posix_fallocate", None)
 
 
@@ -135,7 +134,7 @@ class OsDisk:
         try:
             descriptor = self._open_directory(path)
             try:
-                os.fsync(descriptor)
+                sync_all(descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -254,7 +253,7 @@ class OsFile:
 
     def sync(self) -> None:
         try:
-            _sync_data(self._descriptor)
+            sync_data(self._descriptor)
             names = os.fstat(self._descriptor).st_nlink
         except OSError as error:
             raise translate(error, "sync", self.path) from error
@@ -346,6 +345,6 @@ def _inode(status: os.stat_result) -> tuple[int, int]:
 def _sync_names(directory: str) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        sync_all(descriptor)
     finally:
         os.close(descriptor)
