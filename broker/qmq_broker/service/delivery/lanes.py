@@ -20,7 +20,7 @@ _READY_MIN: Final = 1024
 
 
 def key_number(key: bytes) -> int:
-    """The hash of a key, 64 bits and never 0; 0 for no key.
+    """The hash of a key, 63 bits and never 0; 0 for no key.
 
     Two checksums, the second seeded by the first: what meets in one of them need not in both.
     """
