@@ -113,7 +113,8 @@ def flush_ms(directory: Path) -> float:
 class Neighbours:
     """What everything else on the machine took of its processors since this was made.
 
-    Ours is what this process used and what its children used that have ended.
+    Ours is what this process used, and what all processes did that come from it: those that have ended,
+    and those that still run, as Spark's JVM does to the end.
     """
 
     def __init__(self) -> None:
@@ -142,9 +143,26 @@ def processor_seconds() -> tuple[float, float]:
 
 
 def our_processor_seconds() -> float:
-    """Seconds of this process and of its children that have ended."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    """Seconds of this process and of all that come from it, running or ended."""
+    children: dict[int, list[int]] = {}
+    ticks: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended in between, and its parent has its time
+        pid = int(path.parent.name)
+        children.setdefault(int(fields[1]), []).append(pid)
+        ticks[pid] = sum(
+            map(int, fields[11:15])
+        )  # its own and its ended children's, user and system
+    found = [os.getpid()]
+    for pid in found:
+        found += children.get(pid, [])
+    if found[0] not in ticks:  # a system without /proc
+        times = os.times()
+        return times.user + times.system + times.children_user + times.children_system
+    return sum(ticks.get(pid, 0) for pid in found) / os.sysconf("SC_CLK_TCK")
 
 
 def load_average() -> float:

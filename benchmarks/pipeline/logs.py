@@ -45,22 +45,26 @@ _INSERT: Final = (
 )
 
 
-def fill(directory: Path, messages: int, *, outbox: Path | None = None) -> None:
+def fill(
+    directory: Path, messages: int, *, outbox: Path | None = None, body_bytes: int = BODY_BYTES
+) -> None:
     """A broker's data directory with so many messages, closed as a broker closes it.
 
     With an `outbox` there is a row of each message in it, and one group has pulled and acked all of them.
     Requires: a multiple of `FRAME_MESSAGES`.
     """
-    Filling(directory, outbox=outbox).add(messages)
+    Filling(directory, outbox=outbox, body_bytes=body_bytes).add(messages)
 
 
 class Filling:
     """A data directory, and an outbox beside it, to which messages are added from time to time."""
 
-    def __init__(self, directory: Path, *, outbox: Path | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, outbox: Path | None = None, body_bytes: int = BODY_BYTES
+    ) -> None:
         self._directory = directory
         self._outbox = outbox
-        self._frames = _frames()
+        self._frames = _frames(body_bytes)
         self._group = _Group()
         #: How many there are.
         self.messages = 0
@@ -178,19 +182,19 @@ class Folders:
         shutil.rmtree(self._parent, ignore_errors=True)
 
 
-def conditions(messages: int, note: str = "") -> Conditions:
+def conditions(messages: int, note: str = "", *, body_bytes: int = BODY_BYTES) -> Conditions:
     """What the figures were measured with."""
     what = f"{messages:,} messages of {SUBJECTS} subjects, with key and two headers"
     return Conditions(
         durability="none",
         client=f"local session, {os.cpu_count()} cores",
         batch_messages=FRAME_MESSAGES,
-        message_bytes=BODY_BYTES,
+        message_bytes=body_bytes,
         note=f"{what}; {note}" if note else what,
     )
 
 
-def _frames() -> Iterator[dict[str, list[bytes]]]:
+def _frames(body_bytes: int) -> Iterator[dict[str, list[bytes]]]:
     """Frames without end, each of one subject, the ids as a producer makes them.
 
     The wire encodes each record of a frame once; of the later ones only what differs is put between
@@ -203,10 +207,10 @@ def _frames() -> Iterator[dict[str, list[bytes]]]:
         name = names[number % SUBJECTS]
         seed = crc32c(name.encode())
         born_at = SYSTEM_CLOCK.now_ms().to_bytes(_TIME_BYTES)
-        bodies = draw.randbytes(BODY_BYTES * FRAME_MESSAGES)
+        bodies = draw.randbytes(body_bytes * FRAME_MESSAGES)
         records = []
         for i, (head, tail) in enumerate(patterns):
-            body = bodies[i * BODY_BYTES : (i + 1) * BODY_BYTES]
+            body = bodies[i * body_bytes : (i + 1) * body_bytes]
             content = b"".join((ids.next_id(), head, born_at, tail, body))
             records.append(crc32c(content, seed).to_bytes(MESSAGE_ID_POSITION) + content)
         yield {name: records}

@@ -19,7 +19,7 @@ from benchmarks.pipeline.growth import Growth
 from benchmarks.pipeline.live import live_rows
 from benchmarks.pipeline.outbox import find_jar, outbox_rows
 from benchmarks.pipeline.plain import cold_rows
-from benchmarks.pipeline.scan import scan_rows
+from benchmarks.pipeline.scan import scan_rows, wide_rows
 from benchmarks.pipeline.start import start_rows
 from benchmarks.pipeline.stream import stream_rows
 from benchmarks.result import Row
@@ -64,6 +64,7 @@ def run(bench: Bench) -> Iterator[Row]:
     spark = get_session(SessionOptions(log_file=bench.directory / "jvm.log", settings=settings))
     try:
         yield from scan_rows(bench, spark, messages)
+        yield from wide_rows(bench, spark, messages // 4)
         yield from outbox_rows(bench, spark, messages // 2, has_jar=jar is not None)
         yield from stream_rows(bench, spark, messages)
         yield from live_rows(bench, spark)

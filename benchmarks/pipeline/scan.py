@@ -6,18 +6,21 @@ work, what stands between it and Parquet is Spark's way from Python to its rows.
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.measure import Effort, elapsed_s, interleave, paired_ratios
 from benchmarks.pipeline.logs import Folders, conditions, fill, plain_scan
-from benchmarks.result import Goal, Row
+from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _FIVE: Final = ("subject", "sequence", "message_id", "stored_at", "body_bytes")
+_WIDE_BYTES: Final = 1024
 
 
 def scan_rows(bench: Bench, spark: SparkSession, messages: int) -> list[Row]:
@@ -25,11 +28,7 @@ def scan_rows(bench: Bench, spark: SparkSession, messages: int) -> list[Row]:
     log = bench.directory / "log"
     fill(log, messages)
     ingested = Folders(bench.directory / "ingested")
-    tables = _ingest(spark, log, ingested.fresh())
-    from qmq_pipeline.tables.lake import Lake
-    from qmq_pipeline.tables.schemas import MESSAGES
-
-    parquet = Lake(tables).read(spark, MESSAGES)
+    parquet = _parquet(spark, log, ingested.fresh())
     written = Folders(bench.directory / "written")
     variants = {
         "all": lambda: _taken_s(_source(spark, log)),
@@ -43,9 +42,6 @@ def scan_rows(bench: Bench, spark: SparkSession, messages: int) -> list[Row]:
         "workers": lambda: elapsed_s(lambda: _ingest(spark, log, ingested.fresh())),
         "JVM": lambda: elapsed_s(lambda: _write(_source(spark, log), written.fresh())),
     }
-    if bench.effort is not Effort.TINY:
-        interleave(variants, rounds=1)  # warm
-    taken = interleave(variants, rounds=bench.rounds)
     goals = (
         ("P-a: Parquet / source, all columns", "all of Parquet", "all", 0.5, True),
         ("P-a: Parquet / source, five columns", "five of Parquet", "five", 0.55, True),
@@ -55,7 +51,41 @@ def scan_rows(bench: Bench, spark: SparkSession, messages: int) -> list[Row]:
         ("P-d: ingest / scan of all columns", "workers", "all", 1.3, False),
         ("P-d: JVM's writer / ingest", "JVM", "workers", 2.0, True),
     )
-    what = conditions(messages)
+    return _ratios(bench, variants, goals, conditions(messages))
+
+
+def wide_rows(bench: Bench, spark: SparkSession, messages: int) -> list[Row]:
+    """P-a once more, with bodies of a KiB that do not compress."""
+    log = bench.directory / "wide log"
+    fill(log, messages, body_bytes=_WIDE_BYTES)
+    folders = Folders(bench.directory / "wide tables")
+    parquet = _parquet(spark, log, folders.fresh())
+    variants = {
+        "all": lambda: _taken_s(_source(spark, log)),
+        "all of Parquet": lambda: _taken_s(parquet),
+        "five": lambda: _taken_s(_source(spark, log, *_FIVE)),
+        "five of Parquet": lambda: _taken_s(parquet.select(*_FIVE)),
+    }
+    goals = (
+        ("P-a: Parquet / source, all columns, 1 KiB", "all of Parquet", "all", 0.65, True),
+        ("P-a: Parquet / source, five columns, 1 KiB", "five of Parquet", "five", 0.55, True),
+    )
+    found = _ratios(bench, variants, goals, conditions(messages, body_bytes=_WIDE_BYTES))
+    folders.remove()
+    shutil.rmtree(log)
+    return found
+
+
+def _ratios(
+    bench: Bench,
+    variants: dict[str, Callable[[], float]],
+    goals: Iterable[tuple[str, str, str, float, bool]],
+    what: Conditions,
+) -> list[Row]:
+    """Rows of figure, variant above, variant below, bound, and whether that is the least allowed."""
+    if bench.effort is not Effort.TINY:
+        interleave(variants, rounds=1)  # warm
+    taken = interleave(variants, rounds=bench.rounds)
     return [
         Row(
             figure=figure,
@@ -71,6 +101,14 @@ def scan_rows(bench: Bench, spark: SparkSession, messages: int) -> list[Row]:
 def _source(spark: SparkSession, log: Path, *columns: str) -> DataFrame:
     reader = spark.read.format("qmq").option("path", str(log))
     return (reader.option("columns", ",".join(columns)) if columns else reader).load()
+
+
+def _parquet(spark: SparkSession, log: Path, tables: str) -> DataFrame:
+    """The same messages, as ingest writes them."""
+    from qmq_pipeline.tables.lake import Lake
+    from qmq_pipeline.tables.schemas import MESSAGES
+
+    return Lake(_ingest(spark, log, tables)).read(spark, MESSAGES)
 
 
 def _ready(spark: SparkSession, rows: int) -> DataFrame:
