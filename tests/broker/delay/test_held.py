@@ -12,6 +12,7 @@ from qmq_broker.service.delay import counts
 from qmq_broker.service.delay.query import HeldError
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.schedule.fates import Fate
 from qmq_client.commands.delayed import delayed
 from qmq_client.wire.frame import FrameKind
 from tests.broker.delay.aside_rig import MONTH_MS, AsideRig
@@ -62,6 +63,25 @@ def test_D3_a_held_bucket_holds_no_other_and_comes_once_when_its_file_is_whole_a
     assert rig.bodies() == [b"other", b"one", b"two"]
     found = rig.broker.delayed.query.status()
     assert (found.pending, found.damaged_buckets, found.held) == (0, [], [])
+    rig.close()
+
+
+def test_D4_where_a_message_was_put_off_to_is_not_known_by_the_place_it_left(
+    tmp_path: Path,
+) -> None:
+    rig, first_path = with_files(tmp_path)
+    message = next(one for one in rig.find_all() if rig.body(one) == b"one")
+    assert rig.reschedule(message, message.due_at_ms + 4 * HOUR_MS)
+    while rig.store.step() or rig.store.schedule.uncopied:
+        pass
+    query = rig.broker.delayed.query
+    assert [one.fate for one in query.find(message.message_id)] == [Fate.RESCHEDULED, Fate.PENDING]
+    new_path = max(tmp_path.glob("schedule/*/*"))
+    assert new_path != first_path
+    spoil_marks(new_path)
+    rig.restart()
+    with pytest.raises(HeldError, match=new_path.name):
+        rig.broker.delayed.query.find(message.message_id)
     rig.close()
 
 
