@@ -9,8 +9,9 @@ Judged is what was committed before `as_of`: the last look at outboxes and log, 
 - *late*: stored long after its commit or due time, or waiting in the outbox that long;
 - *altered*: stored with another checksum than its row has, or than its bytes have, or twice with different ones.
 
-Ids are a producer's instance and a dense counter, so who is missing is work on bitmaps: 32,768 ids are 4 KiB,
-and only where the bitmaps of both sides differ rows are joined one by one. Ids made of dedupe keys are not
+Ids are a producer's instance and a dense counter, so who is missing is work on bitmaps: 32,768 ids are 4 KiB.
+Checksums of so many are compared in one number, and times by the first commit and the last arrival. Rows are
+joined one by one only where one of these is not as it should be. Ids made of dedupe keys are not
 dense; those are always joined. `cross_check` finds the same by one join of everything, for the doubtful.
 
 What cannot be judged is said, never guessed: see `coverage` of the run.
@@ -203,10 +204,13 @@ def findings(
 ) -> DataFrame:
     """All findings, one row each. Requires: the views of `audit`."""
     options = config.audit
-    suspects = audit_sql.ALL_SUSPECTS if cross_check else audit_sql.SUSPECTS
+    late_us, next_us = round(options.late_s * 1_000_000), window.next_ms * 1000
+    bitmaps = audit_sql.SUSPECTS.format(late_us=late_us)
+    suspects = audit_sql.ALL_SUSPECTS if cross_check else bitmaps
     # A few rows, asked for by most of the queries: Spark would else make bitmaps of everything for each.
     spark.sql(suspects).cache().createOrReplaceTempView("qmq_suspects")
-    late_us, next_us = round(options.late_s * 1_000_000), window.next_ms * 1000
+    spark.sql(audit_sql.OUTBOX_SUSPECTS).createOrReplaceTempView("qmq_outbox_suspects")
+    spark.sql(audit_sql.STORED_SUSPECTS).createOrReplaceTempView("qmq_stored_suspects")
     parts = [
         audit_sql.LOST,
         audit_sql.DUPLICATE,
@@ -217,6 +221,7 @@ def findings(
         ),
         audit_sql.CANCELLED_AND_STORED,
         audit_sql.ALTERED,
+        audit_sql.ALTERED_SCHEDULED,
         audit_sql.ALTERED_RELEASE,
         audit_sql.ALTERED_COPY,
         audit_sql.ALTERED_CONTENT.format(judged=_between("stored_at", window)),
