@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -79,8 +79,8 @@ class _Round:
     written_bytes: int
 
 
-def run(bench: Bench) -> list[Row]:
-    """All figures, one sample each round."""
+def run(bench: Bench) -> Iterator[Row]:
+    """All figures, one sample each round, as they come."""
     count = bench.effort.pick(tiny=2_000, quick=60_000, full=1_000_000)
     rounds = []
     for _ in range(bench.rounds):
@@ -95,13 +95,10 @@ def run(bench: Bench) -> list[Row]:
         note=f"{count:,} messages due in one hour",
     )
     rate = Goal(bound=50_000, is_floor=True)
-    rows = [
-        _row("releases", "messages/s", [one.release_per_s for one in rounds], conditions, rate),
-        _row("release / append", "ratio of CPU", [one.cost_ratio for one in rounds], conditions),
-    ]
-    rows += _big_bucket(bench)
-    rows += lateness.rows(bench)
-    return rows
+    yield _row("releases", "messages/s", [one.release_per_s for one in rounds], conditions, rate)
+    yield _row("release / append", "ratio of CPU", [one.cost_ratio for one in rounds], conditions)
+    yield from _big_bucket(bench)
+    yield from lateness.rows(bench)
 
 
 def _row(
