@@ -16,13 +16,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from qmq_broker.errors import DiskError, LockedError
 from qmq_broker.storage.files.disk_errors import translate
 from qmq_broker.storage.files.disk_port import Disk, DiskFile, DiskLock
-from qmq_broker.storage.files.syncing import sync_all, sync_data
 
 __all__ = ["Disk", "DiskFile", "DiskLock", "OsDisk", "OsFile", "OsLock", "link_file"]
 
@@ -39,6 +38,28 @@ _DIRECTORY_MODE: Final = 0o700
 _HOLDER_BYTES_MAX: Final = 200
 _NOT_SUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _allocate = getattr(os, "posix_fallocate", None)
+#: What syncs an open file or directory; raises `OSError`.
+Sync = Callable[[int], object]
+
+
+def choose_syncs(full: int | None, data: Sync | None, everything: Sync) -> tuple[Sync, Sync]:
+    """How to sync content and length of a file, and how to sync all, with what a system has.
+
+    `full` is its command for `fcntl` that has the drive's cache written out, as macOS needs it: `fsync` there
+    leaves the bytes in that cache (fsync(2) of macOS). `data` is its `fdatasync`.
+    """
+    if full is None:
+        return data or everything, everything
+
+    def sync_full(descriptor: int) -> object:
+        return fcntl.fcntl(descriptor, full)
+
+    return sync_full, sync_full
+
+
+_sync_data, _sync_all = choose_syncs(
+    getattr(fcntl, "F_FULLFSYNC", None), getattr(os, "fdatasync", None), os.fsync
+)
 
 
 class OsDisk:
@@ -134,7 +155,7 @@ class OsDisk:
         try:
             descriptor = self._open_directory(path)
             try:
-                sync_all(descriptor)
+                _sync_all(descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -253,7 +274,7 @@ class OsFile:
 
     def sync(self) -> None:
         try:
-            sync_data(self._descriptor)
+            _sync_data(self._descriptor)
             names = os.fstat(self._descriptor).st_nlink
         except OSError as error:
             raise translate(error, "sync", self.path) from error
@@ -345,6 +366,6 @@ def _inode(status: os.stat_result) -> tuple[int, int]:
 def _sync_names(directory: str) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        sync_all(descriptor)
+        _sync_all(descriptor)
     finally:
         os.close(descriptor)
