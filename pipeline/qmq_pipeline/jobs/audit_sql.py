@@ -73,10 +73,10 @@ def _in_suspects(why: str) -> str:
 """
 
 
-#: What both sides have of suspect groups. Who has a row there is looked for there: one id is of one group.
-OUTBOX_SUSPECTS: Final = f"SELECT * FROM qmq_outbox_all t WHERE {_in_suspects('is_unlike')}"
-STORED_SUSPECTS: Final = f"SELECT * FROM qmq_stored_all t WHERE {_in_suspects('is_unlike')}"
 _IN_SUSPECTS: Final = _in_suspects("is_unlike")
+#: What both sides have of suspect groups. Who has a row there is looked for there: one id is of one group.
+OUTBOX_SUSPECTS: Final = f"SELECT * FROM qmq_outbox_all t WHERE {_IN_SUSPECTS}"
+STORED_SUSPECTS: Final = f"SELECT * FROM qmq_stored_all t WHERE {_IN_SUSPECTS}"
 #: Whoever looks for copies need not look where rows alone differ.
 _IN_COPIED: Final = _in_suspects("has_copies")
 _IN_LATE: Final = _in_suspects("may_be_late")

@@ -81,7 +81,7 @@ def make_link(proxied: Any) -> Link | None:
     """The same, made where it is missing; None for connections that are left out."""
     try:
         info = proxied.info
-    except NotImplementedError:
+    except NotImplementedError:  # as above: SQLAlchemy's stand-in has no notes
         return None
     link: Any = info.get(_INFO_KEY, _NOTHING)
     if link is _NOTHING:
