@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 from qmq_broker.clock import Clock
 from qmq_broker.errors import ClosedError, DiskError, NoRoomError, PoisonedError
@@ -42,6 +44,10 @@ from qmq_client.wire.frame import MessageFrame
 __all__ = ["Placed", "RecoveryReport", "Store"]
 
 _log = logging.getLogger(__name__)
+#: Of a hand-out token: below 2^53, so that every reader of JSON has it exactly.
+_TOKEN_BITS: Final = 52
+#: Lets tokens be all of one length.
+_TOKEN_BIT: Final = 1 << _TOKEN_BITS
 
 
 class Store:
@@ -74,8 +80,9 @@ class Store:
         self._is_closed = False
         #: One more at each opening; stamped on every frame.
         self.epoch = recovered.checkpoint.epoch
-        #: Part of the name of every hand-out.
-        self.hand_out_token = format_.hand_out_token(self.epoch)
+        #: Names this opening: with a pull sequence it is the name of a hand-out, of no other one anywhere. Drawn,
+        #: because copies of a directory that are both opened have store id and epoch in common.
+        self.hand_out_token = _TOKEN_BIT | secrets.randbits(_TOKEN_BITS)
         self.recovery = recovered.report
         log, action_log = _logs(recovered, clock, options, format_.store_id)
         #: Messages that wait for their time.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -61,16 +62,45 @@ def test_C3_who_settled_just_now_is_remembered_however_long_ago_it_pulled(tmp_pa
 
 
 def test_B10_acks_under_very_old_tokens_are_forgotten() -> None:
+    """Tokens are drawn: the oldest is not the least."""
     log = PullLog()
-    for token in range(ACKED_TOKENS_MAX + 3):
+    tokens = [1_000 - number for number in range(ACKED_TOKENS_MAX + 3)]
+    for number, token in enumerate(tokens):
         lease = Lease(
-            first=token, next=token + 1, first_sequence=token, attempt=1, token=token, until_ms=1
+            first=number, next=number + 1, first_sequence=number, attempt=1, token=token, until_ms=1
         )
         log.hand_out(lease)
-        log.ack(token, token + 1)
-    assert sorted(log.acked()) == list(range(3, ACKED_TOKENS_MAX + 3))
-    assert log.unacked(3, 4, token=3) == []
-    assert log.unacked(2, 3, token=2) == [(2, 3)]
+        log.ack(number, number + 1)
+    assert list(log.acked()) == tokens[3:]
+    assert log.unacked(3, 4, token=tokens[3]) == []
+    assert log.unacked(2, 3, token=tokens[2]) == [(2, 3)]
+
+
+def test_C1_two_copies_of_a_store_take_no_outcome_of_each_other(tmp_path: Path) -> None:
+    """A stopped directory was copied and both are served: store, epoch and pull sequences are the same."""
+    one = Rig(tmp_path / "one")
+    one.close()
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    one.start()
+    other = Rig(tmp_path / "other")
+    assert one.store.epoch == other.store.epoch
+    one.send(b"of the one")
+    other.send(b"of the other")
+    given, given_by_other = one.pull(), other.pull()
+    assert (given.first, given.next) == (given_by_other.first, given_by_other.next)
+    answer = other.settle(given.ack())
+    assert (answer.settled, answer.stale) == (0, ((given.token, given.first, given.next),))
+    assert other.settle(given_by_other.ack()).settled == 1
+    one.close()
+    other.close()
+
+
+def test_tokens_are_of_one_length_and_exact_in_every_reader_of_json(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "data")
+    for _ in range(4):
+        rig.restart()
+        assert rig.store.hand_out_token.bit_length() == 53
+    rig.close()
 
 
 def test_C3_leases_that_have_ended_are_told_until_that_is_written() -> None:

@@ -83,7 +83,7 @@ class PullLog:
         return iter(self._leases)
 
     def acked(self) -> dict[int, RangeSet]:
-        """Which pull sequences are remembered as acked, by token."""
+        """Which pull sequences are remembered as acked, by token, the oldest opening first."""
         return self._acked
 
     def restore(
@@ -143,7 +143,7 @@ class PullLog:
         acked = self._acked.get(lease.token)
         if acked is None:
             acked = self._acked[lease.token] = RangeSet()
-            for token in sorted(self._acked)[:-ACKED_TOKENS_MAX]:
-                del self._acked[token]
+            if len(self._acked) > ACKED_TOKENS_MAX:
+                del self._acked[next(iter(self._acked))]
         acked.add(lease.first, lease.next)
         acked.forget_lowest(ACKED_RANGES_MAX)

@@ -22,9 +22,6 @@ from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
 FORMAT_VERSION: Final = 1
 CHECKSUM: Final = "crc32c"
 STORE_ID_BYTES: Final = 16
-_EPOCH_BITS: Final = 32
-_STORE_MASK: Final = (1 << 20) - 1
-_TOKEN_BIT: Final = 1 << 52
 _OURS: Final = frozenset(
     {layout.COMMIT_LOG, layout.ACTION_LOG, layout.CONSUME_QUEUES, layout.STATE, layout.CLEAN}
     | {layout.INDEX, layout.SUMMARIES, layout.SCHEDULE, layout.DISPATCH, layout.QUARANTINE}
@@ -44,15 +41,6 @@ class Format:
     segment_bytes: int
     action_segment_bytes: int
     queue_entries_per_file: int
-
-    def hand_out_token(self, epoch: int) -> int:
-        """Which opening of which store: with a pull sequence it names one hand-out.
-
-        Another store may come to stand at the same address, and its epochs begin at 1 as well.
-        Below 2^53, so that every reader of JSON has it exactly, and always of one length.
-        """
-        store = int.from_bytes(self.store_id[:4], "little") & _STORE_MASK
-        return _TOKEN_BIT | store << _EPOCH_BITS | epoch
 
 
 class _Written(msgspec.Struct, frozen=True, kw_only=True):
