@@ -5,7 +5,9 @@ Asks the broker; what a command changed is durable when it ends.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import click
@@ -27,6 +29,10 @@ from qmq_client.wire.message_id import format_message_id, parse_message_id
 #: As many as the broker gives at once.
 _LISTED_MAX: Final = 1_000
 _BAR_CHARACTERS: Final = 40
+_NOT_RESCHEDULED: Final = {
+    "cancelled": "not rescheduled: it was cancelled before",
+    "too_late": "not rescheduled: too late, it was released before",
+}
 _COLUMNS: Final = ("deliver_at", "message_id", "subject", "state")
 
 
@@ -118,12 +124,12 @@ def reschedule(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Change when a message is due. Exit code 1 when it was already released."""
+    """Change when a message is due. Exit code 1 when it was already released or cancelled."""
     wanted = _checked(message_id)
     address = broker_address(broker, config_file)
     body = {"message_id": wanted, "deliver_at_ms": deliver_at}
     answer = post_json(address, "/v1/delayed/reschedule", body, known=("outcomes",))
-    _tell([wanted], answer["outcomes"], as_json, done="rescheduled")
+    _tell([wanted], answer["outcomes"], as_json, done="rescheduled", said=_NOT_RESCHEDULED)
 
 
 @delayed.command()
@@ -222,11 +228,18 @@ def _checked(message_id: str) -> str:
     return format_message_id(parse_message_id(message_id.lower()))
 
 
-def _tell(wanted: list[str], outcomes: list[str], as_json: bool, *, done: str) -> None:
+def _tell(
+    wanted: list[str],
+    outcomes: list[str],
+    as_json: bool,
+    *,
+    done: str,
+    said: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     if as_json:
         print_json({"outcomes": dict(zip(wanted, outcomes, strict=True))})
     else:
         for message_id, outcome in zip(wanted, outcomes, strict=True):
-            click.echo(f"{message_id}  {outcome.replace('_', ' ')}")
+            click.echo(f"{message_id}  {said.get(outcome, outcome.replace('_', ' '))}")
     if any(outcome != done for outcome in outcomes):
         raise SystemExit(ATTENTION)

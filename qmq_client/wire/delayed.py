@@ -14,12 +14,10 @@ CANCELLED_PER_REQUEST_MAX: Final = 100
 
 
 class Cancellation(StrEnum):
-    """What became of the wish to withdraw a message, or to put it off."""
+    """What became of the wish to withdraw a message."""
 
     #: It will never be delivered.
     CANCELLED = "cancelled"
-    #: It waits for the new time.
-    RESCHEDULED = "rescheduled"
     #: It is in its subject already: released, or never delayed.
     TOO_LATE = "too_late"
     #: Whoever was asked, the outbox or the broker, has no such message, or no longer has it.
@@ -27,7 +25,22 @@ class Cancellation(StrEnum):
 
     def __bool__(self) -> bool:
         """Whether it was done."""
-        return self in (Cancellation.CANCELLED, Cancellation.RESCHEDULED)
+        return self is Cancellation.CANCELLED
+
+
+class Rescheduling(StrEnum):
+    """What became of the wish to put a message off."""
+
+    #: It waits for the new time.
+    RESCHEDULED = "rescheduled"
+    #: It was cancelled before: it will never be delivered.
+    CANCELLED = "cancelled"
+    #: It was released: it is in its subject already.
+    TOO_LATE = "too_late"
+
+    def __bool__(self) -> bool:
+        """Whether it was done."""
+        return self is Rescheduling.RESCHEDULED
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +65,14 @@ class RescheduleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     deliver_at_ms: Natural
 
 
+class RescheduleAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of the message."""
+
+    outcomes: tuple[Rescheduling, ...]
+
+
 #: Their annotations are read by the one thread that imports this; see `requests.py`.
 _READ_NOW: Final = [
-    msgspec.json.Decoder(kind) for kind in (CancelRequest, CancelAnswer, RescheduleRequest)
+    msgspec.json.Decoder(kind)
+    for kind in (CancelRequest, CancelAnswer, RescheduleRequest, RescheduleAnswer)
 ]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qmq_broker.service.delay import query
+from qmq_broker.storage.schedule.columns import DelayedMessage
+from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_client.wire.names import COPIES
 from tests.broker.delay.aside_rig import AsideRig
@@ -102,12 +104,33 @@ def test_D4_what_never_waited_is_too_late_and_what_nobody_knows_is_unknown(rig: 
     assert cancel(Client(rig), stored.hex(), other.hex()) == ["too_late", "unknown"]
 
 
-def test_D4_who_puts_off_what_is_taken_back_meanwhile_is_told_that_it_is_too_late(
+def test_D4_who_puts_off_what_is_taken_back_meanwhile_is_told_that_it_was_cancelled(
     rig: DelayRig,
 ) -> None:
-    client = Client(rig)
     first, second = rig.find_all()
-    body = {"message_id": first.message_id.hex(), "deliver_at_ms": rig.now_ms + 3 * HOUR_MS}
+    answers = change_at_once(rig, first, lambda: rig.cancel(first) == [Fate.CANCELLED])
+    assert answers == ["cancelled"]
+    assert rig.find_all() == [second]
+
+
+def test_D4_who_puts_off_what_another_puts_off_meanwhile_is_the_later_one(rig: DelayRig) -> None:
+    first = rig.find_all()[0]
+    frame = rig.broker.delayed.query.rescheduled_frame(first, rig.now_ms + 9 * HOUR_MS)
+
+    def put_off() -> bool:
+        (placed,) = rig.store.append([frame])
+        rig.store.sync()
+        return placed.physical_offset > 0
+
+    assert change_at_once(rig, first, put_off) == ["rescheduled"]
+    moved = rig.find_all()
+    assert [one.due_at_ms - rig.now_ms for one in moved] == [2 * HOUR_MS, 3 * HOUR_MS]
+
+
+def change_at_once(rig: DelayRig, message: DelayedMessage, change: Callable[[], bool]) -> Any:
+    """Put a message off, and change it otherwise before the writer sees that; what the first is told."""
+    client = Client(rig)
+    body = {"message_id": message.message_id.hex(), "deliver_at_ms": rig.now_ms + 3 * HOUR_MS}
 
     async def both() -> Reply:
         client.is_writing = False
@@ -116,11 +139,84 @@ def test_D4_who_puts_off_what_is_taken_back_meanwhile_is_told_that_it_is_too_lat
         async with asyncio.timeout(DEADLINE_S):
             while not rig.broker.writer.waiting_bytes:
                 await asyncio.sleep(0)
-            assert rig.cancel(first) == [Fate.CANCELLED]
+            assert change()
+            while not asked.done():
+                rig.commit()
+                await asyncio.sleep(0)
             return await asked
 
-    assert asyncio.run(both()).json["outcomes"] == ["too_late"]
-    assert rig.find_all() == [second]
+    return asyncio.run(both()).json["outcomes"]
+
+
+def test_D4_what_was_taken_back_is_not_put_off_and_that_is_said(rig: DelayRig) -> None:
+    first, second = ids_of(rig)
+    assert cancel(Client(rig), first) == ["cancelled"]
+    for _ in range(2):
+        client = Client(rig)
+        for after_ms in (HOUR_MS, 5 * HOUR_MS):
+            reply = reschedule(client, first, rig.now_ms + after_ms)
+            assert reply.json["outcomes"] == ["cancelled"]
+        assert ids_of(rig) == [second]
+        rig.restart()
+    assert rig.pass_and_release(9 * HOUR_MS) == 1
+
+
+def test_what_is_due_then_already_is_put_off_without_a_write(rig: DelayRig) -> None:
+    client = Client(rig)
+    first, _ = ids_of(rig)
+    later_ms = rig.now_ms + 5 * HOUR_MS
+    assert reschedule(client, first, later_ms).json["outcomes"] == ["rescheduled"]
+    written = rig.store.written_offset
+    assert reschedule(client, first, later_ms).json["outcomes"] == ["rescheduled"]
+    assert rig.store.written_offset == written
+    assert len(client.get(f"/v1/delayed/{first}").json["places"]) == 2
+
+
+def test_D4_its_first_due_time_beside_its_id_takes_back_a_message_that_was_put_off(
+    rig: DelayRig,
+) -> None:
+    client = Client(rig)
+    first, second = ids_of(rig)
+    reschedule(client, first, rig.now_ms + 9 * HOUR_MS)
+    assert cancel(client, first, deliver_at_ms=rig.now_ms + HOUR_MS) == ["cancelled"]
+    assert ids_of(rig) == [second]
+
+
+@pytest.mark.parametrize("is_put_off_again", [False, True])
+def test_D4_a_message_that_is_just_being_put_off_is_found_where_it_goes(
+    rig: DelayRig, is_put_off_again: bool
+) -> None:
+    client = Client(rig)
+    first, second = rig.find_all()
+    frame = rig.broker.delayed.query.rescheduled_frame(first, rig.now_ms + 7 * HOUR_MS)
+    rig.store.append([frame])  # and it is not synced yet
+    name = first.message_id.hex()
+    if is_put_off_again:
+        reply = reschedule(client, name, rig.now_ms + 9 * HOUR_MS)
+        assert reply.json["outcomes"] == ["rescheduled"]
+        assert rig.find_all()[-1].due_at_ms == rig.now_ms + 9 * HOUR_MS
+    else:
+        assert cancel(client, name) == ["cancelled"]
+        assert rig.find_all() == [second]
+
+
+def test_D4_what_went_from_a_bucket_that_is_kept_to_one_that_is_gone_is_told_by_its_queue(
+    tmp_path: Path,
+) -> None:
+    rig = DelayRig(tmp_path, dedupe_ids=1)
+    client = Client(rig)
+    rig.send_delayed({b"gone": rig.now_ms + 900 * HOUR_MS, b"stays": rig.now_ms + 900 * HOUR_MS})
+    (name,) = [one.message_id.hex() for one in rig.find_all() if rig.body(one) == b"gone"]
+    reschedule(client, name, rig.now_ms + HOUR_MS)
+    rig.pass_and_release(HOUR_MS)
+    rig.pass_and_release(3 * HOUR_MS)
+    rig.send(b"lets the log's time go on")
+    ScheduleCopier(rig.store.schedule, epoch=rig.store.epoch).copy_all()
+    shown = client.get(f"/v1/delayed/{name}").json
+    assert [place["state"] for place in shown["places"]] == ["rescheduled"]
+    assert reschedule(client, name, rig.now_ms + HOUR_MS).json["outcomes"] == ["too_late"]
+    assert cancel(client, name) == ["too_late"]
+    rig.close()
 
 
 def test_D4_where_damage_may_hide_a_message_nothing_is_taken_back_before_that_is_mended(

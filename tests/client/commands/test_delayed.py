@@ -81,6 +81,7 @@ def test_what_waits_is_listed_shown_cancelled_and_put_off(broker: BrokerProcess)
         first: "cancelled",
         second: "cancelled",
     }
+    assert run(url, "reschedule", first, moved, code=1) == {"outcomes": {first: "cancelled"}}
     assert run(url, "cancel", "0" * 32, code=1)["outcomes"] == {"0" * 32: "unknown"}
     status = run(url, "status")
     assert (status["pending"], status["subjects"]) == (2, {"gate": 1, "seat": 1})
@@ -100,6 +101,10 @@ def test_for_people_there_are_tables_and_bars(broker: BrokerProcess) -> None:
         ran = CliRunner().invoke(delayed, [*command.split(), "--broker", url])
         assert ran.exit_code == 0, ran.output
         assert said in ran.output
+    words = ["reschedule", message_id, (START + timedelta(days=1)).isoformat(), "--broker", url]
+    ran = CliRunner().invoke(delayed, words)
+    assert ran.exit_code == 1
+    assert ran.output == f"{message_id}  not rescheduled: it was cancelled before\n"
 
 
 @pytest.mark.parametrize("command", ["show", "trace"])

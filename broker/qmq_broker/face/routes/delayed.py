@@ -31,7 +31,9 @@ from qmq_client.wire.delayed import (
     CancelAnswer,
     Cancellation,
     CancelRequest,
+    RescheduleAnswer,
     RescheduleRequest,
+    Rescheduling,
 )
 from qmq_client.wire.due import check_due
 from qmq_client.wire.errors import InvalidMessageError
@@ -42,6 +44,8 @@ from qmq_client.wire.requests import JSON_CONTENT_TYPE
 #: Looks through the schedule at a time: each takes a thread, and the disk.
 LOOKS_MAX: Final = 2
 _LISTED: Final = 100
+#: Looks for one message that somebody else puts off, takes back or releases at the same moment.
+TRIES_MAX: Final = 4
 
 T = TypeVar("T")
 
@@ -140,16 +144,10 @@ class _Delayed:
         ids = [parse_message_id(text) for text in wanted.message_ids]
         self._broker.serving.check_delivers()
         sees = _theirs(request)
-        found = await self._look(
-            lambda: [self._find(one, wanted.deliver_at_ms, sees) for one in ids]
-        )
-        for message_id, some in zip(ids, found, strict=True):
-            if isinstance(some, HeldError) and not await self._is_stored(message_id, sees):
-                raise some
-        known = [[] if isinstance(some, HeldError) else some for some in found]
-        places = [one for some in known for one in some]
-        fates = dict(zip(places, await self._cancel(places), strict=True)) if places else {}
-        outcomes = [_outcome([fates[place] for place in some]) for some in known]
+        known = await self._take_back(ids, wanted.deliver_at_ms, sees)
+        if None in known:
+            known = await self._take_back(ids, None, sees)
+        outcomes = [Cancellation.UNKNOWN if one is None else one for one in known]
         for index, outcome in enumerate(outcomes):
             if outcome is Cancellation.UNKNOWN and await self._is_stored(ids[index], sees):
                 outcomes[index] = Cancellation.TOO_LATE
@@ -163,21 +161,47 @@ class _Delayed:
         check_due(wanted.deliver_at_ms, now_ms, self._broker.settings.wire, field="deliver_at_ms")
         self._broker.serving.check_takes_messages()
         sees = _theirs(request)
-        found = await self._look(lambda: self._query.find(message_id))
-        found = [one for one in found if sees(one.message.subject)]
-        pending = [one for one in found if one.fate is Fate.PENDING]
-        if not found:
-            raise NotFoundError(f"message {wanted.message_id} is not delayed")
-        outcome = Cancellation.TOO_LATE
-        if pending:
-            frame = await self._look(
-                lambda: self._query.rescheduled_frame(pending[-1].message, wanted.deliver_at_ms)
-            )
-            done: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
-            self._broker.writer.submit(frame, lambda placed: _resolve(done, placed))
-            if (await done).physical_offset:
-                outcome = Cancellation.RESCHEDULED
-        return _json(CancelAnswer(outcomes=(outcome,)))
+        for _ in range(TRIES_MAX):
+            found = await self._look(lambda: self._query.find(message_id))
+            found = [one for one in found if sees(one.message.subject)]
+            if not found:
+                break
+            outcome = await self._put_off(found, wanted.deliver_at_ms)
+            if outcome is not None:
+                return _json(RescheduleAnswer(outcomes=(outcome,)))
+        if found and await self._is_stored(message_id, sees):
+            return _json(RescheduleAnswer(outcomes=(Rescheduling.TOO_LATE,)))
+        raise NotFoundError(f"message {wanted.message_id} is not delayed, or no longer")
+
+    async def _take_back(
+        self, ids: Sequence[bytes], due_at_ms: int | None, sees: Callable[[str], bool]
+    ) -> list[Cancellation | None]:
+        """What became of each, None of one that may be at another place by now.
+
+        Nothing is done where damage may hide one of them.
+        """
+        found = await self._look(lambda: [self._find(one, due_at_ms, sees) for one in ids])
+        for message_id, some in zip(ids, found, strict=True):
+            if isinstance(some, HeldError) and not await self._is_stored(message_id, sees):
+                raise some
+        known = [[] if isinstance(some, HeldError) else some for some in found]
+        places = [one for some in known for one in some]
+        fates = dict(zip(places, await self._cancel(places), strict=True)) if places else {}
+        return [_cancellation([fates[place] for place in some]) for some in known]
+
+    async def _put_off(self, found: Sequence[Found], due_at_ms: int) -> Rescheduling | None:
+        """Of a message at these places; None when it may be at another one by now."""
+        pending = [one.message for one in found if one.fate is Fate.PENDING]
+        if not pending:
+            await self._cancel(())  # nothing: but what became of it is on the disk then
+            return _rescheduling([one.fate for one in found])
+        last = pending[-1]
+        if last.due_at_ms == due_at_ms:
+            return Rescheduling.RESCHEDULED
+        frame = await self._look(lambda: self._query.rescheduled_frame(last, due_at_ms))
+        done: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
+        self._broker.writer.submit(frame, lambda placed: _resolve(done, placed))
+        return Rescheduling.RESCHEDULED if (await done).physical_offset else None
 
     def _find(
         self, message_id: bytes, due_at_ms: int | None, sees: Callable[[str], bool]
@@ -186,7 +210,8 @@ class _Delayed:
         try:
             if due_at_ms is not None:
                 found = self._query.find(message_id, due_at_ms=due_at_ms)
-            found = found or self._query.find(message_id)
+            if all(one.fate is Fate.RESCHEDULED for one in found):
+                found = self._query.find(message_id)
         except HeldError as error:  # the caller first looks whether it was released
             return error
         return [
@@ -227,12 +252,22 @@ class _Delayed:
             self._looking -= 1
 
 
-def _outcome(fates: Sequence[Fate | None]) -> Cancellation:
-    """Of a message by all its places: one that was put off is where it went."""
+def _cancellation(fates: Sequence[Fate | None]) -> Cancellation | None:
+    """Of a message by all its places: one that was put off is where it went; None where that is not known."""
+    if not fates:
+        return Cancellation.UNKNOWN
     ends = [fate for fate in fates if fate is not Fate.RESCHEDULED]
     if not ends:
-        return Cancellation.UNKNOWN
+        return None
     return Cancellation.CANCELLED if ends[-1] is Fate.CANCELLED else Cancellation.TOO_LATE
+
+
+def _rescheduling(fates: Sequence[Fate]) -> Rescheduling | None:
+    """The same of one that is pending nowhere."""
+    ends = [fate for fate in fates if fate is not Fate.RESCHEDULED]
+    if not ends:
+        return None
+    return Rescheduling.CANCELLED if ends[-1] is Fate.CANCELLED else Rescheduling.TOO_LATE
 
 
 def _resolve(done: asyncio.Future[T], outcome: T | Exception) -> None:

@@ -13,7 +13,12 @@ from qmq_broker.face.routes.delayed import JsonDelayed
 from qmq_broker.face.routes.find import JsonSearch, JsonTrace
 from qmq_broker.face.routes.json_messages import JsonDeliveries, JsonSend
 from qmq_broker.service.query import GroupStatus
-from qmq_client.wire.delayed import CancelAnswer, CancelRequest, RescheduleRequest
+from qmq_client.wire.delayed import (
+    CancelAnswer,
+    CancelRequest,
+    RescheduleAnswer,
+    RescheduleRequest,
+)
 from qmq_client.wire.operations import (
     ConfigureRequest,
     DeadAnswer,
@@ -206,7 +211,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "POST /v1/delayed/reschedule": Operation(
         about="Give a message another time.",
         body=RescheduleRequest,
-        answer=CancelAnswer,
+        answer=RescheduleAnswer,
         statuses=(404, 429, 507, *_BODY),
     ),
     "POST /v1/state": Operation(
