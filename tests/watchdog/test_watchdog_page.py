@@ -43,6 +43,12 @@ def parse(words: list[str]) -> None:
     command.make_context("qmq", list(words))
 
 
+def config_file_variable() -> object:
+    """What stands for `--config`."""
+    sweep = GROUPS["watchdog"].commands["sweep"]
+    return next(option.envvar for option in sweep.params if "--config" in option.opts)
+
+
 @pytest.mark.parametrize("line", commands())
 def test_every_command_of_the_page_is_one(line: str) -> None:
     program, *words = shlex.split(line)
@@ -57,7 +63,8 @@ def test_a_planted_option_that_is_none_is_found() -> None:
 
 def test_the_crontab_line_is_one() -> None:
     (block,) = blocks("cron")
-    (line,) = block.splitlines()
+    setting, line = block.splitlines()
+    assert shlex.split(setting) == [f"{config_file_variable()}=/etc/qmq/qmq.toml"]
     schedule, command = line.split(maxsplit=5)[:5], line.split(maxsplit=5)[5]
     CronTrigger.from_crontab(" ".join(schedule))
     assert "%" not in command, "cron makes a new line of it"
