@@ -97,10 +97,9 @@ def consume(control: Control, *, broker_url: str, count: int) -> None:
 
 def start_redis(directory: Path, stack: ExitStack) -> int:
     """A server with an append-only file, ended with `stack`; its port."""
-    if not SERVER.exists():
-        from tests.services.ladder import install_package
+    from tests.services.packages import find_or_install  # late: only Redis may have to be installed
 
-        install_package("redis-tools", "Redis")
+    server_program = find_or_install("redis-tools", lambda: SERVER if SERVER.exists() else None)
     port, data = free_port(), directory / "redis"
     data.mkdir()
     options = {"port": port, "bind": "127.0.0.1", "dir": data, "save": "", "appendonly": "yes"}
@@ -108,7 +107,7 @@ def start_redis(directory: Path, stack: ExitStack) -> int:
         "redis-server",
         *(str(word) for name in options for word in (f"--{name}", options[name])),
     ]
-    server = subprocess.Popen(line, executable=SERVER, stdout=subprocess.DEVNULL)
+    server = subprocess.Popen(line, executable=server_program, stdout=subprocess.DEVNULL)
     stack.callback(server.wait, STOP_DEADLINE_S)
     stack.callback(server.terminate)
     time.sleep(0.5)  # it listens within milliseconds; the client tries again

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,8 +20,10 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.kit.parsing import parse_undisturbed
 from tests.kit.surroundings import quieten
 from tests.services.databases import KINDS, Database, Databases
-from tests.services.ladder import RungError, ServiceMissingError
+from tests.services.ladder import ServiceMissingError
+from tests.services.packages import find_or_install
 from tests.services.private import PrivateServer
+from tests.services.rungs import RungError
 
 MakeDatabase = Callable[[str], Database]
 #: Tests that share what is dear to make; two workers would make it twice.
@@ -106,6 +109,24 @@ def mysql_database(make_database: MakeDatabase) -> Database:
 @pytest.fixture
 def postgresql_database(make_database: MakeDatabase) -> Database:
     return make_database("postgresql")
+
+
+def require(package: str, find: Callable[[], Path | None]) -> Path:
+    """A program or library; installed where that may be, else the test is skipped or failed."""
+    try:
+        return find_or_install(package, find)
+    except RungError as error:
+        give_up(f"no {package} for the tests. {error}", os.environ)
+
+
+def require_program(name: str, package: str) -> str:
+    """The same for a program on the path."""
+    return str(require(package, lambda: _on_path(name)))
+
+
+def _on_path(name: str) -> Path | None:
+    found = shutil.which(name)
+    return None if found is None else Path(found)
 
 
 def give_up(reason: str, environment: Mapping[str, str]) -> NoReturn:

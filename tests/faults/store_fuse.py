@@ -19,10 +19,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import give_up
+from tests.conftest import give_up, require_program
 from tests.crash.image import Fate, Image, Inode, Moment
 from tests.crash.power_cut import Lost, Scattered, Torn
-from tests.faults.strace import require
 from tests.kit.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,7 +138,7 @@ def _plain(path: str) -> str:
 @contextmanager
 def mounted(place: Path, *, is_forgetful: bool = False) -> Iterator[Path]:
     """The file system; skipped, or failed in CI, where it cannot be."""
-    unmount = require("fusermount3", "fuse3")
+    unmount = require_program("fusermount3", "fuse3")
     place.mkdir()
     command = [sys.executable, "-m", "tests.faults.store_fuse", str(place)]
     process = subprocess.Popen(

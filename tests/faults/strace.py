@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
-import shutil
-import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.conftest import give_up
-from tests.kit.surroundings import for_packages
+from tests.conftest import require_program
 
 #: Everything that changes files, names or what is durable.
 CHANGING = (
@@ -21,7 +15,6 @@ CHANGING = (
     "ftruncate,truncate,fallocate,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,rmdir,"
     "link,linkat,symlink,symlinkat,copy_file_range,sendfile,splice,mmap"
 )
-_APT_S_MAX = 300
 #: System call → call of the disk port.
 _CALLS = {
     "write": "write",
@@ -49,43 +42,23 @@ _DESCRIPTOR = re.compile(r"^(?:[0-9]+|AT_FDCWD)<(?P<path>[^>]*)>")
 _NAME = re.compile(r'"(?P<name>(?:[^"\\]|\\.)*)"')
 
 
-def require_strace() -> str:
-    """The program; installed where that may be, else the test is skipped, or fails where CI is set."""
-    return require("strace", "strace")
-
-
-def require(program: str, package: str) -> str:
-    """The same for any program of the distribution."""
-    found = shutil.which(program)
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get") is not None:
-        with (Path(tempfile.gettempdir()) / "qmq-test-apt.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if shutil.which(program) is None:
-                _install(package)
-        found = shutil.which(program)
-    if found is None:
-        reason = f"no {program} for the tests. It needs the package {package}, or root and apt-get"
-        give_up(reason, os.environ)
-    return found
-
-
-def _install(package: str) -> None:
-    environment = for_packages(os.environ)
-    for line in (["update"], ["install", "-y", "--no-install-recommends", package]):
-        subprocess.run(
-            ["apt-get", "-q", *line], env=environment, capture_output=True, timeout=_APT_S_MAX
-        )
-
-
 def traced(output: Path) -> list[str]:
     """What to put before a command to write down all its changing system calls."""
-    common = [require_strace(), "-f", "-qq", "-y", "-s", "300", "--seccomp-bpf"]
+    common = [require_program("strace", "strace"), "-f", "-qq", "-y", "-s", "300", "--seccomp-bpf"]
     return [*common, "-e", f"trace={CHANGING}", "-o", str(output)]
 
 
 def failing(output: Path, call: str, error: str, number: int) -> list[str]:
     """The same to let the n-th call of this kind, in any thread, fail."""
-    common = [require_strace(), "-f", "-qq", "-y", "--seccomp-bpf", "-e", f"trace={call}"]
+    common = [
+        require_program("strace", "strace"),
+        "-f",
+        "-qq",
+        "-y",
+        "--seccomp-bpf",
+        "-e",
+        f"trace={call}",
+    ]
     return [*common, "-e", f"inject={call}:error={error}:when={number}", "-o", str(output)]
 
 

@@ -20,7 +20,7 @@ from qmq_watchdog.sweep import Sweep
 from tests.client.world import World, a_world
 from tests.conftest import give_up
 from tests.services.databases import Databases
-from tests.services.ladder import RungError
+from tests.services.rungs import RungError
 from tests.services.shifted import ShiftedServer
 from tests.watchdog.rows import SUBJECT, left, put_rows
 from tests.watchdog.transports import WatchedTransport

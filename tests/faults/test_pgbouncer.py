@@ -26,8 +26,8 @@ from tests.client.world import Order, World, a_world
 from tests.conftest import give_up
 from tests.kit.broker_process import BrokerProcess
 from tests.services.databases import Database, Databases
-from tests.services.ladder import RungError
 from tests.services.pooler import SERVER_SESSIONS, Pooler
+from tests.services.rungs import RungError
 from tests.watchdog.rows import left, put_rows
 from tests.watchdog.test_servers import as_database
 

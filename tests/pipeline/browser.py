@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Final
 
-import pytest
-
-from tests.services.ladder import RungError, install
+from tests.conftest import require
 
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 _DEADLINE_S: Final = 120
@@ -29,17 +26,12 @@ _FLAGS: Final = (
 
 
 def find_browser() -> str:
-    """Where it is; installs it as root. Without one the test is skipped, in CI it fails."""
-    for name in _NAMES:
-        if found := shutil.which(name):
-            return found
-    try:
-        install("chromium")
-    except RungError as error:
-        if os.environ.get("CI"):
-            pytest.fail(f"no browser for the tests: {error}")
-        pytest.skip(f"no browser for the tests: {error}")
-    return find_browser()
+    """Where it is; installed where that may be, else the test is skipped or failed."""
+    return str(require("chromium", _on_path))
+
+
+def _on_path() -> Path | None:
+    return next((Path(found) for name in _NAMES if (found := shutil.which(name))), None)
 
 
 def look_at(page: Path, *, is_dark: bool = False, picture: Path | None = None) -> tuple[str, str]:

@@ -11,28 +11,25 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
-from tests.kit.surroundings import for_packages
+from tests.services import packages
 from tests.services.mysql import MysqlRecipe
 from tests.services.postgresql import PostgresqlRecipe
 from tests.services.private import PrivateServer, Recipe
 from tests.services.run import TestRun
+from tests.services.rungs import CHOSEN, RungError, is_allowed
 
 Rung = Callable[[], str]
 
 VARIABLES: Final = {"mysql": "QMQ_TEST_MYSQL_URL", "postgresql": "QMQ_TEST_POSTGRESQL_URL"}
-#: Names of rungs with commas between them, such as `environment,private`.
-CHOSEN: Final = "QMQ_TEST_RUNGS"
 RECIPES: Final = {"mysql": MysqlRecipe.find, "postgresql": PostgresqlRecipe.find}
-PACKAGES: Final = {"mysql": "mariadb-server", "postgresql": "postgresql", "chromium": "chromium"}
+PACKAGES: Final = {"mysql": "mariadb-server", "postgresql": "postgresql"}
 #: Where a running server is looked for: as users who may get in without a password.
 RUNNING: Final = {
     "mysql": (
@@ -49,13 +46,8 @@ RUNNING: Final = {
 #: What the product needs, and `DROP DATABASE … WITH (FORCE)`.
 _OLDEST: Final = {"mariadb": (10, 6), "mysql": (8, 0, 1), "postgresql": (13,)}
 _CONNECT_S: Final = {"connect_timeout": 5}
-_APT_S_MAX: Final = 600
 _DOCKER_S_MAX: Final = 10
 _REASON_CHARACTERS: Final = 160
-
-
-class RungError(Exception):
-    """This rung does not hold; the text says why."""
 
 
 class ServiceMissingError(Exception):
@@ -105,16 +97,10 @@ def rungs_of(run: TestRun, kind: str, environment: Mapping[str, str]) -> list[tu
         ("environment", lambda: from_environment(VARIABLES[kind], environment)),
         ("running", lambda: running(RUNNING[kind])),
         ("private", lambda: private(run, kind)),
-        ("apt-get", lambda: by_apt(run, kind)),
+        (packages.RUNG, lambda: by_apt(run, kind)),
         ("container", lambda: container(run, kind)),
     ]
     return [(name, rung if is_allowed(name, environment) else _left_out) for name, rung in rungs]
-
-
-def is_allowed(name: str, environment: Mapping[str, str]) -> bool:
-    """Whether this rung may be tried."""
-    chosen = environment.get(CHOSEN, "")
-    return not chosen or name in chosen.split(",")
 
 
 def _left_out() -> str:
@@ -192,43 +178,20 @@ def recipe(kind: str) -> Recipe:
 
 def by_apt(run: TestRun, kind: str) -> str:
     """Install it as Debian and Ubuntu have it, then run a process of ours."""
-    install(kind)
+    _install(kind)
     return private(run, kind)
 
 
 def recipe_or_install(run: TestRun, kind: str) -> Recipe:
     """How to run the server that is installed here, now if it was not before."""
     with run.alone(f"climb-{kind}"):
-        if RECIPES[kind]() is None and is_allowed("apt-get", os.environ):
-            install(kind)
+        if RECIPES[kind]() is None and is_allowed(packages.RUNG, os.environ):
+            _install(kind)
     return recipe(kind)
 
 
-def install(kind: str) -> None:
-    """By apt-get, with no service started. Raises `RungError` where that cannot be."""
-    install_package(PACKAGES[kind], f"{kind} server")
-
-
-def install_package(package: str, what: str) -> None:
-    """The same for any package of the distribution."""
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise RungError(f"no {what} is installed, and to install it needs root and apt-get")
-    with _no_services():
-        for line in (["update"], ["install", "-y", "--no-install-recommends", package]):
-            _apt(line)
-
-
-def tool(run: TestRun, package: str, find: Callable[[], Path | None]) -> Path:
-    """A program or library that tests use beside the servers; installed now if it was not before.
-
-    Raises `RungError` where it cannot be had.
-    """
-    with run.alone(f"climb-{package}"):
-        if find() is None and is_allowed("apt-get", os.environ):
-            install_package(package, package)
-    if (found := find()) is None:
-        raise RungError(f"{package} is not installed")
-    return found
+def _install(kind: str) -> None:
+    packages.install(PACKAGES[kind], is_there=lambda: RECIPES[kind]() is not None)
 
 
 def container(run: TestRun, kind: str) -> str:
@@ -273,36 +236,6 @@ def _ask_docker() -> None:
         raise RungError("docker does not answer") from None
     if asked.returncode:
         raise RungError("docker does not answer")
-
-
-def _apt(line: Sequence[str]) -> None:
-    try:
-        done = subprocess.run(
-            ["apt-get", "-q", *line],
-            env=for_packages(os.environ),
-            capture_output=True,
-            text=True,
-            timeout=_APT_S_MAX,
-        )
-    except subprocess.TimeoutExpired:
-        raise RungError(f"apt-get {line[0]} took more than {_APT_S_MAX} s") from None
-    if done.returncode:
-        said = " ".join(done.stderr.split())[-_REASON_CHARACTERS:]
-        raise RungError(f"apt-get {line[0]} failed: {said}")
-
-
-@contextmanager
-def _no_services(policy: Path = Path("/usr/sbin/policy-rc.d")) -> Iterator[None]:
-    """Debian starts a server as soon as it is installed; this file says no, for a while."""
-    if policy.exists():
-        yield
-        return
-    policy.write_text("#!/bin/sh\nexit 101\n")
-    policy.chmod(0o755)
-    try:
-        yield
-    finally:
-        policy.unlink(missing_ok=True)
 
 
 def _climb_and_note(run: TestRun, kind: str) -> dict[str, Any]:

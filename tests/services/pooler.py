@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from tests.kit.waiting import wait_for
 from tests.services import launch
 from tests.services.databases import Databases
-from tests.services.ladder import tool
+from tests.services.packages import find_or_install
 from tests.services.postgresql import PostgresqlRecipe
 from tests.services.private import free_port
 
@@ -39,7 +39,7 @@ class Pooler:
     """
 
     def __init__(self, databases: Databases, url: str, *, ignored: str = "") -> None:
-        program = tool(databases.run, PACKAGE, find_program)
+        program = find_or_install(PACKAGE, find_program)
         user = PostgresqlRecipe(program.parent).user()  # it refuses to run as root
         self._folder = databases.run.new_folder(PACKAGE)
         if user is not None:

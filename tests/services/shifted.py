@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from qmq_client.outbox.database.dialect import dialect_of
 from tests.kit.waiting import wait_for
 from tests.services.databases import Databases
-from tests.services.ladder import tool
+from tests.services.packages import find_or_install
 from tests.services.private import PrivateServer
 
 #: Where the kernel shows what processes share.
@@ -34,7 +34,7 @@ class ShiftedServer:
     """Started by `start`, ended by `close`; `shift` sets its clock. Raises `RungError` without one."""
 
     def __init__(self, databases: Databases, kind: str) -> None:
-        library = tool(databases.run, PACKAGE, find_library)
+        library = find_or_install(PACKAGE, find_library)
         self._file = databases.run.new_folder("clock") / "difference"
         self._write(0)
         self.server: PrivateServer = databases.private_server(

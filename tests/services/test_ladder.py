@@ -15,15 +15,15 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from tests.conftest import MakeDatabase, give_up
 from tests.services.databases import Database, Databases
 from tests.services.ladder import (
-    RungError,
     ServiceMissingError,
-    _no_services,
     climb,
     from_environment,
     rungs_of,
     running,
 )
+from tests.services.packages import find_or_install, no_services
 from tests.services.run import TestRun
+from tests.services.rungs import CHOSEN, RungError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -124,14 +124,41 @@ def test_a_run_says_loudly_what_was_not_tested(tmp_path: Path, ci: str) -> None:
 
 def test_no_service_starts_while_packages_are_installed(tmp_path: Path) -> None:
     policy = tmp_path / "policy-rc.d"
-    with _no_services(policy):
+    with no_services(policy):
         assert os.access(policy, os.X_OK)
         assert "exit 101" in policy.read_text()
     assert not policy.exists()
     policy.write_text("the administrator's own")
-    with _no_services(policy):
+    with no_services(policy):
         assert policy.read_text() == "the administrator's own"
     assert policy.exists()
+
+
+def test_what_is_installed_is_taken_as_it_is(tmp_path: Path) -> None:
+    assert find_or_install("no-such-package", lambda: tmp_path) == tmp_path
+
+
+def test_a_package_that_may_not_be_installed_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CHOSEN, "environment")
+    with pytest.raises(RungError, match="no-such-package is not installed"):
+        find_or_install("no-such-package", lambda: None)
+
+
+def test_what_another_run_installed_meanwhile_is_not_installed_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(CHOSEN, raising=False)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    (tmp_path / "apt-get").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "apt-get").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    looks: list[int] = []
+
+    def find() -> Path | None:
+        looks.append(1)
+        return tmp_path if len(looks) > 1 else None
+
+    assert find_or_install("no-such-package", find) == tmp_path
 
 
 def test_each_test_has_an_empty_database_of_its_own(make_database: MakeDatabase) -> None:

@@ -23,11 +23,9 @@ from qmq_watchdog.daemon import DaemonOptions, SweepJob
 from qmq_watchdog.databases import Database
 from qmq_watchdog.job import READ_ONLY
 from qmq_watchdog.sweep import Sweep, SweepOptions
-from tests.conftest import MakeServer, give_up
+from tests.conftest import MakeServer, give_up, require
 from tests.kit.broker_process import BrokerProcess
 from tests.services.databases import Database as ServedDatabase
-from tests.services.databases import Databases
-from tests.services.ladder import RungError, tool
 from tests.services.postgresql import PostgresqlRecipe
 from tests.services.private import PrivateServer, as_user
 from tests.services.shifted import PACKAGE, find_library
@@ -204,14 +202,10 @@ def test_W4_the_time_zone_of_a_session_changes_nothing(
 def test_W4_a_watchdog_whose_machine_is_a_day_off_takes_what_is_due_and_nothing_else(
     a_server_database: ServedDatabase,
     broker_process: BrokerProcess,
-    databases: Databases,
     off: str,
 ) -> None:
     """F16. The whole process lives a day ahead or behind; the server does not."""
-    try:
-        library = tool(databases.run, PACKAGE, find_library)
-    except RungError as error:
-        give_up(f"no clock that can be set for the tests. {error}", os.environ)
+    library = require(PACKAGE, find_library)
     engine = a_server_database.engine()
     create_tables(engine)
     database = as_database(engine)

@@ -18,7 +18,7 @@ from qmq_client.settings.sections import RegistrySection, WatchdogSection
 from qmq_watchdog.cli import watchdog
 from qmq_watchdog.daemon import Daemon
 from qmq_watchdog.endpoint import Endpoint, Health
-from tests.faults.strace import require
+from tests.conftest import require_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "watchdog.md").read_text(encoding="utf-8")
@@ -76,7 +76,7 @@ def test_the_crontab_line_is_one() -> None:
 
 
 def test_the_systemd_unit_is_one(tmp_path: Path) -> None:
-    analyze = require("systemd-analyze", "systemd")
+    analyze = require_program("systemd-analyze", "systemd")
     (unit,) = blocks("ini")
     stop_s = int(re.findall(r"TimeoutStopSec=(\d+)", unit)[0])
     assert stop_s > WatchdogSection().stop_s

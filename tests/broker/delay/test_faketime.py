@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.broker.delay.test_shifted_clock import HOUR_MS, send, status, stored
+from tests.conftest import require
 from tests.kit.broker_process import SERVE, BrokerProcess
 from tests.kit.waiting import wait_for
-from tests.services.databases import Databases
-from tests.services.ladder import tool
 from tests.services.shifted import PACKAGE, find_library
 
 
@@ -37,10 +36,8 @@ class SetClock:
 
 
 @pytest.fixture
-def clock(
-    tmp_path: Path, databases: Databases, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[SetClock]:
-    library = tool(databases.run, PACKAGE, find_library)
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SetClock]:
+    library = require(PACKAGE, find_library)
     made = SetClock(tmp_path / "difference", library)
     before = set(Path("/dev/shm").glob("*faketime*"))
     for name, value in made.environment.items():

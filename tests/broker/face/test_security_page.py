@@ -14,7 +14,7 @@ from qmq_broker.face.commands.broker import broker as broker_command
 from qmq_client.settings.sections import BrokerSection
 from qmq_client.transport.address import BrokerAddress
 from tests.broker.face.guard import Authority
-from tests.faults.strace import require
+from tests.conftest import require_program
 from tests.kit.broker_process import ROOT, BrokerProcess
 from tests.tidy.markdown import blocks
 from tests.tidy.readme_blocks import DOCUMENTED_ADDRESS, command_lines
@@ -73,7 +73,7 @@ def test_the_commands_and_the_program_of_the_page_run(tmp_path: Path) -> None:
 
 
 def test_the_authority_of_the_page_lets_its_clients_in_and_nobody_else(tmp_path: Path) -> None:
-    require("openssl", "openssl")  # the page's authority is made by it
+    require_program("openssl", "openssl")  # the page's authority is made by it
     lines = console()
     ran_all([line for line in lines if line.startswith("openssl") or "--certif" in line], tmp_path)
     (serve,) = [line for line in lines if "--tls-client-ca" in line]

@@ -14,7 +14,7 @@ import pytest
 from qmq_broker.face.commands.broker import broker
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_client.commands.consume import consume
-from tests.faults.strace import require
+from tests.conftest import require_program
 from tests.tidy.markdown import blocks
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "services.md").read_text(encoding="utf-8")
@@ -42,7 +42,7 @@ def called(unit: str, command: click.Command) -> dict[str, object]:
 def test_systemd_takes_the_unit_and_would_say_what_is_wrong_in_it(
     tmp_path: Path, unit: str
 ) -> None:
-    analyze = require("systemd-analyze", "systemd")
+    analyze = require_program("systemd-analyze", "systemd")
     path = tmp_path / "qmq-of-the-page.service"
     program = tmp_path / "qmq"  # systemd wants a path without blanks; pytest's are
     program.symlink_to(Path(sys.executable).with_name("qmq"))

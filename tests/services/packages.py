@@ -1,0 +1,85 @@
+"""Packages of Debian and Ubuntu that tests need: installed by root and apt-get, one at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tests.kit.surroundings import for_packages
+from tests.services.rungs import RungError, is_allowed
+
+RUNG: Final = "apt-get"
+_APT_S_MAX: Final = 600
+_REASON_CHARACTERS: Final = 160
+
+
+def find_or_install(package: str, find: Callable[[], Path | None]) -> Path:
+    """A program or library of this package, as `find` finds it; installed now if it was not before.
+
+    Raises `RungError` where it cannot be had.
+    """
+    if find() is None and is_allowed(RUNG, os.environ):
+        install(package, is_there=lambda: find() is not None)
+    if (found := find()) is None:
+        raise RungError(f"{package} is not installed")
+    return found
+
+
+def install(package: str, *, is_there: Callable[[], bool]) -> None:
+    """Install it, with no service started, unless another worker or run did meanwhile.
+
+    Raises `RungError` where that cannot be.
+    """
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise RungError(f"{package} is not installed, and to install it needs root and apt-get")
+    with _alone():
+        if is_there():
+            return
+        with no_services():
+            for line in (["update"], ["install", "-y", "--no-install-recommends", package]):
+                _apt(line)
+
+
+@contextmanager
+def no_services(policy: Path = Path("/usr/sbin/policy-rc.d")) -> Iterator[None]:
+    """Debian starts a server as soon as it is installed; this file says no, for a while."""
+    if policy.exists():
+        yield
+        return
+    policy.write_text("#!/bin/sh\nexit 101\n")
+    policy.chmod(0o755)
+    try:
+        yield
+    finally:
+        policy.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """The other runs of tests on this machine wait meanwhile."""
+    with (Path(tempfile.gettempdir()) / "qmq-test-apt.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _apt(line: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(
+            ["apt-get", "-q", *line],
+            env=for_packages(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=_APT_S_MAX,
+        )
+    except subprocess.TimeoutExpired:
+        raise RungError(f"apt-get {line[0]} took more than {_APT_S_MAX} s") from None
+    if done.returncode:
+        said = " ".join(done.stderr.split())[-_REASON_CHARACTERS:]
+        raise RungError(f"apt-get {line[0]} failed: {said}")
