@@ -92,6 +92,8 @@ class Outcome:
     delay_ms: int | None = None
     #: Error of a NACK, reason of a REJECT.
     text: str = ""
+    #: Only for NACK; False: no handler began, so it does not become a dead letter by this.
+    was_begun: bool = True
 
 
 ACKED: Final = Outcome(verdict=Verdict.ACK)
@@ -100,6 +102,12 @@ ACKED: Final = Outcome(verdict=Verdict.ACK)
 def given_back(error: str, delay_ms: int | None = None) -> Outcome:
     """A NACK with this reason."""
     return Outcome(verdict=Verdict.NACK, delay_ms=delay_ms, text=error[:ERROR_CHARACTERS_MAX])
+
+
+def given_back_unbegun(error: str) -> Outcome:
+    """A NACK of what no handler began with: at once for others, and never the last attempt."""
+    text = error[:ERROR_CHARACTERS_MAX]
+    return Outcome(verdict=Verdict.NACK, delay_ms=0, text=text, was_begun=False)
 
 
 def rejected(reason: str) -> Outcome:

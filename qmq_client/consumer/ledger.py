@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from qmq_client.consumer.delivery import Outcome, Received, Verdict
 from qmq_client.wire import requests
@@ -191,7 +192,12 @@ def _settlement(token: int, group: _Sorted) -> requests.Settlement:
         token=token,
         acks=tuple(as_ranges(group.acks)),
         nacks=tuple(
-            requests.Nack(range=pulls, delay_ms=outcome.delay_ms, error=outcome.text)
+            requests.Nack(
+                range=pulls,
+                delay_ms=outcome.delay_ms,
+                error=outcome.text,
+                was_begun=UNSET if outcome.was_begun else False,
+            )
             for outcome, numbers in _by_value(group.nacks).items()
             for pulls in as_ranges(numbers)
         ),

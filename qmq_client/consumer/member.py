@@ -25,6 +25,7 @@ from qmq_client.consumer.delivery import (
     Received,
     error_text,
     given_back,
+    given_back_unbegun,
     received_of,
 )
 from qmq_client.consumer.handler import Handler
@@ -217,7 +218,7 @@ class Member:
                 len(left),
                 _STOPPED,
             )
-        return self._work.note(left, given_back(_STOPPED, 0))
+        return self._work.note(left, given_back_unbegun(_STOPPED))
 
     def _receive(self, deliveries: Deliveries, asked_at_s: float) -> None:
         now_s = self._clock.monotonic_s()
@@ -228,7 +229,7 @@ class Member:
         received = received_of(deliveries, lease_ends_at_s)
         self.counters.add("pulled", len(received))
         if received and not self.prefetch.put(received):
-            self._work.note(received, given_back(_STOPPED, 0))
+            self._work.note(received, given_back_unbegun(_STOPPED))
 
     def _finish(self, batch: Sequence[Received]) -> None:
         held = [one for one in batch if not one.is_settled]
@@ -296,7 +297,7 @@ class Member:
             )
         if stuck >= self.options.concurrency and not self.options.at_most_once:
             # Nobody here will begin what waits; others of the group may.
-            self._work.note(self.prefetch.take_waiting(), given_back(_ALL_STUCK, 0))
+            self._work.note(self.prefetch.take_waiting(), given_back_unbegun(_ALL_STUCK))
 
     def _prolong(self, now_s: float) -> None:
         options = self.options

@@ -272,10 +272,8 @@ class MemoryGroup:
 
     def _apply(self, lease: _Lease, outcome: _Outcome, now_ms: int) -> None:
         match outcome:
-            case Nack(delay_ms=None, error=error):
-                self._give_back(lease, now_ms + self._backoff_ms(lease.attempt), error)
-            case Nack(delay_ms=int(delay_ms), error=error):
-                self._give_back(lease, now_ms + delay_ms, error)
+            case Nack():
+                self._on_nack(lease, outcome, now_ms)
             case Reject(reason=reason):
                 self._bury(lease.sequence, lease.attempt, REJECTED, reason)
             case Extend(lease_ms=lease_ms):
@@ -283,6 +281,13 @@ class MemoryGroup:
             case _:
                 self.acked.add(lease.sequence)
                 self._attempts.pop(lease.sequence, None)
+
+    def _on_nack(self, lease: _Lease, nack: Nack, now_ms: int) -> None:
+        wait_ms = self._backoff_ms(lease.attempt) if nack.delay_ms is None else nack.delay_ms
+        if nack.was_begun is False:
+            heapq.heappush(self._waiting, (now_ms + wait_ms, lease.sequence))
+        else:
+            self._give_back(lease, now_ms + wait_ms, nack.error)
 
     def _give_back(self, lease: _Lease, due_ms: int, error: str) -> None:
         if lease.attempt >= self.max_attempts:

@@ -220,6 +220,21 @@ def test_a_nack_with_a_delay_holds_the_message_back(transport: Transport, subjec
     assert [(one.sequence, one.attempt) for one in again.messages] == [(0, 2)]
 
 
+@pytest.mark.parametrize("delay_ms", [0, None])
+def test_C4_a_message_that_no_handler_began_with_comes_again_after_its_last_attempt(
+    transport: Transport, subject: str, delay_ms: int | None
+) -> None:
+    transport.send(frame_of(subject, b"a"))
+    backoff = Backoff(first_ms=1, max_ms=1)
+    got = pull(transport, subject, wait_ms=WAIT_MS, max_attempts=1, backoff=backoff)
+    unbegun = Nack(range=span(got), delay_ms=delay_ms, error="stopped", was_begun=False)
+    settle(transport, subject, Settlement(token=got.head.token, nacks=(unbegun,)))
+    again = pull(transport, subject, wait_ms=WAIT_MS, max_attempts=1)
+    assert [(one.sequence, one.attempt) for one in again.messages] == [(0, 2)]
+    settle(transport, subject, nacks(again, delay_ms=0))
+    assert pull(transport, subject, max_attempts=1).messages == ()
+
+
 def test_C6_a_message_that_fails_holds_up_nobody(transport: Transport, subject: str) -> None:
     transport.send(frame_of(subject, b"bad", b"good"))
     got = pull(transport, subject, max_messages=1, wait_ms=WAIT_MS)

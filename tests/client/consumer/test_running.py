@@ -13,7 +13,7 @@ import pytest
 from qmq_client.consumer import Consumers, consumer
 from qmq_client.errors import BrokerUnreachableError, ConfigurationError
 from qmq_client.message import Message
-from qmq_client.testing import MemoryBroker, MemoryTransport
+from qmq_client.testing import MemoryBroker, MemoryTransport, drain
 from qmq_client.wire.deliveries import Deliveries
 from qmq_client.wire.requests import PullRequest, SettleAnswer, SettleRequest
 from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S
@@ -118,6 +118,20 @@ def test_C8_what_was_pulled_and_not_begun_is_given_back_at_once(broker: MemoryBr
     assert broker.in_flight(SUBJECT, GROUP) == 0
     again = broker.pull(PullRequest(subject=SUBJECT, group=GROUP, consumer="other"))
     assert len(again.messages) == 5
+
+
+def test_C8_a_stop_makes_no_dead_letter_of_what_was_not_begun(broker: MemoryBroker) -> None:
+    @consumer(SUBJECT, group=GROUP, batch_size=5, max_attempts=1)
+    def handler(bodies: list[int]) -> None: ...
+
+    put(broker, *range(5))
+    consumers = Consumers([handler], MemoryTransport(broker))
+    consumers.members[0].pull_once(is_blocking=False)
+    consumers.members[0].stop()
+    consumers.members[0].settle_once()
+    assert broker.dead_letters(SUBJECT, GROUP) == []
+    report = drain(Consumers([handler], MemoryTransport(broker)))
+    assert (report.handled, broker.lag(SUBJECT, GROUP)) == (5, 0)
 
 
 class GateTransport(MemoryTransport):

@@ -18,7 +18,7 @@ from qmq_broker.service.delivery.leases import Lease
 from qmq_broker.service.delivery.redelivery import Backoff
 from qmq_broker.service.delivery.spans import RangeSet
 from qmq_broker.storage.logs.actions import Acked, Action, Dead, Expired, Extended, Nacked
-from qmq_client.wire.requests import Settlement
+from qmq_client.wire.requests import Nack, Settlement
 
 #: Characters of a consumer's error text that are kept: enough for type, message and place.
 ERROR_CHARACTERS_MAX: Final = 500
@@ -63,7 +63,7 @@ def plan_settlements(
             )
         plan.ack(settlement.acks)
         for nack in settlement.nacks:
-            plan.nack(nack.range, nack.delay_ms, nack.error)
+            plan.nack(nack)
         for reject in settlement.rejects:
             plan.reject(reject.range, reject.reason)
         for extend in settlement.extends:
@@ -120,14 +120,15 @@ class _Plan:
                 self._decided.add(lease.first, lease.next)
             self._outcome.actions += [Acked(*self._where(*part)) for part in held]
 
-    def nack(self, given: tuple[int, int], delay_ms: int | None, error: str) -> None:
-        error = shorten_error(error)
+    def nack(self, nack: Nack) -> None:
+        error = shorten_error(nack.error)
         terms = self._terms
-        for lease in self._held(*given):
-            wait_ms = delay_ms
+        for lease in self._held(*nack.range):
+            wait_ms = nack.delay_ms
             if wait_ms is None:
                 wait_ms = terms.backoff.delay_ms(lease.attempt, terms.draw())
-            is_last = lease.attempt >= self._state.max_attempts
+            # What no handler began with was not tried: it comes once more than it may otherwise.
+            is_last = nack.was_begun is not False and lease.attempt >= self._state.max_attempts
             if is_last:
                 self._bury(lease, ATTEMPTS_USED_UP, error)
             self._give_back(lease, NO_RETRY if is_last else terms.now_ms + wait_ms, error)
