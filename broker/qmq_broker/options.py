@@ -1,7 +1,7 @@
 """The settings of a broker, validated once when they are made.
 
 Sizes of files are part of the data directory's format: they are chosen when it is made and refused
-when they differ later (see `storage/files/format_file.py`).
+when they are said otherwise later (see `storage/files/format_file.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ GIB: Final = 1024 * MIB
 MINUTE_MS: Final = 60_000
 #: Frames and segments begin at multiples of eight; pages of the disk should not be shared.
 SEGMENT_MULTIPLE_BYTES: Final = 512
+#: Length of a commit log segment in a directory for which none was said.
+SEGMENT_BYTES: Final = GIB
 #: Segments are given up whole: longer ones would go in steps of a disk.
 SEGMENT_BYTES_MAX: Final = 64 * GIB
 #: What is younger may still be on its way to a consumer that pulls at once; a century is for ever.
@@ -41,8 +43,9 @@ def _check_range(options: object, field: str, lowest: int, highest: int) -> None
 class StoreOptions:
     """How a data directory is laid out and how much of it is kept ready."""
 
-    #: Length of a commit log segment; its files are named by multiples of it.
-    segment_bytes: int = GIB
+    #: Length of a commit log segment; its files are named by multiples of it. 0 for the one that the
+    #: directory was made with, `SEGMENT_BYTES` for a new one.
+    segment_bytes: int = 0
     #: The same for the action log.
     action_segment_bytes: int = 64 * MIB
     #: Space of a segment is taken in steps of this, so that an idle broker stays small.
@@ -84,7 +87,8 @@ class StoreOptions:
     open_files: int = 256
 
     def __post_init__(self) -> None:
-        _check_range(self, "segment_bytes", 1 * KIB, SEGMENT_BYTES_MAX)
+        if self.segment_bytes:
+            _check_range(self, "segment_bytes", 1 * KIB, SEGMENT_BYTES_MAX)
         _check_range(self, "action_segment_bytes", 1 * KIB, 64 * GIB)
         _check_range(self, "growth_bytes", SEGMENT_MULTIPLE_BYTES, GIB)
         _check_range(self, "queue_entries_per_file", 1, 100_000_000)
@@ -154,7 +158,7 @@ class ServeOptions:
         _check_range(self, "port", 0, 65_535)
         _check_range(self, "drain_ms", 0, 3_600_000)
         room_bytes = room_for_a_frame_bytes(self.limits)
-        if self.store.segment_bytes < room_bytes:
+        if 0 < self.store.segment_bytes < room_bytes:
             raise ValueError(
                 f"segment_bytes: {self.store.segment_bytes}; a frame of "
                 f"{self.limits.frame_bytes} bytes needs segments of at least {room_bytes}"

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from qmq_broker.options import StoreOptions
+from qmq_broker.options import SEGMENT_BYTES, StoreOptions
 from qmq_broker.service.delivery import snapshot
 from qmq_broker.storage import recovery
 from qmq_broker.storage.files import checkpoint, format_file, retained, snapshots
@@ -131,8 +131,7 @@ def test_the_worked_example_of_a_small_file_is_the_golden_file() -> None:
 
 
 def test_the_lengths_of_segments_on_the_page_are_the_defaults() -> None:
-    options = StoreOptions()
-    assert (options.segment_bytes, options.action_segment_bytes) == (2**30, 64 * 2**20)
+    assert (SEGMENT_BYTES, StoreOptions().action_segment_bytes) == (2**30, 64 * 2**20)
     assert "(1 GiB for the commit\nlog, 64 MiB for the action log)" in read_page("segment.md")
 
 

@@ -41,8 +41,10 @@ from qmq_broker.options import ServeOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
 from qmq_broker.service.serving import Serving
 from qmq_broker.storage.files.disk import Disk, OsDisk
+from qmq_broker.storage.files.format_file import check_format
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
+from qmq_broker.storage.upkeep.quarantine_report import QuarantineReport
 from qmq_client.wire.blocks import learn_block_size
 from qmq_client.wire.message_id import instance_of
 
@@ -82,8 +84,9 @@ def serve(
         try:
             there = disk or OsDisk(options.directory)
             if options.is_quarantining:
+                check_format(there, options.store)  # before anything is given up
                 for report in quarantine_damage(there, clock):
-                    log_event(_LOG, logging.ERROR, "quarantined", **msgspec.to_builtins(report))
+                    _tell_quarantined(report)
             store = Store.open(there, clock, options.store)
         except StoreError as error:
             return _not_opened(error)
@@ -95,6 +98,15 @@ def serve(
         process = _Process(options, store, clock, settings, bounds, entrance)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(process.run(listener))
+
+
+def _tell_quarantined(report: QuarantineReport) -> None:
+    lost = [
+        f"{run.subject} {run.first_sequence} to {run.first_sequence + run.count - 1}"
+        for run in report.lost
+    ]
+    told = msgspec.to_builtins(report) | {"lost": ", ".join(lost) or "nothing"}
+    log_event(_LOG, logging.ERROR, "quarantined", **told)
 
 
 class _Process:

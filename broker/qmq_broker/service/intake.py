@@ -97,8 +97,9 @@ class Intake:
         room_bytes = self._store.free_bytes() - self._reserve_bytes
         if room_bytes < request_bytes:
             raise DiskFullError(
-                f"{room_bytes} bytes above the reserve of {self._reserve_bytes}: "
-                "free disk space or lower the reserve"
+                f"{max(0, room_bytes)} bytes are free above the reserve of "
+                f"{self._reserve_bytes}; {request_bytes} are needed. "
+                "Make room on the disk, or lower the reserve."
             )
         self._known_room_bytes = min(room_bytes, FREE_SPACE_CHECK_BYTES) - request_bytes
 

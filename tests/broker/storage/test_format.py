@@ -81,6 +81,16 @@ def test_B13_another_size_of_files_is_refused_and_named(
     assert error.found == str(getattr(OPTIONS, setting))
 
 
+def test_a_directory_keeps_its_length_of_segments_where_none_is_said(root: Path) -> None:
+    before = (root / layout.FORMAT).read_bytes()
+    store = Store.open(OsDisk(str(root)), FakeClock(), replace(OPTIONS, segment_bytes=0))
+    store.append([make_frame(MessageIds(7), {"orders": [10, 20]})])
+    store.sync()
+    store.close()
+    assert (root / layout.FORMAT).read_bytes() == before
+    Store.open(OsDisk(str(root)), FakeClock(), OPTIONS).close()
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"{}", b"\xff" * 100, b'{"version":"1"}', b'{"version":1}', b"[1]"]
 )

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.face.exit_codes import ExitCode
+from qmq_broker.options import SEGMENT_BYTES
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.logs.lost import LOST_FRAME_BYTES_MAX, LostRun, lost_frames
@@ -257,14 +258,24 @@ def test_B4_a_group_gets_everything_but_what_is_lost_and_that_is_counted(tmp_pat
 
 def test_B4_the_broker_starts_on_damaged_data_only_with_the_option(tmp_path: Path) -> None:
     rig = _damaged_rig(tmp_path)
-    options = ("--segment-bytes", str(rig.store._options.segment_bytes))
-    assert BrokerProcess(rig.directory, *options).run_to_end() == ExitCode.CORRUPTION
-    with BrokerProcess(rig.directory, *options, "--quarantine") as process:
+    assert BrokerProcess(rig.directory).run_to_end() == ExitCode.CORRUPTION
+    with BrokerProcess(rig.directory, "--quarantine") as process:
         assert process.log.count("quarantined") == 3
+        assert f'lost="{SUBJECT} 1 to 1"' in process.log
         words = ["tail", SUBJECT, "--first", "0", "-n", "2", "--broker", process.url]
         shown = CliRunner().invoke(root, words)
         assert [line.split()[0] for line in shown.stdout.splitlines()] == ["0", "2"]
         assert shown.stderr == "gone: 1 of the messages 0 to 2\n"
         assert process.stop() == ExitCode.OK
-    with BrokerProcess(rig.directory, *options) as process:
+    with BrokerProcess(rig.directory) as process:
         assert process.stop() == ExitCode.OK
+
+
+def test_B13_a_broker_that_is_refused_has_given_up_nothing(tmp_path: Path) -> None:
+    rig = _damaged_rig(tmp_path)
+    before = {path: path.read_bytes() for path in rig.directory.rglob("*") if path.is_file()}
+    other = ("--segment-bytes", str(SEGMENT_BYTES), "--quarantine")
+    assert BrokerProcess(rig.directory, *other).run_to_end() == ExitCode.DIRECTORY
+    assert {
+        path: path.read_bytes() for path in rig.directory.rglob("*") if path.is_file()
+    } == before

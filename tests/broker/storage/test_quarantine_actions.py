@@ -173,8 +173,7 @@ def test_B4_consumers_get_again_what_was_settled_behind_the_damage(tmp_path: Pat
     path.write_bytes(content)
     with pytest.raises(CorruptionError):
         rig.start()
-    options = ("--segment-bytes", str(rig.store._options.segment_bytes))
-    assert BrokerProcess(rig.directory, *options).run_to_end() == ExitCode.CORRUPTION
+    assert BrokerProcess(rig.directory).run_to_end() == ExitCode.CORRUPTION
     disk = OsDisk(str(rig.directory))
     (report,) = quarantine_damage(disk, rig.clock)
     assert report.first_offset == offsets[0]

@@ -19,6 +19,7 @@ from qmq_broker.face.commands.token import token
 from qmq_broker.options import (
     RETAIN_MS_MAX,
     RETAIN_MS_MIN,
+    SEGMENT_BYTES,
     SEGMENT_BYTES_MAX,
     SEGMENT_MULTIPLE_BYTES,
     ServeOptions,
@@ -115,7 +116,8 @@ def broker() -> None:
     "--segment-bytes",
     type=int,
     callback=_check_segment_bytes,
-    help=f"Length of a commit log segment: {_SEGMENT_RULE}; fixed when the directory is made.",
+    help=f"Length of a commit log segment of a new directory: {_SEGMENT_RULE}; {SEGMENT_BYTES} by "
+    "default. An old one keeps its own.",
 )
 @click.option("--reserve-bytes", type=int, help="Free disk space below which messages are refused.")
 @click.option(

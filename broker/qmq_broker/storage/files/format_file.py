@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from qmq_broker.errors import CorruptionError, UnknownFormatError
-from qmq_broker.options import StoreOptions
+from qmq_broker.options import SEGMENT_BYTES, StoreOptions
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
@@ -29,7 +29,9 @@ _OURS: Final = frozenset(
     | set(layout.CHECKPOINTS)
 )
 #: Of the lengths that a directory has for good, those that the command line can say.
-_OPTIONS: Final = {"segment_bytes": "--segment-bytes"}
+_REMEDIES: Final = {
+    "segment_bytes": "Leave --segment-bytes out, or give it with an empty directory."
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,20 +63,26 @@ def open_format(disk: Disk, options: StoreOptions) -> Format:
 
     Raises `UnknownFormatError` or `CorruptionError`, having touched nothing.
     """
-    data = read_file(disk, layout.FORMAT)
-    if data is None:
-        return _make(disk, options)
-    written = _parse(data)
+    format_ = check_format(disk, options)
+    return _make(disk, options) if format_ is None else format_
+
+
+def check_format(disk: Disk, options: StoreOptions) -> Format | None:
+    """The directory's format when it fits these options; None for a directory without one.
+
+    Raises `UnknownFormatError` or `CorruptionError`. Changes nothing.
+    """
+    format_ = read_format(disk)
+    if format_ is None:
+        return None
     for setting in ("segment_bytes", "action_segment_bytes", "queue_entries_per_file"):
-        found, known = getattr(written, setting), getattr(options, setting)
-        if found != known:
-            remedy = (
-                f"Start with {_OPTIONS.get(setting, setting)} {found}, or with an empty directory."
-            )
+        found, wanted = getattr(format_, setting), getattr(options, setting)
+        if wanted and found != wanted:
+            remedy = _REMEDIES.get(setting, f"Start with {setting} {found}.")
             raise UnknownFormatError(
-                setting=setting, found=str(found), known=str(known), remedy=remedy
+                setting=setting, found=str(found), known=str(wanted), remedy=remedy
             )
-    return _format(written)
+    return format_
 
 
 def read_format(disk: Disk) -> Format | None:
@@ -99,7 +107,7 @@ def _make(disk: Disk, options: StoreOptions) -> Format:
         version=FORMAT_VERSION,
         checksum=CHECKSUM,
         store_id=secrets.token_hex(STORE_ID_BYTES),
-        segment_bytes=options.segment_bytes,
+        segment_bytes=options.segment_bytes or SEGMENT_BYTES,
         action_segment_bytes=options.action_segment_bytes,
         queue_entries_per_file=options.queue_entries_per_file,
     )
