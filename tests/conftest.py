@@ -21,6 +21,7 @@ from tests.kit.parsing import parse_undisturbed
 from tests.kit.surroundings import quieten
 from tests.services.databases import KINDS, Database, Databases
 from tests.services.ladder import ServiceMissingError
+from tests.services.orphans import end_with_this_process
 from tests.services.packages import find_or_install
 from tests.services.private import PrivateServer
 from tests.services.rungs import RungError
@@ -134,6 +135,11 @@ def give_up(reason: str, environment: Mapping[str, str]) -> NoReturn:
     if environment.get("CI"):
         pytest.fail(f"{reason} (CI is set: a test may not be skipped for this)", pytrace=False)
     pytest.skip(reason)
+
+
+def pytest_configure() -> None:
+    """Brokers, consumers and watchdogs of a worker that is killed go with it."""
+    end_with_this_process()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+#: Tells in a process's environment which process of the tests it is to end with; see `orphans.py`.
+MARK = "STARTED_BY_QMQ_TESTS"
 
 
 def command_line(command: list[str], *, user: str | None, is_detached: bool) -> list[str]:
@@ -55,6 +57,7 @@ def _detach() -> None:
         print(number, flush=True)
         os._exit(0)
     os.setsid()
+    os.environ.pop(MARK, None)
     quiet = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):
         os.dup2(quiet, stream)
