@@ -24,7 +24,13 @@ from tests.simulation.plan import GroupPlan
 class HandOuts:
     """Judges each hand-out when it is made, and pauses over the lives of the broker."""
 
-    def __init__(self, host: BrokerHost, groups: Sequence[GroupPlan]) -> None:
+    def __init__(
+        self,
+        host: BrokerHost,
+        groups: Sequence[GroupPlan],
+        unbegun: Counter[tuple[str, str]],
+    ) -> None:
+        """`unbegun`: how often each group had a message back that no handler began with."""
         #: What was found wrong, in sentences.
         self.faults: list[str] = []
         #: How often each message was handed out to each group.
@@ -32,6 +38,7 @@ class HandOuts:
         #: When each message was handed out in the last attempt of its group, for the first time.
         self.last_given_ns: dict[tuple[str, str], int] = {}
         self._host = host
+        self._unbegun = unbegun
         self._groups = {group.name: group for group in groups}
         #: Paused groups, with the offset of the action log behind which that is known.
         self._paused: dict[str, int] = {}
@@ -64,8 +71,9 @@ class HandOuts:
                 self.faults.append(f"D1: {where} {early_ms} ms before its time")
             if record.expires_at_ms is not None and record.expires_at_ms <= now_ms:
                 self.faults.append(f"TTL: {where} after it had expired")
-            if attempt > group.max_attempts:
-                self.faults.append(f"C4: {where} in attempt {attempt} of {group.max_attempts}")
+            attempts_max = group.max_attempts + self._unbegun[group.name, message_id]
+            if attempt > attempts_max:
+                self.faults.append(f"C4: {where} in attempt {attempt} of {attempts_max}")
             if group.name in self._paused:
                 self.faults.append(f"pause: {where}, which is paused")
 

@@ -38,7 +38,7 @@ class World:
         self.played = Played(self.scheduler, self.rows.on_change)
         self.host = BrokerHost(self.scheduler, plan)
         self.shelf = Shelf()
-        self.handouts = HandOuts(self.host, plan.groups)
+        self.handouts = HandOuts(self.host, plan.groups, self.ears.unbegun)
         self.network = Network(self.scheduler, self._on_hand_out, self._on_replay)
         self.machines: list[Machine] = []
         #: Transactions of handlers and of applications, whose truth is asked for at the end.
