@@ -163,6 +163,17 @@ def test_a_token_is_written_into_a_new_file_that_nobody_else_reads(tmp_path: Pat
     assert len(read_tokens(str(path)).tokens) == 1, "no token that nobody has"
 
 
+def test_a_token_that_does_not_count_leaves_no_file_behind(tmp_path: Path) -> None:
+    path, out = tmp_path / "tokens.json", tmp_path / "shop.token"
+    path.write_text("{")
+    words = ["add", "shop", "--tokens", str(path), "--role", "producer", "--out", str(out)]
+    exit_code, said = run(*words)
+    assert (exit_code, out.exists()) == (1, False)
+    assert "Restore it from a copy" in said
+    path.unlink()
+    assert run(*words)[0] == 0
+
+
 def test_a_token_may_end_by_itself(tmp_path: Path) -> None:
     tokens = str(tmp_path / "t.json")
     run_token("add", "guest", "--tokens", tokens, "--role", "consumer", "--days", "1")
@@ -179,7 +190,7 @@ def test_a_token_may_end_by_itself(tmp_path: Path) -> None:
         (["add", "a\nb", "--role", "admin"], 2, "63"),
         (["add", "a" * 64, "--role", "admin"], 2, "63"),
         (["add", "a", "--role", "admin", "--days", "0"], 2, "days"),
-        (["list"], 1, "No such file"),
+        (["list"], 1, "there is none. Make it with"),
         (["revoke", "0123456789abcdef"], 1, "no token with id"),
     ],
 )

@@ -8,7 +8,8 @@ from qmq_broker.options import MIB, ServeOptions, StoreOptions
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("segment_bytes", 0),
+        ("segment_bytes", -512),
+        ("segment_bytes", 512),
         ("segment_bytes", 1000),
         ("segment_bytes", 2**60),
         ("growth_bytes", 100),

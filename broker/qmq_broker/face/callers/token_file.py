@@ -29,6 +29,7 @@ from qmq_client.wire.errors import QmqError
 _LOG: Final = logging.getLogger(__name__)
 _LOCK_SUFFIX: Final = ".lock"
 _DRAFT_SUFFIX: Final = ".draft"
+_RESTORE: Final = "Restore it from a copy, or name a new file to `qmq broker token add`."
 
 
 class TokenFileError(QmqError):
@@ -36,10 +37,8 @@ class TokenFileError(QmqError):
 
     code = "tokens_file"
 
-    def __init__(self, *, path: str, reason: str) -> None:
-        super().__init__(
-            f"tokens file {path}: {reason}. Make it with `qmq broker token add --tokens {path}`."
-        )
+    def __init__(self, *, path: str, reason: str, remedy: str = _RESTORE) -> None:
+        super().__init__(f"tokens file {path}: {reason}. {remedy}")
         self.path = path
         self.reason = reason
 
@@ -82,6 +81,9 @@ def read_tokens(path: str) -> TokenList:
     """What the file says; raises `TokenFileError`."""
     try:
         return decode_tokens(read_bounded(path, FILE_BYTES_MAX))
+    except FileNotFoundError as error:
+        remedy = f"Make it with `qmq broker token add --tokens {path}`."
+        raise TokenFileError(path=path, reason="there is none", remedy=remedy) from error
     except OSError as error:
         raise TokenFileError(path=path, reason=error.strerror or str(error)) from error
     except ValueError as error:
@@ -111,7 +113,9 @@ def _alone(disk: OsDisk, name: str, path: str) -> Iterator[None]:
     try:
         lock = disk.lock(name + _LOCK_SUFFIX, f"pid {os.getpid()}")
     except LockedError as error:
-        raise TokenFileError(path=path, reason="another command changes it now") from error
+        remedy = "Run this one again when that has ended."
+        reason = "another command changes it now"
+        raise TokenFileError(path=path, reason=reason, remedy=remedy) from error
     try:
         yield
     finally:

@@ -6,7 +6,10 @@ No broker has to run; one that does reads the file again within a second.
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -106,9 +109,8 @@ def add(
     except msgspec.ValidationError as error:
         rule = "NAME: use 1 to 63 characters of A-Z a-z 0-9 _ . @ -"
         raise click.UsageError(rule if "$.name" in str(error) else str(error)) from error
-    if out is not None:
-        _write_secret(out, text)
-    _change(path, lambda listed: _with(listed, entry))
+    with _secret_written(out, text):
+        _change(path, lambda listed: _with(listed, entry))
     is_shown = not certificate and out is None
     if as_json:
         click.echo(json.dumps({"id": token_id, "name": name, "token": text if is_shown else None}))
@@ -178,8 +180,21 @@ def _change(path: str, change: Any) -> None:
         _fail(error)
 
 
+@contextmanager
+def _secret_written(path: str | None, text: str) -> Iterator[None]:
+    """Before the token counts, as one that nobody has would be of no use; gone when it does not."""
+    if path is None:
+        yield
+        return
+    _write_secret(path, text)
+    try:
+        yield
+    except (click.ClickException, SystemExit):
+        os.unlink(path)
+        raise
+
+
 def _write_secret(path: str, text: str) -> None:
-    """Before the token counts: one that nobody has would be of no use."""
     try:
         write_new(path, f"{text}\n".encode())
     except OSError as error:
