@@ -12,14 +12,20 @@
     │   │   └── FilesFullError    no more files may be open; raise the limit of the process
     │   ├── DiskError             the operating system refused a call on a file
     │   ├── PoisonedError         a write or sync failed; only a restart helps
-    │   └── ClosedError           the store was closed
-    └── ServiceError              a request that was understood and is refused
-        ├── BusyError             come back after `retry_after_s`
-        ├── UnavailableError      the broker does not do this in its present state
-        ├── NotFoundError         what the request names is not there
-        ├── ConflictError         a message id stored before with other content
-        ├── GroupConflictError    a pull that says something else than its group keeps
-        └── InvalidRecordError    one record of the request is damaged; names its message
+    │   ├── ClosedError           the store was closed
+    │   └── HeldError             a damaged file may hide the message (service/delay/query.py)
+    ├── ServiceError              a request that was understood and is refused
+    │   ├── BusyError             come back after `retry_after_s`
+    │   ├── UnavailableError      the broker does not do this in its present state
+    │   ├── NotFoundError         what the request names is not there
+    │   ├── ConflictError         a message id stored before with other content
+    │   ├── GroupConflictError    a pull that says something else than its group keeps
+    │   └── InvalidRecordError    one record of the request is damaged; names its message
+    ├── RequestRefusedError       refused before its content was looked at (face/answers.py)
+    ├── TokenFileError            the tokens cannot be used (face/callers/token_file.py)
+    └── TlsError                  a certificate or key cannot be used (face/callers/tls.py)
+
+What only one module raises, and nobody below it knows, is defined there and drawn here.
 
 Foreign exceptions (`OSError`) are translated at one door, `storage/files/disk_errors.py`.
 """

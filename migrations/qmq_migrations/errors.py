@@ -1,4 +1,16 @@
-"""What can go wrong in a migration. This package knows no other of the house, nor its errors."""
+"""What can go wrong in a migration. This package knows no other of the house, nor its errors.
+
+::
+
+    MigrationError               the database is as it was, or as the last whole step made it
+    ├── UnknownRevisionError     a newer version of the product migrated it; upgrade the product
+    ├── NoRevisionError          the revision that was named does not exist
+    ├── OtherHistoryError        somebody else's Alembic history most likely made our tables
+    ├── TablesGoneError          tables of the noted revision are not there
+    ├── SchemaMissingError       the schema for the tables is not there
+    ├── MigrationBusyError       another process migrates it now; run again later
+    └── NoLockError              nothing keeps two migrations of such a database apart
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@
         ├── ChecksumError        whole in shape, but altered
         └── UnknownVersionError  written by another version of this product
 
-Higher floors add their own branches (`qmq_client.errors`, `qmq_broker.errors`).
+Higher floors add their own branches: `qmq_client.errors`, `qmq_broker.errors`, `qmq_pipeline.errors`.
 """
 
 from __future__ import annotations
