@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Self
 from weakref import WeakSet
@@ -180,7 +181,8 @@ class Producer:
         A message sent in this transaction can always be withdrawn. One from an earlier transaction
         can be only while no process may be sending it: after a failed attempt, while it is parked, or
         when the process that sent it has died. `UNKNOWN` if it was sent, is being sent, or never was.
-        Like any other change, the withdrawal is undone by a rollback.
+        Like any other change, the withdrawal is undone by a rollback. The broker is not asked: it may
+        have the message from an attempt whose answer was lost; `cancel_now` withdraws it there too.
 
         Without an open transaction this is `cancel_now`.
         """
@@ -191,17 +193,20 @@ class Producer:
         return Cancellation.CANCELLED if was_there else Cancellation.UNKNOWN
 
     def cancel_now(self, message_id: str) -> Cancellation:
-        """Withdraw a message from the outbox or, if it is delayed, from the broker.
+        """Withdraw a message from the outbox and, if it is delayed, from the broker.
 
         The result is true when the message will never be delivered; otherwise it says why not. It is
         also `UNKNOWN` while the message is on its way from one to the other: ask again. Raises
-        `TransportError`.
+        `TransportError`: then it will not be sent any more if nobody was sending it, but the broker may
+        have it from an attempt whose answer was lost. Ask again then, too.
         """
-        with self.engine.connect() as connection:
-            connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
-            if self._cancel_alone(connection, message_id):
-                return Cancellation.CANCELLED
-        return cancel_at_broker(self._transport, message_id)
+        with self._own_connection() as connection:
+            was_there = self._cancel_alone(connection, message_id)
+        outcome = cancel_at_broker(self._transport, message_id, is_withdrawn=was_there)
+        if outcome and not was_there:
+            with self._own_connection() as connection:
+                self._cancel_alone(connection, message_id, is_at_broker=True)
+        return outcome
 
     async def cancel_async(
         self, message_id: str, *, session: AnyAsyncSession | None = None
@@ -218,13 +223,13 @@ class Producer:
     async def _cancel_now_async(self, message_id: str) -> Cancellation:
         if not self.engine.dialect.is_async:
             return await asyncio.to_thread(self.cancel_now, message_id)
-        from sqlalchemy.ext.asyncio import AsyncEngine
-
-        async with AsyncEngine(self.engine).connect() as connection:
-            await connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
-            if await connection.run_sync(self._cancel_alone, message_id):
-                return Cancellation.CANCELLED
-        return await asyncio.to_thread(cancel_at_broker, self._transport, message_id)
+        was_there = await self._cancel_alone_async(message_id)
+        outcome = await asyncio.to_thread(
+            cancel_at_broker, self._transport, message_id, is_withdrawn=was_there
+        )
+        if outcome and not was_there:
+            await self._cancel_alone_async(message_id, is_at_broker=True)
+        return outcome
 
     def receipt(self, message_id: str, *, session: AnySession | None = None) -> Receipt:
         """A receipt for a message sent in the open transaction; ask for it before the commit.
@@ -344,9 +349,27 @@ class Producer:
         with connection.begin():
             return self.send_many(messages, session=connection)
 
-    def _cancel_alone(self, connection: sa.Connection, message_id: str) -> bool:
+    @contextmanager
+    def _own_connection(self) -> Iterator[sa.Connection]:
+        with self.engine.connect() as connection:
+            connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
+            yield connection
+
+    def _cancel_alone(
+        self, connection: sa.Connection, message_id: str, is_at_broker: bool = False
+    ) -> bool:
+        wanted = parse_message_id(message_id)
         with connection.begin():
-            return bool(self.cancel(message_id, session=connection))
+            return join_to_cancel(
+                connection, self.engine, self._outlet, wanted, is_at_broker=is_at_broker
+            )
+
+    async def _cancel_alone_async(self, message_id: str, is_at_broker: bool = False) -> bool:
+        from sqlalchemy.ext.asyncio import AsyncEngine
+
+        async with AsyncEngine(self.engine).connect() as connection:
+            await connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
+            return await connection.run_sync(self._cancel_alone, message_id, is_at_broker)
 
     def _make_row(self, message: Message, now_ms: int) -> OutboxRow:
         record = message_to_record(

@@ -17,8 +17,17 @@ class Cancelling(Protocol):
         ...
 
 
-def cancel_at_broker(transport: Transport, message_id: str) -> Cancellation:
-    """Take one message back; raises `TransportError`. Unknown to a broker that keeps none."""
-    if not isinstance(transport, Cancelling):
-        return Cancellation.UNKNOWN
-    return transport.cancel((message_id,))[0]
+def cancel_at_broker(
+    transport: Transport, message_id: str, *, is_withdrawn: bool = False
+) -> Cancellation:
+    """Take one message back; raises `TransportError`. Unknown to a broker that keeps none.
+
+    `is_withdrawn`: it was in the outbox and is not any more. An attempt before may have brought it to
+    the broker, and only the answer was lost; one that is unknown there as well is cancelled.
+    """
+    outcome = Cancellation.UNKNOWN
+    if isinstance(transport, Cancelling):
+        outcome = transport.cancel((message_id,))[0]
+    if is_withdrawn and outcome is Cancellation.UNKNOWN:
+        return Cancellation.CANCELLED
+    return outcome

@@ -10,17 +10,20 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from qmq_client.errors import ConfigurationError, InvalidMessageError
+from qmq_client.errors import ConfigurationError, InvalidMessageError, TransportError
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
+from qmq_client.outbox.row import BatchOutcome, FailedRow
 from qmq_client.outbox.table import LIVE, SENT
 from qmq_client.producer import Producer
 from qmq_client.publishing.stats import Flushed
 from qmq_client.transactional import transaction
 from qmq_client.wire.delayed import Cancellation
-from tests.client.publishing import sweep
+from tests.client.publishing import WATCHDOG, sweep
 from tests.client.world import OUTBOX, SUBJECT, World, a_world
 from tests.services.databases import Database
+
+HOUR_S = 3_600
 
 
 @pytest.fixture
@@ -87,6 +90,56 @@ def test_a_cancelling_outside_a_transaction_has_one_of_its_own(world: World) -> 
     assert world.producer.cancel(message_id) is Cancellation.CANCELLED
     assert world.producer.cancel(message_id) is Cancellation.UNKNOWN
     assert (world.sent(), world.stored_ids()) == ([], set())
+
+
+def stored_but_not_told(world: World, **fields: Any) -> str:
+    """A message that the broker has, while the outbox does not know it: the answer was lost."""
+    world.broker.faults.lost_answers = 1
+    message_id = world.producer.send_now(Message(SUBJECT, "x", **fields))
+    assert world.producer.flush().left == 1
+    return message_id
+
+
+def test_D4_a_message_whose_answer_was_lost_is_cancelled_in_the_outbox_and_at_the_broker(
+    world: World,
+) -> None:
+    message_id = stored_but_not_told(world, delay=HOUR_S)
+    assert world.producer.cancel(message_id) is Cancellation.CANCELLED
+    assert world.stored_ids() == set()
+    world.clock.advance(2 * HOUR_S * 1000)
+    assert world.sent() == []
+
+
+def test_D4_it_is_said_when_the_broker_has_delivered_what_is_still_in_the_outbox(
+    world: World,
+) -> None:
+    message_id = stored_but_not_told(world)
+    assert world.producer.cancel(message_id) is Cancellation.TOO_LATE
+    assert (world.sent(), world.stored_ids()) == (["x"], set())
+
+
+def test_D4_O3_what_is_cancelled_at_the_broker_is_not_sent_again_by_whoever_has_its_row(
+    world: World,
+) -> None:
+    message_id = stored_but_not_told(world, delay=HOUR_S)
+    world.make_due()
+    (row,) = world.store.claim(token=WATCHDOG, limit=10, lease_ms=60_000)
+    assert world.producer.cancel(message_id) is Cancellation.CANCELLED
+    assert world.stored_ids() == set()
+    outcome = BatchOutcome(failed=(FailedRow(message_id=row.message_id, error="x", delay_ms=0),))
+    assert world.store.settle(outcome, token=WATCHDOG) == 0
+
+
+def test_D4_without_the_brokers_word_nothing_is_called_cancelled_and_nothing_is_sent_any_more(
+    world: World,
+) -> None:
+    message_id = stored_but_not_told(world, delay=HOUR_S)
+    world.broker.faults.is_unreachable = True
+    with pytest.raises(TransportError):
+        world.producer.cancel(message_id)
+    assert world.stored_ids() == set()
+    world.broker.faults.is_unreachable = False
+    assert world.producer.cancel(message_id) is Cancellation.CANCELLED
 
 
 def test_a_cancelling_needs_an_id(world: World) -> None:

@@ -19,8 +19,9 @@ from qmq_client.publishing.receipts import Fate
 from qmq_client.request_headers import request_headers
 from qmq_client.testing import MemoryBroker, MemoryTransport
 from qmq_client.transactional import transaction
+from qmq_client.wire.delayed import Cancellation
 from qmq_client.wire.requests import SendAnswer
-from tests.client.publishing import sweep
+from tests.client.publishing import WATCHDOG, sweep
 from tests.client.world import SUBJECT, World
 from tests.services.databases import Database
 
@@ -107,6 +108,26 @@ def test_S11_a_message_is_cancelled_in_the_transaction_it_was_sent_in_or_a_later
         await registry.commit()
         await registry.remove()
         assert world.stored_ids() == set()
+
+    tell(story, tmp_path, a_database)
+
+
+def test_S11_D4_a_message_that_the_broker_has_unknown_to_the_outbox_is_cancelled_in_both(
+    tmp_path: Path, a_database: Database
+) -> None:
+    async def story(world: World) -> None:
+        producer = world.producer
+        for is_claimed in (False, True):
+            world.broker.faults.lost_answers = 1
+            sent = await producer.send_now_async(Message(SUBJECT, "x", delay=60))
+            assert not await producer.aflush()
+            if is_claimed:
+                world.make_due()
+                assert world.store.claim(token=WATCHDOG, limit=10, lease_ms=60_000)
+            assert await producer.cancel_async(sent) is Cancellation.CANCELLED
+            assert world.stored_ids() == set()
+        world.clock.advance(120_000)
+        assert world.sent() == []
 
     tell(story, tmp_path, a_database)
 

@@ -19,7 +19,9 @@ import httpx
 from qmq_client.errors import BrokerUnreachableError
 from qmq_client.transport.http import _ANSWER_TYPES, HttpTransport
 from qmq_client.transport.http_errors import check_status
+from qmq_client.wire.delayed import Cancellation
 from qmq_client.wire.deliveries import Deliveries
+from qmq_client.wire.message_id import parse_message_id
 from qmq_client.wire.requests import (
     FRAME_CONTENT_TYPE,
     PullRequest,
@@ -212,6 +214,14 @@ class Line(HttpTransport):
             answer = super().settle(request)
             told.stale = answer.stale
         return answer
+
+    def cancel(self, message_ids: tuple[str, ...]) -> tuple[Cancellation, ...]:
+        """See `HttpTransport.cancel`."""
+        outcomes = super().cancel(message_ids)
+        for message_id, outcome in zip(message_ids, outcomes, strict=True):
+            if outcome is Cancellation.CANCELLED:
+                self._ears.rows.accepted.add(parse_message_id(message_id))
+        return outcomes
 
     def _call(self, route: str, body: bytes, answer_bytes_max: int, timeout_s: float) -> bytes:
         content_type = _ANSWER_TYPES.get(route, FRAME_CONTENT_TYPE)

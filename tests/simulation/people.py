@@ -22,9 +22,11 @@ from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.producer import Producer
 from qmq_client.request_headers import DEDUPE_HEADER
 from qmq_client.retry import Backoff
-from qmq_client.transport.cancelling import cancel_at_broker
-from qmq_client.wire.delayed import Cancellation
-from qmq_client.wire.message_id import dedupe_message_id, format_message_id
+from qmq_client.wire.message_id import (
+    dedupe_message_id,
+    format_message_id,
+    parse_message_id,
+)
 from qmq_watchdog.databases import Database
 from qmq_watchdog.job import DaemonOptions, SweepJob
 from qmq_watchdog.sweep import Sweep, SweepOptions
@@ -215,8 +217,9 @@ class Shop(Machine):
         def take_back() -> None:
             self.process.sleep(world.scheduler.rng.randrange(4_000 * MS), "changes its mind")
             world.taken_back.setdefault(message_id, False)
-            with suppress(QmqError):
-                if cancel_at_broker(self.line, message_id) is Cancellation.CANCELLED:
+            world.rows.wanted_back[parse_message_id(message_id)] = self.process
+            with suppress(QmqError, sa.exc.SQLAlchemyError):
+                if self._producer.cancel_now(message_id):
                     world.taken_back[message_id] = True
 
         self.process.spawn("regrets", take_back)

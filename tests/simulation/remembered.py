@@ -25,6 +25,8 @@ class Remembered:
         """`ids_max` are promised to be known."""
         #: What was found wrong, in sentences.
         self.faults: list[str] = []
+        #: Ids that came again when they were promised to nobody any more, and were perhaps stored anew.
+        self.anew: set[bytes] = set()
         self._ids_max = ids_max
         #: Offset and id; None for one that took room, and nobody knows which it was.
         self._taken: list[tuple[int, bytes | None]] = []
@@ -58,6 +60,8 @@ class Remembered:
             )
         stored = len(ids) - place.duplicates
         named: list[bytes | None] = [*fresh]
+        if stored > len(fresh):
+            self.anew.update(perhaps)
         if stored == len(fresh) + len(perhaps):
             named += perhaps
         named += [None] * (stored - len(named))

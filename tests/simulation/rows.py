@@ -35,8 +35,10 @@ class RowWatch:
 
     #: What was found wrong, in sentences.
     faults: list[str] = field(default_factory=list)
-    #: Ids that the broker has answered for as durable.
+    #: Ids that the broker has answered for as durable: stored, or stored and cancelled.
     accepted: set[bytes] = field(default_factory=set)
+    #: Ids that a process wants back.
+    wanted_back: dict[bytes, Process] = field(default_factory=dict)
     _owners: dict[bytes, Process] = field(default_factory=dict)
 
     def on_change(self, process: Process, change: RowChange) -> None:
@@ -52,10 +54,19 @@ class RowWatch:
                 self._accuse(process, change, "W1: took a row before its time", old_token)
             self._own(process, new_token)
             return
+        if change.event == "DELETE" and self._is_withdrawn(process, change):
+            return
         if old_token is not None and self._owners.get(old_token) is not process:
             self._accuse(process, change, "O3: changed a row of another owner", old_token)
         if change.event == "DELETE" and change.message_id not in self.accepted:
             self._accuse(process, change, "O2: removed a row that was not accepted", old_token)
+
+    def _is_withdrawn(self, process: Process, change: RowChange) -> bool:
+        """Taken back while nobody could be sending it, or by the broker's word."""
+        token, due_ms, _ = change.old
+        is_free = token is None or due_ms <= change.at_ms + _CLOCK_STEP_MS
+        is_wanted = self.wanted_back.get(change.message_id) is process
+        return is_wanted and (is_free or change.message_id in self.accepted)
 
     def _own(self, process: Process, token: bytes | None) -> None:
         if token is not None:

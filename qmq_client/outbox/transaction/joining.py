@@ -42,14 +42,23 @@ def join(given: Any, engine: sa.Engine, outlet: Outlet, rows: list[OutboxRow]) -
     checked_unit(connection, outlet).add(connection, outlet, rows)
 
 
-def join_to_cancel(given: Any, engine: sa.Engine, outlet: Outlet, message_id: bytes) -> bool:
+def join_to_cancel(
+    given: Any,
+    engine: sa.Engine,
+    outlet: Outlet,
+    message_id: bytes,
+    *,
+    is_at_broker: bool = False,
+) -> bool:
     """Delete an unsent row in the transaction that is joined; whether there was one.
 
+    One that somebody may be sending stays, unless the broker has said that it has the message.
     Executes statements: an asynchronous session calls it inside `run_sync`.
     """
     scope = _scope(given, engine, outlet)
     connection = _connection(scope, engine, outlet)
-    return checked_unit(connection, outlet).cancel(connection, outlet, message_id)
+    unit = checked_unit(connection, outlet)
+    return unit.cancel(connection, outlet, message_id, is_at_broker=is_at_broker)
 
 
 def noted(given: Any, engine: sa.Engine, outlet: Outlet, message_id: bytes) -> OutboxRow | None:

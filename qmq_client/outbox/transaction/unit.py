@@ -142,11 +142,19 @@ class Unit:
         rows = (row for other, row in reversed(self._rows) if other is outlet)
         return next((row for row in rows if row.message_id == message_id), None)
 
-    def cancel(self, connection: sa.Connection, outlet: Outlet, message_id: bytes) -> bool:
+    def cancel(
+        self,
+        connection: sa.Connection,
+        outlet: Outlet,
+        message_id: bytes,
+        *,
+        is_at_broker: bool = False,
+    ) -> bool:
         """Delete a row in this transaction, one of its own or one that nobody may be sending now.
 
-        Whether there was one. What is sent here is written first, so that a savepoint rolled back
-        later brings the row back like everything else. Raises `OutboxError` in the midst of a stream.
+        Any with `is_at_broker`: who still sends it finds its row gone, as a late owner does. Whether
+        there was one. What is sent here is written first, so that a savepoint rolled back later brings
+        the row back like everything else. Raises `OutboxError` in the midst of a stream.
         """
         if outlet.dialect.is_busy(self._link):
             raise OutboxError(
@@ -158,7 +166,7 @@ class Unit:
         columns = outlet.outbox.c
         is_own = any(row.message_id == message_id for _, row in self._rows)
         now_ms = sa.literal_column(outlet.dialect.now_ms, sa.BigInteger())
-        is_free = columns.token.is_(None) | (columns.due_at_ms <= now_ms)
+        is_free = columns.token.is_(None) | (columns.due_at_ms <= now_ms) | is_at_broker
         deleted = connection.execute(
             sa.delete(outlet.outbox).where(
                 columns.message_id == message_id,
