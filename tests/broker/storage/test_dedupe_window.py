@@ -104,6 +104,14 @@ def test_at_least_the_newest_ids_are_known_and_the_oldest_leave() -> None:
     assert 890 <= window.first_offset <= 920
 
 
+def test_no_more_ids_are_known_than_the_bound_when_generations_end_at_it() -> None:
+    window = DedupeWindow(ids_max=8, age_ms=10_000)
+    for number in range(20):
+        window.add([IdRun(1, number, number + 1)], offset=number, stored_at_ms=0)
+        assert window.ids == min(number + 1, 8)
+        assert bool(window.find([IdRun(1, 0, 1)])) == (number < 8)
+
+
 def test_ids_are_known_for_their_time_and_leave_after_it() -> None:
     window = DedupeWindow(ids_max=10**9, age_ms=8_000)
     for second in range(100):
