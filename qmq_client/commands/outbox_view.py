@@ -81,7 +81,9 @@ def row_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def _cell(row: dict[str, Any], column: str) -> object:
     if column == "last_error":
-        return printable(row[column] or "")[:_ERROR_SHOWN_CHARACTERS]
+        text = printable(row[column] or "")
+        is_whole = len(text) <= _ERROR_SHOWN_CHARACTERS
+        return text if is_whole else f"{text[: _ERROR_SHOWN_CHARACTERS - 1]}…"
     return row[column]
 
 

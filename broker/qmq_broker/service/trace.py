@@ -176,6 +176,10 @@ class _Follower:
         self._add(action.group, told)
         if not isinstance(action, Extended):
             del self._held[action.group]
+        events = self.events[action.group]
+        if len(events) > 1 and events[-2].event == "dead":
+            # The log has the death before the outcome that it follows from (see `_dead`).
+            events[-2:] = reversed(events[-2:])
 
     def _outcome(self, action: Acked | Nacked | Expired | Extended) -> tuple[str, int, str]:
         """What it is called, until when it holds, and the handler's error."""

@@ -75,7 +75,7 @@ def test_a_trace_tells_of_death_replay_and_removal(rig: Rig, client: Client) -> 
     client.post("/v1/groups/remove", where)
     (place,) = client.get(f"/v1/messages/{wanted}/trace").json["places"]
     (group,) = place["groups"]
-    names = ["given", "dead", "rejected", "replayed", "given", "dead", "rejected"]
+    names = ["given", "rejected", "dead", "replayed", "given", "rejected", "dead"]
     assert [event["event"] for event in group["events"]] == [*names, "purged", "moved", "ended"]
     assert group["now"] is None
 

@@ -72,6 +72,14 @@ def ids(found: dict[str, Any]) -> list[str]:
     return [row["message_id"] for row in found["rows"]]
 
 
+def test_list_says_where_it_cuts_an_error_short(engine: sa.Engine) -> None:
+    put(engine, state=PARKED, error="x" * 60)
+    put(engine, state=PARKED, error="y" * 61)
+    text = outbox(engine, "list").output
+    assert "x" * 60 + "\n" in text
+    assert "y" * 59 + "…\n" in text
+
+
 def test_list_tells_live_due_and_parked_apart(engine: sa.Engine) -> None:
     due = put(engine, due_in_ms=-1)
     waiting = put(engine, due_in_ms=HOUR_MS)
