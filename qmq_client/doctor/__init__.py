@@ -1,6 +1,7 @@
 """What endangers the guarantees of a database, and how to fix it."""
 
-from qmq_client.doctor.catalogue import CHECKS, Check, Severity
+from qmq_client.doctor.catalogue import CHECKS
+from qmq_client.doctor.check import Check, Severity
 from qmq_client.doctor.examination import examine, examine_configured
 from qmq_client.doctor.finding import Finding, Thresholds
 

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
 from typing import Final
+
+from qmq_client.doctor.check import Check, Severity
 
 _MYSQL: Final = ("mysql",)
 _POSTGRESQL: Final = ("postgresql",)
@@ -15,31 +15,6 @@ _SQLITE: Final = ("sqlite",)
 _SERVERS: Final = ("mysql", "postgresql")
 _ALL: Final = ("mysql", "postgresql", "sqlite")
 _BROKER: Final = ("broker",)
-
-
-class Severity(Enum):
-    """How bad a finding is."""
-
-    #: A promise does not hold.
-    BREAKS = "breaks"
-    #: A promise holds today and may not tomorrow, or work is held up.
-    RISK = "risk"
-    #: Good to know.
-    NOTE = "note"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One thing that is looked at."""
-
-    id: str
-    severity: Severity
-    #: Id of the promise in `docs/guarantees.md`; empty for a note.
-    promise: str
-    #: What it is about: kinds of database, or the broker.
-    where: tuple[str, ...]
-    #: What it means when found.
-    meaning: str
 
 
 def _check(
@@ -103,6 +78,24 @@ CHECKS: Final = (
         "W1",
         _ALL,
         "Every search reads the whole table: sweeps get slow, and lock more than they need.",
+    ),
+    _check(
+        "table.trigger",
+        _RISK,
+        "O2",
+        _ALL,
+        "Somebody's trigger, rule or foreign key is on one of our tables. It may refuse what is written "
+        "or deleted there, skip it without a word, or alter it: messages are not stored, or their rows "
+        "stay for ever. Look what it does; one that only reads may stay.",
+    ),
+    _check(
+        "table.row_security",
+        _BREAKS,
+        "O1",
+        _POSTGRESQL,
+        "Row security counts for this user: rows that a policy hides are sent by nobody, out of their "
+        "order, or never deleted. Or add a policy that allows this user everything: FOR ALL USING "
+        "(true).",
     ),
     # -- durability
     _check(
@@ -280,6 +273,14 @@ CHECKS: Final = (
         "O1",
         _ALL,
         "A message is tried again and again and was not accepted for long.",
+    ),
+    _check(
+        "rows.undeleted",
+        _RISK,
+        "O2",
+        _ALL,
+        "The broker has these messages, and the database keeps their rows when they are to be deleted. "
+        "They are not sent again; their deletion is tried again every hour.",
     ),
     _check(
         "rights.missing",

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from qmq_client.doctor.catalogue import CHECK_BY_ID, Severity
+from qmq_client.doctor.catalogue import CHECK_BY_ID
+from qmq_client.doctor.check import Severity
 from qmq_client.settings.config import mask_secrets
 from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
 

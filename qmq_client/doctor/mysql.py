@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from qmq_client.doctor.finding import Findings, Thresholds, found
 from qmq_client.doctor.rights import is_denied, missing
-from qmq_client.outbox.database.mysql import IS_READ_ONLY
+from qmq_client.outbox.database.mysql import IS_READ_ONLY, WITHOUT_GUARDS, session_read_only
 
 _STATEMENT_S_MAX: Final = 10
 _STRICT: Final = ("STRICT_TRANS_TABLES", "STRICT_ALL_TABLES")
@@ -23,6 +23,7 @@ _TRANSACTIONS_MAX: Final = 5
 
 def bound(connection: sa.Connection) -> None:
     """No statement of this connection runs long."""
+    connection.exec_driver_sql(WITHOUT_GUARDS)  # or it would see a part of what is there
     dialect: Any = connection.dialect
     if dialect.is_mariadb:
         connection.exec_driver_sql(f"SET SESSION max_statement_time = {_STATEMENT_S_MAX}")
@@ -32,12 +33,14 @@ def bound(connection: sa.Connection) -> None:
 
 def settings(connection: sa.Connection, thresholds: Thresholds) -> Findings:
     """What the server was told, and what this session was."""
+    dialect: Any = connection.dialect
+    only_reads = session_read_only(dialect.is_mariadb)
     row = connection.exec_driver_sql(
         "SELECT @@innodb_flush_log_at_trx_commit AS flush_log, @@log_bin AS has_binlog, "
         "@@sync_binlog AS sync_binlog, @@session.binlog_format AS binlog_format, "
         "@@innodb_doublewrite AS doublewrite, "
         "@@session.sql_mode AS sql_mode, @@max_allowed_packet AS packet_bytes, "
-        f"{IS_READ_ONLY} AS is_read_only, @@session.time_zone AS time_zone, "
+        f"{IS_READ_ONLY} AS is_read_only, @@session.{only_reads} AS only_reads, @@session.time_zone AS time_zone, "
         "TIMESTAMPDIFF(MINUTE, UTC_TIMESTAMP(), NOW()) AS offset_minutes"
     ).one()
     if row.flush_log not in _FLUSHES:
@@ -60,6 +63,8 @@ def settings(connection: sa.Connection, thresholds: Thresholds) -> Findings:
     yield from _packet(row.packet_bytes, thresholds)
     if row.is_read_only:
         yield found("server.read_only", "read_only is on", "SET GLOBAL read_only = 0")
+    if row.only_reads:
+        yield found("server.read_only", f"{only_reads} is on", f"SET GLOBAL {only_reads} = 0")
     if row.offset_minutes:
         read = f"time_zone is {row.time_zone}, {row.offset_minutes} minutes from UTC"
         yield found("session.time_zone", read, "SET GLOBAL time_zone = '+00:00'")

@@ -9,7 +9,8 @@ import sqlalchemy as sa
 from qmq_client.doctor.finding import Findings, Thresholds, found
 from qmq_client.outbox.checking.drift import find_drift
 from qmq_client.outbox.database.dialect import dialect_of
-from qmq_client.outbox.table import LIVE, PARKED, Tables
+from qmq_client.outbox.relay.undeleted import UNDELETED
+from qmq_client.outbox.table import LIVE, PARKED, SENT, Tables
 
 #: Words of a difference → the check that it belongs to; the first that fits counts.
 _KINDS: Final = (
@@ -41,6 +42,7 @@ def drifted(connection: sa.Connection, tables: Tables) -> Findings:
 def waiting(connection: sa.Connection, tables: Tables, thresholds: Thresholds) -> Findings:
     """Rows that are parked, overdue, or not accepted for long. Requires: the tables are there."""
     yield from _parked(connection, tables.outbox)
+    yield from _undeleted(connection, tables.outbox)
     columns = tables.outbox.c
     now_ms = sa.literal_column(dialect_of(connection.engine).now_ms, sa.BigInteger())
     overdue = sa.select(columns.due_at_ms).where(
@@ -80,6 +82,24 @@ def _parked(connection: sa.Connection, outbox: sa.Table) -> Findings:
     more = " …" if len(shown) > _GROUPS_MAX else ""
     read = "; ".join(shown[:_GROUPS_MAX]) + more
     yield found("rows.parked", read, "qmq outbox retry --all")
+
+
+def _undeleted(connection: sa.Connection, outbox: sa.Table) -> Findings:
+    columns = outbox.c
+    some = (
+        sa.select(columns.last_error)
+        .where(columns.state == SENT)
+        .order_by(columns.due_at_ms)
+        .limit(_ROWS_MAX)
+        .subquery()
+    )
+    kept = sa.select(some.c.last_error).where(some.c.last_error.startswith(UNDELETED))
+    error = connection.scalar(kept.limit(1))
+    if error is not None:
+        reason = error.removeprefix(f"{UNDELETED}: ")[:_ERROR_CHARACTERS]
+        read = f"{_count(connection, kept)} rows: {reason}"
+        fix = "take away the trigger, rule, policy or foreign key; `qmq outbox list --state sent`"
+        yield found("rows.undeleted", read, fix)
 
 
 def _unsent(

@@ -83,17 +83,19 @@ def test_O1_a_settlement_beside_that_fails_ends_the_sweep_and_its_rows_come_agai
     def break_it(number: int, _: list[bytes]) -> None:
         if number == 3:
             with database.engine.begin() as connection:
-                connection.exec_driver_sql(
-                    "CREATE TRIGGER broken BEFORE DELETE ON qmq_outbox "
-                    "BEGIN SELECT RAISE(ABORT, 'broken'); END"
-                )
+                for change in ("DELETE", "UPDATE OF state"):
+                    connection.exec_driver_sql(
+                        f"CREATE TRIGGER broken_{change[:6]} BEFORE {change} ON qmq_outbox "
+                        "BEGIN SELECT RAISE(ABORT, 'broken'); END"
+                    )
 
     sweep = Sweep(database, FrameTransport(broker, break_it), BATCH)
     counts = sweep.step()
     assert isinstance(counts.error, DatabaseUnavailableError)
     assert counts.sent in {30, 40}  # met before the next one is begun
     with database.engine.begin() as connection:
-        connection.exec_driver_sql("DROP TRIGGER broken")
+        connection.exec_driver_sql("DROP TRIGGER broken_DELETE")
+        connection.exec_driver_sql("DROP TRIGGER broken_UPDATE")
     make_due(database)
     assert sweep.step().error is None
     assert (sorted(map(str, sent_ids(broker))), left(database)) == (

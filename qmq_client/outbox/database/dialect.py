@@ -40,7 +40,7 @@ class OutboxDialect(Protocol):
     now_ms: str
     #: Seconds after which a transaction of the publisher or watchdog is cut, should a server be silent.
     transaction_s_max: float
-    #: Seconds after which the server gives up one of their statements; None: as the server is set.
+    #: Seconds after which the server gives up one of their statements; None: only with the transaction.
     #: Where a driver does that by itself this is not looked at.
     statement_s_max: float | None
 
@@ -81,6 +81,13 @@ class OutboxDialect(Protocol):
 
     def is_overtaken(self, error: sa.exc.DBAPIError) -> bool:
         """Whether it failed because another transaction wrote after this one had read."""
+        ...
+
+    def is_refused(self, error: sa.exc.DBAPIError) -> bool:
+        """Whether the database said no to what a statement does to its rows, and would again.
+
+        By a trigger, a foreign key, a right. Not when it was away, busy, locked, full or read-only.
+        """
         ...
 
     def is_in_transaction(self, link: Link) -> bool:

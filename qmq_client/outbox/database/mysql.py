@@ -33,6 +33,12 @@ from qmq_client.outbox.row import OutboxRow
 NOW_MS: Final = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000)"
 #: 0 or OFF is no, whatever else there is: MariaDB 12 has several words for yes.
 IS_READ_ONLY: Final = "CAST(@@global.read_only AS CHAR) NOT IN ('0', 'OFF')"
+#: What a server may be told for the sake of people: to cut results short, to refuse to delete by a list,
+#: to refuse or to end what takes long. All of it makes our statements fail, and one of them lie.
+WITHOUT_GUARDS: Final = (
+    "SET SESSION sql_select_limit = 18446744073709551615, sql_safe_updates = 0, sql_big_selects = 1 "
+    "/*M!100100 , max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */"
+)
 #: aiomysql is not among them: with today's PyMySQL it cannot pass bytes.
 DRIVERS: Final = ("pymysql", "asyncmy")
 _IN_TRANSACTION: Final = 1  # SERVER_STATUS_IN_TRANS of the protocol
@@ -46,11 +52,21 @@ _WRITING: Final = re.compile(r"\s*(?:INSERT|REPLACE|DELETE)\b", re.IGNORECASE)
 _UTF8: Final = "utf8mb4"
 _LAST_OF_THREE_BYTES: Final = "\uffff"
 _MISSING: Final = (1146, 1054)  # no such table, unknown column
+#: What a trigger says by SIGNAL, and what it fails with: no right (to a table, a column, a routine, at
+#: all), a table in use by the statement itself, an author or a view that is gone.
+_REFUSING: Final = (1644, 1142, 1143, 1370, 1227, 1442, 1449, 1356)
+#: And a foreign key, or a value or a table that a trigger has not.
+_REFUSALS: Final = (sa.exc.IntegrityError, sa.exc.DataError, sa.exc.ProgrammingError)
 #: Bytes of a packet around the rows.
 _PACKET_OVERHEAD_BYTES: Final = 64 * 1024
 #: Where the record stands in a claimed row.
 _RECORD: Final = 4
 _OLDEST: Final = {True: (10, 6), False: (8, 0, 1)}
+
+
+def session_read_only(is_mariadb: bool) -> str:
+    """The variable that makes a session's transactions read-only, by the name its server knows."""
+    return "tx_read_only" if is_mariadb else "transaction_read_only"
 
 
 def make_dialect(engine: sa.Engine) -> MySqlDialect:
@@ -115,14 +131,24 @@ class MySqlDialect(ServerDialect):
     def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
         return error_number(error.orig) in _MISSING
 
+    def is_refused(self, error: sa.exc.DBAPIError) -> bool:
+        return isinstance(error, _REFUSALS) or error_number(error.orig) in _REFUSING
+
     def prepare_sibling(self, connection: sa.Connection) -> None:
-        is_read_only, self._is_undone_by_timeout = connection.exec_driver_sql(
-            f"SELECT {IS_READ_ONLY}, @@global.innodb_rollback_on_timeout"
+        dialect: Any = connection.dialect
+        session = session_read_only(dialect.is_mariadb)
+        is_read_only, is_told_to_read, self._is_undone_by_timeout = connection.exec_driver_sql(
+            f"SELECT {IS_READ_ONLY}, @@{session}, @@global.innodb_rollback_on_timeout"
         ).one()
         if is_read_only:
             raise refuse(
                 "the server is read-only (@@read_only is on): a replica does not have what was "
                 "deleted on its primary a moment ago. Give the primary"
+            )
+        if is_told_to_read:
+            raise refuse(
+                f"transactions are read-only here (@@{session} is on), and rows cannot be claimed: "
+                f"SET GLOBAL {session} = 0, or give the primary"
             )
 
     def record_bytes_max(self, connection: sa.Connection) -> int | None:
@@ -137,11 +163,6 @@ class MySqlDialect(ServerDialect):
             wanted = ".".join(map(str, oldest))
             return [
                 f"the server is older than {wanted} and cannot skip locked rows: use a newer one"
-            ]
-        if connection.exec_driver_sql("SELECT @@sql_safe_updates").scalar_one():
-            return [
-                "sql_safe_updates is on: rows that were sent could not be deleted, and would be sent "
-                "again and again: SET it to 0 for these sessions"
             ]
         return self._unloggable(connection, tables[0]) + self._of_wrong_engine(connection, tables)
 
@@ -213,6 +234,7 @@ class MySqlDialect(ServerDialect):
             driver.set_character_set(_UTF8)
         cursor = driver.cursor()
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        cursor.execute(WITHOUT_GUARDS)
         cursor.close()
 
 

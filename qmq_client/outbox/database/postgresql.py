@@ -33,12 +33,19 @@ NOW_MS: Final = "CAST(extract(epoch FROM statement_timestamp()) * 1000 AS bigint
 _BY_INDEX: Final = (
     "set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
 )
+#: A scan that is switched off counts as very expensive where there is no other way, as for a foreign key
+#: without an index; expensive statements are compiled, each for half a second. From 11 on.
+_UNCOMPILED: Final = "set_config('jit', 'off', true)"
+_COMPILING: Final = (11,)
 _IDLE: Final = 0  # libpq's PQTRANS_IDLE
 _ACTIVE: Final = 1  # PQTRANS_ACTIVE: in the middle of a COPY or a stream of rows
 _IN_ERROR: Final = 3  # PQTRANS_INERROR
 _READ_COMMITTED: Final = 2  # of libpq
 _UTF8: Final = "utf-8"  # as psycopg calls it
 _MISSING: Final = ("42P01", "42703")  # undefined table, undefined column
+#: Classes of errors that are no answer to a statement: connection, state of the transaction, rollback,
+#: resources, limits, state of an object (locks), operator, system, configuration, internal.
+_OF_THE_SERVER: Final = ("08", "25", "40", "53", "54", "55", "57", "58", "F0", "XX")
 _OLDEST: Final = (9, 5)
 _IS_UNLOGGED: Final = sa.text(
     "SELECT 1 FROM pg_class WHERE oid = to_regclass(:name) AND relpersistence = 'u'"
@@ -83,6 +90,10 @@ class PostgresDialect(ServerDialect):
 
     def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
         return getattr(error.orig, "sqlstate", None) in _MISSING
+
+    def is_refused(self, error: sa.exc.DBAPIError) -> bool:
+        state: str | None = getattr(error.orig, "sqlstate", None)
+        return state is not None and state[:2] not in _OF_THE_SERVER
 
     def prepare_sibling(self, connection: sa.Connection) -> None:
         is_replica, is_read_only = connection.exec_driver_sql(
@@ -151,10 +162,14 @@ class PostgresDialect(ServerDialect):
                 connection.rollback()
 
     def _set(self, connection: sa.Connection, *settings: str) -> None:
-        """For this transaction only: behind a pooler the session may be somebody else's afterwards."""
-        if self.statement_s_max is not None:
-            statement_ms = round(self.statement_s_max * 1000)
-            settings += (f"set_config('statement_timeout', '{statement_ms}', true)",)
+        """For this transaction only: behind a pooler the session may be somebody else's afterwards.
+
+        What an application allows its own statements may be too little for a batch of a thousand.
+        """
+        statement_ms = round((self.statement_s_max or self.transaction_s_max) * 1000)
+        settings += (f"set_config('statement_timeout', '{statement_ms}', true)",)
+        if (connection.dialect.server_version_info or _OLDEST) >= _COMPILING:
+            settings += (_UNCOMPILED,)
         connection.exec_driver_sql(f"SELECT {', '.join(settings)}")
 
 

@@ -171,6 +171,7 @@ class ServerDialect(ABC):
             sa.select(order_lock.c.slot)
             .where(order_lock.c.slot.in_(slots))
             .order_by(order_lock.c.slot)
+            .limit(len(slots))  # or `sql_select_limit` of MySQL would leave some unlocked
             .with_for_update(),
             execution_options=AS_NAMED,
         )

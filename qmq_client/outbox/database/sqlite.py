@@ -41,6 +41,10 @@ BUSY_MS_MAX: Final = 2_000
 #: starve the publisher. Bounded, because the application may hold the lock that this waits for.
 TURN_S_MAX: Final = 0.05
 _ID_BYTES: Final = 16
+#: The lowest byte of an error code says its kind. Of these, an error without a kind is what a trigger
+#: fails with whose own tables are gone.
+_PRIMARY_CODE: Final = 0xFF
+_REFUSING: Final = (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_AUTH)
 _BEGIN: Final = re.compile(r"\s*BEGIN\b", re.IGNORECASE)
 _SAVEPOINT: Final = re.compile(r"\s*SAVEPOINT\b", re.IGNORECASE)
 #: Per database file: held by the publisher while it wants or has the write lock.
@@ -122,6 +126,10 @@ class SqliteDialect:
 
     def is_overtaken(self, error: sa.exc.DBAPIError) -> bool:
         return getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY_SNAPSHOT
+
+    def is_refused(self, error: sa.exc.DBAPIError) -> bool:
+        code = getattr(error.orig, "sqlite_errorcode", None)
+        return code is not None and code & _PRIMARY_CODE in _REFUSING
 
     def is_in_transaction(self, link: Link) -> bool:
         return link.driver.in_transaction or not link.was_open

@@ -112,7 +112,9 @@ def _found_by(
 ) -> tuple[str, tuple[object, ...]]:
     """The statement from its second word to the condition on the column, and its parameters."""
     if database == "postgresql":
-        return f"FROM {table} AS victim WHERE victim.{column.name} = ANY(%s)", (list(values),)
+        # In binary: as text the driver writes a list of bytes as `standard_conforming_strings` has it,
+        # and with that off the server would find none of them.
+        return f"FROM {table} AS victim WHERE victim.{column.name} = ANY(%b)", (list(values),)
     if database not in _MYSQL:
         marks = ", ".join(["?"] * len(values))
         return f"FROM {table} AS victim WHERE victim.{column.name} IN ({marks})", tuple(values)

@@ -1,6 +1,8 @@
 """What becomes of rows that were tried: deleted or kept, given back, parked.
 
-Every statement names the rows and the token, so a late owner changes none.
+Every statement names the rows and the token, so a late owner changes none. A row that the broker has
+and the database does not delete is marked as sent instead (`undeleted.py`): whatever keeps it there,
+it must not be sent again.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from qmq_client.outbox.relay.deletes import chunks, delete_by, delete_pieces, has_pieces
+from qmq_client.outbox.relay.undeleted import Refuses, Undeleted
 from qmq_client.outbox.row import FailedRow, OutboxRow, ParkedRow
 from qmq_client.outbox.table import LIVE, PARKED, SENT
 
@@ -17,9 +20,13 @@ from qmq_client.outbox.table import LIVE, PARKED, SENT
 class Settling:
     """The statements on one outbox, each on the connection it is given."""
 
-    def __init__(self, outbox: sa.Table, now_ms: sa.ColumnElement[int]) -> None:
+    def __init__(
+        self, outbox: sa.Table, now_ms: sa.ColumnElement[int], is_refused: Refuses
+    ) -> None:
+        """`is_refused`: see `OutboxDialect`."""
         self._outbox = outbox
         self._now_ms = now_ms
+        self._undeleted = Undeleted(outbox, now_ms, is_refused)
 
     def remove(
         self,
@@ -28,35 +35,41 @@ class Settling:
         token: bytes,
         keep_ms: int | None,
         claimed: Sequence[OutboxRow] = (),
+        *,
+        is_wary: bool = False,
     ) -> int:
         """Delete rows that the broker has, or keep them for an audit; how many.
 
         `claimed`: the rows as they were claimed with this token, where they were; found quicker so.
+        `is_wary`: the same was refused before; find out for which rows, and mark those.
         """
-        # The state is left out: only live rows have a token, and with `state = 0` in it SQLite finds
-        # a few hundred ids by walking through every live row of the state index.
-        columns = self._outbox.c
-        if keep_ms is None and claimed and has_pieces(connection):
-            sent = set(message_ids)
-            numbers = [
-                row.number for row in claimed if row.message_id in sent and row.number is not None
-            ]
-            if len(numbers) == len(sent):
-                return delete_pieces(connection, self._outbox, numbers, token)
-        if keep_ms is None:
-            return sum(
-                delete_by(connection, columns.message_id, ids, where={"token": token})
-                for ids in chunks(message_ids)
+        if keep_ms is not None:
+            return self._keep(connection, message_ids, token, keep_ms)
+        columns, token_is = self._outbox.c, {"token": token}
+        if is_wary:
+            return self._undeleted.delete_what_can_be(
+                connection, columns.message_id, message_ids, token_is
             )
-        keep = sa.update(self._outbox).values(
-            state=SENT, due_at_ms=self._now_ms + keep_ms, token=None, last_error=None
-        )
-        return sum(
-            connection.execute(
-                keep.where(columns.message_id.in_(ids), columns.token == token)
-            ).rowcount
-            for ids in chunks(message_ids)
-        )
+        removed = self._delete(connection, message_ids, token, claimed)
+        if removed < len(message_ids):
+            # Mostly they are somebody else's by now. What is ours still, the database has kept.
+            removed += self._undeleted.mark(connection, columns.message_id, message_ids, token_is)
+        return removed
+
+    def purge(
+        self, connection: sa.Connection, row_ids: Sequence[int], *, is_wary: bool = False
+    ) -> int:
+        """Delete rows that were kept and whose time is over, by their numbers; how many.
+
+        One that stays counts too: it is tried again later, so that it stands in no other's way.
+        """
+        number, state_is = self._outbox.c.id, {"state": SENT}
+        if is_wary:
+            return self._undeleted.delete_what_can_be(connection, number, row_ids, state_is)
+        deleted = sum(delete_by(connection, number, ids) for ids in chunks(row_ids))
+        if deleted < len(row_ids):
+            deleted += self._undeleted.mark(connection, number, row_ids, state_is)
+        return deleted
 
     def give_back(
         self, connection: sa.Connection, failed: Sequence[FailedRow], token: bytes
@@ -94,6 +107,46 @@ class Settling:
         )
         rows = [{"id_": row.message_id, "token_": token, "error": row.error} for row in parked]
         return connection.execute(query, rows).rowcount
+
+    def _delete(
+        self,
+        connection: sa.Connection,
+        message_ids: Sequence[bytes],
+        token: bytes,
+        claimed: Sequence[OutboxRow],
+    ) -> int:
+        # The state is left out: only live rows have a token, and with `state = 0` in it SQLite finds
+        # a few hundred ids by walking through every live row of the state index.
+        if claimed and has_pieces(connection):
+            sent = set(message_ids)
+            numbers = [
+                row.number for row in claimed if row.message_id in sent and row.number is not None
+            ]
+            if len(numbers) == len(sent):
+                return delete_pieces(connection, self._outbox, numbers, token)
+        column = self._outbox.c.message_id
+        return sum(
+            delete_by(connection, column, ids, where={"token": token})
+            for ids in chunks(message_ids)
+        )
+
+    def _keep(
+        self,
+        connection: sa.Connection,
+        message_ids: Sequence[bytes],
+        token: bytes,
+        keep_ms: int,
+    ) -> int:
+        columns = self._outbox.c
+        keep = sa.update(self._outbox).values(
+            state=SENT, due_at_ms=self._now_ms + keep_ms, token=None, last_error=None
+        )
+        return sum(
+            connection.execute(
+                keep.where(columns.message_id.in_(ids), columns.token == token)
+            ).rowcount
+            for ids in chunks(message_ids)
+        )
 
     def _update_one(self) -> sa.Update:
         columns = self._outbox.c

@@ -21,7 +21,7 @@ from qmq_client.outbox.database.deadlock import repeat_when_undone
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.driver import keep_one_connection
 from qmq_client.outbox.relay.choice import conditions, stored_rows
-from qmq_client.outbox.relay.deletes import IDS_PER_STATEMENT_MAX, chunks, delete_by
+from qmq_client.outbox.relay.deletes import IDS_PER_STATEMENT_MAX, chunks
 from qmq_client.outbox.relay.settling import Settling
 from qmq_client.outbox.relay.waiting import fill_order_locks, waiting_ids
 from qmq_client.outbox.row import (
@@ -62,7 +62,7 @@ class OutboxStore:
         self._now_ms: sa.ColumnElement[int] = sa.literal_column(
             self._dialect.now_ms, sa.BigInteger()
         )
-        self._settling = Settling(self._outbox, self._now_ms)
+        self._settling = Settling(self._outbox, self._now_ms, self._dialect.is_refused)
 
     def claim(
         self,
@@ -120,13 +120,15 @@ class OutboxStore:
         if not (outcome.sent or outcome.failed or outcome.parked):
             return 0
         settling = self._settling
-        return self._written(
-            lambda connection: (
-                settling.remove(connection, outcome.sent, token, keep_ms, claimed)
+
+        def record(connection: sa.Connection, is_wary: bool) -> int:
+            return (
+                settling.remove(connection, outcome.sent, token, keep_ms, claimed, is_wary=is_wary)
                 + settling.give_back(connection, outcome.failed, token)
                 + settling.park(connection, outcome.parked, token)
             )
-        )
+
+        return self._removed(record)
 
     def delete_sent(
         self, message_ids: Sequence[bytes], *, token: bytes, keep_ms: int | None = None
@@ -137,9 +139,11 @@ class OutboxStore:
         """
         if not message_ids:
             return 0
-        return self._written(
-            lambda connection: self._settling.remove(connection, message_ids, token, keep_ms)
-        )
+
+        def remove(connection: sa.Connection, is_wary: bool) -> int:
+            return self._settling.remove(connection, message_ids, token, keep_ms, is_wary=is_wary)
+
+        return self._removed(remove)
 
     def purge_sent(self, *, limit: int = _CHOSEN_ROWS_MAX) -> int:
         """Delete up to `limit` rows that were kept for an audit and whose time is over."""
@@ -149,8 +153,12 @@ class OutboxStore:
             .order_by(self._outbox.c.due_at_ms)
             .limit(limit)
         )
-        with self._dialect.write(self._sibling) as connection:
-            return self._delete_rows(connection, connection.scalars(chosen).all())
+
+        def purge(connection: sa.Connection, is_wary: bool) -> int:
+            row_ids = connection.scalars(chosen).all()
+            return self._settling.purge(connection, row_ids, is_wary=is_wary)
+
+        return self._removed(purge)
 
     def waiting_before(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[bytes]]:
         """For each subject and ordering key, the ids of its unsent rows in the order of commits.
@@ -341,5 +349,11 @@ class OutboxStore:
 
         return repeat_when_undone(transaction)
 
-    def _delete_rows(self, connection: sa.Connection, row_ids: Sequence[int]) -> int:
-        return sum(delete_by(connection, self._outbox.c.id, ids) for ids in chunks(row_ids))
+    def _removed(self, remove: Callable[[sa.Connection, bool], int]) -> int:
+        """The same for what deletes rows; once more, warily, when the database refused one of them."""
+        try:
+            return self._written(lambda connection: remove(connection, False))
+        except sa.exc.DBAPIError as error:
+            if not self._dialect.is_refused(error):
+                raise
+        return self._written(lambda connection: remove(connection, True))

@@ -48,8 +48,12 @@ class Outlet:
 
 def insert_rows(
     connection: sa.Connection, link: Link, outlet: Outlet, rows: list[OutboxRow]
-) -> None:
-    """One INSERT. Raises the database's own error with a note that names the messages."""
+) -> bool:
+    """One INSERT; whether the database says that all rows are there.
+
+    Raises the database's own error with a note that names the messages. Rows with a dedupe id are
+    not asked about: one that was there before is none that is missing.
+    """
     token = outlet.token
     values: list[object] = []
     skips_known = False
@@ -58,7 +62,7 @@ def insert_rows(
         skips_known = skips_known or is_dedupe_id(row.message_id)
     text = outlet.insert_text(len(rows), skips_known)
     try:
-        _execute(connection, link, outlet.dialect, text, tuple(values))
+        inserted = _execute(connection, link, outlet.dialect, text, tuple(values))
     except sa.exc.DBAPIError as error:
         note = f"while writing {ids_text([row.message_id for row in rows])} to {outlet.outbox.fullname}"
         if outlet.dialect.is_table_missing(error):
@@ -75,6 +79,7 @@ def insert_rows(
         if outlet.dialect.is_overtaken(error):
             error.add_note(_OVERTAKEN)
         raise
+    return skips_known or not 0 <= inserted < len(rows)
 
 
 def _execute(
@@ -83,15 +88,14 @@ def _execute(
     dialect: OutboxDialect,
     text: str,
     values: tuple[object, ...],
-) -> None:
-    """Give it to the driver, as SQLAlchemy would, without what serves nobody here.
+) -> int:
+    """Give it to the driver, as SQLAlchemy would, without what serves nobody here; rows it changed.
 
     Each transaction with messages pays for this: on SQLAlchemy's own way a text without a result
     costs three times as much. That way is gone where somebody listens, by an event or a log.
     """
     if _is_listened_to(connection):
-        connection.exec_driver_sql(text, values)
-        return
+        return connection.exec_driver_sql(text, values).rowcount
     cursor = connection.connection.cursor()
     try:
         if not link.was_open:
@@ -102,7 +106,9 @@ def _execute(
     except BaseException as error:
         # What SQLAlchemy does with every error of a driver: its own type, handlers, lost connections.
         connection._handle_dbapi_exception(error, text, values, cursor, None)
+    count: int = cursor.rowcount
     cursor.close()
+    return count
 
 
 def _is_listened_to(connection: sa.Connection) -> bool:

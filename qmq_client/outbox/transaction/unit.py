@@ -194,9 +194,9 @@ class Unit:
                 outlet, rows = self._next_insert()
                 if not self._written:
                     self._written_at_s = outlet.monotonic_s()
-                insert_rows(connection, self._link, outlet, rows)
+                is_whole = insert_rows(connection, self._link, outlet, rows)
                 self._written += len(rows)
-                self._must_look |= self._is_strict
+                self._must_look |= self._is_strict or not is_whole
         finally:
             self._is_writing = False
         self._unwritten_bytes, self._is_overdue = 0, False
@@ -207,11 +207,11 @@ class Unit:
             return
         if self.is_lost or not self._rows[0][0].dialect.can_commit(self._link):
             raise lost_error(self.names())
-        if self._must_look and self._written:
-            self._reread(connection)
-        self._must_look = False
         if self._written < len(self._rows):
             self.write(connection)
+        if self._must_look:
+            self._reread(connection)
+        self._must_look = False
 
     def on_error(self, error: BaseException | None, *, is_disconnect: bool) -> None:
         """A statement of this transaction failed; whether anybody minds is not known here."""
@@ -312,12 +312,15 @@ class Unit:
             ids = list(expected)
             for first in range(0, len(ids), _IDS_PER_LOOK):
                 some = ids[first : first + _IDS_PER_LOOK]
-                query = sa.select(outbox.c.message_id).where(outbox.c.message_id.in_(some))
+                # With a limit: `sql_select_limit` of MySQL would put its own, and rows seem to be gone.
+                ids_here = outbox.c.message_id.in_(some)
+                query = sa.select(outbox.c.message_id).where(ids_here).limit(len(some))
                 missing.difference_update(connection.scalars(query, execution_options=AS_NAMED))
             if missing:
                 raise OutboxRowLostError(
                     f"{ids_text(missing)} written to {outbox.fullname} is gone before the commit: the "
-                    "database undid part of the transaction after an error. Roll back and try the "
+                    "database undid part of the transaction after an error, or a trigger or a rule of "
+                    "that table keeps rows out (`qmq doctor` looks for those). Roll back and try the "
                     "whole transaction again."
                 )
 

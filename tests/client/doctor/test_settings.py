@@ -90,6 +90,16 @@ def test_X1_a_bad_setting_of_mysql_is_found_and_gone_after_its_fix(
     assert ids(examine(mysql_shop)) == []
 
 
+def test_X1_W6_sessions_of_mysql_that_may_only_read_are_found_and_refused(
+    mysql_shop: sa.Engine,
+) -> None:
+    run(mysql_shop, "SET GLOBAL tx_read_only = 1")
+    with pytest.raises(sa.exc.OperationalError, match=r"@@tx_read_only is on.*SET GLOBAL"):
+        OutboxStore(mysql_shop).check_schema()
+    mend(mysql_shop, "server.read_only")
+    OutboxStore(mysql_shop).check_schema()
+
+
 def test_O1_W7_a_binary_log_of_statements_is_refused_before_rows_wait_for_ever(
     mysql_shop: sa.Engine,
 ) -> None:

@@ -1,0 +1,122 @@
+"""Rows that are to go and that the database keeps: marked as sent, and their deletion tried again later.
+
+Somebody's trigger, rule, row security or foreign key may keep a row from being deleted, with an error or
+without a word. The broker has the message, so to leave the row as it is would send it again at the end
+of each lease, for ever, and beyond the broker's memory as a new message. Marked as sent it is claimed by
+nobody and holds up none of its ordering key; `qmq doctor` finds it by its error. The chores try its
+deletion again when its time has come, so when the cause is gone, it goes too.
+
+See `docs/decisions/0022-rows-that-stay.md`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from qmq_client.outbox.relay.deletes import chunks, delete_by
+from qmq_client.outbox.table import SENT
+
+_log = logging.getLogger("qmq.outbox")
+
+#: How long until the deletion is tried again. Who mends the cause need not wait for it, and who does
+#: not pays one statement or two for each row in this time.
+AGAIN_MS: Final = 3_600_000
+#: How the error of such a row begins.
+UNDELETED: Final = "accepted by the broker, and not deleted by the database"
+_SILENTLY: Final = "no error; a trigger, a rule or row security keeps the row"
+_REASON_CHARACTERS_MAX: Final = 300
+
+#: Whether an error of the database says no to these rows, and would again.
+Refuses = Callable[[sa.exc.DBAPIError], bool]
+
+
+class Undeleted:
+    """The statements for one outbox, each on the connection it is given."""
+
+    def __init__(
+        self, outbox: sa.Table, now_ms: sa.ColumnElement[int], is_refused: Refuses
+    ) -> None:
+        self._outbox = outbox
+        self._now_ms = now_ms
+        self._is_refused = is_refused
+        self._marked = 0
+
+    def delete_what_can_be(
+        self,
+        connection: sa.Connection,
+        column: sa.Column[Any],
+        values: Sequence[Any],
+        where: Mapping[str, object],
+    ) -> int:
+        """Delete these rows, after the database has refused that for some of them, and mark the rest.
+
+        How many rows were changed. Halves what is refused until the bad ones stand alone. `where`:
+        further columns and what they must be.
+        """
+        if connection.dialect.name == "postgresql":
+            # What would refuse at the COMMIT only, and so all of them, is to do so here.
+            connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
+        changed = 0
+        groups = deque(chunks(values))
+        while groups:
+            group = groups.popleft()
+            try:
+                with connection.begin_nested():
+                    deleted = delete_by(connection, column, group, where=where)
+            except sa.exc.DBAPIError as error:
+                if not self._is_refused(error):
+                    raise
+                middle = len(group) // 2
+                if middle:
+                    groups.extendleft((group[middle:], group[:middle]))
+                else:
+                    changed += self.mark(connection, column, group, where, str(error.orig))
+                continue
+            changed += deleted
+            if deleted < len(group):
+                changed += self.mark(connection, column, group, where)
+        return changed
+
+    def mark(
+        self,
+        connection: sa.Connection,
+        column: sa.Column[Any],
+        values: Sequence[Any],
+        where: Mapping[str, object],
+        reason: str = _SILENTLY,
+    ) -> int:
+        """Mark those of these rows that are there still; how many."""
+        columns = self._outbox.c
+        text = f"{UNDELETED}: {_plain(reason)}"
+        update = sa.update(self._outbox).values(
+            state=SENT, due_at_ms=self._now_ms + AGAIN_MS, token=None, last_error=text
+        )
+        conditions = [columns[name] == value for name, value in where.items()]
+        marked = sum(
+            connection.execute(update.where(column.in_(some), *conditions)).rowcount
+            for some in chunks(values)
+        )
+        self._tell(marked, text)
+        return marked
+
+    def _tell(self, marked: int, text: str) -> None:
+        """A line when their number doubles, however many there are."""
+        before, self._marked = self._marked, self._marked + marked
+        if self._marked.bit_length() > before.bit_length():
+            _log.error(
+                "%d rows of %s are %s. `qmq doctor` looks for the cause",
+                self._marked,
+                self._outbox.fullname,
+                text,
+            )
+
+
+def _plain(reason: str) -> str:
+    """A text that every database takes, in one line."""
+    line = " ".join(reason.replace("\0", " ").split())
+    return line.encode("ascii", "backslashreplace").decode("ascii")[:_REASON_CHARACTERS_MAX]
