@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -121,3 +122,16 @@ def test_B11_what_is_gone_is_made_again_where_the_log_has_lost_its_beginning(
         assert not again.recovery.is_rebuilt
         assert again._queues.indexed_offset == again.durable_offset, "what was made is believed"
     assert world.store.first_offset > 0
+
+
+def test_the_log_keeps_what_is_not_in_queue_files_and_schedule() -> None:
+    """Whatever the checkpoint says: a start would need it should a journal be lost."""
+    world = World(RecordingDisk(), history=History(options=replace(RETAINING, dedupe_ids=0)))
+    given_up = 0
+    for _ in range(40):
+        world.send(world.frame(orders=300))
+        world.store._saver.write_checkpoint()
+        given_up += world.store.give_up_below(world.store.durable_offset)
+        kept_offset = min(world.store._queues.indexed_offset, world.store.schedule.copied_offset)
+        assert world.store.first_offset <= kept_offset
+    assert given_up

@@ -255,6 +255,19 @@ def test_the_oldest_of_too_many_files_go_and_are_not_made_again() -> None:
     check_answers(world.store, world.kept)  # by looking through the rest
 
 
+def test_a_lost_file_is_made_again_and_what_went_for_their_number_is_not() -> None:
+    world = filled(Keyed(options=replace(INDEXED, index_files=3)))
+    world.catch_up()
+    world.store.index.note()
+    newest = world.store.index.files()[-1]
+    world.disk.unlink(newest.path)
+    world = world.again()
+    lost = LogRange(newest.first_offset, world.store.durable_offset)
+    steps = [world.store.index.step(1) for _ in range(len(MIXED))]
+    assert sum(step.log_bytes for step in steps) <= lost.length
+    assert not world.store.index.gaps(lost)
+
+
 def test_without_entries_there_is_no_index_and_everything_is_looked_through() -> None:
     world = filled(Keyed(options=replace(INDEXED, index_entries=0)))
     world.catch_up()

@@ -115,6 +115,17 @@ def test_a_summary_says_what_is_in_its_segment(bytes_max: int) -> None:
         assert len(one.marks) > 2
 
 
+def test_a_segment_that_is_full_to_its_last_byte_has_a_summary_at_once() -> None:
+    world = Keyed(options=SMALL)
+    world.send("k")
+    first = world.store.written_offset
+    world.send("k", room=8)
+    left = SMALL.segment_bytes - world.store.written_offset
+    world.send("k", room=left - (world.store.written_offset - first) + 8)
+    assert world.store.durable_offset == SMALL.segment_bytes
+    assert [one.messages for one in summarise(world)] == [3]
+
+
 def test_with_very_many_subjects_only_their_number_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(summary, "SUBJECTS_MAX", 1)
     found = summarise(filled())
