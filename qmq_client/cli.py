@@ -7,6 +7,7 @@ group of `commands/root.py`. The exit codes of all sub-commands are in `commands
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -18,14 +19,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and leave with its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in {"-h", "--help"}:
-        print(help_text(found_commands()))
+        _tell(help_text(found_commands()))
         raise SystemExit(0 if given else 2)
     if given[0] == "--version":
-        print(f"qmq {version('qmq')}")
+        _tell(f"qmq {version('qmq')}")
         raise SystemExit(0)
     from qmq_client.commands.root import root
 
     root(given, prog_name="qmq")
+
+
+def _tell(text: str) -> None:
+    """Print this; where nobody takes it, end as the sub-commands do."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        # Else the interpreter tries once more when it ends, and shows how that fails.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(1) from None
+        print(f"Error: {error}", file=sys.stderr)
+        raise SystemExit(3) from None
 
 
 if __name__ == "__main__":

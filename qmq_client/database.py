@@ -17,6 +17,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import URL, make_url
 
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, OutboxMissingError
+from qmq_client.outbox.database.mysql import lift_limits
 from qmq_client.outbox.table import Tables, choose_journal, make_tables
 from qmq_client.settings.config import DatabaseSection, mask_secrets
 
@@ -62,6 +63,12 @@ def open_engine(
             value=f"{mask_secrets(section.url)} is a {backend} database",
             remedy=f"The outbox knows {', '.join(KNOWN_DATABASES)}.",
         )
+    if backend == "sqlite" and _is_in_memory(url):
+        raise ConfigurationError(
+            setting=f"database.{section.name}.url",
+            value=f"{mask_secrets(section.url)}: a database in memory, which no other process sees",
+            remedy="Give a file, like sqlite:////var/lib/shop/orders.db.",
+        )
     try:
         # A second one is for a claim ahead, and goes when the database rests (`OutboxStore.rest`).
         engine = sa.create_engine(
@@ -71,6 +78,8 @@ def open_engine(
         raise _no_driver(section, url, error) from error
     except sa.exc.ArgumentError as error:
         raise _not_usable(section, str(error)) from error
+    if backend in ("mysql", "mariadb"):
+        event.listen(engine, "connect", lift_limits)
     if backend != "sqlite":
         return engine
     refuse = _refuse_missing_directory if may_create else _refuse_missing_file
@@ -78,6 +87,11 @@ def open_engine(
     if may_create:
         event.listen(engine, "connect", choose_journal)
     return engine
+
+
+def _is_in_memory(url: URL) -> bool:
+    """Whether it ends with its only connection: SQLAlchemy gives it no pool that we could bound."""
+    return ":memory:" in (url.database or ":memory:") or url.query.get("mode") == "memory"
 
 
 def with_driver(url: URL) -> URL:

@@ -101,7 +101,7 @@ def _ask(
                 data += part
                 if len(data) > ANSWER_BYTES_MAX:
                     raise BrokerAnswerError(f"{url}: longer than {ANSWER_BYTES_MAX} bytes")
-    except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError) as error:
         raise ConfigurationError(
             setting="--broker", value=address.url, remedy="Use a URL like http://127.0.0.1:9470."
         ) from error

@@ -149,6 +149,8 @@ def _header(text: str) -> tuple[str, str]:
 
 def _tell_who_types() -> None:
     """A terminal gives no sign by itself that something is waited for."""
+    if sys.stdin is None:  # closed by whoever started this
+        raise click.UsageError("standard input is closed: give BODY.")
     if sys.stdin.isatty():
         click.echo("reading standard input; end it with Ctrl-D", err=True)
 

@@ -43,6 +43,22 @@ def test_a_url_without_a_driver_or_with_one_for_loops_gets_ours(given: str, used
     assert with_driver(make_url(f"{given}://a:b@c/d")).drivername == used
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite://",
+        "sqlite:///",
+        "sqlite:///:memory:",
+        "sqlite:///file::memory:?cache=shared&uri=true",
+        "sqlite:///file:shop?mode=memory&uri=true",
+    ],
+)
+@pytest.mark.parametrize("may_create", [True, False])
+def test_a_database_in_memory_is_refused(url: str, may_create: bool) -> None:
+    with pytest.raises(ConfigurationError, match=r"in memory.*Give a file"):
+        open_engine(section(url), {}, may_create=may_create)
+
+
 @pytest.mark.parametrize("kind", ["mysql", "mariadb", "postgresql", "sqlite"])
 def test_an_engine_without_a_driver_in_its_url_connects(
     make_database: MakeDatabase, kind: str

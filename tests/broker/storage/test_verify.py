@@ -206,3 +206,10 @@ def test_an_ordinary_folder_is_no_data_directory(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not a data directory"):
         verify_store(OsDisk(str(tmp_path)), FakeClock(), check_groups=check_groups)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_what_an_unfinished_backup_leaves_is_told_from_damage() -> None:
+    directory = directory_with_groups()
+    directory.remove(layout.FORMAT)
+    (fault,) = verify(directory).faults
+    assert "(exit code 3). A backup or a restore that did not end has none" in fault.line()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -64,12 +66,37 @@ def test_an_argument_that_is_no_text_is_a_wrong_call(arguments: list[str | bytes
     assert b"Traceback" not in result.stderr
 
 
-def test_an_output_that_takes_nothing_is_told_in_one_line() -> None:
+@pytest.mark.parametrize("arguments", [["config", "show"], ["--help"], ["--version"]])
+def test_an_output_that_takes_nothing_is_told_in_one_line(arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:
-        command = [sys.executable, "-m", "qmq_client.cli", "config", "show"]
+        command = [sys.executable, "-m", "qmq_client.cli", *arguments]
         result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE)
     assert result.returncode == exit_codes.UNREACHABLE
     assert result.stderr == b"Error: [Errno 28] No space left on device\n"
+
+
+def test_a_reader_that_went_away_is_no_error_to_tell() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as nobody:
+        command = [sys.executable, "-m", "qmq_client.cli", "--help"]
+        result = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE)
+    assert (result.returncode, result.stderr) == (1, b"")
+
+
+def test_a_body_from_a_closed_standard_input_is_a_wrong_call() -> None:
+    command = f"{shlex.quote(sys.executable)} -m qmq_client.cli send s <&-"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert result.returncode == exit_codes.WRONG_CALL
+    assert result.stderr.endswith("Error: standard input is closed: give BODY.\n")
+
+
+@pytest.mark.parametrize("host", ["h" * 64, f"{'h' * 63}." * 5])
+def test_a_host_that_no_name_may_have_is_a_wrong_call(host: str) -> None:
+    result = qmq("subjects", "--broker", f"http://{host}:9470")
+    assert result.returncode in (exit_codes.WRONG_CALL, exit_codes.UNREACHABLE)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Error: ")
 
 
 def test_version_is_that_of_the_distribution() -> None:

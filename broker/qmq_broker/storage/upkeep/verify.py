@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 import msgspec
 
@@ -33,6 +34,11 @@ from qmq_broker.storage.upkeep.verify_segment import (
     SegmentOutcome,
     SegmentTask,
     verify_segment,
+)
+
+_NO_FORMAT: Final = (
+    "The broker does not start (exit code 3). A backup or a restore that did not end has none: make "
+    "that anew, in an empty directory."
 )
 
 
@@ -108,7 +114,7 @@ def _look(disk: Disk, check_groups: CheckGroups, is_deep: bool, run: Run) -> Ver
     except CorruptionError as error:
         return _unknown(damaged(layout.FORMAT, error.reason))
     if format_ is None:
-        return _unknown(damaged(layout.FORMAT, "missing"))
+        return _unknown(damaged(layout.FORMAT, "missing", meaning=_NO_FORMAT))
     files = inspect_files(disk, format_, check_groups)
     journals = inspect_journals(disk, format_.store_id, files)
     look = _Look(disk, format_, files, run, is_deep=is_deep)
