@@ -12,6 +12,9 @@ from qmq_client.message import Message
 from qmq_client.testing import MemoryBroker, MemoryTransport
 from tests.client.consumer.kit import GROUP, SUBJECT, Bench
 
+#: The most that one pull may ask for.
+PULLED_MAX = 1_000
+
 
 @pytest.fixture
 def broker() -> MemoryBroker:
@@ -100,6 +103,32 @@ def test_an_extension_that_fails_takes_no_outcome_along(broker: MemoryBroker) ->
         broker.faults.is_unreachable = False
         deliveries[0].ack()
     assert broker.lag(SUBJECT, GROUP) == 0
+
+
+@pytest.mark.parametrize(("times", "requests"), [(1, 2), (2, 1)])
+def test_as_many_outcomes_as_a_pull_gives_go_behind_extensions_that_failed(
+    times: int, requests: int
+) -> None:
+    """What a request has room for is some, or nothing but, extensions that nobody needs any more."""
+    broker = MemoryBroker()
+    broker.put(*[Message(SUBJECT, number) for number in range(PULLED_MAX)])
+    transport = MemoryTransport(broker)
+    with pull(transport, subject=SUBJECT, group=GROUP, max_messages=PULLED_MAX) as deliveries:
+        assert len(deliveries) == PULLED_MAX
+        broker.faults.is_unreachable = True
+        for one in deliveries * times:
+            with pytest.raises(BrokerUnreachableError):
+                one.extend(60_000)
+        broker.faults.is_unreachable = False
+        before = transport.calls["settle"]
+        for number, one in enumerate(deliveries):
+            if number % 3:
+                one.ack()
+            else:
+                one.reject("odd")
+    assert transport.calls["settle"] - before == requests
+    assert broker.in_flight(SUBJECT, GROUP) == broker.lag(SUBJECT, GROUP) == 0
+    assert len(broker.dead_letters(SUBJECT, GROUP)) == len(range(0, PULLED_MAX, 3))
 
 
 def test_C3_an_outcome_that_comes_after_its_lease_is_told_in_the_log(
