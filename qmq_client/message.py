@@ -131,17 +131,18 @@ def message_to_record(
     headers = with_request_headers(_as_headers(message.headers))
     if message.dedupe_key is not None:
         headers = (*headers, (DEDUPE_HEADER, message.dedupe_key))
+    # By position: by name it takes twice as long, for every message.
     return Record(
-        message_id=message_id,
-        subject=message.subject,
-        body=body,
-        body_kind=body_kind,
-        key=message.key,
-        tags=tags if type(tags) is tuple else _as_tags(tags),
-        headers=headers,
-        born_at_ms=now_ms,
-        due_at_ms=due_at_ms,
-        expires_at_ms=expires_at_ms,
+        message_id,
+        message.subject,
+        body,
+        now_ms,
+        body_kind,
+        message.key,
+        tags if type(tags) is tuple else _as_tags(tags),
+        headers,
+        due_at_ms,
+        expires_at_ms,
     )
 
 
@@ -151,9 +152,12 @@ def record_to_message(record: Record, body_type: Any = Any) -> Message:
     for name, _ in record.headers:
         if name.startswith(RESERVED_PREFIX):
             del headers[name]
+    body = record.body
+    if body_type is not Any or record.body_kind is not BodyKind.BYTES:
+        body = decode_body(record.body_kind, body, body_type)
     return Message(
         record.subject,
-        decode_body(record.body_kind, record.body, body_type),
+        body,
         key=record.key,
         tags=record.tags,
         headers=headers,

@@ -9,8 +9,9 @@ order of the records.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import Final
 
 import msgspec
@@ -45,7 +46,7 @@ class DeliveriesHead(msgspec.Struct, frozen=True, kw_only=True):
     stale: tuple[tuple[Natural, Natural, Natural], ...] = ()
 
 
-class Delivered(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Delivered(msgspec.Struct, frozen=True, gc=False):
     """One message of an answer, still encoded; a struct, because one is made for every message.
 
     It holds nothing that could hold it, so the collector need not look at it.
@@ -74,15 +75,14 @@ def build_deliveries(
     per record. Requires: lengths add up to the records, runs add up to the number of lengths.
     """
     content = msgspec.msgpack.encode(head)
-    body = b"".join(
-        (
-            _LENGTH.pack(len(content)),
-            content,
-            struct.pack(f">{len(lengths)}I", *lengths),
-            *records,
-        )
+    return build_frame(
+        FrameKind.DELIVERIES,
+        _LENGTH.pack(len(content)),
+        content,
+        struct.pack(f">{len(lengths)}I", *lengths),
+        *records,
+        record_count=len(lengths),
     )
-    return build_frame(FrameKind.DELIVERIES, body, record_count=len(lengths))
 
 
 def parse_deliveries(data: bytes, *, frame_bytes_max: int) -> Deliveries:
@@ -92,39 +92,38 @@ def parse_deliveries(data: bytes, *, frame_bytes_max: int) -> Deliveries:
         raise ProtocolError(f"a frame of kind {header.kind.name} is no answer to a pull", offset=5)
     content = sized_part(data, header.head_bytes)
     head = decode_msgpack(content, DeliveriesHead)
-    count = header.record_count
+    record_count = header.record_count
     position = header.head_bytes + _LENGTH.size + len(content)
-    if position + 4 * count > len(data):
+    if position + 4 * record_count > len(data):
         raise ProtocolError("answer ends inside its record lengths", offset=position)
-    lengths = struct.unpack_from(f">{count}I", data, position)
-    if sum(run.count for run in head.runs) != count:
+    lengths = struct.unpack_from(f">{record_count}I", data, position)
+    if sum(run.count for run in head.runs) != record_count:
         raise ProtocolError("runs do not add up to the records", offset=position)
-    first_position = position + 4 * count
+    first_position = position + 4 * record_count
     fill_bytes = len(data) - first_position - sum(lengths)
     if not 0 <= fill_bytes < FRAME_ALIGNMENT_BYTES or any(data[len(data) - fill_bytes :]):
         raise ProtocolError("record lengths do not add up to the answer", offset=position)
     # A message of nothing would cost its reader far more memory than the four bytes it came in.
-    if count and min(lengths) < RECORD_FIXED_BYTES:
+    if lengths and min(lengths) < RECORD_FIXED_BYTES:
         raise ProtocolError(f"record shorter than {RECORD_FIXED_BYTES} bytes", offset=position)
     return Deliveries(head=head, messages=tuple(_messages(data, head, lengths, first_position)))
 
 
 def _messages(
     data: bytes, head: DeliveriesHead, lengths: tuple[int, ...], first: int
-) -> Iterator[Delivered]:
+) -> list[Delivered]:
+    messages: list[Delivered] = []
     pull_sequence = head.first_pull_sequence
     remaining = iter(lengths)
     for run in head.runs:
-        for sequence in range(run.first_sequence, run.first_sequence + run.count):
-            length = next(remaining)
-            yield Delivered(
-                sequence=sequence,
-                pull_sequence=pull_sequence,
-                attempt=run.attempt,
-                record=data[first : first + length],
-            )
-            first += length
+        attempt = run.attempt
+        # By position: by name it takes half as long again, for every message.
+        for sequence, length in zip(count(run.first_sequence), islice(remaining, run.count)):
+            after = first + length
+            messages.append(Delivered(sequence, pull_sequence, attempt, data[first:after]))
+            first = after
             pull_sequence += 1
+    return messages
 
 
 #: See the end of `requests.py`.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from io import BytesIO
 from typing import Final
 
 import msgspec
@@ -57,16 +58,23 @@ class FrameHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_frame(
-    kind: FrameKind, body: bytes, *, record_count: int = 0, subject_count: int = 0
+    kind: FrameKind, *parts: bytes | memoryview, record_count: int = 0, subject_count: int = 0
 ) -> bytes:
-    """A frame of any kind around `body`, filled to the alignment, not yet stamped."""
+    """A frame of any kind around a body, filled to the alignment, not yet stamped.
+
+    The body is these parts, one behind the other; each is copied once.
+    """
     head_bytes = FRAME_HEADER_BYTES + SEQUENCE_BYTES * subject_count
-    frame_bytes = aligned(head_bytes + len(body))
-    fill = bytes(frame_bytes - head_bytes - len(body))
+    body_end = head_bytes + sum(map(len, parts))
+    frame_bytes = aligned(body_end)
     sent = _SENT.pack(FRAME_MAGIC, FRAME_VERSION, kind, subject_count, frame_bytes, record_count)
-    body_crc = crc32c(fill, crc32c(body, crc32c(sent)))
-    head = sent + _CRC.pack(body_crc)
-    return b"".join((head, bytes(head_bytes - len(head)), body, fill))
+    head, fill = sent + bytes(head_bytes - _SENT_BYTES), bytes(frame_bytes - body_end)
+    # Nobody else has these bytes, so `getbuffer` and `getvalue` work on them where they are.
+    frame = BytesIO(b"".join((head, *parts, fill)))
+    body_crc = crc32c_without(frame.getvalue(), _SENT_BYTES, head_bytes)
+    with frame.getbuffer() as view:
+        _CRC.pack_into(view, _BODY_CRC_POSITION, body_crc)
+    return frame.getvalue()
 
 
 def stamp_frame(

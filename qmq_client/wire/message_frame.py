@@ -27,7 +27,7 @@ from qmq_client.wire.frame_kind import MESSAGE_KINDS, FrameKind, mark_bytes
 from qmq_client.wire.limits import DEFAULT_LIMITS, SUBJECTS_PER_FRAME_MAX, Limits
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
 from qmq_client.wire.names import check_name, is_name, shorten
-from qmq_client.wire.record import MESSAGE_ID_POSITION, RECORD_FIXED_BYTES, record_tag_hash
+from qmq_client.wire.record import MESSAGE_ID_POSITION, RECORD_FIXED_BYTES, record_tag_hashes
 
 _SUBJECT: Final = struct.Struct(">IB")
 
@@ -107,17 +107,17 @@ def build_message_frame(
     frame_bytes = aligned(records_end) + len(marks)
     if frame_bytes > limits.frame_bytes:
         raise _too_large("bytes", limits.frame_bytes, frame_bytes)
-    body = b"".join(
-        (
-            *table,
-            struct.pack(f">{count}I", *lengths),
-            struct.pack(f">{count}Q", *map(record_tag_hash, in_order)),
-            *in_order,
-            bytes(aligned(records_end) - records_end),
-            marks,
-        )
+    return build_frame(
+        kind,
+        *table,
+        struct.pack(f">{count}I", *lengths),
+        struct.pack(f">{count}Q", *record_tag_hashes(in_order)),
+        *in_order,
+        bytes(aligned(records_end) - records_end),
+        marks,
+        record_count=count,
+        subject_count=len(records),
     )
-    return build_frame(kind, body, record_count=count, subject_count=len(records))
 
 
 def parse_message_frame(

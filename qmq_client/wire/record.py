@@ -24,8 +24,10 @@ subject is found out. Documented for people in `docs/format/record.md`.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
+from operator import itemgetter
 from typing import Final
 
 import msgspec
@@ -67,6 +69,7 @@ MESSAGE_ID_POSITION: Final = 4
 FLAGS_POSITION: Final = 20
 #: One byte: how long the key is, 0 for none.
 KEY_BYTES_POSITION: Final = 21
+_SHAPE_TO_TAGS: Final = itemgetter(slice(FLAGS_POSITION, FLAGS_POSITION + _TO_TAGS.size))
 BORN_POSITION: Final = 28
 DELAYED_FLAG: Final = 0b100
 EXPIRES_FLAG: Final = 0b1000
@@ -93,7 +96,7 @@ _BODY_KINDS: Final = {
 }
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Record(msgspec.Struct, frozen=True, gc=False):
     """One message as values; `encode_record` and `decode_record` turn it into bytes and back.
 
     A struct, because one is made for every message and a frozen dataclass costs ten times as much.
@@ -104,13 +107,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     message_id: bytes
     subject: str
     body: bytes
+    #: When the message was made, by the producer's clock.
+    born_at_ms: int
     body_kind: BodyKind = BodyKind.BYTES
     key: str | None = None
     tags: tuple[str, ...] = ()
     #: Name and value pairs in the order given; names are unique.
     headers: tuple[tuple[str, str], ...] = ()
-    #: When the message was made, by the producer's clock.
-    born_at_ms: int
     #: When it may be delivered; None for at once.
     due_at_ms: int | None = None
     #: When it is of no use any more and becomes a dead letter instead of being delivered.
@@ -165,7 +168,11 @@ def decode_record(subject: str, data: bytes) -> Record:
     crc, message_id, flags, key_bytes, tags_bytes, headers_bytes, header_count, born_at_ms = (
         _FIXED.unpack_from(data)
     )
-    if extend_crc32c(_seed(subject), data[_CRC_BYTES:]) != crc:
+    try:
+        seed = _name_crc(subject)
+    except (InvalidNameError, TypeError) as error:
+        raise _no_subject(subject) from error
+    if extend_crc32c(seed, data[_CRC_BYTES:]) != crc:
         raise _altered(subject)
     body_kind = _BODY_KINDS.get(flags)
     if body_kind is None:
@@ -185,21 +192,20 @@ def decode_record(subject: str, data: bytes) -> Record:
         body_position += _EXPIRES.size
     if body_position > len(data):
         raise ProtocolError("record ends before its body", offset=len(data))
+    # By position: by name it takes twice as long, for every message.
     return Record(
-        message_id=message_id,
-        subject=subject,
-        body=data[body_position:],
-        body_kind=body_kind,
-        key=decode_key(data, position, tags_position) if key_bytes else None,
-        tags=decode_tags(data, tags_position, headers_position) if tags_bytes else (),
-        headers=(
-            decode_headers(data, headers_position, after_headers, header_count)
-            if header_count or headers_bytes
-            else ()
-        ),
-        born_at_ms=born_at_ms,
-        due_at_ms=due_at_ms,
-        expires_at_ms=expires_at_ms,
+        message_id,
+        subject,
+        data[body_position:],
+        born_at_ms,
+        body_kind,
+        decode_key(data, position, tags_position) if key_bytes else None,
+        decode_tags(data, tags_position, headers_position) if tags_bytes else (),
+        decode_headers(data, headers_position, after_headers, header_count)
+        if header_count or headers_bytes
+        else (),
+        due_at_ms,
+        expires_at_ms,
     )
 
 
@@ -207,7 +213,11 @@ def verify_record(subject: str, data: bytes) -> None:
     """Check the checksum alone; raises `ProtocolError` when it does not fit."""
     if len(data) < RECORD_FIXED_BYTES:
         raise _too_short(data)
-    if extend_crc32c(_seed(subject), data[_CRC_BYTES:]) != record_crc(data):
+    try:
+        seed = _name_crc(subject)
+    except (InvalidNameError, TypeError) as error:
+        raise _no_subject(subject) from error
+    if extend_crc32c(seed, data[_CRC_BYTES:]) != record_crc(data):
         raise _altered(subject)
 
 
@@ -229,6 +239,22 @@ def record_tag_hash(data: bytes) -> int:
         return 0
     first = RECORD_FIXED_BYTES + (_DUE.size if flags & DELAYED_FLAG else 0) + key_bytes
     return joined_tags_hash(data[first : first + tags_bytes])
+
+
+def record_tag_hashes(records: Sequence[bytes]) -> list[int]:
+    """The tag hash of each record. Requires: at least one, each made by `encode_record`.
+
+    Where keys and tags of all are equally long, as those of one kind of event mostly are, without a
+    step of Python for each.
+    """
+    shapes = set(map(_SHAPE_TO_TAGS, records))
+    if len(shapes) > 1:
+        return list(map(record_tag_hash, records))
+    flags, key_bytes, tags_bytes = _TO_TAGS.unpack(shapes.pop())
+    if not tags_bytes:
+        return [0] * len(records)
+    first = RECORD_FIXED_BYTES + (_DUE.size if flags & DELAYED_FLAG else 0) + key_bytes
+    return list(map(joined_tags_hash, map(itemgetter(slice(first, first + tags_bytes)), records)))
 
 
 def record_key(data: bytes) -> bytes:
@@ -259,12 +285,8 @@ def _altered(subject: str) -> ChecksumError:
     return ChecksumError(f"record checksum under subject {subject}")
 
 
-def _seed(subject: str) -> int:
-    """What the checksum of a record that came under this subject begins with."""
-    try:
-        return _name_crc(subject)
-    except (InvalidNameError, TypeError) as error:
-        raise ProtocolError(f"subject {shorten(subject)} is not a name") from error
+def _no_subject(subject: object) -> ProtocolError:
+    return ProtocolError(f"subject {shorten(subject)} is not a name")
 
 
 @lru_cache(maxsize=_SUBJECTS_KEPT_MAX)

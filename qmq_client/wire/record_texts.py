@@ -21,6 +21,8 @@ from qmq_client.wire.names import check_name, is_name, shorten
 
 _PAIR: Final = struct.Struct(">BH")
 _PAIR_BYTES: Final = _PAIR.size
+_pack_pair: Final = _PAIR.pack
+_unpack_pair: Final = _PAIR.unpack_from
 _HEADER_NAMES_KEPT_MAX: Final = 4096
 _TAGS_KEPT_MAX: Final = 1024
 #: What is longer than a few names together is not kept: nobody is to fill the memory with it.
@@ -82,7 +84,7 @@ def encode_headers(headers: tuple[tuple[str, str], ...], limits: Limits) -> byte
             raise _too_large(
                 f"header {name}", f"{limits.headers_bytes} bytes", f"{len(value_data)} bytes"
             )
-        parts += (_PAIR.pack(len(name_data), len(value_data)), name_data, value_data)
+        parts += (_pack_pair(len(name_data), len(value_data)), name_data, value_data)
     if len(headers) > 1 and len(dict(headers)) != len(headers):
         raise InvalidMessageError(
             field="headers",
@@ -103,10 +105,13 @@ def _encode_header_name(name: str) -> bytes:
 
 def decode_tags(data: bytes, first: int, after: int) -> tuple[str, ...]:
     """The tags in these bytes of a record."""
-    is_short = after - first <= _TAGS_KEPT_BYTES_MAX
-    split = _split_tags if is_short else _split_tags.__wrapped__
+    joined = data[first:after]
     try:
-        tags = split(data[first:after])
+        tags = (
+            _split_tags(joined)
+            if len(joined) <= _TAGS_KEPT_BYTES_MAX
+            else _split_tags.__wrapped__(joined)
+        )
     except UnicodeDecodeError as error:
         raise _not_utf8(first) from error
     if not tags:
@@ -132,7 +137,7 @@ def decode_headers(
             name_position = position + _PAIR_BYTES
             if name_position > after:
                 raise ProtocolError("record ends inside a header", offset=position)
-            name_bytes, value_bytes = _PAIR.unpack_from(data, position)
+            name_bytes, value_bytes = _unpack_pair(data, position)
             value_position = name_position + name_bytes
             next_position = value_position + value_bytes
             if next_position > after:

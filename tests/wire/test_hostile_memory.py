@@ -8,7 +8,12 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from qmq_client.wire.deliveries import DeliveriesHead, DeliveryRun, parse_deliveries
+from qmq_client.wire.deliveries import (
+    DeliveriesHead,
+    DeliveryRun,
+    build_deliveries,
+    parse_deliveries,
+)
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import (
     FrameKind,
@@ -146,6 +151,22 @@ def test_an_answer_of_empty_records_is_refused_before_a_message_is_made() -> Non
             read_deliveries(data)
 
     assert peak_bytes(call) < 4 * len(data)
+
+
+def test_a_long_frame_and_a_long_answer_are_made_with_one_copy_of_their_records() -> None:
+    records = [encode_record(Record(bytes(16), "s", bytes(100_000), 1)) for _ in range(20)]
+    long_bytes = sum(map(len, records))
+    head = DeliveriesHead(
+        subject="s",
+        token=1,
+        lease_ms=1,
+        first_pull_sequence=0,
+        runs=(DeliveryRun(first_sequence=0, count=len(records), attempt=1),),
+    )
+    lengths = list(map(len, records))
+    build_message_frame({"s": records})  # makes tables that stay
+    assert peak_bytes(lambda: build_message_frame({"s": records})) < 1.1 * long_bytes
+    assert peak_bytes(lambda: build_deliveries(head, lengths, records)) < 1.1 * long_bytes
 
 
 def test_a_frame_of_a_mebibyte_of_zeros_costs_no_more_than_its_length() -> None:

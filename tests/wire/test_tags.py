@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq_client.wire.checksum import crc32c
-from qmq_client.wire.record import Record, encode_record, record_tag_hash
+from qmq_client.wire.record import Record, encode_record, record_tag_hash, record_tag_hashes
 from qmq_client.wire.tags import joined_tags_hash, tag_hash
 from tests.wire.hostile import NAMES, examples, records
 
@@ -52,3 +53,19 @@ def test_different_tags_mostly_differ() -> None:
 
 def record_with_tags(tags: tuple[str, ...]) -> Record:
     return Record(message_id=bytes(16), subject="a", body=b"", tags=tags, born_at_ms=0)
+
+
+@pytest.mark.parametrize("due_at_ms", [None, 7])
+@pytest.mark.parametrize("key", [None, "order-17"])
+@pytest.mark.parametrize("tags", [(), ("red", "tin"), ("of-one-length",), ("blue",)])
+def test_the_hashes_of_many_records_are_those_of_each(
+    tags: tuple[str, ...], key: str | None, due_at_ms: int | None
+) -> None:
+    alike = [
+        encode_record(Record(bytes(16), "s", body, 1, key=key, tags=each, due_at_ms=due_at_ms))
+        for body in (b"", b"longer")
+        for each in (tags, tags[::-1])
+    ]
+    others = [encode_record(record_with_tags(("a",))), encode_record(record_with_tags(()))]
+    for records_ in (alike, alike[:1], alike + others, others):
+        assert record_tag_hashes(records_) == [record_tag_hash(each) for each in records_]
