@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from qmq_client.doctor.finding import Findings, Thresholds, found
 from qmq_client.doctor.rights import is_denied, missing
-from qmq_client.outbox.database.mysql import IS_READ_ONLY, WITHOUT_GUARDS, session_read_only
+from qmq_client.outbox.database.mysql import IS_READ_ONLY, WITHOUT_LIMITS, session_read_only
 
 _STATEMENT_S_MAX: Final = 10
 _STRICT: Final = ("STRICT_TRANS_TABLES", "STRICT_ALL_TABLES")
@@ -23,7 +23,7 @@ _TRANSACTIONS_MAX: Final = 5
 
 def bound(connection: sa.Connection) -> None:
     """No statement of this connection runs long."""
-    connection.exec_driver_sql(WITHOUT_GUARDS)  # or it would see a part of what is there
+    connection.exec_driver_sql(WITHOUT_LIMITS)  # or it would see a part of what is there
     dialect: Any = connection.dialect
     if dialect.is_mariadb:
         connection.exec_driver_sql(f"SET SESSION max_statement_time = {_STATEMENT_S_MAX}")

@@ -35,7 +35,7 @@ NOW_MS: Final = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV
 IS_READ_ONLY: Final = "CAST(@@global.read_only AS CHAR) NOT IN ('0', 'OFF')"
 #: What a server may be told for the sake of people: to cut results short, to refuse to delete by a list,
 #: to refuse or to end what takes long. All of it makes our statements fail, and one of them lie.
-WITHOUT_GUARDS: Final = (
+WITHOUT_LIMITS: Final = (
     "SET SESSION sql_select_limit = 18446744073709551615, sql_safe_updates = 0, sql_big_selects = 1 "
     "/*M!100100 , max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */"
 )
@@ -62,6 +62,13 @@ _PACKET_OVERHEAD_BYTES: Final = 64 * 1024
 #: Where the record stands in a claimed row.
 _RECORD: Final = 4
 _OLDEST: Final = {True: (10, 6), False: (8, 0, 1)}
+
+
+def lift_limits(driver: Any, _: object = None) -> None:
+    """Free a blocking connection of our own from limits for people; may listen to `connect`."""
+    cursor = driver.cursor()
+    cursor.execute(WITHOUT_LIMITS)
+    cursor.close()
 
 
 def session_read_only(is_mariadb: bool) -> str:
@@ -234,8 +241,8 @@ class MySqlDialect(ServerDialect):
             driver.set_character_set(_UTF8)
         cursor = driver.cursor()
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        cursor.execute(WITHOUT_GUARDS)
         cursor.close()
+        lift_limits(driver)
 
 
 def _fitting(found: Sequence[Any], bytes_max: int) -> Sequence[Any]:

@@ -9,7 +9,7 @@ from sqlalchemy.pool import NullPool
 from qmq_client.doctor import examine
 from qmq_client.outbox.relay.undeleted import UNDELETED
 from tests.client.doctor.test_tables import put_row, shop_of
-from tests.client.doctor.ward import a_server, a_shop, finding_of, ids, mend, run
+from tests.client.doctor.ward import a_server, a_shop, command, finding_of, ids, mend, run
 from tests.conftest import MakeDatabase
 from tests.services.databases import Database, Databases
 
@@ -167,3 +167,4 @@ def test_X1_an_examination_sees_all_where_the_server_cuts_results_short(
         shop = a_shop(server)
         run(shop, "SET GLOBAL sql_select_limit = 1; SET GLOBAL max_join_size = 1")
         assert ids(examine(shop)) == []
+        assert command(shop, "qmq db check").endswith(": as it should be\n")
