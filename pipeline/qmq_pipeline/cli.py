@@ -33,7 +33,7 @@ _NEEDED: Final = ("pyspark", "pyarrow", "numpy")
 @click.group()
 @click.pass_context
 def pipeline(context: click.Context) -> None:
-    """Bring messages into tables, audit them, report on them, replay them (needs Spark)."""
+    """Turn messages into tables; audit, report on and replay them (needs Spark)."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing and not set(context.help_option_names) & set(sys.argv):
         click.echo(
@@ -46,8 +46,8 @@ def pipeline(context: click.Context) -> None:
 
 @pipeline.command()
 @job_options
-@click.option("--skip-expired", is_flag=True, help="Go on behind what retention has given up.")
-@click.option("--follow", is_flag=True, help="Go on with what comes, until SIGINT or SIGTERM.")
+@click.option("--skip-expired", is_flag=True, help="Continue behind what retention has deleted.")
+@click.option("--follow", is_flag=True, help="Keep ingesting until SIGINT or SIGTERM.")
 @click.option(
     "--every",
     "every_s",
@@ -55,10 +55,10 @@ def pipeline(context: click.Context) -> None:
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="With --follow: look for news at most so often.",
+    help="With --follow: the least time between two looks for new messages.",
 )
 def ingest(*, skip_expired: bool, follow: bool, every_s: float, **options: Any) -> None:
-    """Bring what is new in logs and outboxes into the bronze tables."""
+    """Read what is new in logs and outboxes into the bronze tables."""
     if follow:
         _follow(every_s, skip_expired=skip_expired, **options)
         return
@@ -134,7 +134,7 @@ def marts(*, is_full: bool, **options: Any) -> None:
     "--out", metavar="FILE", default="qmq-report.html", show_default=True, help="The report."
 )
 def report(*, out: str, **options: Any) -> None:
-    """Write what the tables say as one page of HTML, to be opened in any browser."""
+    """Write a report of the tables: one HTML page that opens in any browser."""
     from qmq_pipeline.jobs.report import report as work
 
     with running_job(options) as job:
@@ -145,7 +145,7 @@ def report(*, out: str, **options: Any) -> None:
 @pipeline.command()
 @job_options
 @audit_options
-@click.option("--cross-check", is_flag=True, help="Join everything instead of comparing bitmaps.")
+@click.option("--cross-check", is_flag=True, help="Join all rows instead of comparing tallies.")
 def audit(*, cross_check: bool, **options: Any) -> None:
     """Compare committed, stored and delivered: lost, ghost, duplicate, late, altered.
 
@@ -164,7 +164,7 @@ def audit(*, cross_check: bool, **options: Any) -> None:
 @pipeline.command()
 @job_options
 def archive(**options: Any) -> None:
-    """Write sealed segments as Parquet into the folder --tables, and prove each row."""
+    """Write sealed segments as Parquet into the folder --tables, and verify each row."""
     from qmq_pipeline.jobs.archive import archive as work
 
     with running_job(options) as job:
@@ -181,16 +181,20 @@ def archive(**options: Any) -> None:
 @job_options
 @click.option("--where", required=True, metavar="SQL", help="Condition on the table lifecycle.")
 @click.option("--to", required=True, metavar="TARGET", help="subject:NAME or group:NAME.")
-@click.option("--name", help="Names the replay: the same name sends the same ids. Its time else.")
+@click.option(
+    "--name", help="Name of the replay; the same name sends the same ids. By default its time."
+)
 @click.option("--same-ids", is_flag=True, help="Keep the ids; the broker drops those it remembers.")
-@click.option("--send", "is_sending", is_flag=True, help="Without it only say what would be sent.")
+@click.option(
+    "--send", "is_sending", is_flag=True, help="Send; without it, only show what would be sent."
+)
 @click.option(
     "--limit", type=click.IntRange(1), default=10_000, show_default=True, help="Messages at most."
 )
 def replay(*, where: str, to: str, name: str | None, **options: Any) -> None:
-    """Send messages of the tables again, or give a group its dead letters again.
+    """Send messages from the tables again, or deliver a group its dead letters again.
 
-    First without --send: it says what would be sent.
+    Without --send it only shows what would be sent.
     """
     from qmq_pipeline.jobs.replay import Order, parse_target
     from qmq_pipeline.jobs.replay import replay as work
@@ -221,12 +225,12 @@ def replay(*, where: str, to: str, name: str | None, **options: Any) -> None:
 @job_options
 @audit_options
 @full_option
-@click.option("--skip-expired", is_flag=True, help="Go on behind what retention has given up.")
+@click.option("--skip-expired", is_flag=True, help="Continue behind what retention has deleted.")
 @click.option(
     "--out", metavar="FILE", default="qmq-report.html", show_default=True, help="The report."
 )
 def run(*, skip_expired: bool, is_full: bool, out: str, **options: Any) -> None:
-    """Do it all in order: ingest, lifecycle, marts, audit, report.
+    """Run ingest, lifecycle, marts, audit and report, in this order.
 
     Exit codes: 0 nothing was found, 1 findings, 2 wrong call, 3 unreachable.
     """

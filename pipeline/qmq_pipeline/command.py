@@ -76,7 +76,7 @@ def audit_options(function: _Function) -> _Function:
                 "--grace",
                 "grace_s",
                 default=60.0,
-                help="What was committed later than so long before the end may still be on its way.",
+                help="Messages committed this shortly before the end may still be on their way.",
                 **seconds,
             ),
             click.option(
@@ -91,10 +91,12 @@ def audit_options(function: _Function) -> _Function:
             click.option(
                 "--rows-kept",
                 is_flag=True,
-                help="Accepted rows stay in every outbox (keep_sent_s).",
+                help="Every outbox keeps its accepted rows (keep_sent_s).",
             ),
             click.option(
-                "--closed-world", is_flag=True, help="No message comes from other producers."
+                "--closed-world",
+                is_flag=True,
+                help="There are no other producers than those of the outboxes.",
             ),
         )
     ):
@@ -104,7 +106,7 @@ def audit_options(function: _Function) -> _Function:
 
 def full_option(function: _Function) -> _Function:
     """For jobs whose tables follow from others."""
-    text = "Make the tables anew as a whole, not only what has changed."
+    text = "Rebuild the tables completely, not only what has changed."
     return click.option("--full", "is_full", is_flag=True, help=text)(function)
 
 

@@ -30,7 +30,7 @@ _reason_option = click.option("--reason", help="Shown to clients that are refuse
 def status(broker: str | None, config_file: Path | None, as_json: bool) -> None:
     """Show whether the broker serves, and if not, why.
 
-    Exit codes: 0 it serves (a read-only one its consumers), 1 it serves nobody, 2 wrong call, 3 no
+    Exit codes: 0 it serves (if read-only, its consumers), 1 it serves nobody, 2 bad usage, 3 no
     broker answers.
     """
     address = broker_address(broker, config_file)
@@ -48,9 +48,9 @@ def status(broker: str | None, config_file: Path | None, as_json: bool) -> None:
 def readonly(
     *, switch: str, reason: str | None, broker: str | None, config_file: Path | None, as_json: bool
 ) -> None:
-    """Refuse new messages, or accept them again; consumers go on.
+    """Refuse new messages, or accept them again; consumers are served as before.
 
-    Lasts until the broker restarts, which follows its own options. Exit codes: 0 done, 1 the broker
+    Lasts until the broker restarts; then its own options apply. Exit codes: 0 done, 1 the broker
     refused, 2 bad usage or a token without the role, 3 no broker answers.
     """
     address = broker_address(broker, config_file)
@@ -66,7 +66,7 @@ def drain(
 ) -> None:
     """Shut down in order: refuse messages, answer waiting pulls, then end the process.
 
-    Exit codes: 0 it has begun, 1 the broker refused, 2 bad usage or a token without the role, 3 no
+    Exit codes: 0 it has started, 1 the broker refused, 2 bad usage or a token without the role, 3 no
     broker answers.
     """
     address = broker_address(broker, config_file)

@@ -41,7 +41,7 @@ def message() -> None:
     type=click.IntRange(1, _FOUND_MAX),
     default=100,
     show_default=True,
-    help="Messages at most.",
+    help="Maximum number of messages.",
 )
 @broker_options
 def find(
@@ -94,10 +94,10 @@ def find(
 @click.argument("message_id")
 @broker_options
 def show(message_id: str, broker: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Show all that is known of one message, and what became of it in each group.
+    """Show everything known about one message, and what became of it in each group.
 
-    A message that was sent again after the dedupe window is shown once for each place. One that waits
-    for its due time is shown as such. Exit code 1 when it is not there.
+    A message that was sent again after the dedupe window is shown once for each copy, a delayed one
+    as waiting. Exit code 1 when there is no such message.
     """
     answer = _ask(broker, config_file, {"id": _checked(message_id), "count": _FOUND_MAX})
     if not answer["messages"] and _show_waiting(broker, config_file, message_id, as_json):
@@ -121,10 +121,10 @@ def show(message_id: str, broker: str | None, config_file: Path | None, as_json:
 @click.argument("message_id")
 @broker_options
 def trace(message_id: str, broker: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Tell the story of one message: stored, given to whom, what came of it, where it is now.
+    """Tell the story of one message: when it was stored, who got it, what they did, where it is.
 
-    What is older than the broker's memory of it is said to be missing. Exit code 1 when the message
-    is not there.
+    Says so where the story begins before the broker's records. Exit code 1 when there is no such
+    message.
     """
     wanted = _checked(message_id)
     address = broker_address(broker, config_file)

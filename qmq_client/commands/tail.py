@@ -32,10 +32,12 @@ _LOOK_S: Final = 0.5
     type=click.IntRange(0),
     default=10,
     show_default=True,
-    help="Messages at most; with --follow before those to come.",
+    help="Maximum number of messages; with --follow, before the new ones.",
 )
-@click.option("--first", type=click.IntRange(0), help="From this sequence on, and not the last.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is stored from now on.")
+@click.option(
+    "--first", type=click.IntRange(0), help="Print from this sequence on, not the last messages."
+)
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new messages.")
 @broker_options
 def tail(
     *,
@@ -47,10 +49,10 @@ def tail(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Print the last messages of SUBJECT, oldest first; with --json one object on each line.
+    """Print the last messages of SUBJECT, oldest first; with --json one object per line.
 
-    What retention or a quarantine took is passed over, and counted on standard error. Exit code 1
-    when there is no such subject; with --follow it is waited for.
+    Messages lost to retention or a quarantine are skipped, and counted on standard error. Exit code 1
+    when there is no such subject; with --follow, wait for it.
     """
     address = broker_address(broker, config_file)
     place = _last(address, subject, count) if first is None else first

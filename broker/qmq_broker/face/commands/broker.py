@@ -72,9 +72,9 @@ def tls_options(function: _Function) -> _Function:
         return function(tls=tls, **others)
 
     for name, text in (
-        ("--tls-client-ca", "Take only clients with a certificate of these authorities."),
+        ("--tls-client-ca", "Accept only clients with a certificate from these authorities."),
         ("--tls-key", "Its private key, PEM, not encrypted."),
-        ("--tls-cert", "Speak TLS with this certificate chain, PEM; read again when it changes."),
+        ("--tls-cert", "Serve TLS with this certificate chain, PEM; reloaded when it changes."),
     ):
         with_tls = click.option(name, default="", metavar="FILE", help=text)(with_tls)
     return cast("_Function", with_tls)
@@ -91,7 +91,7 @@ def broker() -> None:
     "directory",
     required=True,
     type=click.Path(file_okay=False),
-    help="Data directory; made when it is not there.",
+    help="Data directory; created if it does not exist.",
 )
 @click.option(
     "--listen",
@@ -104,60 +104,62 @@ def broker() -> None:
     "tokens_file",
     default="",
     metavar="FILE",
-    help="Refuse whoever shows no token of this file; see `qmq broker token`.",
+    help="Refuse callers without a token from this file; see `qmq broker token`.",
 )
 @tls_options
 @click.option(
     "--insecure",
     is_flag=True,
-    help="Listen beyond this machine without tokens, or without TLS.",
+    help="Allow listening beyond this machine without tokens or TLS.",
 )
 @click.option(
     "--segment-bytes",
     type=int,
     callback=_check_segment_bytes,
     help=f"Length of a commit log segment of a new directory: {_SEGMENT_RULE}; {SEGMENT_BYTES} by "
-    "default. An old one keeps its own.",
+    "default. An existing directory keeps its own.",
 )
 @click.option("--reserve-bytes", type=int, help="Free disk space below which messages are refused.")
 @click.option(
     "--retain-hours",
     type=float,
     callback=_check_retain_hours,
-    help="Age at which segments of the commit log are given up; 72 by default.",
+    help="Age at which segments of the commit log are deleted; 72 by default.",
 )
 @click.option(
-    "--retain-bytes", type=int, help="Length above which the oldest segments are given up."
+    "--retain-bytes",
+    type=int,
+    help="Length of the commit log above which the oldest segments are deleted.",
 )
 @click.option(
     "--force-retention",
     is_flag=True,
-    help="Give up also what a consumer group has not got yet; what it loses is counted.",
+    help="Delete even what a consumer group has not received yet; its losses are counted.",
 )
 @click.option(
     "--index-entries",
     type=int,
-    help="Entries in a file of the key index; 2000000 by default (42 MB), 0 for no key index.",
+    help="Entries per file of the key index; 2000000 by default (42 MB); 0 for no key index.",
 )
 @click.option(
     "--drain-ms",
     type=int,
     default=10_000,
     show_default=True,
-    help="How long a stop waits for requests that are under way.",
+    help="How long a stop waits for requests in progress.",
 )
-@click.option("--read-only", is_flag=True, help="Serve pulls and settlements, take no messages.")
+@click.option("--read-only", is_flag=True, help="Serve pulls and settlements, but refuse messages.")
 @click.option(
     "--quarantine",
     is_flag=True,
-    help="Give up damaged ranges of the logs, after a copy and a report in quarantine/.",
+    help="Give up damaged ranges of the logs, after copying and reporting them to quarantine/.",
 )
 @click.option(
     "--log-level",
     default="info",
     show_default=True,
     type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Log lines of this level and above.",
+    help="Lowest level that is logged.",
 )
 def serve(  # noqa: PLR0913  # one argument for each option
     *,
@@ -179,9 +181,9 @@ def serve(  # noqa: PLR0913  # one argument for each option
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    Exit codes: 0 stopped in order, 1 stopped but not in order, 2 usage, tokens or certificate, too few
-    open files, 3 data directory in use or
-    of another version, 4 accepted data is damaged, 5 a write or sync failed, 6 address in use.
+    Exit codes: 0 stopped cleanly, 1 stopped early, 2 bad usage, tokens or certificate, or too few
+    open files, 3 data directory in use or of another version, 4 accepted data is damaged, 5 a write
+    or sync failed, 6 address in use.
     """
     host, port = _parse_listen(listen)
     if not insecure:

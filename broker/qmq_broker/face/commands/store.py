@@ -44,7 +44,7 @@ DUMPED: Final = (
     "waiting",
 )
 _DUMP_HELP: Final = (
-    "Print what stands in the files of one KIND, also beside a running broker.\n\n"
+    "Print the contents of the files of one KIND; the broker may be running.\n\n"
     f"KIND is one of {', '.join(DUMPED)}."
 )
 _DIRECTORY: Final = click.Path(exists=True, file_okay=False)
@@ -59,12 +59,12 @@ def store() -> None:
 @click.argument("directory", type=_DIRECTORY)
 @click.option("--deep", "is_deep", is_flag=True, help="Verify the checksum of each record too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--workers", type=click.IntRange(1, 8), help="Processes; by default one for a core.")
+@click.option("--workers", type=click.IntRange(1, 8), help="Processes; by default one per core.")
 def verify(directory: str, *, is_deep: bool, as_json: bool, workers: int | None) -> None:
     """Read and check every file of a stopped broker; changes nothing.
 
-    Exit codes: 0 all is well, 1 derived files are wrong and made again by the next start, 3 in use or
-    no data directory, 4 accepted data is damaged.
+    Exit codes: 0 all is well, 1 derived files are wrong and will be rebuilt by the next start, 3 in
+    use or no data directory, 4 accepted data is damaged.
     """
     with store_errors():
         found = _verified(directory, is_deep=is_deep, workers=workers)
@@ -85,14 +85,14 @@ def verify(directory: str, *, is_deep: bool, as_json: bool, workers: int | None)
     "first",
     type=click.IntRange(0, 2**63 - 1),
     default=0,
-    help="Offset in the log to begin at; of entries, the sequence.",
+    help="Offset in the log to begin at; for entries, the sequence.",
 )
 @click.option(
     "--limit",
     type=click.IntRange(1, 2**31),
     default=100,
     show_default=True,
-    help="Rows at most.",
+    help="Maximum number of rows.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each row.")
 def dump(
@@ -117,9 +117,9 @@ def dump(
 @click.argument("what", type=click.Choice(["queues", "all"]), default="queues")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def rebuild(directory: str, what: str, *, as_json: bool) -> None:
-    """Make derived files of a stopped broker again from the logs: the consume queues, or all.
+    """Rebuild derived files of a stopped broker from the logs: the consume queues, or all.
 
-    With `all` key index, summaries and the journal of ids are removed too; the broker makes them again.
+    `all` also removes key index, summaries and the journal of ids; the broker rebuilds them.
     """
     from qmq_broker.storage.files.disk import OsDisk
     from qmq_broker.storage.upkeep.rebuild import rebuild_store
@@ -143,13 +143,15 @@ def rebuild(directory: str, what: str, *, as_json: bool) -> None:
 @store.command()
 @click.argument("directory", type=_DIRECTORY)
 @click.argument("target", type=click.Path(file_okay=False))
-@click.option("--copy", "no_links", is_flag=True, help="Copy sealed segments, link none.")
+@click.option(
+    "--copy", "no_links", is_flag=True, help="Copy sealed segments instead of linking them."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def backup(directory: str, target: str, *, no_links: bool, as_json: bool) -> None:
-    """Copy a data directory into the empty directory TARGET, also while a broker writes it.
+    """Copy a data directory into the empty directory TARGET; the broker may be running.
 
-    Everything acknowledged before is in the copy, and the copy opens. On the same file system sealed
-    segments are linked, not copied: they take no room, and share the fate of the disk.
+    The copy has everything acknowledged before, and opens. On the same file system sealed segments
+    are linked, not copied: they take no room, and share the fate of the disk.
     """
     from qmq_broker.storage.files.disk import OsDisk, link_file
     from qmq_broker.storage.upkeep.backup import back_up
@@ -170,9 +172,9 @@ def backup(directory: str, target: str, *, no_links: bool, as_json: bool) -> Non
 @click.argument("target", type=click.Path(file_okay=False))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def restore(directory: str, target: str, *, as_json: bool) -> None:
-    """Copy the backup DIRECTORY, verified first, into the empty directory TARGET.
+    """Verify the backup DIRECTORY, then copy it into the empty directory TARGET.
 
-    The backup stays as it is. A damaged or half-made one is refused (exit codes 4 and 3).
+    The backup is not changed. A damaged or incomplete one is refused (exit codes 4 and 3).
     """
     from qmq_broker.storage.files.disk import OsDisk
     from qmq_broker.storage.upkeep.backup import back_up

@@ -31,7 +31,7 @@ _file_option = click.option(
     "path",
     required=True,
     metavar="FILE",
-    help="The file that `qmq broker serve --tokens` is given; add makes it.",
+    help="The file for `qmq broker serve --tokens`; `add` creates it.",
 )
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
@@ -58,22 +58,24 @@ def _rights(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tu
     required=True,
     metavar="ROLE[:SUBJECTS]",
     callback=_rights,
-    help="producer, consumer or admin; SUBJECTS is a subject, its beginning and *, or * (default). "
-    "May be given several times.",
+    help="producer, consumer or admin; SUBJECTS is a subject, a prefix followed by *, or * (default). "
+    "May be repeated.",
 )
 @click.option(
-    "--days", type=click.IntRange(1, 36_500), help="Ends after so many days; never by default."
+    "--days",
+    type=click.IntRange(1, 36_500),
+    help="Days until it expires; by default it never does.",
 )
 @click.option(
     "--certificate",
     default="",
     metavar="CN",
-    help="Make no token: a client certificate with this name has these roles.",
+    help="Make no token: give the roles to client certificates with this name.",
 )
 @click.option(
     "--out",
     metavar="FILE",
-    help="Write the token into this new file, which nobody but its owner may read; do not print it.",
+    help="Write the token to this new file, readable only by its owner, instead of printing it.",
 )
 @_json_option
 def add(
@@ -86,7 +88,7 @@ def add(
     out: str | None,
     as_json: bool,
 ) -> None:
-    """Make a token for NAME, and print it or write it into a file: it is kept nowhere else.
+    """Make a token for NAME and print it, or write it to a file: it is kept nowhere else.
 
     Exit codes: 0 made, 1 a file cannot be read or written, 2 wrong call.
     """
@@ -124,7 +126,7 @@ def add(
 @_file_option
 @_json_option
 def list_tokens(path: str, as_json: bool) -> None:
-    """List tokens and certificates; the secrets are not there to be shown.
+    """List tokens and certificates. The secrets are not stored, so they cannot be shown.
 
     Exit codes: 0 listed, 1 the file cannot be read, 2 wrong call.
     """
@@ -150,7 +152,7 @@ def list_tokens(path: str, as_json: bool) -> None:
 @_file_option
 @_json_option
 def revoke(token_id: str, path: str, as_json: bool) -> None:
-    """Let the token with this id count no more; requests that are under way are still answered.
+    """Revoke the token with this id. Requests in progress are still answered.
 
     Exit codes: 0 revoked, 1 there is no such token or the file cannot be written, 2 wrong call.
     """
