@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -172,6 +175,16 @@ def test_a_token_that_does_not_count_leaves_no_file_behind(tmp_path: Path) -> No
     assert "Restore it from a copy" in said
     path.unlink()
     assert run(*words)[0] == 0
+
+
+def test_a_token_that_cannot_be_written_leaves_half_a_file_to_nobody(tmp_path: Path) -> None:
+    out = tmp_path / "shop.token"
+    words = ["add", "shop", "--tokens", str(tmp_path / "tokens.json"), "--role", "producer"]
+    command = [sys.executable, "-m", "qmq_client.cli", "broker", "token", *words, "--out", str(out)]
+    limited = f"ulimit -f 0; exec {shlex.join(command)}"
+    full = subprocess.run(limited, shell=True, capture_output=True, text=True)
+    assert (full.returncode, out.exists()) == (1, False)
+    assert f"{out}: File too large; give --out a file that can be written" in full.stderr
 
 
 def test_a_token_may_end_by_itself(tmp_path: Path) -> None:

@@ -39,7 +39,14 @@ def read_bounded(path: str, bytes_max: int) -> bytes:
 
 
 def write_new(path: str, data: bytes) -> None:
-    """Make a file that its owner alone may read; raises `OSError` when there is one already."""
+    """Make a file that its owner alone may read, whole or not at all.
+
+    Raises `OSError`, of which `FileExistsError` when there is one already.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+    except OSError:
+        os.unlink(path)
+        raise

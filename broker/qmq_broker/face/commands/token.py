@@ -199,11 +199,15 @@ def _secret_written(path: str | None, text: str) -> Iterator[None]:
 def _write_secret(path: str, text: str) -> None:
     try:
         write_new(path, f"{text}\n".encode())
+    except FileExistsError as error:
+        _fail_of(path, error, "give --out a file that is not there yet")
     except OSError as error:
-        click.echo(
-            f"Error: {path}: {error.strerror}; give --out a file that is not there yet", err=True
-        )
-        sys.exit(_REFUSED)
+        _fail_of(path, error, "give --out a file that can be written")
+
+
+def _fail_of(path: str, error: OSError, remedy: str) -> Any:
+    click.echo(f"Error: {path}: {error.strerror}; {remedy}", err=True)
+    sys.exit(_REFUSED)
 
 
 def _fail(error: Exception) -> Any:
