@@ -83,6 +83,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_bytes = 0
         #: Loop time since when the client has left an answer unread.
         self.unread_since_s: float | None = None
+        #: Whether the pass before found it too slow. What came while the loop stood still, for a slow
+        #: disk for one, is read between two passes.
+        self.was_slow = False
 
     def connection_made(
         self,
@@ -291,20 +294,22 @@ def bounded_protocol(face: App, limits: FaceLimits) -> type[BoundedProtocol]:
 def end_slow_connections(
     connections: Iterable[object], now_s: float, limits: FaceLimits
 ) -> SweepCounts:
-    """One pass over all connections: end those that send or read too slowly."""
+    """One pass over all connections: end those that send or read too slowly, and did in the pass before."""
     slow = unread = 0
     for connection in list(connections):
         if not isinstance(connection, BoundedProtocol) or connection.transport.is_closing():
             continue
-        since_s = connection.receiving_since_s
+        since_s, unread_since_s = connection.receiving_since_s, connection.unread_since_s
         allowed_ms = limits.head_ms if connection.is_in_head else limits.request_ms
-        if since_s is not None and (now_s - since_s) * 1000 > allowed_ms:
+        is_slow = since_s is not None and (now_s - since_s) * 1000 > allowed_ms
+        is_unread = (
+            unread_since_s is not None and (now_s - unread_since_s) * 1000 > limits.unread_ms
+        )
+        was_slow, connection.was_slow = connection.was_slow, is_slow or is_unread
+        if was_slow and is_slow:
             connection.end_slow()
             slow += 1
-        elif (
-            connection.unread_since_s is not None
-            and (now_s - connection.unread_since_s) * 1000 > limits.unread_ms
-        ):
+        elif was_slow and is_unread:
             connection.transport.abort()
             unread += 1
     return SweepCounts(slow=slow, unread=unread)

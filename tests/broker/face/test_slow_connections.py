@@ -1,0 +1,83 @@
+"""Who is too slow: judged by what he sent, and not by when the broker had time to read it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qmq_broker.face.connection.protocol import BoundedProtocol, SweepCounts, end_slow_connections
+from qmq_broker.face.limits import FaceLimits
+from tests.broker.face.asgi import Client
+from tests.broker.face.test_direct import Wire, connect, request
+from tests.broker.service.rig import Rig
+
+LIMITS = FaceLimits()
+NO_REQUEST = b"POST /v1/pull HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
+NONE = SweepCounts(slow=0, unread=0)
+SLOW = SweepCounts(slow=1, unread=0)
+
+
+class Watched:
+    """One connection, and the passes over it at a time that the test gives."""
+
+    def __init__(self, client: Client) -> None:
+        self.connection: BoundedProtocol
+        self.wire: Wire
+        self.connection, self.wire = connect(client)
+
+    def look(self, after_ms: float) -> SweepCounts:
+        """A pass so long after the connection was made."""
+        now_s = asyncio.get_running_loop().time() + after_ms / 1000
+        return end_slow_connections([self.connection], now_s, LIMITS)
+
+
+def with_a_connection(directory: Path, story: Callable[[Watched], None]) -> None:
+    """In a loop that does nothing else."""
+    rig = Rig(directory)
+
+    async def tell() -> None:
+        story(Watched(Client(rig)))
+
+    asyncio.run(tell())
+    rig.close()
+
+
+def test_B10_what_came_while_the_broker_stood_still_is_read_before_anybody_is_called_slow(
+    tmp_path: Path,
+) -> None:
+    def story(watched: Watched) -> None:
+        assert watched.look(10 * LIMITS.head_ms) == NONE
+        watched.connection.data_received(NO_REQUEST)  # it was there all the time
+        assert watched.wire.written.startswith(b"HTTP/1.1 400")
+        assert watched.look(20 * LIMITS.head_ms) == NONE
+
+    with_a_connection(tmp_path, story)
+
+
+@pytest.mark.parametrize("meanwhile", [b"", b"P", b"POST /v1/pull HTTP/1.1\r\nHost: a\r\n"])
+def test_B10_who_has_not_sent_a_head_by_the_next_pass_is_slow(
+    tmp_path: Path, meanwhile: bytes
+) -> None:
+    def story(watched: Watched) -> None:
+        assert watched.look(LIMITS.head_ms + 1_000) == NONE
+        if meanwhile:
+            watched.connection.data_received(meanwhile)
+        assert watched.look(2 * LIMITS.head_ms + 2_000) == SLOW
+        assert watched.wire.written.startswith(b"HTTP/1.1 408")
+        assert watched.wire.is_closed
+
+    with_a_connection(tmp_path, story)
+
+
+def test_B10_a_body_that_stands_still_in_its_own_time_has_a_pass_of_its_own(tmp_path: Path) -> None:
+    def story(watched: Watched) -> None:
+        assert watched.look(LIMITS.head_ms + 1_000) == NONE
+        watched.connection.data_received(request(path=b"/v1/subjects")[:-1])
+        assert watched.look(LIMITS.head_ms + 1_001) == NONE
+        assert watched.look(LIMITS.request_ms + 1_000) == NONE
+        assert watched.look(LIMITS.request_ms + 1_001) == SLOW
+
+    with_a_connection(tmp_path, story)
