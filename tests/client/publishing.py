@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -11,10 +12,30 @@ from qmq_client.publishing.ordering import turns_of
 from qmq_client.publishing.publish import publish_rows
 from qmq_client.publishing.publisher import Publisher
 from qmq_client.retry import Backoff
+from qmq_client.testing import MemoryBroker, MemoryTransport
 from qmq_client.wire.requests import SendAnswer
 from tests.client.world import Statements, World
 
 WATCHDOG = b"w" * 16
+_PATIENCE_S = 60.0
+
+
+class GatedTransport(MemoryTransport):
+    """Holds each send until it is let go, or closed."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.arrived = threading.Event()
+        self.go_on = threading.Event()
+
+    def send(self, frame: bytes) -> SendAnswer:
+        self.arrived.set()
+        assert self.go_on.wait(_PATIENCE_S)
+        return super().send(frame)
+
+    def close(self) -> None:
+        super().close()
+        self.go_on.set()
 
 
 def send_each(world: World, count: int) -> list[str]:

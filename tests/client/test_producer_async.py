@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,11 +16,9 @@ from qmq_client.options import ProducerOptions
 from qmq_client.producer import Producer
 from qmq_client.publishing.receipts import Fate
 from qmq_client.request_headers import request_headers
-from qmq_client.testing import MemoryBroker, MemoryTransport
 from qmq_client.transactional import transaction
 from qmq_client.wire.delayed import Cancellation
-from qmq_client.wire.requests import SendAnswer
-from tests.client.publishing import WATCHDOG, sweep
+from tests.client.publishing import WATCHDOG, GatedTransport, sweep
 from tests.client.world import SUBJECT, World
 from tests.services.databases import Database
 
@@ -184,26 +181,12 @@ def test_S11_O4_messages_of_a_key_are_accepted_in_the_order_of_their_commits(
     tell(story, tmp_path, a_database)
 
 
-class Gated(MemoryTransport):
-    """Holds each send until the event loop lets it go."""
-
-    def __init__(self, broker: MemoryBroker) -> None:
-        super().__init__(broker)
-        self.arrived = threading.Event()
-        self.go_on = threading.Event()
-
-    def send(self, frame: bytes) -> SendAnswer:
-        self.arrived.set()
-        assert self.go_on.wait(DEADLINE_S)
-        return super().send(frame)
-
-
 @pytest.mark.parametrize("way", ["flush", "close", "block"])
 def test_S11_the_loop_goes_on_while_somebody_waits_for_the_broker(
     tmp_path: Path, sqlite_database: Database, way: str
 ) -> None:
     async def story(world: World) -> None:
-        transport = Gated(world.broker)
+        transport = GatedTransport(world.broker)
         producer = Producer(world.engine, transport, options=ProducerOptions())
 
         async def wait() -> None:

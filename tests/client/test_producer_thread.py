@@ -20,29 +20,12 @@ from qmq_client.errors import BrokerUnreachableError
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.producer import Producer
-from qmq_client.testing import MemoryBroker, MemoryTransport
+from qmq_client.testing import MemoryTransport
 from qmq_client.wire.requests import SendAnswer
+from tests.client.publishing import GatedTransport
 from tests.client.world import SUBJECT, World, a_world
 
 DEADLINE_S = 60.0
-
-
-class SlowTransport(MemoryTransport):
-    """Holds each send until it is let go, or closed."""
-
-    def __init__(self, broker: MemoryBroker) -> None:
-        super().__init__(broker)
-        self.arrived = threading.Event()
-        self.go_on = threading.Event()
-
-    def send(self, frame: bytes) -> SendAnswer:
-        self.arrived.set()
-        assert self.go_on.wait(DEADLINE_S)
-        return super().send(frame)
-
-    def close(self) -> None:
-        super().close()
-        self.go_on.set()
 
 
 @contextmanager
@@ -91,7 +74,7 @@ def test_flush_waits_until_everything_is_accepted_and_deleted(world: World) -> N
 
 
 def test_flush_says_when_its_deadline_passes(world: World) -> None:
-    transport = SlowTransport(world.broker)
+    transport = GatedTransport(world.broker)
     with running(world, transport) as producer:
         send(producer, "a")
         assert not producer.flush(0.05)
@@ -100,7 +83,7 @@ def test_flush_says_when_its_deadline_passes(world: World) -> None:
 
 
 def test_S5_a_commit_does_not_wait_for_a_broker_that_hangs(world: World) -> None:
-    transport = SlowTransport(world.broker)
+    transport = GatedTransport(world.broker)
     with running(world, transport) as producer:
         send(producer, "a")
         assert transport.arrived.wait(DEADLINE_S)
@@ -139,7 +122,7 @@ def test_S12_close_sends_what_it_can(world: World) -> None:
 
 
 def test_S12_close_ends_at_its_deadline_and_loses_nothing(world: World) -> None:
-    transport = SlowTransport(world.broker)
+    transport = GatedTransport(world.broker)
     with running(world, transport) as producer:
         ids = {send(producer, "a")}
         assert transport.arrived.wait(DEADLINE_S)
