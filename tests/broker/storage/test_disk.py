@@ -177,13 +177,14 @@ def test_errors_of_the_machine_become_errors_of_ours(
     def fail(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 
-    file = OsDisk(str(tmp_path)).open("a", is_new=True)
+    disk = OsDisk(str(tmp_path))
+    file = disk.open("a", is_new=True)
     monkeypatch.setattr(os, "pwritev", fail)
     with pytest.raises(kind, match="write of a"):
         file.write(0, [b"abc"])
     monkeypatch.setattr(os, "listdir", fail)
     with pytest.raises(kind, match="list of"):
-        OsDisk(str(tmp_path)).names("")
+        disk.names("")
 
 
 def test_without_preallocation_a_file_still_grows(

@@ -6,7 +6,10 @@ import fcntl
 import os
 from pathlib import Path
 
-from qmq_broker.storage.files.disk import choose_syncs
+import pytest
+
+from qmq_broker.storage.files import disk
+from qmq_broker.storage.files.disk import OsDisk, choose_syncs
 
 
 def test_B1_data_is_synced_without_times_and_names_with_everything() -> None:
@@ -25,3 +28,61 @@ def test_B1_where_a_sync_leaves_the_drives_cache_alone_the_full_one_is_called(
         descriptor = os.open(tmp_path, os.O_RDONLY | os.O_CLOEXEC)
         assert sync(descriptor) == fcntl.FD_CLOEXEC
         os.close(descriptor)
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The directories that are synced, in order."""
+    paths: list[Path] = []
+
+    def sync(descriptor: int) -> None:
+        paths.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        os.fsync(descriptor)
+
+    monkeypatch.setattr(disk, "_sync_all", sync)
+    return paths
+
+
+def test_B1_every_name_that_leads_to_a_new_data_directory_is_durable_before_anything_is_in_it(
+    tmp_path: Path, synced: list[Path]
+) -> None:
+    root = tmp_path / "several" / "levels" / "data"
+    OsDisk(str(root)).close()
+    assert synced[:3] == list(root.parents)[:3]
+    assert not list(root.iterdir())
+
+
+def test_B1_names_that_a_killed_process_made_are_synced_by_the_next(
+    tmp_path: Path, synced: list[Path]
+) -> None:
+    root = tmp_path / "level" / "data"
+    root.mkdir(parents=True)
+    OsDisk(str(root)).close()
+    assert synced[:2] == list(root.parents)[:2]
+    synced.clear()
+    (root / "LOCK").touch()
+    OsDisk(str(root)).close()
+    assert not synced, "whoever made the first file in it had seen to that"
+
+
+def test_names_above_a_directory_that_may_not_be_looked_into_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "mine" / "data"
+    root.mkdir(parents=True)
+    asked: list[str] = []
+
+    def refuse(directory: str) -> None:
+        asked.append(directory)
+        raise PermissionError(13, "Permission denied", directory)
+
+    monkeypatch.setattr(disk, "_sync_names", refuse)
+    made = OsDisk(str(root))
+    assert made.names("") == []
+    assert asked == [str(root.parent)]
+    made.close()
+
+
+def test_a_look_at_a_directory_syncs_and_makes_nothing(tmp_path: Path, synced: list[Path]) -> None:
+    OsDisk(str(tmp_path), is_read_only=True).close()
+    assert not synced

@@ -74,9 +74,8 @@ class OsDisk:
         self.root = os.path.abspath(root)
         self._access = os.O_RDONLY if is_read_only else os.O_RDWR
         try:
-            if not is_read_only and not os.path.isdir(self.root):
-                os.makedirs(self.root, mode=_DIRECTORY_MODE, exist_ok=True)
-                _sync_names(os.path.dirname(self.root))
+            if not is_read_only:
+                _make_root(self.root)
             self._root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise translate(error, "open", self.root) from error
@@ -361,6 +360,26 @@ class OsLock:
 
 def _inode(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
+
+
+def _make_root(root: str) -> None:
+    """Make a directory and those above it that are missing; durable before anything is in it.
+
+    An empty one may have been made by a process that was killed before it could see to that, so for it
+    too every name that leads there is synced, as far up as may be looked into and on the same disk.
+    """
+    os.makedirs(root, mode=_DIRECTORY_MODE, exist_ok=True)
+    if os.listdir(root):
+        return
+    device, above = os.stat(root).st_dev, os.path.dirname(root)
+    while os.stat(above).st_dev == device:
+        try:
+            _sync_names(above)
+        except PermissionError:
+            return  # nobody who may not look into it has made a name in it
+        if above == os.path.dirname(above):
+            return
+        above = os.path.dirname(above)
 
 
 def _sync_names(directory: str) -> None:
