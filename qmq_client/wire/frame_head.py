@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from io import BytesIO
+from functools import reduce
 from typing import Final
 
 import msgspec
 
-from qmq_client.wire.checksum import crc32c, crc32c_without
+from qmq_client.wire.checksum import crc32c, crc32c_without, extend_crc32c
 from qmq_client.wire.errors import ChecksumError, ProtocolError, UnknownVersionError
 from qmq_client.wire.frame_kind import FrameKind
 
@@ -62,19 +62,16 @@ def build_frame(
 ) -> bytes:
     """A frame of any kind around a body, filled to the alignment, not yet stamped.
 
-    The body is these parts, one behind the other; each is copied once.
+    The body is these parts, one behind the other: long ones are not copied to be put together first.
     """
     head_bytes = FRAME_HEADER_BYTES + SEQUENCE_BYTES * subject_count
     body_end = head_bytes + sum(map(len, parts))
     frame_bytes = aligned(body_end)
     sent = _SENT.pack(FRAME_MAGIC, FRAME_VERSION, kind, subject_count, frame_bytes, record_count)
-    head, fill = sent + bytes(head_bytes - _SENT_BYTES), bytes(frame_bytes - body_end)
-    # Nobody else has these bytes, so `getbuffer` and `getvalue` work on them where they are.
-    frame = BytesIO(b"".join((head, *parts, fill)))
-    body_crc = crc32c_without(frame.getvalue(), _SENT_BYTES, head_bytes)
-    with frame.getbuffer() as view:
-        _CRC.pack_into(view, _BODY_CRC_POSITION, body_crc)
-    return frame.getvalue()
+    fill = bytes(frame_bytes - body_end)
+    body_crc = reduce(extend_crc32c, map(bytes, (*parts, fill)), crc32c(sent))
+    head = sent + _CRC.pack(body_crc)
+    return b"".join((head, bytes(head_bytes - len(head)), *parts, fill))
 
 
 def stamp_frame(
