@@ -2,7 +2,7 @@
 
 The frames are built beforehand. Over HTTP they go through raw sockets on two connections, so that the
 client takes next to nothing and the broker can write one frame while it receives another; a second
-row shows the same through stock httpx, one request at a time. Within a round the ways take turns every
+row shows the same through httpx, one request at a time. Within a round the ways take turns every
 few dozen frames, so that a slow moment of the machine meets all of them. All of them write over blocks
 that were written before: the brokers have a recycled segment, the bare loop a file that is full.
 """
@@ -47,7 +47,7 @@ def run(bench: Bench) -> list[Row]:
     rounds = [run_round(bench, frames) for _ in range(bench.rounds)]
     rates = {way: [rates[way] for rates in rounds] for way in WAYS}
     raw_client = f"raw sockets, {CONNECTIONS} connections of one process"
-    httpx_client = "stock httpx through HttpTransport, one connection"
+    httpx_client = "httpx through HttpTransport, one connection"
     ratios = {way: paired_ratios(rates[way], rates["bare"]) for way in WAYS}
     goal = Goal(bound=0.6, is_floor=True)
     figures: list[tuple[str, str, list[float], str, Goal | None]] = [

@@ -89,6 +89,16 @@ class DeadlineBackend(httpcore.NetworkBackend):
         #: A call that connects while `Connections.close` runs must not be left over.
         self.is_closed = False
 
+    def open(self, request: httpcore.Request, context: ssl.SSLContext) -> _DeadlineStream:
+        """A socket to where the request goes, with TLS where its address asks for it."""
+        timeout = request.extensions.get("timeout", {}).get("connect")
+        host = request.url.origin.host.decode("ascii")
+        stream = self.connect_tcp(host, request.url.origin.port, timeout)
+        if request.url.scheme != b"https":
+            return stream
+        context.set_alpn_protocols(["http/1.1"])
+        return stream.start_tls(context, host, timeout)
+
     def connect_tcp(
         self,
         host: str,
@@ -96,7 +106,7 @@ class DeadlineBackend(httpcore.NetworkBackend):
         timeout: float | None = None,
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.NetworkStream:
+    ) -> _DeadlineStream:
         left_s = self._deadline.ends_at_s - self._clock.monotonic_s()
         if left_s <= 0:
             raise httpcore.ConnectTimeout("the call's deadline passed")
@@ -127,14 +137,27 @@ class _DeadlineStream(httpcore.NetworkStream):
         streams.add(self)
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        # As httpcore has it: who closed the connection may have said why before.
-        with contextlib.suppress(httpcore.WriteError):
-            self._flush()
-        count = max(max_bytes, _READ_BYTES)
+        return self.receive(max(max_bytes, _READ_BYTES))
+
+    def receive(self, count: int) -> bytes:
+        self._flush_all()
         data = self._inner.read(count, self._left_s(httpcore.ReadTimeout))
         if not data:
             self._deadline.was_closed_by_peer = True
         return data
+
+    def receive_into(self, view: memoryview) -> int:
+        self._flush_all()
+        try:
+            self._socket.settimeout(self._left_s(httpcore.ReadTimeout))
+            count = self._socket.recv_into(view)
+        except TimeoutError as error:
+            raise httpcore.ReadTimeout(str(error)) from error
+        except OSError as error:
+            raise httpcore.ReadError(str(error)) from error
+        if not count:
+            self._deadline.was_closed_by_peer = True
+        return count
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         # httpcore writes the head of a request and its body apart. The head waits for the body, so
@@ -144,6 +167,12 @@ class _DeadlineStream(httpcore.NetworkStream):
             return
         self._flush()
         self._write_now(buffer)
+
+    def _flush_all(self) -> None:
+        # As httpcore has it: who closed the connection may have said why before.
+        if self._held:
+            with contextlib.suppress(httpcore.WriteError):
+                self._flush()
 
     def _flush(self) -> None:
         held, self._held = self._held, b""
@@ -176,7 +205,7 @@ class _DeadlineStream(httpcore.NetworkStream):
         ssl_context: ssl.SSLContext,
         server_hostname: str | None = None,
         timeout: float | None = None,
-    ) -> httpcore.NetworkStream:
+    ) -> _DeadlineStream:
         left_s = self._left_s(httpcore.ConnectTimeout)
         inner = self._inner.start_tls(ssl_context, server_hostname, left_s)
         return _DeadlineStream(inner, self._clock, self._deadline, self._streams)

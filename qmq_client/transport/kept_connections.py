@@ -2,8 +2,8 @@
 
 httpcore's pool serves many addresses within a bound of connections: it keeps a queue of requests and
 looks through all connections before and after each, which is a sixth of what a call costs. Here all
-go to one address and none waits for another, so a stack is enough. What speaks HTTP on a connection
-is httpcore's own. Not for: the deadline of a call, which `http_connections.py` holds the sockets to.
+go to one address and none waits for another, so a stack is enough. How a request goes over one of them
+is said in `plain_connection.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Final
 import httpcore
 
 from qmq_client.clock import Clock
+from qmq_client.transport.plain_connection import Answer, Opening, PlainConnection
 
 #: Below the 5 s after which common servers drop an idle connection, so that a reused one is alive.
 KEPT_S: Final = 4.0
@@ -29,32 +30,27 @@ class KeptConnections:
     to its call.
     """
 
-    def __init__(
-        self, clock: Clock, backend: httpcore.NetworkBackend, context: ssl.SSLContext
-    ) -> None:
+    def __init__(self, clock: Clock, opening: Opening, context: ssl.SSLContext) -> None:
         self._clock = clock
-        self._backend = backend
+        self._opening = opening
         self._context = context
         #: With the time when each was given back; the newest is last, and is used first.
-        self._idle: deque[tuple[float, httpcore.HTTPConnection]] = deque()
+        self._idle: deque[tuple[float, PlainConnection]] = deque()
         self._is_closed = False
 
     def handle_request(self, request: httpcore.Request) -> httpcore.Response:
         """Send one request, on a connection that is open where there is one."""
-        connection = self._take() or httpcore.HTTPConnection(
-            request.url.origin, ssl_context=self._context, network_backend=self._backend
-        )
-        response = connection.handle_request(request)
+        connection = self._take()
+        if connection is None:
+            connection = PlainConnection(self._opening.open(request, self._context))
+        answer = connection.exchange(request)
         return httpcore.Response(
-            response.status,
-            headers=response.headers,
-            content=_Answer(self, connection, response),
-            extensions=response.extensions,
+            answer.status, headers=answer.headers, content=_Answer(self, connection, answer)
         )
 
-    def give_back(self, connection: httpcore.HTTPConnection) -> None:
+    def give_back(self, connection: PlainConnection) -> None:
         """The call on this connection is over: keep it when it can carry another one."""
-        if not connection.is_idle():
+        if not connection.finish():
             connection.close()
             return
         now_s = self._clock.monotonic_s()
@@ -66,7 +62,7 @@ class KeptConnections:
         self._is_closed = True
         self._close_oldest(self._clock.monotonic_s())
 
-    def _take(self) -> httpcore.HTTPConnection | None:
+    def _take(self) -> PlainConnection | None:
         """The newest that is open still; None where there is none."""
         while self._idle:
             try:
@@ -74,7 +70,7 @@ class KeptConnections:
             except IndexError:  # another thread took it
                 break
             is_old = self._clock.monotonic_s() - given_back_s > KEPT_S
-            if not is_old and not connection.has_expired():
+            if not is_old and not connection.has_ended():
                 return connection
             connection.close()
         return None
@@ -94,22 +90,16 @@ class KeptConnections:
 class _Answer:
     """The body of one answer; its connection is given back when it is closed."""
 
-    def __init__(
-        self,
-        kept: KeptConnections,
-        connection: httpcore.HTTPConnection,
-        response: httpcore.Response,
-    ) -> None:
+    def __init__(self, kept: KeptConnections, connection: PlainConnection, answer: Answer) -> None:
         self._kept = kept
         self._connection = connection
-        self._response = response
+        self._parts = answer.parts
         self._is_closed = False
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._response.iter_stream())
+        return self._parts
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._response.close()
             self._kept.give_back(self._connection)

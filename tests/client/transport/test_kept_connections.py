@@ -9,7 +9,8 @@ from typing import Any
 
 import httpcore
 
-from qmq_client.clock import SystemClock
+from qmq_client.clock import SYSTEM_CLOCK, SystemClock
+from qmq_client.transport.http_connections import CallDeadline, DeadlineBackend
 from qmq_client.transport.kept_connections import KEPT_CONNECTIONS_MAX, KEPT_S, KeptConnections
 from tests.client.transport.hostile_server import HostileServer, answer, hostile_server
 
@@ -48,7 +49,10 @@ class Calls:
 
     def __init__(self, server: HostileServer) -> None:
         self.clock, self.backend = SteppedClock(), Watched()
-        self.kept = KeptConnections(self.clock, self.backend, ssl.create_default_context())
+        deadline = CallDeadline()
+        deadline.ends_at_s = SYSTEM_CLOCK.monotonic_s() + WAIT_S
+        backend = DeadlineBackend(SYSTEM_CLOCK, deadline, self.backend)
+        self.kept = KeptConnections(self.clock, backend, ssl.create_default_context())
         self._url = server.url
 
     def begin(self) -> httpcore.Response:

@@ -1,0 +1,213 @@
+"""One connection to the broker, for one call at a time.
+
+A broker's answers have one plain form: HTTP/1.1, a short head, a length. Reading just that takes a
+tenth of what a parser of all of HTTP takes, and the body is received into the memory that it stays in,
+where it would else be copied four times. An answer of any other form, and every wrong one, is left to
+httpcore's connection, which is given the bytes that have come: what else is allowed is judged there.
+Not for: the deadline of a call, and how head and body are written together (`http_connections.py`).
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from io import BytesIO
+from typing import Any, Final, NamedTuple, Protocol
+
+import httpcore
+
+#: The head of an answer comes with its first read, and most answers come whole.
+_FIRST_READ_BYTES: Final = 16 * 1024
+#: Of a body so much is received into one piece of memory, which is claimed before it has come.
+_PART_BYTES_MAX: Final = 2 * 1024 * 1024
+_TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_PLAIN_HEAD: Final = re.compile(
+    rb"HTTP/1\.1 ([2-5][0-9][0-9]) [\t\x20-\x7e]*\r\n((?:" + _TOKEN + rb":[\t\x20-\x7e]*\r\n)+)\r\n"
+)
+_HEADER: Final = re.compile(rb"(" + _TOKEN + rb"):[\t ]*([\t\x20-\x7e]*?)[\t ]*\r\n")
+#: Up to a petabyte; a number that is longer is not believed.
+_LENGTH: Final = re.compile(rb"[0-9]{1,15}\Z")
+#: What a header of a request may be; no value ends its line, or is another header.
+_SENT_NAME: Final = re.compile(_TOKEN + rb"\Z")
+_SENT_VALUE: Final = re.compile(rb"(?:[\x21-\x7e\x80-\xff]+(?:[\t ]+[\x21-\x7e\x80-\xff]+)*)?\Z")
+#: Answers without a body, whatever length they give.
+_BODILESS: Final = frozenset({204, 304})
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Stream(Protocol):
+    """The connected socket, held to the deadline of the call."""
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """Write all of it."""
+        ...
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """What has come, or a part of it; empty at the end."""
+        ...
+
+    def receive(self, count: int) -> bytes:
+        """The same, never more than `count`."""
+        ...
+
+    def receive_into(self, view: memoryview) -> int:
+        """The same, into this memory; 0 at the end."""
+        ...
+
+    def close(self) -> None:
+        """Close it."""
+        ...
+
+    def get_extra_info(self, info: str) -> Any:
+        """As httpcore's streams."""
+        ...
+
+
+class Opening(Protocol):
+    """Opens sockets to one broker."""
+
+    def open(self, request: httpcore.Request, context: ssl.SSLContext) -> Stream:
+        """A new socket, with TLS where the request's address asks for it."""
+        ...
+
+
+class Answer(NamedTuple):
+    """An answer whose body is still to be read."""
+
+    status: int
+    headers: Headers
+    parts: Iterator[bytes]
+
+
+class PlainConnection:
+    """One connection. Belongs to the call that took it."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        #: Whether the answer before was read to its end, and another request may follow.
+        self._is_idle = True
+        #: What reads the answer, when that is not of the plain form.
+        self._other: httpcore.HTTP11Connection | None = None
+        self._other_response: httpcore.Response | None = None
+
+    def exchange(self, request: httpcore.Request) -> Answer:
+        """Send a request and read the head of its answer. Raises errors of httpcore, and closes."""
+        self._is_idle = False
+        try:
+            # A peer that refuses a request may say why before it has read all of it.
+            with suppress(httpcore.WriteError):
+                self._stream.write(request_head(request))
+                assert isinstance(request.stream, Iterable)
+                for part in request.stream:
+                    self._stream.write(part)
+            data = self._stream.receive(_FIRST_READ_BYTES)
+            answer = self._plain_answer(data)
+            return self._other_answer(request, data) if answer is None else answer
+        except BaseException:
+            self.close()
+            raise
+
+    def has_ended(self) -> bool:
+        """Whether the peer has closed it, or sent what nobody asked for. Requires: it is idle."""
+        return bool(self._stream.get_extra_info("is_readable"))
+
+    def finish(self) -> bool:
+        """The call is over; whether the connection can carry another one."""
+        if self._other is not None and self._other_response is not None:
+            self._other_response.close()
+            self._is_idle = self._other.is_idle()
+            self._other = self._other_response = None
+        return self._is_idle
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._is_idle = False
+        self._stream.close()
+
+    def _plain_answer(self, data: bytes) -> Answer | None:
+        """The answer that begins with `data`; None when it is not of the plain form."""
+        head = _PLAIN_HEAD.match(data)
+        if head is None:
+            return None
+        status, headers = int(head[1]), _HEADER.findall(head[2])
+        known = {name.lower(): value for name, value in headers}
+        length = known.get(b"content-length", b"")
+        if (
+            len(known) < len(headers)
+            or not _LENGTH.match(length)
+            or b"transfer-encoding" in known
+            or known.get(b"connection", b"keep-alive").lower() != b"keep-alive"
+            or status in _BODILESS
+        ):
+            return None
+        start, body_bytes = data[head.end() :], int(length)
+        if len(start) > body_bytes:
+            return None
+        return Answer(status, headers, self._plain_body(start, body_bytes))
+
+    def _plain_body(self, start: bytes, body_bytes: int) -> Iterator[bytes]:
+        """The body, of which `start` has come, in as few parts as may be."""
+        received = len(start)
+        if received == body_bytes:
+            self._is_idle = True
+            yield start
+            return
+        received = 0
+        while received < body_bytes:
+            # Its only reference: `getbuffer` and `getvalue` work on these very bytes.
+            landing = BytesIO(bytes(min(body_bytes - received, _PART_BYTES_MAX)))
+            with landing.getbuffer() as view:
+                view[: len(start)] = start
+                self._fill(view, len(start), received, body_bytes)
+                received += len(view)
+            start = b""
+            self._is_idle = received == body_bytes
+            yield landing.getvalue()
+
+    def _fill(self, view: memoryview, first: int, before: int, body_bytes: int) -> None:
+        while first < len(view):
+            count = self._stream.receive_into(view[first:])
+            if not count:
+                raise httpcore.RemoteProtocolError(
+                    "peer closed connection without sending complete message body "
+                    f"(received {before + first} bytes, expected {body_bytes})"
+                )
+            first += count
+
+    def _other_answer(self, request: httpcore.Request, data: bytes) -> Answer:
+        """The answer that begins with `data`, as httpcore reads it."""
+        self._other = httpcore.HTTP11Connection(request.url.origin, _Replay(data, self._stream))
+        # The request was sent already: this stands for it, and goes nowhere.
+        again = httpcore.Request(request.method, request.url, headers=[(b"host", b"broker")])
+        response = self._other_response = self._other.handle_request(again)
+        return Answer(response.status, list(response.headers), iter(response.iter_stream()))
+
+
+class _Replay(httpcore.NetworkStream):
+    """A stream from which something was read already; takes what is written to it for nothing."""
+
+    def __init__(self, data: bytes, stream: Stream) -> None:
+        self._parts = [data]
+        self._stream = stream
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._parts.pop() if self._parts else self._stream.read(max_bytes)
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """The request went its way before."""
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def request_head(request: httpcore.Request) -> bytes:
+    """The head as it is written; raises `httpcore.LocalProtocolError` for what must not be."""
+    lines = [b"%b %b HTTP/1.1\r\n" % (request.method, request.url.target)]
+    for name, value in request.headers:
+        if not (_SENT_NAME.match(name) and _SENT_VALUE.match(value)):
+            raise httpcore.LocalProtocolError(f"header {name!r} cannot be sent")
+        lines.append(b"%b: %b\r\n" % (name, value))
+    return b"".join((*lines, b"\r\n"))
