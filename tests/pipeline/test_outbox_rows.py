@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
@@ -29,11 +30,11 @@ def test_checksum_and_due_time_are_those_of_the_records_and_null_for_what_is_non
     ]
     strange = [b"", b"no record", bytes(RECORD_FIXED_BYTES - 1)]
     heads = [record[:HEAD_BYTES] for record in records]
-    crcs, due_at = head_columns([*strange, *heads, strange[2]])
+    crcs, due_at = head_columns(pa.array([*strange, *heads, strange[2]], pa.binary()))
     assert crcs.to_pylist() == [None] * 3 + [record_crc(one) for one in records] + [None]
     found = [None if at is None else round(at.timestamp() * 1000) for at in due_at.to_pylist()]
     assert found == [None] * 3 + dues + [None]
-    assert [len(one) for one in head_columns([])] == [0, 0]
+    assert [len(one) for one in head_columns(pa.array([], pa.binary()))] == [0, 0]
 
 
 @pytest.mark.parametrize("new", [3, 9, 12], ids=["fewer", "as many", "more"])

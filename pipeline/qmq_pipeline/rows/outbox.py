@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -30,9 +30,17 @@ from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.table import LIVE, PARKED, SENT
 from qmq_client.settings.config import DatabaseSection
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
-from qmq_client.wire.record import DUE_BYTES, RECORD_FIXED_BYTES, TIME_MAX_MS
+from qmq_client.wire.record import RECORD_FIXED_BYTES, TIME_MAX_MS
 from qmq_pipeline.places.outbox_options import RANGE_ROWS
-from qmq_pipeline.tables.columns import Numbers, hex_text, longs, repeated_text, times
+from qmq_pipeline.rows.outbox_reading import HEAD_BYTES, row_reader
+from qmq_pipeline.tables.columns import (
+    Numbers,
+    hex_text,
+    longs,
+    repeated_text,
+    times,
+    values_of,
+)
 from qmq_pipeline.tables.schemas import OUTBOX
 
 #: What the columns call the states of a row.
@@ -47,7 +55,6 @@ OPEN_IDS_MAX: Final = 100_000
 _IDS_PER_QUERY: Final = 500
 #: Databases whose next number is the highest one that is there and one.
 _GIVES_NUMBERS_AGAIN: Final = frozenset({"sqlite"})
-_HEAD_BYTES: Final = RECORD_FIXED_BYTES + DUE_BYTES
 #: The first bytes of a record, as `qmq_client/wire/record.py` writes them.
 _HEAD: Final = np.dtype([("crc", ">u4"), ("id", "V16"), ("flags", "u1")])
 _DELAYED_FLAG: Final = 0b100
@@ -223,20 +230,18 @@ def batches(
 ) -> Iterator[pa.RecordBatch]:
     """Rows with an id in the range, and those of `ids`; each in a batch of some thousand."""
     with _outbox(section) as (_, outbox, connection):
-        query = _query(outbox)
+        read = row_reader(connection, outbox)
         for some in _chunks(ids, _IDS_PER_QUERY):
-            rows = connection.execute(query.where(outbox.c.id.in_(some))).all()
-            connection.rollback()
-            if rows:
+            rows = read(outbox.c.id.in_(some), len(some))
+            if rows.num_rows:
                 yield _batch(section, rows, scanned_at_ms)
-        in_range = query.where(outbox.c.id < next_id).order_by(outbox.c.id).limit(CHUNK_ROWS)
         while first_id < next_id:
-            rows = connection.execute(in_range.where(outbox.c.id >= first_id)).all()
-            connection.rollback()
-            if not rows:
+            in_range = (outbox.c.id >= first_id) & (outbox.c.id < next_id)
+            rows = read(in_range, CHUNK_ROWS)
+            if not rows.num_rows:
                 return
             yield _batch(section, rows, scanned_at_ms)
-            first_id = rows[-1][0] + 1
+            first_id = rows["id"][-1].as_py() + 1
 
 
 @contextmanager
@@ -249,50 +254,30 @@ def _outbox(section: DatabaseSection) -> Iterator[tuple[sa.Engine, sa.Table, sa.
         engine.dispose()
 
 
-def _query(outbox: sa.Table) -> sa.Select[Any]:
-    columns = outbox.c
-    return sa.select(
-        columns.id,
-        columns.message_id,
-        columns.subject,
-        columns.state,
-        columns.attempts,
-        columns.created_at_ms,
-        columns.due_at_ms,
-        sa.func.substr(columns.record, 1, _HEAD_BYTES),
-        sa.func.length(columns.record),
-        columns.last_error,
-    )
-
-
-def _batch(section: DatabaseSection, rows: Sequence[Any], scanned_at_ms: int) -> pa.RecordBatch:
-    count = len(rows)
-    (row_ids, message_ids, subjects, states, attempts, created, due, heads, lengths, errors) = zip(
-        *rows, strict=True
-    )
-    id_bytes = np.frombuffer(b"".join(message_ids), np.uint8)
-    id_rows = id_bytes.reshape(count, MESSAGE_ID_BYTES)
+def _batch(section: DatabaseSection, rows: pa.RecordBatch, scanned_at_ms: int) -> pa.RecordBatch:
+    count = rows.num_rows
+    _, ids = values_of(rows["message_id"])
+    id_rows = np.frombuffer(ids, np.uint8).reshape(count, MESSAGE_ID_BYTES)
     halves = id_rows.copy().view(">u8")
-    codes = np.array(states, np.int64)
-    due_ms = np.array(due, np.int64)
+    codes, due_ms = rows["state"].to_numpy(), rows["due_at_ms"].to_numpy()
     keep_ms = round(section.keep_sent_s * 1000)
-    crcs, deliver_at = head_columns(heads)
+    crcs, deliver_at = head_columns(rows["head"])
     values: Mapping[str, pa.Array] = {
         "database": pa.repeat(pa.scalar(section.name), count),
-        "row_id": pa.array(row_ids, pa.int64()),
+        "row_id": rows["id"],
         "message_id": hex_text(id_rows),
         "producer": longs(halves[:, 0]),
         "counter": longs(halves[:, 1]),
-        "subject": pa.array(subjects, pa.string()),
+        "subject": rows["subject"],
         "state": _state_names(codes),
-        "attempts": pa.array(attempts, pa.int32()),
-        "created_at": times(np.array(created, np.int64)),
+        "attempts": rows["attempts"],
+        "created_at": times(rows["created_at_ms"].to_numpy()),
         "due_at": times(due_ms),
         "sent_at": times(due_ms - keep_ms, (codes != SENT) | (keep_ms == 0)),
         "deliver_at": deliver_at,
         "record_crc": crcs,
-        "record_bytes": pa.array(lengths, pa.int32()),
-        "last_error": pa.array(errors, pa.string()),
+        "record_bytes": rows["record_bytes"],
+        "last_error": rows["last_error"],
         "scanned_at": times(np.full(count, scanned_at_ms, np.int64)),
     }
     return pa.RecordBatch.from_arrays(
@@ -305,16 +290,16 @@ def _state_names(codes: Numbers) -> pa.Array:
     return repeated_text([STATES.get(code, str(code)) for code in known.tolist()], places)
 
 
-def head_columns(heads: Sequence[bytes]) -> tuple[pa.Array, pa.Array]:
+def head_columns(heads: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Checksum and due time of each record, from its first bytes; null for what is no record."""
-    lengths = np.fromiter(map(len, heads), np.int64, len(heads))
+    ends, values = values_of(heads)
+    first, lengths = ends[:-1], np.diff(ends)
     # Behind the last one there is room to look at a head that is cut short.
-    data = np.frombuffer(b"".join([*heads, bytes(_HEAD_BYTES)]), np.uint8)
-    first = np.cumsum(lengths) - lengths
-    windows = np.lib.stride_tricks.sliding_window_view(data, _HEAD_BYTES)[first]
+    data = np.concatenate((np.frombuffer(values, np.uint8), np.zeros(HEAD_BYTES, np.uint8)))
+    windows = np.lib.stride_tricks.sliding_window_view(data, HEAD_BYTES)[first]
     fixed = np.ascontiguousarray(windows[:, : _HEAD.itemsize]).view(_HEAD)[:, 0]
     is_short = lengths < RECORD_FIXED_BYTES
-    is_delayed = ((fixed["flags"] & _DELAYED_FLAG) != 0) & (lengths == _HEAD_BYTES) & ~is_short
+    is_delayed = ((fixed["flags"] & _DELAYED_FLAG) != 0) & (lengths == HEAD_BYTES) & ~is_short
     due_ms = np.ascontiguousarray(windows[:, RECORD_FIXED_BYTES:]).view(">u8")[:, 0]
     due_ms = np.where(is_delayed, np.minimum(due_ms, TIME_MAX_MS), 0)
     return longs(fixed["crc"], is_short), times(due_ms, ~is_delayed)

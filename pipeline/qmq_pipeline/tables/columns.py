@@ -56,6 +56,16 @@ def as_text(array: pa.Array) -> pa.Array:
         return pa.array(values, pa.string())
 
 
+def values_of(array: pa.Array) -> tuple[Numbers, memoryview]:
+    """Of texts or bytes: where each begins and ends in what they stand in; what is null is empty."""
+    _, offsets, data = array.buffers()
+    if offsets is None:
+        return np.zeros(1, np.int32), memoryview(b"")
+    width = np.dtype(np.int32).itemsize
+    ends = np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * width)
+    return ends - ends[0], memoryview(data or b"")[int(ends[0]) : int(ends[-1])]
+
+
 def hex_text(rows: Numbers) -> pa.Array:
     """Rows of bytes, shape (n, width), as text in hex digits."""
     count, width = rows.shape
