@@ -42,6 +42,7 @@ from qmq_client.settings.layers import (
     wrong,
 )
 from qmq_client.settings.sections import (
+    RULES,
     BrokerSection,
     Config,
     DatabaseSection,
@@ -187,8 +188,10 @@ class _Built:
             try:
                 section = msgspec.convert(values, struct, strict=False)
             except msgspec.ValidationError as error:
-                faults.append(_invalid(prefix, given, str(error)))
                 found = _IN_ERROR.search(str(error))
+                if found is None and faults:
+                    break  # what is missing now was wrong, and is told already
+                faults.append(_invalid(prefix, given, str(error)))
                 if found is None or found["key"] not in left:
                     break
                 del left[found["key"]]  # only the first fault is told; look for others
@@ -206,7 +209,9 @@ class _Built:
             shown = self._faults[:_FAULTS_SHOWN_MAX]
             listed = " ".join(f"({i}) {fault}" for i, fault in enumerate(shown, start=1))
             more = " …" if len(shown) < len(self._faults) else ""
-            raise wrong(f"{len(self._faults)} settings", listed + more, "Fix them all.")
+            # Each is a sentence, and so is what comes of them.
+            told = (listed + more).removesuffix(".")
+            raise wrong(f"{len(self._faults)} settings", told, "Fix them all.")
 
 
 def _broker_fault(prefix: str, given: Layer) -> ConfigurationError | None:
@@ -236,7 +241,10 @@ def _invalid(prefix: str, given: Layer, problem: str) -> ConfigurationError:
     found = _IN_ERROR.search(problem)
     expected = _IN_ERROR.sub("", problem)
     if found is None:  # a key that is needed and missing
-        return wrong(prefix, expected, "Add it.")
+        return wrong(prefix, expected.removeprefix("Object "), "Add it.")
+    for pattern, rule in RULES.items():
+        if repr(pattern) in expected:
+            expected = rule
     value, origin = given[found["key"]]
     path = f"{prefix}.{found['key']}"
     return wrong(path, f"{_without_secret(path, str(value))!r} from {origin}", f"{expected}.")

@@ -6,7 +6,7 @@ bounds is refused when it is read, never where it is used.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -18,10 +18,21 @@ _Lease = Annotated[int, msgspec.Meta(ge=100, le=86_400_000)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 #: 0 or more, up to ten years: how long something is kept.
 _KeptSeconds = Annotated[float, msgspec.Meta(ge=0, le=315_360_000)]
-_Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_.-]{1,63}\Z")]
-_Identifier = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_]{0,32}\Z")]
-_Table = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_]{1,63}\Z")]
-_Listen = Annotated[str, msgspec.Meta(pattern=r"\A(|[^\s/]{1,255}:\d{1,5})\Z")]
+_NAME: Final = r"\A[A-Za-z0-9_.-]{1,63}\Z"
+_IDENTIFIER: Final = r"\A[A-Za-z0-9_]{0,32}\Z"
+_TABLE: Final = r"\A[A-Za-z0-9_]{1,63}\Z"
+_LISTEN: Final = r"\A(|[^\s/]{1,255}:\d{1,5})\Z"
+_Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
+_Identifier = Annotated[str, msgspec.Meta(pattern=_IDENTIFIER)]
+_Table = Annotated[str, msgspec.Meta(pattern=_TABLE)]
+_Listen = Annotated[str, msgspec.Meta(pattern=_LISTEN)]
+#: The same in words, for who wrote something else.
+RULES: Final = {
+    _NAME: "Use 1 to 63 characters of A-Z a-z 0-9 _ . -",
+    _IDENTIFIER: "Use up to 32 characters of A-Z a-z 0-9 _",
+    _TABLE: "Use 1 to 63 characters of A-Z a-z 0-9 _",
+    _LISTEN: "Use HOST:PORT, like 127.0.0.1:9471",
+}
 
 
 class BrokerSection(msgspec.Struct, frozen=True, kw_only=True):

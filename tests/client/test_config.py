@@ -147,7 +147,10 @@ def test_two_urls_that_end_alike_get_names_of_their_own() -> None:
         ('[[database]]\nurl = "b"', "database 1: has no name"),
         ('[database]\nname = "a"', "Write [[database]] in qmq.toml."),
         ('[[database]]\nname = "a"', "missing required field `url`"),
-        ('[[database]]\nname = "a b"\nurl = "c"', "database.a b.name: 'a b' from qmq.toml"),
+        (
+            '[[database]]\nname = "a b"\nurl = "c"',
+            "database.a b.name: 'a b' from qmq.toml. Use 1 to 63 characters of A-Z a-z 0-9 _ . -",
+        ),
         ('[[database]]\nname = "a"\nurl = "b"\ntable_prefix = "x; DROP"', "table_prefix"),
         ("[watchdog]\nbatch_rows = 0", "watchdog.batch_rows: '0' from qmq.toml"),
         ("[watchdog]\nbatch_rows = 'many'", "watchdog.batch_rows: 'many' from qmq.toml"),
@@ -161,6 +164,21 @@ def test_two_urls_that_end_alike_get_names_of_their_own() -> None:
 )
 def test_what_is_wrong_in_the_file_is_named(text: str, expected: str) -> None:
     assert expected in problem(text)
+
+
+def test_rules_for_text_are_told_in_words() -> None:
+    one = '[[database]]\nname = "a"\nurl = "b"\n'
+    for line in ('table_prefix = "é"', 'schema = "a b"'):
+        assert "Use up to 32 characters of A-Z a-z 0-9 _." in problem(one + line)
+    assert "Use HOST:PORT" in problem('[watchdog]\nmetrics_listen = "x"')
+    assert "Use 1 to 63 characters of A-Z a-z 0-9 _." in problem('[registry]\ntable = "a;b"')
+
+
+def test_a_value_that_is_wrong_is_not_told_as_missing_too() -> None:
+    told = problem('[[database]]\nname = "a b"\nurl = "c"\nrows_per_s = -1')
+    assert told.startswith("2 settings: (1) database.a b.")
+    assert "missing" not in told
+    assert told.endswith("0. Fix them all."), "no sentence ends twice"
 
 
 def test_a_name_given_twice_is_refused() -> None:
