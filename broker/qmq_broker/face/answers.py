@@ -81,12 +81,12 @@ def error_status(error: QmqError) -> int:
     """The HTTP status of a foreseen error."""
     if isinstance(error, RequestRefusedError):
         return error.status
-    return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+    return status_of(type(error))
 
 
-def statuses() -> set[int]:
-    """Every status that a foreseen error of the floors below may have."""
-    return {status for _, status in _STATUSES}
+def status_of(kind: type[QmqError]) -> int:
+    """The same for a kind of errors of the floors below."""
+    return next((status for known, status in _STATUSES if issubclass(kind, known)), 500)
 
 
 def error_answer(error: QmqError) -> ErrorAnswer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -9,15 +10,29 @@ from pathlib import Path
 
 from starlette.routing import Route
 
-from qmq_broker.face.answers import statuses
+from qmq_broker import errors
+from qmq_broker.errors import (
+    LockedError,
+    NoRoomError,
+    ServiceError,
+    StoreError,
+    UnknownFormatError,
+)
+from qmq_broker.face.answers import INTERNAL, status_of
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.routes.admin import admin_app
 from qmq_broker.face.routes.hot import HotRoutes
+from qmq_broker.service.delay import query as delayed_query
+from qmq_client.wire import errors as wire_errors
+from qmq_client.wire.errors import InvalidMessageError, ProtocolError
 from tests.broker.service.rig import Rig
 from tests.kit.broker_process import BrokerProcess
+from tests.tidy.house import product
 from tests.tidy.markdown import blocks
 
+#: Branches that nobody raises, and what only a start meets.
+NOT_ANSWERED = {StoreError, NoRoomError, ServiceError, LockedError, UnknownFormatError}
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "http.md").read_text(encoding="utf-8")
 
 
@@ -34,11 +49,39 @@ def test_the_page_lists_every_route_and_no_other(tmp_path: Path) -> None:
     rig.close()
 
 
-def test_the_page_explains_every_status_of_an_error() -> None:
+def test_the_page_has_every_code_of_a_refusal_with_its_status() -> None:
     table = PAGE.split("## Refusals")[1].split("## How")[0]
-    listed = {int(number) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE)
-              for number in row.split(",")}  # fmt: skip
-    assert statuses() <= listed
+    rows = re.findall(r"^\| (\d+) \| (.+?) \|", table, re.MULTILINE)
+    listed = [
+        (int(status), code) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)
+    ]
+    assert len(set(listed)) == len(listed)
+    assert set(listed) == codes_of_errors() | codes_of_the_face() | {(500, INTERNAL.code)}
+
+
+def codes_of_errors() -> set[tuple[int, str]]:
+    """Of every error from below that a request can meet."""
+    kinds = {
+        kind
+        for module in (errors, wire_errors, delayed_query)
+        for kind in vars(module).values()
+        if isinstance(kind, type)
+        and issubclass(kind, (ServiceError, StoreError, InvalidMessageError, ProtocolError))
+    }
+    assert kinds > NOT_ANSWERED
+    return {(status_of(kind), kind.code) for kind in kinds - NOT_ANSWERED}
+
+
+def codes_of_the_face() -> set[tuple[int, str]]:
+    """Of what is refused before anybody below sees it: the constants of each call of `refuse`."""
+    return {
+        (int(str(status.value)), str(code.value))
+        for source in product("qmq_broker")
+        for call in ast.walk(source.tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "refuse"
+        for status, code in [call.args[:2]]
+        if isinstance(status, ast.Constant) and isinstance(code, ast.Constant)
+    }
 
 
 def test_the_page_explains_every_exit_code() -> None:
