@@ -97,6 +97,7 @@ _QUERY_SECRET: Final = re.compile(
     r"(?i)([?&][^=&\s]*(?:password|passwd|secret|token)[^=&\s]*=)[^&\s]*"
 )
 _BROKER: Final = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?\Z")
+_VALUE_SHOWN_CHARACTERS: Final = 200
 _IN_ERROR: Final = re.compile(r" - at `\$\.(?P<key>\w+)`")
 
 
@@ -247,7 +248,10 @@ def _invalid(prefix: str, given: Layer, problem: str) -> ConfigurationError:
             expected = rule
     value, origin = given[found["key"]]
     path = f"{prefix}.{found['key']}"
-    return wrong(path, f"{_without_secret(path, str(value))!r} from {origin}", f"{expected}.")
+    shown = str(_without_secret(path, str(value)))
+    if len(shown) > _VALUE_SHOWN_CHARACTERS:
+        shown = f"{shown[:_VALUE_SHOWN_CHARACTERS]}…"
+    return wrong(path, f"{shown!r} from {origin}", f"{expected}.")
 
 
 def _without_secret(path: str, value: Any) -> Any:

@@ -174,6 +174,12 @@ def test_rules_for_text_are_told_in_words() -> None:
     assert "Use 1 to 63 characters of A-Z a-z 0-9 _." in problem('[registry]\ntable = "a;b"')
 
 
+def test_of_a_long_value_the_beginning_is_told() -> None:
+    told = problem(f'[[database]]\nname = "a"\nurl = "b"\ntable_prefix = "{"x" * 100_000}"')
+    assert f"'{'x' * 200}…' from qmq.toml. Use" in told
+    assert len(told) < 400
+
+
 def test_a_value_that_is_wrong_is_not_told_as_missing_too() -> None:
     told = problem('[[database]]\nname = "a b"\nurl = "c"\nrows_per_s = -1')
     assert told.startswith("2 settings: (1) database.a b.")
