@@ -1,4 +1,4 @@
-"""Moments at which a message could fall out of sight, each made by hand: what is due must come once all the same."""
+"""Moments at which a message could fall out of sight, or into it again, each made by hand: it must come once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import DiskFile
 from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_client.wire.frame import MessageFrame
+from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX
 from tests.broker.delay.aside_rig import MONTH_MS, AsideRig
-from tests.broker.delay.delay_rig import FORGETFUL, HOUR_MS, DelayRig
+from tests.broker.delay.delay_rig import FORGETFUL, HOUR_MS, LARGE, DelayRig, delayed_frame
 from tests.broker.delay.test_held import spoil_marks
+from tests.broker.service.rig import Rig, new_ids
 
 MINUTE_MS = 60_000
 MANY = 30
@@ -134,10 +136,60 @@ def test_B11_D3_a_message_that_is_late_when_it_comes_is_found_without_a_table_in
     assert len(list(tmp_path.glob("dispatch/*/*"))) == 0, "the first bucket is done with"
     rig.send_delayed({b"late": due_ms})
     copied(rig)
-    rig.kill()
-    rig.close()
+    Rig.kill(rig)
     (tmp_path / layout.SCHEDULE_TABLE).unlink()
     rig.start()
     rig.pass_and_release(2 * HOUR_MS)
     assert sorted(rig.bodies()) == [b"early", b"in time", b"late"]
+    rig.close()
+
+
+def test_B11_D3_a_removal_that_stops_halfway_leaves_nothing_that_seems_to_wait_without_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its dispatch log, a schedule log of messages that were released would be released again."""
+    rig = DelayRig(tmp_path, **FORGETFUL, bucket_grace_ms=100 * HOUR_MS)
+    rig.send_delayed({b"one": rig.now_ms + MINUTE_MS})
+    rig.pass_and_release(2 * MINUTE_MS)
+    copied(rig)
+    disk = rig.store.schedule.disk
+    unlink, removed = disk.unlink, list[str]()
+
+    def unlink_one(path: str) -> None:
+        if path.startswith((layout.SCHEDULE, layout.DISPATCH)):
+            if removed:
+                raise DiskError(operation="unlink", path=path, reason="planted fault")
+            removed.append(path)
+        unlink(path)
+
+    rig.let_segments_go()  # the log has forgotten what became of it
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "unlink", unlink_one)
+        rig.pass_and_release(100 * HOUR_MS)
+        rig.send(b"lets the log's time go on")
+        rig.commit()
+    assert len(removed) == 1
+    Rig.kill(rig)
+    (tmp_path / layout.SCHEDULE_TABLE).unlink()
+    rig.start()
+    assert rig.broker.delayed.query.status().pending == 0
+    assert rig.pass_and_release(HOUR_MS) == 0
+    rig.close()
+
+
+def test_D3_B10_as_many_subjects_as_no_frame_holds_are_copied_and_released_at_one_moment(
+    tmp_path: Path,
+) -> None:
+    rig = DelayRig(tmp_path)
+    due_ms = rig.now_ms + 2 * HOUR_MS
+    subjects = [f"subject-{number}" for number in range(SUBJECTS_PER_FRAME_MAX + 1)]
+    ids = new_ids()
+    for subject in subjects:
+        rig.submit(delayed_frame({b"one": due_ms}, subject=subject, ids=ids))
+    rig.commit()
+    rig.commit()
+    copied(rig)
+    rig.restart()
+    assert rig.pass_and_release(2 * HOUR_MS) == len(subjects)
+    assert all(rig.bodies(subject) == [b"one"] for subject in subjects)
     rig.close()
