@@ -7,14 +7,17 @@ report and leaves every byte as it is.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 
 from qmq_broker.errors import CorruptionError, StoreError
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.faults import Level
 from qmq_broker.storage.logs import frame_scan
+from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES
 from qmq_broker.storage.store import Store
+from qmq_broker.storage.upkeep.verify import verify_store
 from qmq_client.wire.errors import QmqError
 from tests.broker.storage.damage_cases import swap
 from tests.broker.storage.damaged import Directory, flip
@@ -187,6 +190,54 @@ def test_B4_a_log_that_ends_below_the_checkpoint_is_damaged_not_torn() -> None:
     assert "checkpoint" in error.reason
     # The frame says where it begins, the report where the damage does.
     assert error.offset < directory.next_offset
+
+
+#: What says up to where the commit log was synced.
+WITNESSES: dict[str, tuple[str, ...]] = {
+    "checkpoints": layout.CHECKPOINTS,
+    "table of the queues": layout.QUEUE_TABLES,
+    "journal of entries": (layout.ENTRIES,),
+    "journal of ids": (layout.IDS,),
+    "table of delayed messages": (layout.SCHEDULE_TABLE,),
+}
+
+
+def without_its_last_frame(*, witnesses: Collection[str]) -> Directory:
+    """A stopped directory whose log ends too early, as if it had ended there, with these witnesses."""
+    directory = Directory(is_clean=True)
+    last_offset = directory.world.history.sent[-1].placed.physical_offset
+    base, position = last_offset - last_offset % SEGMENT, last_offset % SEGMENT
+    path = layout.segment_path(layout.COMMIT_LOG, base)
+    directory.change(path, lambda content: content[:position])
+    for paths in [WITNESSES[name] for name in WITNESSES.keys() - set(witnesses)]:
+        for path in paths:
+            directory.remove(path)
+    return directory
+
+
+@pytest.mark.parametrize("witness", WITNESSES)
+def test_B4_each_file_that_says_how_far_the_log_was_synced_is_enough_to_refuse_a_shorter_one(
+    witness: str,
+) -> None:
+    directory = without_its_last_frame(witnesses=[witness])
+    error = directory.refusal()
+    assert error.segment.startswith(layout.COMMIT_LOG)
+    assert "synced up to" in error.reason
+    found = verify_store(RecordingDisk(directory.image), FakeClock(), check_groups=len)
+    assert Level.DAMAGED in {fault.level for fault in found.faults}
+
+
+def test_without_any_witness_a_shorter_log_cannot_be_told_from_a_whole_one() -> None:
+    store = without_its_last_frame(witnesses=[]).open()
+    assert store.recovery.torn_bytes == 0
+    store.close()
+
+
+def test_B4_damage_anywhere_in_actions_that_are_replayed_is_refused_with_nothing_changed() -> None:
+    for position in range(SEGMENT_HEAD_BYTES, 900, 37):
+        directory = Directory(is_clean=True)
+        directory.change(ACTIONS, flip(position))
+        assert directory.refusal().segment == ACTIONS
 
 
 def test_the_limit_of_B4_damage_in_the_very_last_commit_looks_torn() -> None:

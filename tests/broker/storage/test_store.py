@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -10,15 +11,21 @@ from qmq_broker.errors import ClosedError, CorruptionError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.queues.consume_queue import Entry
 from qmq_broker.storage.store import Store
-from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame
+from qmq_client.wire.frame import (
+    FRAME_HEADER_BYTES,
+    FrameKind,
+    build_message_frame,
+    parse_message_frame,
+)
 from qmq_client.wire.marks import Marks, pack_marks
 from qmq_client.wire.record import Record, encode_record
 from qmq_client.wire.requests import SubjectPlace
 from tests.broker.storage.lives import restarted
 from tests.crash.image import Moment
 from tests.crash.power_cut import Lost
+from tests.crash.promises import check_messages
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import OPTIONS, World, records_of, visible
+from tests.crash.world import OPTIONS, History, World, records_of, visible
 from tests.kit.clock import FakeClock
 
 
@@ -140,6 +147,58 @@ def test_an_idle_store_writes_one_checkpoint_and_then_nothing() -> None:
         world.clock.pass_ms(60_000)
         assert not world.store.step()
     assert len(world.disk.operations) == operations
+
+
+@pytest.mark.parametrize("growth_bytes", [512, OPTIONS.segment_bytes])
+@pytest.mark.parametrize("left", [0, 8, 56, 64, 72])
+def test_B3_a_frame_ends_with_its_segment_or_leaves_room_for_a_header(
+    left: int, growth_bytes: int
+) -> None:
+    """Also where all room was taken before, as in a segment that is written again."""
+    options = replace(OPTIONS, growth_bytes=growth_bytes)
+    world = World(RecordingDisk(), history=History(options=options))
+    world.send(world.frame(orders=100))
+    room_bytes = options.segment_bytes - world.store.written_offset
+    # A lone record of `orders` costs 126 bytes beside its body, before the fill.
+    world.send(world.frame(orders=room_bytes - left - 126))
+    fits = left == 0 or left >= FRAME_HEADER_BYTES
+    assert (world.store.written_offset == options.segment_bytes - left) == fits
+    world.send(world.frame(orders=10))
+    store = restarted(world)
+    assert check_messages(store, world.history.sent) == 3
+    assert store.recovery.torn_bytes == 0
+
+
+def test_actions_that_are_replayed_are_those_from_before_the_opening() -> None:
+    world = World(RecordingDisk())
+    world.act(3)
+    world.sync_actions()
+    store = restarted(world)
+    before = list(store.actions.replay())
+    assert len(before) == 3
+    store.actions.append(before[:1])
+    assert list(store.actions.replay()) == before
+
+
+def test_B11_without_the_newest_snapshot_the_one_before_and_the_log_behind_it_are_there() -> None:
+    world = World(RecordingDisk())
+    log = world.store.actions.log
+    offsets = []
+    for content in (b"first", b"second", b"third"):
+        world.act(100)
+        offsets.append(log.written_offset)
+        world.store.actions.write_snapshot(log.written_offset, content)
+    assert log.bases()[0] > 0, "old segments went"
+    assert log.base_of(offsets[1]) < log.base_of(offsets[2])
+    (newest,) = (path for path in layout.SNAPSHOTS if b"third" in content_of(world.disk, path))
+    world.disk.unlink(newest)
+    store = restarted(world)
+    assert store.actions.snapshot == b"second"
+    assert len(list(store.actions.replay())) == 100
+
+
+def content_of(disk: RecordingDisk, path: str) -> bytes:
+    return disk.open(path).read(0, 10**6)
 
 
 def test_records_of_another_subject_are_not_handed_out() -> None:
