@@ -14,7 +14,7 @@ from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX
 from tests.broker.delay.aside_rig import MONTH_MS, AsideRig
-from tests.broker.delay.delay_rig import FORGETFUL, HOUR_MS, LARGE, DelayRig, delayed_frame
+from tests.broker.delay.delay_rig import FORGETFUL, HOUR_MS, DelayRig, delayed_frame
 from tests.broker.delay.test_held import spoil_marks
 from tests.broker.service.rig import Rig, new_ids
 
