@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 
@@ -97,3 +97,26 @@ def flip(position: int) -> Callable[[bytes], bytes]:
         return bytes(altered)
 
     return change
+
+
+#: What says up to where the commit log was synced.
+WITNESSES: dict[str, tuple[str, ...]] = {
+    "checkpoints": layout.CHECKPOINTS,
+    "table of the queues": layout.QUEUE_TABLES,
+    "journal of entries": (layout.ENTRIES,),
+    "journal of ids": (layout.IDS,),
+    "table of delayed messages": (layout.SCHEDULE_TABLE,),
+}
+
+
+def without_its_last_frame(*, witnesses: Collection[str]) -> Directory:
+    """A stopped directory whose log ends too early, as if it had ended there, with these witnesses."""
+    directory = Directory(is_clean=True)
+    last_offset = directory.world.history.sent[-1].placed.physical_offset
+    position = last_offset % OPTIONS.segment_bytes
+    path = layout.segment_path(layout.COMMIT_LOG, last_offset - position)
+    directory.change(path, lambda content: content[:position])
+    for paths in [WITNESSES[name] for name in WITNESSES.keys() - set(witnesses)]:
+        for path in paths:
+            directory.remove(path)
+    return directory

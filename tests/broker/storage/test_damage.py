@@ -7,7 +7,7 @@ report and leaves every byte as it is.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import pytest
 
@@ -20,7 +20,7 @@ from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.verify import verify_store
 from qmq_client.wire.errors import QmqError
 from tests.broker.storage.damage_cases import swap
-from tests.broker.storage.damaged import Directory, flip
+from tests.broker.storage.damaged import WITNESSES, Directory, flip, without_its_last_frame
 from tests.crash.recording_disk import Image, RecordingDisk
 from tests.crash.world import OPTIONS, World, records_of, visible
 from tests.kit.clock import FakeClock
@@ -190,29 +190,6 @@ def test_B4_a_log_that_ends_below_the_checkpoint_is_damaged_not_torn() -> None:
     assert "checkpoint" in error.reason
     # The frame says where it begins, the report where the damage does.
     assert error.offset < directory.next_offset
-
-
-#: What says up to where the commit log was synced.
-WITNESSES: dict[str, tuple[str, ...]] = {
-    "checkpoints": layout.CHECKPOINTS,
-    "table of the queues": layout.QUEUE_TABLES,
-    "journal of entries": (layout.ENTRIES,),
-    "journal of ids": (layout.IDS,),
-    "table of delayed messages": (layout.SCHEDULE_TABLE,),
-}
-
-
-def without_its_last_frame(*, witnesses: Collection[str]) -> Directory:
-    """A stopped directory whose log ends too early, as if it had ended there, with these witnesses."""
-    directory = Directory(is_clean=True)
-    last_offset = directory.world.history.sent[-1].placed.physical_offset
-    base, position = last_offset - last_offset % SEGMENT, last_offset % SEGMENT
-    path = layout.segment_path(layout.COMMIT_LOG, base)
-    directory.change(path, lambda content: content[:position])
-    for paths in [WITNESSES[name] for name in WITNESSES.keys() - set(witnesses)]:
-        for path in paths:
-            directory.remove(path)
-    return directory
 
 
 @pytest.mark.parametrize("witness", WITNESSES)

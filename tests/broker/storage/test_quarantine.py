@@ -31,7 +31,7 @@ from tests.broker.storage.damage_cases import (
     directory_with_groups,
     remove_all,
 )
-from tests.broker.storage.damaged import Directory, flip
+from tests.broker.storage.damaged import WITNESSES, Directory, flip, without_its_last_frame
 from tests.crash.power_cut import cut_states
 from tests.crash.recording_disk import Image, RecordingDisk, images
 from tests.crash.world import OPTIONS, make_frame
@@ -139,6 +139,19 @@ def test_B4_a_damaged_range_is_told_kept_and_passed_over(harm: Harm, is_clean: b
         assert lost
     check(directory, directory.image, lost)
     assert quarantine(directory) == [], "once is enough"
+
+
+@pytest.mark.parametrize("witness", WITNESSES)
+def test_B4_what_a_shorter_log_has_lost_is_given_up_whoever_says_so(witness: str) -> None:
+    directory = without_its_last_frame(witnesses=[witness])
+    disk = RecordingDisk(directory.image)
+    (report,) = quarantine_damage(disk, FakeClock())
+    assert (report.log, report.next_offset) == (layout.COMMIT_LOG, directory.next_offset)
+    store = Store.open(RecordingDisk(disk.image), FakeClock(), OPTIONS)
+    assert store.durable_offset == directory.next_offset
+    knows_entries = witness in {"table of the queues", "journal of entries"}
+    lost = {run.subject: run.count for run in report.lost}
+    assert lost == ({"orders": 2, "Invoices": 1} if knows_entries else {})
 
 
 def test_B4_nothing_is_given_up_where_nothing_is_damaged() -> None:
