@@ -16,7 +16,7 @@ from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import MESSAGES
-from qmq_pipeline.work.archive import verify_archived
+from qmq_pipeline.work.archive import archive_piece, verify_archived
 from qmq_pipeline.work.ranges import ingest_range
 from tests.pipeline.world import FORGETFUL, DataDirectory, messages
 
@@ -86,3 +86,21 @@ def test_an_archive_that_is_not_the_segment_is_found_before_it_counts(
     pq.write_table(changed, path)
     with pytest.raises(DamagedRangeError, match=r"differs|99 rows for 100 records"):
         verify_archived(lake, MESSAGES, facts)
+
+
+def test_a_segment_with_an_altered_message_is_refused_by_its_name_and_no_disk_is_blamed(
+    tmp_path: Path,
+) -> None:
+    directory = DataDirectory(tmp_path / "broker")
+    every = messages(MessageIds(1), 40)
+    directory.spoilt = {every[7].message_id}
+    directory.append(every)
+    directory.close()
+    place = {"path": str(directory.path)}
+    after = directory.store.durable_offset
+    with pytest.raises(DamagedRangeError) as raised:
+        archive_piece(place, str(tmp_path / "archive"), "commitlog", 0, after)
+    said = str(raised.value)
+    assert f"message {every[7].message_id.hex()} of {every[7].subject}" in said
+    assert "no disk changed it" in said
+    assert "check the disk" not in said

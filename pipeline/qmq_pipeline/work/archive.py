@@ -7,7 +7,7 @@ they are, counted, and their number is noted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from qmq_pipeline.tables.commits import RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import MESSAGES, SCHEDULED, TABLES
 from qmq_pipeline.tables.table import Table
-from qmq_pipeline.work.ranges import ingest_range
+from qmq_pipeline.work.ranges import ALTERED, ingest_range
 
 _COLUMNS: Final = (
     "subject",
@@ -45,22 +45,31 @@ def archive_piece(
     """Archive one segment; facts for each table, with what was verified in their notes."""
     lake = Lake(folder)
     facts = ingest_range(Place(**place), folder, log, LogRange(first, after))
+    altered = [row for one in facts.values() for row in one.notes.get(ALTERED, ())]
     for name, one in facts.items():
         has_records = TABLES[name] in (MESSAGES, SCHEDULED)
-        notes = verify_archived(lake, TABLES[name], one) if has_records else {}
+        notes = verify_archived(lake, TABLES[name], one, altered) if has_records else {}
         facts[name] = replace(one, notes={**one.notes, **notes})
         lake.sync_files(TABLES[name], one.files)
     return {name: asdict(one) for name, one in facts.items()}
 
 
-def verify_archived(lake: Lake, table: Table, facts: RangeFacts) -> dict[str, int]:
-    """Read back what was written; raises `DamagedRangeError` when it is not the segment."""
+def verify_archived(
+    lake: Lake, table: Table, facts: RangeFacts, altered: Iterable[Mapping[str, Any]] = ()
+) -> dict[str, int]:
+    """Read back what was written; raises `DamagedRangeError` when it is not the segment.
+
+    `altered`: records that did not have their producer's checksum when they were read from the log.
+    """
+    in_log = {str(one["message_id"]): one for one in altered}
     rows = strange = 0
     for file in facts.files:
         for row in _rows(lake, table, file.path):
             rows += 1
             if row["body_kind"] < 0:
                 strange += 1
+            elif _crc(row) != row["record_crc"] and row["message_id"] in in_log:
+                raise _altered_in_log(facts, in_log[row["message_id"]])
             elif _crc(row) != row["record_crc"]:
                 raise _not_the_same(lake, file.path, f"message {row['message_id']} differs")
     if rows != facts.rows:
@@ -91,6 +100,18 @@ def _crc(row: dict[str, Any]) -> int:
         expires_at_ms=None if row["expires_at"] is None else row["expires_at"] // 1000,
     )
     return record_crc(encode_record(record))
+
+
+def _altered_in_log(facts: RangeFacts, altered: Mapping[str, Any]) -> DamagedRangeError:
+    """Such a row cannot be proven: only its producer knows what it should have been."""
+    return DamagedRangeError(
+        source=f"log of {facts.source}, offsets {facts.first} to {facts.next}",
+        reason=f"message {altered['message_id']} of {altered['subject']} has bytes with the checksum "
+        f"{altered['found_crc']:08x}, and its producer's is {altered['record_crc']:08x}. The frame around "
+        "it is sound, so no disk changed it: it came to the broker like that",
+        remedy="The segment stays in the log. `qmq pipeline audit` names each "
+        "such message; look for what stands between its producer and the broker",
+    )
 
 
 def _not_the_same(lake: Lake, path: str, reason: str) -> DamagedRangeError:
