@@ -16,7 +16,7 @@ from qmq_client.database import database_errors, open_engine, section_tables
 from qmq_client.doctor import Finding, Severity, examine_configured
 from qmq_client.doctor.broker import broker as examine_broker
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError
-from qmq_client.settings.config import BrokerSection, DatabaseSection
+from qmq_client.settings.config import DatabaseSection, LoadedConfig
 from qmq_client.transport.address import BrokerAddress
 
 _MARKS = {Severity.BREAKS: "BREAKS", Severity.RISK: "risk", Severity.NOTE: "note"}
@@ -35,7 +35,7 @@ def doctor(
     Changes nothing. Exit code 0 when sound, 1 for findings, 3 when a database does not answer.
     """
     known = loaded(config_file, () if database is None else (database,))
-    address = _broker(known.config.broker, broker_url)
+    address = _broker(known, broker_url)
     if not known.config.databases and address is None:
         raise ConfigurationError(
             setting="--database",
@@ -59,11 +59,11 @@ def doctor(
     raise SystemExit(exit_code)
 
 
-def _broker(section: BrokerSection, given_url: str | None) -> BrokerAddress | None:
+def _broker(known: LoadedConfig, given_url: str | None) -> BrokerAddress | None:
     """Its address, unless nobody named one; with what the configuration says about getting in."""
-    if given_url is None and section.url == BrokerSection().url:
+    if given_url is None and not known.is_given("broker.url"):
         return None
-    address = BrokerAddress.of_section(section)
+    address = BrokerAddress.of_section(known.config.broker)
     return address if given_url is None else replace(address, url=given_url)
 
 

@@ -84,6 +84,10 @@ class LoadedConfig:
     config: Config
     settings: tuple[Setting, ...]
 
+    def is_given(self, path: str) -> bool:
+        """Whether somebody said this setting, be it with the built-in value."""
+        return any(one.path == path and one.origin != _BUILT_IN for one in self.settings)
+
 
 _Section = TypeVar("_Section", bound=msgspec.Struct)
 #: Settings that are a secret as a whole.

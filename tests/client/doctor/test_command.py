@@ -13,6 +13,7 @@ from sqlalchemy.pool import NullPool
 
 from qmq_client.commands.root import root
 from qmq_client.outbox.table import create_tables
+from qmq_client.settings.config import BrokerSection
 from tests.client.doctor.ward import run, sound_sqlite
 from tests.services.databases import Database
 
@@ -95,6 +96,17 @@ def test_a_configured_broker_is_looked_at_and_the_built_in_address_is_not(
     done = doctor("--config", config)
     assert done.exit_code == 1
     assert "broker: risk O1 broker.unreachable" in done.output
+
+
+def test_a_broker_that_is_configured_at_the_built_in_address_is_looked_at(
+    shop: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built_in = BrokerSection().url
+    more = ["[broker]", f'url = "{built_in}"']
+    config = configured(tmp_path, ("shop", url_of(shop)), more=more)
+    assert "broker: " in doctor("--config", config).output
+    monkeypatch.setenv("QMQ_BROKER_URL", built_in)
+    assert "broker: " in doctor("--database", url_of(shop)).output
 
 
 def test_the_broker_alone_and_nothing_at_all(
