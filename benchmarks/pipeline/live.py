@@ -34,24 +34,15 @@ _BODY_BYTES: Final = 200
 _WARM_UP_S: Final = 4.0
 _DEADLINE_S: Final = 120.0
 _LOOK_S: Final = 0.05
-_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
-#: Renames in this process where the default starts others for each small file; for local paths.
-_LOCAL_MANAGER: Final = (
-    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-)
 
 
 def live_rows(bench: Bench, spark: SparkSession) -> list[Row]:
     """Percentiles of each round, in seconds."""
     messages = bench.effort.pick(tiny=200, quick=8_000, full=20_000)
-    spark.conf.set(_MANAGER, _LOCAL_MANAGER)
-    try:
-        rounds = [
-            _latencies_s(bench, spark, messages, bench.directory / f"live-{number}")
-            for number in range(min(bench.rounds, _ROUNDS_MAX))
-        ]
-    finally:
-        spark.conf.unset(_MANAGER)
+    rounds = [
+        _latencies_s(bench, spark, messages, bench.directory / f"live-{number}")
+        for number in range(min(bench.rounds, _ROUNDS_MAX))
+    ]
     what = Conditions(
         durability="fdatasync before the answer",
         client="local session over HTTP; stock httpx sender in a process of its own",

@@ -8,6 +8,7 @@ makes it print 250 lines that say in the middle what the pipeline says in one.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -18,8 +19,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from qmq_client.clock import SystemClock
 from qmq_pipeline.errors import JavaError
 from qmq_pipeline.spark.java import cache_folder, find_java
+from qmq_pipeline.spark.shared_classes import (
+    SharedClasses,
+    boot_id,
+    key_of,
+    shared_classes,
+    told_to_jvm,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,6 +45,11 @@ _LOCAL: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
 }
+#: How a query keeps its place on the disk: renames in the JVM, where the default starts a program for each small file.
+#: Both look whether the name is there, and rename then. By the version of Spark it came with, the class's package.
+_CHECKPOINTS: Final = "spark.sql.streaming.checkpointFileManagerClass"
+_MANAGER: Final = "org.apache.spark.sql.execution.streaming.{}FileSystemBasedCheckpointFileManager"
+_MANAGER_MOVED_IN: Final = (4, 1)
 #: They print what an exception says once more, as JSON with a JVM's stack.
 _LOUD_LOGGERS: Final = ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
 #: What our sources and jobs rely on, whoever made the session.
@@ -81,25 +95,46 @@ def _start(options: SessionOptions) -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.Builder().appName(options.app_name)
+    classes = SharedClasses()
     if not _is_submitted():
-        _prepare(os.environ)
-        settings = {**_LOCAL, "spark.driver.memory": options.driver_memory, **options.settings}
+        version = _spark_version()
+        settings = {
+            **_LOCAL,
+            _CHECKPOINTS: _MANAGER.format("checkpointing." if version >= _MANAGER_MOVED_IN else ""),
+            "spark.driver.memory": options.driver_memory,
+            **options.settings,
+        }
+        classes = _prepare(os.environ, version, settings)
         builder = builder.master(options.master)
     else:
         settings = dict(options.settings)
     for name, value in settings.items():
         builder = builder.config(name, value)
     log_file = options.log_file or log_path()
-    with _jvm_speaks_into(log_file):
-        try:
-            session = builder.getOrCreate()
-        except Exception as error:  # the gateway raises whatever the launcher said
-            raise JavaError(
-                f"Spark did not start: {_first_line(error)}. What Java said is in {log_file}."
-            ) from error
+    try:
+        session = _started(builder, classes, log_file)
+    except Exception as error:  # the gateway raises whatever the launcher said
+        raise JavaError(
+            f"Spark did not start: {_first_line(error)}. What Java said is in {log_file}."
+        ) from error
     for name in _LOUD_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    if classes.is_made:
+        atexit.register(_let_go_of_output, session)
     return session
+
+
+def _started(builder: SparkSession.Builder, classes: SharedClasses, log_file: Path) -> SparkSession:
+    """The session; when a JVM does not start with its file of classes, one that starts without."""
+    try:
+        with _jvm_speaks_into(log_file), told_to_jvm(classes, os.environ):
+            return builder.getOrCreate()
+    except Exception:
+        if classes.file is None:
+            raise
+        classes.file.unlink(missing_ok=True)
+    with _jvm_speaks_into(log_file):
+        return builder.getOrCreate()
 
 
 def log_path() -> Path:
@@ -113,15 +148,35 @@ def _is_submitted() -> bool:
     return any(os.environ.get(name) for name in given)
 
 
-def _prepare(environment: os._Environ[str]) -> None:
+def _spark_version() -> tuple[int, int]:
     from pyspark import __version__
 
     major, minor = (int(part) for part in __version__.split(".")[:2])
-    java = find_java(environment, (major, minor), cache_folder(environment))
+    return major, minor
+
+
+def _prepare(
+    environment: os._Environ[str], version: tuple[int, int], settings: Mapping[str, str]
+) -> SharedClasses:
+    """Set what a local session needs in the environment; what its JVM is to be told."""
+    from pyspark.find_spark_home import _find_spark_home
+
+    cache = cache_folder(environment)
+    java = find_java(environment, version, cache)
     environment["JAVA_HOME"] = java.home
     # Workers would otherwise be another Python, without what this one has.
     environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
     environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    key = key_of(Path(java.home), Path(_find_spark_home()) / "jars", settings, environment)
+    return shared_classes(cache / "classes", key, SystemClock().now_ms(), boot_id())
+
+
+def _let_go_of_output(session: SparkSession) -> None:
+    """This process ends, its JVM is busy for some seconds yet: a pipe of this one's output must not wait for it."""
+    jvm = session.sparkContext._jvm
+    if jvm is not None:
+        with contextlib.suppress(Exception):  # it may be gone
+            jvm.java.lang.System.out.close()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,157 @@
+"""Classes of Spark as the JVM keeps them after loading, in a file of this user's cache: half the work of a start.
+
+A local session loads and verifies twenty thousand classes out of two hundred jars. The second JVM that finds no file
+for its Java, its Spark and its class path writes one when it ends (`-XX:ArchiveClassesAtExit`, from Java 13 on), and
+those after it map that into their memory. The JVM itself compares file, build and jars at every start and goes on
+without the file when they do not fit; so a wrong one costs time, never an answer.
+
+A JVM that maps a file that was cut short may die. So what one wrote is a draft first, named by the boot of the machine
+that it was written in: it is taken when its first bytes stand, which the JVM writes last, when no power cut can have
+taken anything of it, and by a name that says its length. Where nothing can be written a start takes as long as ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+#: What `spark-submit` adds to the arguments of its JVM; settings of Spark with the same use stay the user's.
+_ARGUMENTS: Final = "SPARK_SUBMIT_OPTS"
+#: Standard output is the program's own; what is said of each class that cannot be kept is of no use to anybody.
+_QUIET: Final = ("-Xlog:disable", "-Xlog:all=warning:stderr", "-Xlog:cds*=off:stderr")
+#: Settings and variables that put something in front of Spark's jars.
+_CLASS_PATH_SETTING: Final = "spark.driver.extraClassPath"
+_CLASS_PATH_VARIABLES: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR")
+#: Making one costs a start a tenth, and some seconds at its end. So it is made by the second start at the earliest,
+#: for in a container that is thrown away there is none; and where nothing came of it, not every time.
+_AGAIN_S: Final = 86_400
+#: A file of 150 MiB that nobody has started with for so long goes: its Java or its Spark did, too.
+_UNUSED_S: Final = 30 * 86_400
+_SUFFIX: Final = ".jsa"
+_DRAFT: Final = ".draft"
+_HEAD_BYTES: Final = 4
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedClasses:
+    """What the JVM of one session is told of the file."""
+
+    arguments: tuple[str, ...] = ()
+    #: The file that it is to use.
+    file: Path | None = None
+    #: The JVM writes the file when it ends, which takes it some seconds.
+    is_made: bool = False
+
+
+def key_of(
+    java_home: Path, jars: Path, settings: Mapping[str, str], environment: Mapping[str, str]
+) -> str:
+    """Names what a file is good for: one Java, one Spark, one class path."""
+    parts = [os.path.realpath(java_home), os.path.realpath(jars)]
+    parts += [str(_changed_ns(one)) for one in (java_home / "bin" / "java", java_home / "release")]
+    parts += [str(_changed_ns(jars)), settings.get(_CLASS_PATH_SETTING, "")]
+    parts += [environment.get(name, "") for name in _CLASS_PATH_VARIABLES]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def shared_classes(folder: Path, key: str, now_ms: int, boot: str) -> SharedClasses:
+    """Take the file for `key` that is in `folder`, or have one made; nothing of both where that cannot be."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = _whole(folder, key) or _accepted(folder, key, boot)
+        _sweep(folder, found, now_ms)
+        if found is not None:
+            return SharedClasses(arguments=(f"-XX:SharedArchiveFile={found}", *_QUIET), file=found)
+        if not _is_to_be_made(folder / f"{key}.starts", now_ms):
+            return SharedClasses()
+    except OSError:
+        return SharedClasses()
+    path = folder / f"{key}-{boot}-{secrets.token_hex(4)}{_DRAFT}"
+    return SharedClasses(arguments=(f"-XX:ArchiveClassesAtExit={path}", *_QUIET), is_made=True)
+
+
+def boot_id() -> str:
+    """Another one after each start of the machine; empty where the system does not say."""
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _whole(folder: Path, key: str) -> Path | None:
+    every = folder.glob(f"{key}-*{_SUFFIX}")
+    return next((one for one in every if one.stem == f"{key}-{one.stat().st_size}"), None)
+
+
+def _accepted(folder: Path, key: str, boot: str) -> Path | None:
+    """The first draft that its JVM has finished, on the disk and under its name."""
+    for draft in folder.glob(f"{key}-{boot}-*{_DRAFT}"):
+        with draft.open("rb") as file:
+            if not any(file.read(_HEAD_BYTES)):
+                continue
+            os.fsync(file.fileno())
+            path = folder / f"{key}-{os.fstat(file.fileno()).st_size}{_SUFFIX}"
+        draft.replace(path)
+        return path
+    return None
+
+
+@contextlib.contextmanager
+def told_to_jvm(classes: SharedClasses, environment: MutableMapping[str, str]) -> Iterator[None]:
+    """Let a JVM that is started now have the arguments, in front of those that the user has for it."""
+    known = environment.get(_ARGUMENTS)
+    every = [*map(_quoted, classes.arguments), *([known] if known else [])]
+    environment[_ARGUMENTS] = " ".join(every)
+    try:
+        yield
+    finally:
+        if known is None:
+            del environment[_ARGUMENTS]
+        else:
+            environment[_ARGUMENTS] = known
+
+
+def _is_to_be_made(starts: Path, now_ms: int) -> bool:
+    """Whether this folder outlives its starts, and nobody tried of late; notes what is done now."""
+    if not starts.exists():
+        starts.touch()
+        return False
+    now_s = now_ms / 1000
+    noted = starts.stat()
+    if noted.st_size and 0 <= now_s - noted.st_mtime < _AGAIN_S:
+        return False
+    starts.write_text("tried\n")
+    os.utime(starts, (now_s, now_s))
+    return True
+
+
+def _sweep(folder: Path, used: Path | None, now_ms: int) -> None:
+    """Note the use of a file, and remove those that nobody uses or that were never finished."""
+    now_s = now_ms / 1000
+    with contextlib.suppress(OSError):  # others sweep too, and some may only read
+        if used is not None:
+            os.utime(used, (now_s, now_s))
+        for path in folder.iterdir():
+            kept_s = _AGAIN_S if path.suffix == _DRAFT else _UNUSED_S
+            if path != used and now_s - path.stat().st_mtime > kept_s:
+                path.unlink()
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _quoted(argument: str) -> str:
+    """As the launcher of Spark reads several in one text."""
+    escaped = argument.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"' if " " in escaped else escaped
