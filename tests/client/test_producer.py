@@ -130,6 +130,22 @@ def test_D4_O3_what_is_cancelled_at_the_broker_is_not_sent_again_by_whoever_has_
     assert world.store.settle(outcome, token=WATCHDOG) == 0
 
 
+def test_D4_what_may_still_arrive_at_the_broker_after_its_time_is_not_called_cancelled(
+    world: World,
+) -> None:
+    """Its owner waits longer for an answer than others wait before they take it over."""
+    message_id = world.producer.send_now(Message(SUBJECT, "x", delay=HOUR_S))
+    older = f"UPDATE {OUTBOX} SET due_at_ms = due_at_ms - 40000"
+    world.change(older)
+    with Session(world.sync_engine) as session, session.begin():
+        assert not world.producer.cancel(message_id, session=session)
+    assert world.producer.cancel(message_id) is Cancellation.UNKNOWN
+    assert world.stored_ids() == {message_id}
+    world.change(older)
+    assert world.producer.cancel(message_id) is Cancellation.CANCELLED
+    assert world.stored_ids() == set()
+
+
 def test_D4_without_the_brokers_word_nothing_is_called_cancelled_and_nothing_is_sent_any_more(
     world: World,
 ) -> None:

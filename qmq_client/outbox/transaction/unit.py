@@ -39,6 +39,9 @@ from qmq_client.outbox.transaction.statements import (
     savepoint_text,
 )
 
+#: So long after its time a row's owner may still be waiting for the answer to its last request, and the
+#: request may still arrive: twice as long as one waits for an answer.
+UNDER_WAY_MS: Final = 60_000
 #: Rows of one INSERT, and how many may wait for it: one statement for nearly every transaction,
 #: and far from every database's limit of parameters.
 ROWS_PER_INSERT_MAX: Final = 100
@@ -166,7 +169,8 @@ class Unit:
         columns = outlet.outbox.c
         is_own = any(row.message_id == message_id for _, row in self._rows)
         now_ms = sa.literal_column(outlet.dialect.now_ms, sa.BigInteger())
-        is_free = columns.token.is_(None) | (columns.due_at_ms <= now_ms) | is_at_broker
+        is_left = columns.due_at_ms <= now_ms - UNDER_WAY_MS
+        is_free = columns.token.is_(None) | is_left | is_at_broker
         deleted = connection.execute(
             sa.delete(outlet.outbox).where(
                 columns.message_id == message_id,
