@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 if _TYPE_CHECKING:
-    from qmq_client.consumer import Consumers, Delivery, HandlerCall, consumer, pull
+    from qmq_client.consumer import Consumers, Delivery, HandlerCall, StopReport, consumer, pull
     from qmq_client.current import current_session
     from qmq_client.errors import (
         AutocommitError,
@@ -29,12 +29,13 @@ if _TYPE_CHECKING:
         WrongDatabaseError,
     )
     from qmq_client.inbox import Inbox
+    from qmq_client.inbox.async_inbox import AsyncInbox
     from qmq_client.message import Message
     from qmq_client.options import ProducerOptions
-    from qmq_client.outbox.table import create_tables, make_tables, metadata
+    from qmq_client.outbox.table import Tables, create_tables, make_tables, metadata
     from qmq_client.producer import Producer
     from qmq_client.publishing.receipts import Fate, Receipt
-    from qmq_client.publishing.stats import Flushed
+    from qmq_client.publishing.stats import Flushed, PublisherStats
     from qmq_client.request_headers import request_headers
     from qmq_client.retry import Backoff, Reject, Retry
     from qmq_client.transactional import transaction, transactional
@@ -42,6 +43,7 @@ if _TYPE_CHECKING:
     from qmq_client.wire.delayed import Cancellation
 
 _MODULES = {
+    "AsyncInbox": "qmq_client.inbox.async_inbox",
     "AutocommitError": "qmq_client.errors",
     "Backoff": "qmq_client.retry",
     "BrokerAccessError": "qmq_client.errors",
@@ -62,10 +64,13 @@ _MODULES = {
     "OutboxRowLostError": "qmq_client.errors",
     "Producer": "qmq_client.producer",
     "ProducerOptions": "qmq_client.options",
+    "PublisherStats": "qmq_client.publishing.stats",
     "QmqError": "qmq_client.errors",
     "Receipt": "qmq_client.publishing.receipts",
     "Reject": "qmq_client.retry",
     "Retry": "qmq_client.retry",
+    "StopReport": "qmq_client.consumer",
+    "Tables": "qmq_client.outbox.table",
     "TransportError": "qmq_client.errors",
     "WrongDatabaseError": "qmq_client.errors",
     "consumer": "qmq_client.consumer",
@@ -80,6 +85,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "AsyncInbox",
     "AutocommitError",
     "Backoff",
     "BrokerAccessError",
@@ -100,10 +106,13 @@ __all__ = [
     "OutboxRowLostError",
     "Producer",
     "ProducerOptions",
+    "PublisherStats",
     "QmqError",
     "Receipt",
     "Reject",
     "Retry",
+    "StopReport",
+    "Tables",
     "TransportError",
     "WrongDatabaseError",
     "consumer",

@@ -211,16 +211,17 @@ class Producer:
     async def cancel_async(
         self, message_id: str, *, session: AnyAsyncSession | None = None
     ) -> Cancellation:
-        """`cancel` for an `AsyncSession` or `AsyncConnection`; without a transaction, `cancel_now`."""
+        """`cancel` for an `AsyncSession` or `AsyncConnection`; without one, `cancel_now_async`."""
         if session is None and not has_transaction(self.engine, self._outlet):
-            return await self._cancel_now_async(message_id)
+            return await self.cancel_now_async(message_id)
         scope: Any = current_session() if session is None else session_of(session)
         outcome: Cancellation = await scope.run_sync(
             lambda joined: self.cancel(message_id, session=joined)
         )
         return outcome
 
-    async def _cancel_now_async(self, message_id: str) -> Cancellation:
+    async def cancel_now_async(self, message_id: str) -> Cancellation:
+        """`cancel_now` without blocking the event loop."""
         if not self.engine.dialect.is_async:
             return await asyncio.to_thread(self.cancel_now, message_id)
         was_there = await self._cancel_alone_async(message_id)
@@ -259,7 +260,7 @@ class Producer:
             self._flushed = after
         return flushed
 
-    async def aflush(self, deadline_s: float = 10.0) -> Flushed:
+    async def flush_async(self, deadline_s: float = 10.0) -> Flushed:
         """`flush` without blocking the event loop."""
         return await asyncio.to_thread(self.flush, deadline_s)
 
@@ -273,7 +274,7 @@ class Producer:
             self._transport.close()
             self._thread.join_aborted()
 
-    async def aclose(self, deadline_s: float = 10.0) -> None:
+    async def close_async(self, deadline_s: float = 10.0) -> None:
         """`close` without blocking the event loop."""
         await asyncio.to_thread(self.close, deadline_s)
 
@@ -302,7 +303,7 @@ class Producer:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        await self.aclose()
+        await self.close_async()
 
     def _after_fork(self) -> None:
         """Give a forked child a publisher of its own, sharing nothing with the parent. Called on fork."""

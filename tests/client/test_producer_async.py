@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -56,7 +58,7 @@ def test_S11_send_now_stores_before_it_returns(tmp_path: Path, a_database: Datab
         assert await world.producer.send_now_many_async([]) == []
         with pytest.raises(InvalidMessageError):
             await world.producer.send_now_many_async([Message(SUBJECT), Message("no name")])
-        flushed = await world.producer.aflush()
+        flushed = await world.producer.flush_async()
         assert (bool(flushed), flushed.accepted, world.stored_ids()) == (True, 3, set())
         assert world.broker.messages(SUBJECT)[0].headers == {"tenant": "7"}
 
@@ -92,11 +94,11 @@ def test_S11_a_message_is_cancelled_in_the_transaction_it_was_sent_in_or_a_later
             world.send("kept", session)
             assert await producer.cancel_async(own, session=session)
             assert not await producer.cancel_async(own, session=session)
-        assert await producer.aflush()
+        assert await producer.flush_async()
         assert world.sent() == ["kept"]
         world.broker.faults.is_unreachable = True
         earlier = await producer.send_now_async(Message(SUBJECT, "earlier"))
-        assert not await producer.aflush()
+        assert not await producer.flush_async()
         async with transaction(world.engine):
             assert await producer.cancel_async(earlier)
         assert world.stored_ids() == set()
@@ -117,7 +119,7 @@ def test_S11_D4_a_message_that_the_broker_has_unknown_to_the_outbox_is_cancelled
         for is_claimed in (False, True):
             world.broker.faults.lost_answers = 1
             sent = await producer.send_now_async(Message(SUBJECT, "x", delay=60))
-            assert not await producer.aflush()
+            assert not await producer.flush_async()
             if is_claimed:
                 world.make_due()
                 assert world.store.claim(token=WATCHDOG, limit=10, lease_ms=60_000)
@@ -139,7 +141,7 @@ def test_S11_receipts_of_an_asynchronous_session(tmp_path: Path, a_database: Dat
         async with AsyncSession(world.engine) as session:
             undone = world.producer.receipt(world.send("c", session), session=session)
             await session.rollback()
-        await world.producer.aflush()
+        await world.producer.flush_async()
         assert [await each for each in (first, second, undone)] == [
             Fate.ACCEPTED, Fate.ACCEPTED, Fate.ROLLED_BACK,
         ]  # fmt: skip
@@ -154,7 +156,7 @@ def test_S11_S6_a_transaction_run_again_sends_once(tmp_path: Path, a_database: D
             async with AsyncSession(world.engine) as session, session.begin():
                 world.send(f"run {run}", session, dedupe_key="order-17-paid")
             if run % 2:
-                assert await world.producer.aflush()
+                assert await world.producer.flush_async()
         assert (world.sent(), world.stored_ids()) == (["run 0"], set())
 
     tell(story, tmp_path, a_database)
@@ -169,14 +171,14 @@ def test_S11_O4_messages_of_a_key_are_accepted_in_the_order_of_their_commits(
             async with AsyncSession(world.engine) as session, session.begin():
                 message = Message(SUBJECT, f"{i}", key="k")
                 (other if i % 3 == 1 else ordered).send(message, session=session)
-        assert (await ordered.aflush()).accepted == 1  # the second is in other hands
-        assert (await other.aflush()).accepted == 1
+        assert (await ordered.flush_async()).accepted == 1  # the second is in other hands
+        assert (await other.flush_async()).accepted == 1
         for _ in range(10):
             world.make_due()
             sweep(world)
         assert world.sent() == [f"{i}" for i in range(6)]
-        await ordered.aclose()
-        await other.aclose()
+        await ordered.close_async()
+        await other.close_async()
 
     tell(story, tmp_path, a_database)
 
@@ -191,9 +193,9 @@ def test_S11_the_loop_goes_on_while_somebody_waits_for_the_broker(
 
         async def wait() -> None:
             if way == "flush":
-                assert await producer.aflush(DEADLINE_S)
+                assert await producer.flush_async(DEADLINE_S)
             elif way == "close":
-                await producer.aclose(DEADLINE_S)
+                await producer.close_async(DEADLINE_S)
             else:
                 async with producer:
                     pass
@@ -206,7 +208,7 @@ def test_S11_the_loop_goes_on_while_somebody_waits_for_the_broker(
         transport.go_on.set()  # were the loop blocked, nobody would come here
         await waiting
         assert world.sent() == ["a"]
-        await producer.aclose()
+        await producer.close_async()
 
     tell(story, tmp_path, sqlite_database)
 
@@ -225,7 +227,7 @@ def test_S6_a_send_now_that_is_cancelled_is_sent_if_and_only_if_it_is_stored(
             task.cancel()
             await asyncio.wait([task])
         stored = world.stored_ids()
-        await world.producer.aflush()
+        await world.producer.flush_async()
         assert world.sent_ids() == stored
         if world.stored_ids():
             world.make_due()
@@ -233,3 +235,16 @@ def test_S6_a_send_now_that_is_cancelled_is_sent_if_and_only_if_it_is_stored(
         assert len(world.sent()) == len(stored)
 
     tell(story, tmp_path, a_database)
+
+
+def test_what_does_not_block_is_named_after_what_does_and_takes_the_same() -> None:
+    twins = {name: value for name, value in vars(Producer).items() if _is_public_coroutine(name)}
+    assert {"flush_async", "close_async", "cancel_async", "cancel_now_async"} <= set(twins)
+    for name, twin in twins.items():
+        blocking = getattr(Producer, name.removesuffix("_async"))
+        assert not inspect.iscoroutinefunction(blocking), name
+        assert list(signature(twin).parameters) == list(signature(blocking).parameters), name
+
+
+def _is_public_coroutine(name: str) -> bool:
+    return not name.startswith("_") and inspect.iscoroutinefunction(getattr(Producer, name))

@@ -173,7 +173,7 @@ def test_a_receipt_is_awaited_and_a_cancelled_wait_spoils_nothing(world: World) 
         impatient.cancel()
         with pytest.raises(asyncio.CancelledError):
             await impatient
-        await world.producer.aflush()
+        await world.producer.flush_async()
         async with asyncio.timeout(DEADLINE_S):
             return await receipt, await receipt
 

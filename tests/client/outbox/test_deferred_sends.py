@@ -40,7 +40,7 @@ def test_S2_S3_S11_what_a_joined_session_sends_first_goes_with_the_outer_transac
             transaction = await connection.begin()
             for mode in MODES:
                 await work_inside(world, connection, mode)
-            assert await world.producer.aflush()
+            assert await world.producer.flush_async()
             assert world.sent() == []
             await (transaction.commit() if is_committed else transaction.rollback())
         await world.engine.dispose()
