@@ -15,7 +15,7 @@ from typing import Final, overload
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
-from qmq_broker.storage.queues.consume_queue import Entry
+from qmq_broker.storage.queues.consume_queue import Place
 from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.columns import checksums, first_broken
 from qmq_client.wire.record import RECORD_FIXED_BYTES
@@ -87,7 +87,7 @@ class RecordReader:
     def __init__(self, log: SegmentedLog) -> None:
         self._log = log
 
-    def read(self, entries: Sequence[Entry], subject: str) -> Records:
+    def read(self, entries: Sequence[Place], subject: str) -> Records:
         """The records of these entries of one subject, each checked; raises `CorruptionError`."""
         if not entries:
             return Records.of([])
@@ -134,11 +134,12 @@ class RecordReader:
         """Where a read that begins at `first` must end: at its segment, and at its own size."""
         return min(self._log.base_of(first) + self._log.segment_bytes, first + READ_BYTES_MAX)
 
-    def _corruption(self, subject: str, entry: Entry) -> CorruptionError:
+    def _corruption(self, subject: str, entry: Place) -> CorruptionError:
+        offset, record_bytes, _ = entry
         return CorruptionError(
-            segment=self._log.path(entry.physical_offset),
-            offset=entry.physical_offset,
-            reason=f"the record of subject {subject}, {entry.record_bytes} bytes, is not as it was sent",
+            segment=self._log.path(offset),
+            offset=offset,
+            reason=f"the record of subject {subject}, {record_bytes} bytes, is not as it was sent",
         )
 
 

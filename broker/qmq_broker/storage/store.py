@@ -30,7 +30,7 @@ from qmq_broker.storage.logs.log_settings import log_settings
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.logs.spares import SpareMaker
 from qmq_broker.storage.logs.summaries import Summaries
-from qmq_broker.storage.queues.consume_queue import ConsumeQueue, Entry
+from qmq_broker.storage.queues.consume_queue import ConsumeQueue, Place
 from qmq_broker.storage.reading import Records
 from qmq_broker.storage.recovery import Recovered, Recovery, RecoveryReport
 from qmq_broker.storage.retention import Retention
@@ -254,14 +254,14 @@ class Store:
         """A subject's consume queue; None while it has no visible message."""
         return self._queues.visible(subject)
 
-    def read_together(self, entries: Sequence[Entry], *, subject: str) -> Records:
+    def read_together(self, entries: Sequence[Place], *, subject: str) -> Records:
         """The records of these entries of one subject, each verified.
 
         The subject is part of a record's checksum. Raises `CorruptionError`.
         """
         return self._commit_log.reader.read(entries, subject)
 
-    def read_records(self, entries: Sequence[Entry], *, subject: str) -> list[bytes]:
+    def read_records(self, entries: Sequence[Place], *, subject: str) -> list[bytes]:
         """The same one by one, for those who look at each."""
         return list(self.read_together(entries, subject=subject))
 

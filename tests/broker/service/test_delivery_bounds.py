@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from qmq_broker.errors import BusyError
 from qmq_broker.service.delivery.holding import clamp
 from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.errors import InvalidMessageError
-from qmq_client.wire.requests import Settlement
+from qmq_client.wire.requests import PullRequest, Settlement
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
 
 
@@ -167,3 +169,29 @@ def test_a_pull_is_given_what_just_fits_its_bytes_and_nothing_more(rig: Rig) -> 
     (record,) = rig.pull(group="measured", max_messages=1).records
     assert rig.pull(max_bytes=2 * len(record)).sequences == [0, 1]
     assert rig.pull(max_bytes=2 * len(record) - 1).sequences == [2]
+
+
+def calls_of_a_pull(rig: Rig, messages: int) -> int:
+    """How many functions are called, of Python and of C, to hand out so many messages."""
+    request = PullRequest(
+        subject=SUBJECT, group=f"of-{messages}", consumer="counted", max_messages=messages
+    )
+    events: list[str] = []
+
+    def note(_frame: FrameType, event: str, _argument: object) -> None:
+        events.append(event)
+
+    sys.setprofile(note)
+    try:
+        given = rig.broker.delivery.pull(request, rig.clock.now_ms())
+    finally:
+        sys.setprofile(None)
+    assert given is not None
+    assert len(given.records) == messages
+    return events.count("call") + events.count("c_call")
+
+
+def test_a_pull_calls_nothing_for_each_message_but_its_checksum(rig: Rig) -> None:
+    rig.send(*[b"x" * 50] * 1_000)
+    calls_of_a_pull(rig, 10)
+    assert calls_of_a_pull(rig, 900) - calls_of_a_pull(rig, 100) < 1.1 * 800

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.storage.logs.copies import original_record
-from qmq_broker.storage.queues.consume_queue import ConsumeQueue, Entry
+from qmq_broker.storage.queues.consume_queue import ConsumeQueue, Entry, Place
 from qmq_broker.storage.reading import Records
 from qmq_broker.storage.store import Store
 from qmq_client.wire.names import COPIES
@@ -41,6 +41,12 @@ class GroupQueue:
         before = next((index for index, one in enumerate(wanted) if one in copies), count)
         return self._own.entries(first_sequence, before)
 
+    def places(self, first_sequence: int, count: int) -> Sequence[Place]:
+        """The same entries, without names where nothing was set aside."""
+        if self._copies:
+            return self.entries(first_sequence, count)
+        return self._own.places(first_sequence, count)
+
     def _copied(self, sequence: int) -> list[Entry]:
         queue = self._copy_queue
         found = [] if queue is None else queue.entries(self._copies[sequence], 1)
@@ -58,7 +64,7 @@ def group_queue(store: Store, state: GroupState) -> GroupQueue | None:
     return None if queue is None else GroupQueue(store, state, queue)
 
 
-def read_messages(store: Store, state: GroupState, entries: Sequence[Entry]) -> Records:
+def read_messages(store: Store, state: GroupState, entries: Sequence[Place]) -> Records:
     """The records of these entries of a `GroupQueue`, copies unpacked; raises `CorruptionError`."""
     subject = state.subject
     if not state.aside.copies:

@@ -8,15 +8,18 @@ the others down and never stops them. Suspects are taken one by one, when it is 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import itemgetter
 from typing import Final
 
 from qmq_broker.service.delivery.bodies import GroupQueue
 from qmq_broker.service.delivery.filters import TagFilter
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.redelivery import Redelivery
-from qmq_broker.storage.queues.consume_queue import Entry
+from qmq_broker.storage.queues.consume_queue import Place
 from qmq_client.wire.deliveries import DeliveryRun
 
 #: Of this many places one is kept for new messages.
@@ -25,6 +28,7 @@ NEW_SHARE: Final = 4
 ENTRIES_PER_READ: Final = 512
 #: Entries that one look goes through for those that fit a filter: about a millisecond.
 SCANNED_MAX: Final = 4_096
+_RECORD_BYTES: Final = itemgetter(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +36,7 @@ class Selection:
     """What a pull will be given: runs and, for each message, where its record stands."""
 
     runs: tuple[DeliveryRun, ...]
-    entries: list[Entry]
+    entries: list[Place]
     #: Sequences that come next and are lost for good; only when there is nothing to give before.
     lost: tuple[int, int] | None = None
     #: How far the group has come with this; None for as far as the last message in it.
@@ -163,7 +167,7 @@ def join_runs(runs: Sequence[DeliveryRun]) -> list[DeliveryRun]:
 def _fit(runs: Sequence[DeliveryRun], queue: GroupQueue, bytes_max: int) -> Selection:
     """Cut to `bytes_max` of records, but at least one message."""
     fitting: list[DeliveryRun] = []
-    entries: list[Entry] = []
+    entries: list[Place] = []
     room_bytes = bytes_max
     for run in runs:
         fits, room_bytes = _fitting(run, queue, room_bytes, is_first=not entries)
@@ -180,24 +184,31 @@ def _fit(runs: Sequence[DeliveryRun], queue: GroupQueue, bytes_max: int) -> Sele
 
 def _fitting(
     run: DeliveryRun, queue: GroupQueue, room_bytes: int, *, is_first: bool
-) -> tuple[list[Entry], int]:
-    """The first entries of `run` that fit, and the room they leave."""
-    fits: list[Entry] = []
+) -> tuple[list[Place], int]:
+    """The first entries of `run` that fit, and the room they leave when that is all of it."""
+    fits: list[Place] = []
     sequence, next_sequence = run.first_sequence, run.first_sequence + run.count
     while sequence < next_sequence:
-        step = queue.entries(sequence, min(ENTRIES_PER_READ, next_sequence - sequence))
-        for entry in step:
-            if not entry.record_bytes:
-                return fits, room_bytes
-            room_bytes -= entry.record_bytes
-            if room_bytes < 0 and not is_first:
-                return fits, 0
-            fits.append(entry)
-            is_first = False
-        if not step:
+        step = queue.places(sequence, min(ENTRIES_PER_READ, next_sequence - sequence))
+        lengths = list(map(_RECORD_BYTES, step))
+        count = _fitting_count(lengths, room_bytes, is_first=is_first)
+        fits += step[:count]
+        if not step or count < len(step):
             break
-        sequence += len(step)
+        is_first = False
+        room_bytes -= sum(lengths)
+        sequence += count
     return fits, room_bytes
+
+
+def _fitting_count(lengths: list[int], room_bytes: int, *, is_first: bool) -> int:
+    """How many of these records fit: none behind one that is lost, and of others at least the first."""
+    if 0 in lengths:
+        lengths = lengths[: lengths.index(0)]
+    if sum(lengths) <= room_bytes:
+        return len(lengths)
+    fitting = bisect_right(list(accumulate(lengths)), room_bytes)
+    return max(fitting, 1) if is_first else fitting
 
 
 def _lost(queue: GroupQueue, first: int, next_sequence: int) -> tuple[int, int] | None:

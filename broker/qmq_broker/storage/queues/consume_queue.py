@@ -34,6 +34,10 @@ class Entry(NamedTuple):
     tag_hash: int
 
 
+#: The same without names, for those who look at hundreds: an `Entry` is one too.
+Place = tuple[int, int, int]
+
+
 class ConsumeQueue:
     """One subject's queue. Written by the writer thread, read by any.
 
@@ -94,13 +98,16 @@ class ConsumeQueue:
         Raises `CorruptionError` when a file of the queue was damaged while the broker runs; the
         next start makes it again.
         """
+        # As `Entry._make` does it, without a call of Python for each of them.
+        return list(map(tuple.__new__, repeat(Entry), self.places(first_sequence, count)))
+
+    def places(self, first_sequence: int, count: int) -> list[Place]:
+        """The same entries without names, at a third of the price."""
         first = max(first_sequence, self.first_sequence)
         next_sequence = min(first_sequence + count, self.next_sequence)
         if first >= next_sequence:
             return []
-        # As `Entry._make` does it, without a call of Python for each of them.
-        unpacked = _ENTRY.iter_unpack(self._packed(first, next_sequence))
-        return list(map(tuple.__new__, repeat(Entry), unpacked))
+        return list(_ENTRY.iter_unpack(self._packed(first, next_sequence)))
 
     def sequence_at(self, offset: int) -> int:
         """The first sequence whose record stands at `offset` of the commit log or behind it."""
