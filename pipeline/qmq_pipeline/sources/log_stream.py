@@ -47,6 +47,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: LogOptions) -> None:
         self._options = options
         self._log: LogReader | None = None
+        #: What `_log` held when it was opened.
+        self._known: LogBounds | None = None
         #: Where the log ended when a query for what is available began; None for any other query.
         self._target: int | None = None
 
@@ -80,9 +82,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _position(bounds.store_id, bounds.next_offset)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        bounds = self._bounds()
+        # A batch is planned right after its end was asked for; one that is planned again after a crash was not.
+        bounds = self._known or self._bounds()
         first = _offset_of(start, bounds, self._options)
         after = _offset_of(end, bounds, self._options)
+        if after > bounds.next_offset:
+            bounds = self._bounds()
         if first >= after:
             return []
         check_retained(first, bounds, self._options)
@@ -94,12 +99,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         if self._log is not None:
             self._log.close()
-            self._log = None
+            self._log = self._known = None
 
     def _bounds(self) -> LogBounds:
         """Opened anew: segments come and go while a query runs."""
         self.stop()
-        return self._open().bounds()
+        self._known = self._open().bounds()
+        return self._known
 
     def _open(self) -> LogReader:
         if self._log is None:
@@ -111,7 +117,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._log = None
+        self._log = self._known = None
 
 
 def _position(store_id: str, offset: int) -> dict[str, Any]:

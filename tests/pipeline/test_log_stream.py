@@ -1,0 +1,71 @@
+"""The streaming reader of `qmq` by itself: what it asks the log for, and when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from qmq_client.wire.message_id import MessageIds
+from qmq_pipeline.errors import ExpiredRangeError, SourceError
+from qmq_pipeline.places.options import parse_log_options
+from qmq_pipeline.sources.log_partitions import LogPartition
+from qmq_pipeline.sources.log_stream import LogStreamReader
+from tests.pipeline.world import FORGETFUL, DataDirectory, messages
+
+
+def reader_of(directory: DataDirectory) -> LogStreamReader:
+    options = {"path": str(directory.path), "columns": "sequence"}
+    return LogStreamReader(parse_log_options(options))
+
+
+def rows_of(reader: LogStreamReader, start: dict[str, object], end: dict[str, object]) -> int:
+    parts = reader.partitions(start, end)
+    assert all(isinstance(part, LogPartition) for part in parts)
+    return sum(batch.num_rows for part in parts for batch in reader.read(part))
+
+
+def test_a_batch_is_planned_with_what_was_read_when_its_end_was_asked_for(tmp_path: Path) -> None:
+    """At a broker each look at the log is nine requests; one is enough for a micro-batch."""
+    directory = DataDirectory(tmp_path / "broker")
+    directory.append(messages(MessageIds(1), 100))
+    reader = reader_of(directory)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    directory.append(messages(MessageIds(2), 50))
+    later = reader.latestOffset(end, ReadAllAvailable())
+    away = (directory.path / "FORMAT").rename(directory.path / "AWAY")
+    assert len(reader.partitions(end, later)) == 1
+    with pytest.raises(SourceError):
+        reader.latestOffset(later, ReadAllAvailable())
+    away.rename(directory.path / "FORMAT")
+    assert (rows_of(reader, start, end), rows_of(reader, end, later)) == (100, 50)
+    directory.close()
+
+
+def test_a_batch_that_is_planned_again_looks_at_the_log_anew(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path / "broker")
+    directory.append(messages(MessageIds(1), 100))
+    first = reader_of(directory)
+    start = first.initialOffset()
+    end = first.latestOffset(start, ReadAllAvailable())
+    directory.append(messages(MessageIds(2), 50))
+    later = reader_of(directory).latestOffset(end, ReadAllAvailable())
+    assert rows_of(reader_of(directory), end, later) == 50, "by a reader that was never asked"
+    assert rows_of(first, end, later) == 50, "by one that was asked when less was there"
+    directory.close()
+
+
+def test_what_retention_gave_up_before_a_batch_is_planned_is_told(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path / "broker", FORGETFUL)
+    directory.append(messages(MessageIds(1), 3000), frame_records=20)
+    reader = reader_of(directory)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    directory.forget(segments=2)
+    with pytest.raises(ExpiredRangeError, match="retention"):
+        rows_of(reader, start, end)
+    with pytest.raises(ExpiredRangeError, match="retention"):
+        rows_of(reader_of(directory), start, end)
+    directory.close()
