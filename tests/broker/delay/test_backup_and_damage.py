@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,17 @@ def test_B11_without_their_table_the_files_speak_for_themselves(tmp_path: Path) 
     rig, due = waiting(tmp_path)
     rig.close()
     (tmp_path / layout.SCHEDULE_TABLE).unlink()
+    rig.start()
+    finish(rig, due)
+
+
+def test_B11_without_table_and_files_all_is_made_again_from_the_log(tmp_path: Path) -> None:
+    """Whatever the journal of entries says about the files that were there."""
+    rig, due = waiting(tmp_path)
+    rig.close()
+    (tmp_path / layout.SCHEDULE_TABLE).unlink()
+    for log in (layout.SCHEDULE, layout.DISPATCH):
+        shutil.rmtree(tmp_path / log)
     rig.start()
     finish(rig, due)
 
