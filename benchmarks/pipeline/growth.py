@@ -1,6 +1,6 @@
 """P-f as data grows: all jobs, the same once more when nothing is new, and those two that meet every message of the past.
 
-`ingest` writes all there is, `audit` reads all of it again in each run. So these two are measured at every size;
+`ingest` writes all there is, `audit` merges the tallies of all files in each run. So these two are measured at every size;
 the others, which make anew only what something came in for, up to the middle one unless there is time for more.
 """
 

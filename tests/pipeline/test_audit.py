@@ -10,7 +10,8 @@ import sqlalchemy as sa
 
 from qmq_client.outbox.table import DEFAULT_TABLES
 from qmq_client.wire.message_id import MessageIds
-from qmq_pipeline.jobs.audit import Window, audit, judged_ranges
+from qmq_pipeline.jobs.audit import audit
+from qmq_pipeline.jobs.audit_window import Window, judged_ranges
 from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 from qmq_pipeline.jobs.lifecycle import lifecycle

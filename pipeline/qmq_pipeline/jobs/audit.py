@@ -9,78 +9,48 @@ Judged is what was committed before `as_of`: the last look at outboxes and log, 
 - *late*: stored long after its commit or due time, or waiting in the outbox that long;
 - *altered*: stored with another checksum than its row has, or than its bytes have, or twice with different ones.
 
-Ids are a producer's instance and a dense counter, so who is missing is work on bitmaps: 32,768 ids are 4 KiB.
-Checksums of so many are compared in one number, and times by the first commit and the last arrival. Rows are
-joined one by one only where one of these is not as it should be. Ids made of dedupe keys are not
-dense; those are always joined. `cross_check` finds the same by one join of everything, for the doubtful.
+Every file of bronze brings a tally of its ids, checksums and times (`tables/tallies.py`), so both sides are compared
+without their rows; where a tally leaves a doubt the rows of those ids are joined, and nothing else is read. An
+audit without a doubt asks Spark for nothing. `cross_check` finds the same by one join of everything, for the doubtful.
 
 What cannot be judged is said, never guessed: see `coverage` of the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_pipeline.jobs import audit_sql
-from qmq_pipeline.jobs.deliveries import actions_end, folded, groups
-from qmq_pipeline.jobs.ingest_outbox import last_scans, outbox_now
+from qmq_pipeline.jobs.audit_rows import (
+    ASIDE,
+    SPOILT,
+    DoubtfulRows,
+    findings,
+    has_aside,
+    has_spoilt,
+)
+from qmq_pipeline.jobs.audit_tallies import Tallies, WordSet
+from qmq_pipeline.jobs.audit_window import Window, judged_ranges, judged_window
+from qmq_pipeline.jobs.audit_words import REASONS, Kept
+from qmq_pipeline.jobs.deliveries import folded
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
-from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.places.config import AuditOptions, PipelineConfig
+from qmq_pipeline.tables.columns import Numbers
 from qmq_pipeline.tables.commits import RangeFacts
 from qmq_pipeline.tables.lake import Lake
-from qmq_pipeline.tables.schemas import (
-    ACTIONS,
-    AUDIT_FINDINGS,
-    AUDIT_RUN,
-    CANCELLED,
-    COPIES,
-    DELIVERIES,
-    MESSAGES,
-    SCHEDULED,
-)
-from qmq_pipeline.work.ranges import ALTERED, ALTERED_COUNT
+from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, AUDIT_RUN, DELIVERIES, MESSAGES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 KINDS: Final = ("lost", "ghost", "duplicate", "late", "altered")
-#: By which the clocks of a database and of the broker may differ.
-_CLOCKS_MS: Final = 3_600_000
-_FOR_EVER_MS: Final = 253_402_300_799_999
-_FINDING_COLUMNS: Final = AUDIT_FINDINGS.names[1:]
-#: What `ingest` notes of a record whose bytes do not have the checksum that they carry.
-_SPOILT: Final = pa.schema(
-    {
-        "message_id": pa.string(),
-        "subject": pa.string(),
-        "sequence": pa.int64(),
-        "stored_at": pa.timestamp("us", tz="UTC"),
-        "record_crc": pa.int64(),
-        "found_crc": pa.int64(),
-    }
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """What can be judged, and what cannot."""
-
-    #: Judged is what was committed in here; ms since 1970.
-    first_ms: int
-    next_ms: int
-    #: Times of the log that were not ingested before retention gave them up.
-    gaps: tuple[tuple[int, int], ...]
-    #: Whether the fates of messages at their groups are known up to the last action.
-    is_folded: bool
-    #: Databases whose accepted rows are kept, so that a message without one is a ghost.
-    kept: tuple[str, ...]
-    coverage: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +87,9 @@ def audit(
     lake = Lake(config.tables)
     lake.require()
     window = judged_window(lake, config)
-    outbox = outbox_now(spark, lake).cache()
-    _views(spark, lake, window, outbox)
     run = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    found = findings(spark, config, window, cross_check=cross_check)
-    counts = _write_findings(lake, run, found, config.audit.findings_max)
+    judged = _by_joins if cross_check else _by_tallies
+    counts, totals = judged(spark, lake, config.audit, window, run)
     on_progress(Progress(stage="audit", done=1, total=2, rows=sum(counts.values())))
     result = AuditResult(
         run=run,
@@ -129,178 +97,105 @@ def audit(
         findings=counts,
         quarantined=_quarantined(lake),
         coverage=window.coverage,
-        **_totals(spark),
+        **totals,
     )
     _write_run(lake, result, first_ms=window.first_ms, grace_s=config.audit.grace_s)
-    outbox.unpersist()
-    spark.catalog.uncacheTable("qmq_suspects")
     on_progress(Progress(stage="audit", done=2, total=2, rows=result.committed + result.stored))
     return result
 
 
-def judged_window(lake: Lake, config: PipelineConfig) -> Window:
-    """What of the tables both sides are known of."""
-    options = config.audit
-    grace_ms = round(options.grace_s * 1000)
-    coverage: list[str] = []
-    ranges = lake.ranges(MESSAGES)
-    read_at_ms = int(lake.read_state(MESSAGES).get("read_at_ms", 0))
-    scans = last_scans(lake)
-    if not ranges:
-        coverage.append("no log was ingested: nothing is stored")
-    if not scans:
-        coverage.append("no outbox was scanned: losses and ghosts cannot be told")
-    known = folded(lake)
-    is_folded = actions_end(lake) <= (known.actions if known else 0)
-    if not is_folded:
-        coverage.append(
-            "actions came in since `lifecycle` was run: deliveries are counted up to there, and what groups "
-            "set aside is not judged"
-        )
-    unnamed = sum(
-        one.notes.get(ALTERED_COUNT, 0) - len(one.notes.get(ALTERED, ())) for one in ranges
+def _by_tallies(
+    spark: SparkSession, lake: Lake, options: AuditOptions, window: Window, run: str
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Findings of each kind, which are written; and totals. Rows are looked at where tallies leave a doubt."""
+    tallies = Tallies.read(spark, lake, window)
+    words = tallies.words
+    doubts = words.suspects(
+        _kept(tallies, options, window),
+        late_us=round(options.late_s * 1_000_000),
+        can_ghosts_be_told=options.is_closed_world or bool(window.kept),
     )
-    if unnamed:
-        coverage.append(f"{unnamed} more messages are altered than are named")
-    next_ms = min([read_at_ms, *scans.values()]) - grace_ms
-    first_ms = 0
-    if ranges and ranges[0].first > 0:
-        first_ms = ranges[0].first_at_ms + grace_ms
-        coverage.append(
-            f"the log was first read from offset {ranges[0].first} on, at {_iso(first_ms)}"
-        )
-    gaps = []
-    for number, one in enumerate(ranges):
-        if one.notes.get("is_expired"):
-            before = ranges[number - 1].last_at_ms - grace_ms if number else 0
-            after = (
-                ranges[number + 1].first_at_ms + grace_ms if number + 1 < len(ranges) else next_ms
-            )
-            gaps.append((before, after))
-            coverage.append(
-                f"offsets {one.first} to {one.next} of the log expired before they were read"
-            )
-    kept = tuple(
-        one.name for one in config.databases if one.keep_sent_s > 0 or options.are_rows_kept
-    )
-    kept = tuple(scans) if options.are_rows_kept else kept
-    for name in sorted(set(scans) - set(kept)):
-        coverage.append(
-            f"database {name} does not keep rows that were accepted (keep_sent_s): what was sent "
-            "between two scans is known from the log alone, and ghosts cannot be told"
-        )
-    return Window(
-        first_ms=max(first_ms, options.since_ms or 0),
-        next_ms=max(0, min(next_ms, options.until_ms or _FOR_EVER_MS)),
-        gaps=tuple(gaps),
-        is_folded=is_folded,
-        kept=kept,
-        coverage=tuple(coverage),
-    )
+    reasons = {reason for reason, is_suspect in doubts.items() if is_suspect.any()}
+    is_suspect = np.logical_or.reduce(list(doubts.values()))
+    suspects = WordSet(words.producer[is_suspect], words.word[is_suspect])
+    reasons |= _other_reasons(lake, window)
+    found, rows = None, None
+    if reasons:
+        rows = DoubtfulRows(spark, lake, window, (tallies, suspects))
+        rows.make_views()
+        found = findings(spark, options, window, reasons)
+    counts = _write_findings(lake, run, found, options.findings_max)
+    if rows is not None:
+        rows.forget()
+    return counts, _tallied_totals(lake, tallies, window)
 
 
-def findings(
-    spark: SparkSession, config: PipelineConfig, window: Window, *, cross_check: bool = False
-) -> DataFrame:
-    """All findings, one row each. Requires: the views of `audit`."""
-    options = config.audit
-    late_us, next_us = round(options.late_s * 1_000_000), window.next_ms * 1000
-    bitmaps = audit_sql.SUSPECTS.format(late_us=late_us)
-    suspects = audit_sql.ALL_SUSPECTS if cross_check else bitmaps
-    # A few rows, asked for by most of the queries: Spark would else make bitmaps of everything for each.
-    spark.sql(suspects).cache().createOrReplaceTempView("qmq_suspects")
-    spark.sql(audit_sql.OUTBOX_SUSPECTS).createOrReplaceTempView("qmq_outbox_suspects")
-    spark.sql(audit_sql.STORED_SUSPECTS).createOrReplaceTempView("qmq_stored_suspects")
-    parts = [
-        audit_sql.LOST,
-        audit_sql.DUPLICATE,
-        audit_sql.LATE.format(late_us=late_us),
-        audit_sql.WAITING.format(late_us=late_us, next_us=next_us),
-        audit_sql.OVERDUE.format(
-            late_us=late_us, next_us=next_us, judged=_between("d.due_at", window)
-        ),
-        audit_sql.CANCELLED_AND_STORED,
-        audit_sql.ALTERED,
-        audit_sql.ALTERED_SCHEDULED,
-        audit_sql.ALTERED_RELEASE,
-        audit_sql.ALTERED_COPY,
-        audit_sql.ALTERED_CONTENT.format(judged=_between("stored_at", window)),
-    ]
+def _by_joins(
+    spark: SparkSession, lake: Lake, options: AuditOptions, window: Window, run: str
+) -> tuple[dict[str, int], dict[str, int]]:
+    """The same by joins of everything, without a look at any tally."""
+    rows = DoubtfulRows(spark, lake, window, None)
+    rows.make_views()
+    reasons = {*REASONS, SPOILT}
     if window.is_folded:
-        aside = audit_sql.ASIDE.format(judged=_between("d.set_aside_at", window))
-        spark.sql(aside).createOrReplaceTempView("qmq_aside")
-        parts.append(audit_sql.ASIDE_LOST.format(next_us=next_us))
-        parts.append(audit_sql.ASIDE_OVERDUE.format(next_us=next_us, late_us=late_us))
-    if options.is_closed_world:
-        parts.append(audit_sql.GHOST.format(producers="TRUE"))
-    elif window.kept:
-        parts.append(audit_sql.GHOST.format(producers=audit_sql.KNOWN_PRODUCER))
-    columns = ", ".join(_FINDING_COLUMNS)
-    # One text: Spark would think through each union of frames from the beginning.
-    text = " UNION ALL ".join(f"(SELECT {columns} FROM ({part}))" for part in parts)
-    return spark.sql(text).dropDuplicates(["kind", "message_id", "subject", "consumer_group"])
-
-
-def judged_ranges(ranges: Sequence[RangeFacts], window: Window) -> list[RangeFacts]:
-    """What of the log is compared: not what was stored before anything that is judged was committed."""
-    first_ms = window.first_ms - _CLOCKS_MS
-    return [one for one in ranges if one.last_at_ms >= first_ms]
-
-
-def _views(spark: SparkSession, lake: Lake, window: Window, outbox: DataFrame) -> None:
-    judged = _between("created_at", window)
-    outbox.where(judged).createOrReplaceTempView("qmq_committed")
-    outbox.createOrReplaceTempView("qmq_outbox_all")
-    columns = [
-        "message_id",
-        "producer",
-        "counter",
-        "subject",
-        "sequence",
-        "stored_at",
-        "due_at",
-        "record_crc",
-    ]
-    stored = lake.read(spark, MESSAGES, judged_ranges(lake.ranges(MESSAGES), window)).select(
-        *columns
-    )
-    stored.createOrReplaceTempView("qmq_stored_all")
-    stored.where(_between("stored_at", window)).createOrReplaceTempView("qmq_stored")
-    scheduled = lake.read(spark, SCHEDULED)
-    scheduled.createOrReplaceTempView("qmq_scheduled_all")
-    spark.sql(audit_sql.SCHEDULED).createOrReplaceTempView("qmq_scheduled")
-    lake.read(spark, CANCELLED).createOrReplaceTempView("qmq_cancelled")
-    placed = lake.read(spark, MESSAGES).select("message_id", "subject", "sequence")
-    placed.createOrReplaceTempView("qmq_placed")
-    lake.read(spark, COPIES).createOrReplaceTempView("qmq_copies")
-    lake.read(spark, ACTIONS).createOrReplaceTempView("qmq_actions")
-    lake.read(spark, DELIVERIES).createOrReplaceTempView("qmq_deliveries")
-    known = folded(lake)
-    groups(spark, known.groups if known else {}).createOrReplaceTempView("qmq_groups")
-    kept = pa.table({"database": pa.array(window.kept, pa.string())})
-    spark.createDataFrame(kept).createOrReplaceTempView("qmq_kept")
-    spark.createDataFrame(_spoilt(lake)).createOrReplaceTempView("qmq_spoilt")
-
-
-def _spoilt(lake: Lake) -> pa.Table:
-    """Records that `ingest` found to be other than their producers made them."""
-    rows = [one for facts in lake.ranges(MESSAGES) for one in facts.notes.get(ALTERED, ())]
-    return pa.Table.from_pylist(
-        [{**row, "stored_at": row["stored_at_ms"] * 1000} for row in rows], schema=_SPOILT
-    )
-
-
-def _between(column: str, window: Window) -> str:
-    """The condition that a time is judged."""
-    millis = f"unix_millis({column})"
-    parts = [f"{millis} >= {window.first_ms}", f"{millis} < {window.next_ms}"]
-    parts += [f"NOT ({millis} >= {first} AND {millis} < {after})" for first, after in window.gaps]
-    return " AND ".join(parts)
-
-
-def _totals(spark: SparkSession) -> dict[str, int]:
+        reasons.add(ASIDE)
+    if not options.is_closed_world and not window.kept:
+        reasons.remove("ghost")
+    found = findings(spark, options, window, reasons)
+    counts = _write_findings(lake, run, found, options.findings_max)
     row = spark.sql(audit_sql.TOTALS).collect()[0]
-    return {name: int(value or 0) for name, value in row.asDict().items()}
+    rows.forget()
+    return counts, {name: int(value or 0) for name, value in row.asDict().items()}
+
+
+def _kept(tallies: Tallies, options: AuditOptions, window: Window) -> Kept:
+    producers, first_us = tallies.producers(window.kept)
+    return Kept(is_closed_world=options.is_closed_world, producers=producers, first_us=first_us)
+
+
+def _other_reasons(lake: Lake, window: Window) -> set[str]:
+    """Reasons to look that are no affair of tallies."""
+    reasons = {SPOILT} if has_spoilt(lake) else set()
+    return reasons | ({ASIDE} if has_aside(lake, window) else set())
+
+
+def _tallied_totals(lake: Lake, tallies: Tallies, window: Window) -> dict[str, int]:
+    """What `audit_sql.TOTALS` says; rows are counted only of words that the window cuts in two."""
+    known, _ = tallies.producers()
+    committed, is_cut = tallies.words.committed()
+    committed += tallies.count_committed(lake, _words(tallies, is_cut))
+    stored, foreign, is_cut = tallies.words.stored(known)
+    more_stored, more_foreign = tallies.count_stored(lake, _words(tallies, is_cut), known)
+    files = [file for one in lake.ranges(DELIVERIES) for file in one.files]
+    fates = lake.count_values(DELIVERIES, files, ["first_delivered_at", "settled_at"])
+    groups = folded(lake)
+    return {
+        "committed": committed,
+        "stored": stored + more_stored,
+        "foreign_messages": foreign + more_foreign,
+        "expected": _expected(
+            judged_ranges(lake.ranges(MESSAGES), window), groups.groups if groups else {}
+        ),
+        "delivered": fates["first_delivered_at"],
+        "settled": fates["settled_at"],
+    }
+
+
+def _words(tallies: Tallies, is_wanted: Numbers) -> WordSet:
+    return WordSet(tallies.words.producer[is_wanted], tallies.words.word[is_wanted])
+
+
+def _expected(ranges: Iterable[RangeFacts], groups: Mapping[str, tuple[int, int]]) -> int:
+    """Pairs of a message and a group that it is for, by the sequences that the commits name."""
+    runs: dict[str, list[Sequence[int]]] = {}
+    for one in ranges:
+        for subject, some in one.sequences.items():
+            runs.setdefault(subject, []).extend(some)
+    pairs = 0
+    for name, (first, after) in groups.items():
+        of_subject = runs.get(name.partition("\n")[0], ())
+        pairs += sum(max(0, min(after, end) - max(first, begin)) for begin, end in of_subject)
+    return pairs
 
 
 def _quarantined(lake: Lake) -> int:
@@ -312,13 +207,18 @@ def _quarantined(lake: Lake) -> int:
     )
 
 
-def _write_findings(lake: Lake, run: str, found: DataFrame, findings_max: int) -> dict[str, int]:
+def _write_findings(
+    lake: Lake, run: str, found: DataFrame | None, findings_max: int
+) -> dict[str, int]:
     """Write at most so many findings of each kind; how many there are of each."""
     from pyspark.sql import functions as fn
 
+    counts = dict.fromkeys(KINDS, 0)
+    if found is None:
+        lake.append(AUDIT_FINDINGS, run, ())
+        return counts
     found = found.withColumn("run", fn.lit(run))
     files = lake.write_frame(found, AUDIT_FINDINGS, run)
-    counts = dict.fromkeys(KINDS, 0)
     for file in files:
         for batch in lake.read_file(AUDIT_FINDINGS, file.path, ["kind"]):
             for one in batch["kind"].value_counts().to_pylist():
@@ -353,7 +253,3 @@ def _write_run(lake: Lake, result: AuditResult, *, first_ms: int, grace_s: float
     }
     row = pa.RecordBatch.from_pylist([values], schema=AUDIT_RUN.arrow())
     lake.append(AUDIT_RUN, result.run, [lake.write(AUDIT_RUN, f"{result.run}.parquet", [row])])
-
-
-def _iso(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat()

@@ -1,4 +1,4 @@
-"""The queries of the audit. Views they read: see `audit._views`.
+"""The queries of the audit. Views they read: see `audit_rows.DoubtfulRows`; all rows of an id are there or none.
 
 Every query gives the columns of `audit_findings` but the run. Evidence says in one sentence what was seen,
 with the numbers that lead there.
@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-#: Ids made of a dedupe key: their first two bytes, as the sign-extended half.
-_IS_DEDUPE: Final = "(shiftrightunsigned(producer, 48) = 57040)"  # 0xded0
-
 #: Each delayed message once, due when it was last put off to.
 SCHEDULED: Final = """
 SELECT message_id, newest.* FROM (
@@ -19,119 +16,58 @@ SELECT message_id, newest.* FROM (
   FROM qmq_scheduled_all GROUP BY message_id)
 """
 
-#: Groups of 32,768 ids of which rows have to be looked at one by one, and for what: both sides differ in
-#: their ids or checksums, the log has copies, or what was stored last may have been late. Checksums are
-#: compared by an exclusive or of hashes, which tells nothing of copies: a group with copies is unlike, too.
-SUSPECTS: Final = f"""
-WITH sides AS (
-  SELECT producer, bitmap_bucket_number(counter) AS bucket, 1 AS is_row,
-         bitmap_construct_agg(bitmap_bit_position(counter)) AS bits, COUNT(*) AS ids,
-         BIT_XOR(xxhash64(counter, record_crc)) AS contents,
-         unix_micros(MIN(created_at)) AS created_us, CAST(NULL AS BIGINT) AS stored_us
-  FROM qmq_outbox_all WHERE NOT {_IS_DEDUPE} GROUP BY ALL
-  UNION ALL
-  SELECT producer, bitmap_bucket_number(counter), 0,
-         bitmap_construct_agg(bitmap_bit_position(counter)), COUNT(*),
-         BIT_XOR(xxhash64(counter, record_crc)), NULL, unix_micros(MAX(stored_at))
-  FROM (SELECT producer, counter, record_crc, stored_at FROM qmq_stored_all
-        UNION ALL
-        SELECT producer, counter, record_crc, CAST(NULL AS TIMESTAMP)
-        FROM qmq_scheduled LEFT ANTI JOIN
-          (SELECT message_id AS released FROM qmq_stored_all WHERE due_at IS NOT NULL)
-          ON released = message_id)
-  WHERE NOT {_IS_DEDUPE} GROUP BY ALL
-), counted AS (
-  SELECT producer, bucket,
-         bitmap_count(bitmap_or_agg(bits)) AS either,
-         COALESCE(SUM(bitmap_count(bits)) FILTER (WHERE is_row = 0), 0) AS stored,
-         COALESCE(SUM(bitmap_count(bits)) FILTER (WHERE is_row = 1), 0) AS committed,
-         COALESCE(SUM(ids) FILTER (WHERE is_row = 0), 0) AS records,
-         MIN(contents) <> MAX(contents) AS are_contents_unlike,
-         COALESCE(MAX(stored_us) - MIN(created_us) > {{late_us}}, FALSE) AS may_be_late
-  FROM sides GROUP BY producer, bucket
-), judged AS (
-  SELECT producer, bucket, records <> stored AS has_copies, may_be_late,
-         either <> stored OR either <> committed OR records <> stored OR are_contents_unlike
-           AS is_unlike
-  FROM counted
-)
-SELECT * FROM judged WHERE is_unlike OR may_be_late
-"""
-#: The same without bitmaps: everything is suspect.
-ALL_SUSPECTS: Final = """
-SELECT DISTINCT producer, bitmap_bucket_number(counter) AS bucket, TRUE AS has_copies,
-       TRUE AS may_be_late, TRUE AS is_unlike
-FROM (SELECT producer, counter FROM qmq_outbox_all UNION ALL SELECT producer, counter FROM qmq_stored_all)
-"""
-
-
-def _in_suspects(why: str) -> str:
-    """The condition that a row `t` is of a group that is suspect of this; those of dedupe keys always are."""
-    return f"""
-  ({_IS_DEDUPE} OR EXISTS (SELECT 1 FROM qmq_suspects s WHERE s.{why}
-    AND s.producer = t.producer AND s.bucket = bitmap_bucket_number(t.counter)))
-"""
-
-
-_IN_SUSPECTS: Final = _in_suspects("is_unlike")
-#: What both sides have of suspect groups. Who has a row there is looked for there: one id is of one group.
-OUTBOX_SUSPECTS: Final = f"SELECT * FROM qmq_outbox_all t WHERE {_IN_SUSPECTS}"
-STORED_SUSPECTS: Final = f"SELECT * FROM qmq_stored_all t WHERE {_IN_SUSPECTS}"
-#: Whoever looks for copies need not look where rows alone differ.
-_IN_COPIED: Final = _in_suspects("has_copies")
-_IN_LATE: Final = _in_suspects("may_be_late")
-
-LOST: Final = f"""
-WITH suspect AS (
-  SELECT * FROM qmq_committed t WHERE (state = 'sent' OR is_gone) AND {_IN_SUSPECTS}
-)
+LOST: Final = """
 SELECT 'lost' AS kind, o.message_id, o.subject, CAST(NULL AS STRING) AS consumer_group, o.database,
        CAST(NULL AS BIGINT) AS sequence, o.created_at AS at,
        CONCAT('row ', o.row_id, ' of ', o.database,
          CASE WHEN o.is_gone THEN CONCAT(' was ', o.state, ' and is gone') ELSE ' is sent' END,
          ', committed ', CAST(o.created_at AS STRING), '; the log does not have it') AS evidence
-FROM suspect o
-LEFT ANTI JOIN qmq_stored_suspects m ON m.message_id = o.message_id
+FROM qmq_committed o
+LEFT ANTI JOIN qmq_stored_all m ON m.message_id = o.message_id
 LEFT ANTI JOIN qmq_scheduled d ON d.message_id = o.message_id
 LEFT ANTI JOIN qmq_cancelled c ON c.message_id = o.message_id
+WHERE o.state = 'sent' OR o.is_gone
 """
 
-#: Only producers whose outbox is among those that keep their rows.
-KNOWN_PRODUCER: Final = """
-  t.producer IN (SELECT producer FROM qmq_outbox_all JOIN qmq_kept USING (database)) AND
-  t.stored_at >= (SELECT MIN(created_at) FROM qmq_outbox_all JOIN qmq_kept USING (database))
+#: Producers whose outbox is among those that keep their rows, and the time of the first of these rows.
+KEPT: Final = """
+SELECT DISTINCT producer, first_at
+FROM qmq_outbox_all JOIN qmq_kept_databases USING (database)
+CROSS JOIN (SELECT MIN(created_at) AS first_at FROM qmq_outbox_all JOIN qmq_kept_databases USING (database))
 """
-GHOST: Final = f"""
-WITH suspect AS (
-  SELECT * FROM qmq_stored t WHERE {{producers}} AND {_IN_SUSPECTS}
-)
+#: Only of those a message without a row is known to be one.
+KEPT_PRODUCER: Final = """
+  m.producer IN (SELECT producer FROM qmq_kept) AND m.stored_at >= (SELECT MIN(first_at) FROM qmq_kept)
+"""
+GHOST: Final = """
 SELECT 'ghost' AS kind, m.message_id, m.subject, CAST(NULL AS STRING) AS consumer_group,
        CAST(NULL AS STRING) AS database, m.sequence, m.stored_at AS at,
        CONCAT('stored ', CAST(m.stored_at AS STRING), ' as sequence ', m.sequence,
          '; no outbox has or had a row of it') AS evidence
-FROM suspect m LEFT ANTI JOIN qmq_outbox_suspects o ON o.message_id = m.message_id
+FROM (SELECT * FROM qmq_stored m WHERE {producers}) m
+LEFT ANTI JOIN qmq_outbox_all o ON o.message_id = m.message_id
 """
 
-DUPLICATE: Final = f"""
+DUPLICATE: Final = """
 SELECT 'duplicate' AS kind, message_id, MIN(subject) AS subject,
        CAST(NULL AS STRING) AS consumer_group, CAST(NULL AS STRING) AS database,
        MIN(sequence) AS sequence, MIN(stored_at) AS at,
        CONCAT('stored ', COUNT(*), ' times, as sequences ',
          ARRAY_JOIN(SLICE(SORT_ARRAY(COLLECT_LIST(sequence)), 1, 20), ', ')) AS evidence
-FROM qmq_stored t WHERE {_IN_COPIED}
+FROM qmq_stored
 GROUP BY message_id HAVING COUNT(*) > 1
 """
 
 #: Due is what a message was last put off to, if it was.
-LATE: Final = f"""
+LATE: Final = """
 WITH first_stored AS (
   SELECT message_id, MIN(subject) AS subject, MIN(sequence) AS sequence,
          MIN(stored_at) AS stored_at, MIN(due_at) AS due_at
-  FROM qmq_stored_all t WHERE {_IN_LATE} GROUP BY message_id
+  FROM qmq_stored_all GROUP BY message_id
 ), timed AS (
   SELECT m.message_id, m.subject, o.database, m.sequence, o.created_at AS at, m.stored_at,
          GREATEST(o.created_at, COALESCE(d.due_at, m.due_at)) AS wanted_at
-  FROM (SELECT * FROM qmq_committed t WHERE {_IN_LATE}) o
+  FROM qmq_committed o
   JOIN first_stored m ON m.message_id = o.message_id
   LEFT JOIN qmq_scheduled d ON d.message_id = o.message_id
 )
@@ -140,7 +76,7 @@ SELECT 'late' AS kind, message_id, subject, CAST(NULL AS STRING) AS consumer_gro
        CONCAT('stored ', CAST(stored_at AS STRING), ', ',
          ROUND((unix_micros(stored_at) - unix_micros(wanted_at)) / 1e6D, 3), ' s after ',
          CASE WHEN wanted_at > at THEN 'it was due' ELSE 'its row was inserted' END) AS evidence
-FROM timed WHERE unix_micros(stored_at) - unix_micros(wanted_at) > {{late_us}}
+FROM timed WHERE unix_micros(stored_at) - unix_micros(wanted_at) > {late_us}
 """
 
 #: A delayed message whose time has come long ago, and which is still not in its subject.
@@ -164,16 +100,16 @@ SELECT 'ghost' AS kind, m.message_id, m.subject, CAST(NULL AS STRING) AS consume
 FROM qmq_stored m JOIN qmq_cancelled c ON c.message_id = m.message_id
 """
 
-WAITING: Final = f"""
+WAITING: Final = """
 SELECT 'late' AS kind, o.message_id, o.subject, CAST(NULL AS STRING) AS consumer_group, o.database,
        CAST(NULL AS BIGINT) AS sequence, o.created_at AS at,
        CONCAT('row ', o.row_id, ' of ', o.database, ' is ', o.state, ' since ',
          CAST(o.created_at AS STRING), ', after ', o.attempts, ' attempts',
          COALESCE(CONCAT(': ', o.last_error), '')) AS evidence
-FROM (SELECT * FROM qmq_committed t WHERE {_IN_SUSPECTS}) o
-LEFT ANTI JOIN qmq_stored_suspects m ON m.message_id = o.message_id
+FROM qmq_committed o
+LEFT ANTI JOIN qmq_stored_all m ON m.message_id = o.message_id
 LEFT ANTI JOIN qmq_scheduled d ON d.message_id = o.message_id
-WHERE o.state <> 'sent' AND NOT o.is_gone AND {{next_us}} - unix_micros(o.created_at) > {{late_us}}
+WHERE o.state <> 'sent' AND NOT o.is_gone AND {next_us} - unix_micros(o.created_at) > {late_us}
 """
 
 _ALTERED: Final = """
@@ -182,14 +118,12 @@ SELECT 'altered' AS kind, m.message_id, m.subject, CAST(NULL AS STRING) AS consu
        CONCAT('its row has checksum ', LOWER(HEX(o.record_crc)), ', what is stored as sequence ',
          COALESCE(CAST(m.sequence AS STRING), 'to come'), ' has ', LOWER(HEX(m.record_crc)))
          AS evidence
-FROM {committed} o JOIN {stored} m ON m.message_id = o.message_id
+FROM qmq_committed o JOIN {stored} m ON m.message_id = o.message_id
 WHERE o.record_crc <> m.record_crc
 """
-ALTERED: Final = _ALTERED.format(
-    committed=f"(SELECT * FROM qmq_committed t WHERE {_IN_SUSPECTS})", stored="qmq_stored_suspects"
-)
-#: All that were scheduled, released or not: the bitmaps know only those that were not.
-ALTERED_SCHEDULED: Final = _ALTERED.format(committed="qmq_committed", stored="qmq_scheduled")
+ALTERED: Final = _ALTERED.format(stored="qmq_stored_all")
+#: All that were scheduled, released or not.
+ALTERED_SCHEDULED: Final = _ALTERED.format(stored="qmq_scheduled")
 
 #: Of delayed messages also what was released is compared with what was scheduled.
 ALTERED_RELEASE: Final = """
@@ -201,13 +135,13 @@ FROM qmq_stored m JOIN qmq_scheduled d ON d.message_id = m.message_id
 WHERE d.record_crc <> m.record_crc
 """
 
-ALTERED_COPY: Final = f"""
+ALTERED_COPY: Final = """
 SELECT 'altered' AS kind, message_id, MIN(subject) AS subject,
        CAST(NULL AS STRING) AS consumer_group, CAST(NULL AS STRING) AS database,
        MIN(sequence) AS sequence, MIN(stored_at) AS at,
        CONCAT('stored ', COUNT(*), ' times with ', COUNT(DISTINCT record_crc), ' contents')
          AS evidence
-FROM qmq_stored t WHERE {_IN_COPIED}
+FROM qmq_stored
 GROUP BY message_id HAVING COUNT(DISTINCT record_crc) > 1
 """
 
@@ -266,6 +200,7 @@ FROM qmq_aside
 WHERE has_copy AND back_at IS NULL AND {next_us} - unix_micros(due_at) > {late_us}
 """
 
+#: Of everything, for the cross-check; else tallies and commits say it.
 TOTALS: Final = """
 SELECT SUM(committed) AS committed, SUM(stored) AS stored, SUM(foreign_messages) AS foreign_messages,
        SUM(expected) AS expected, SUM(delivered) AS delivered, SUM(settled) AS settled

@@ -90,6 +90,7 @@ def _pieces(
         "section": msgspec.to_builtins(section),
         "tables": config.tables,
         "scanned_at_ms": plan.scanned_at_ms,
+        "next_mark": plan.next_mark,
     }
     pieces: list[dict[str, Any]] = [
         {**shared, "first": first, "after": after, "ids": []}
@@ -122,14 +123,17 @@ def last_scans(lake: Lake) -> dict[str, int]:
     return found
 
 
-def outbox_now(spark: SparkSession, lake: Lake) -> DataFrame:
-    """Each message's newest row, with `is_gone`: it was open once and is not in the table any more."""
+def outbox_now(spark: SparkSession, lake: Lake, rows: DataFrame) -> DataFrame:
+    """Each message's newest row, with `is_gone`: it was open once and is not in the table any more.
+
+    `rows`: the table `outbox`, or all rows of some messages.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as fn
 
     newest = Window.partitionBy("database", "message_id").orderBy(fn.col("scanned_at").desc())
-    rows = lake.read(spark, OUTBOX).withColumn("_place", fn.row_number().over(newest))
-    rows = rows.where("_place = 1").drop("_place")
+    numbered = rows.withColumn("_place", fn.row_number().over(newest))
+    rows = numbered.where("_place = 1").drop("_place")
     scans = last_scans(lake)
     last = spark.createDataFrame(
         pa.table(

@@ -5,11 +5,12 @@
     <tables>/LAKE                                               version of this layout
     <tables>/bronze/messages/day=2026-01-31/<from>-<to>.parquet rows of one range of the log
     <tables>/bronze/messages/_commits/<from>-<to>.json          ranges, their files, rows and sequences
+    <tables>/bronze/messages/_tallies/1/day=…/<from>-<to>.parquet  what that file holds, see `tallies.py`
     <tables>/silver/lifecycle/_commits/…                        the same for derived tables
 
 A data file counts once a commit names it. Files are named by the range they hold: who writes a range
-again (a retry, a speculative twin, a second run after a crash) writes the same file. The driver commits
-when all tasks are done; what a run left behind without a commit is removed by the next. So a row is
+again (a retry, a speculative twin, a second run after a crash) writes the same file; rows of an outbox change
+in between, so there each try has a file of its own. The driver commits when all tasks are done; what a run left behind without a commit is removed by the next. So a row is
 there once, whatever died when.
 
 Derived tables are written by part: a window of the log, a day. Each run commits the whole list of parts, with new
@@ -33,6 +34,7 @@ from qmq_pipeline.errors import LakeError
 from qmq_pipeline.tables.commits import Commit, DataFile, RangeFacts
 from qmq_pipeline.tables.lake_files import DRAFT, LakeFiles
 from qmq_pipeline.tables.table import Table
+from qmq_pipeline.tables.tallies import TALLY, Columns, Tallying, tally_columns, tally_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -244,6 +246,7 @@ class Lake:
             for one in commit.ranges
             for file in one.files
         }
+        kept |= {tally_path(path) for path in kept}
         doomed = [
             path
             for path in self._files.names(folder, is_deep=True)
@@ -264,6 +267,40 @@ class Lake:
         """Write one data file below the table's folder, whole or not at all."""
         rows, length = self._files.write_rows(f"{self.folder(table)}/{path}", table, batches)
         return DataFile(path=path, rows=rows, bytes=length)
+
+    def write_tallied(
+        self, table: Table, path: str, batches: Iterable[pa.RecordBatch], *, mark: int = 0
+    ) -> DataFile:
+        """The same, and beside it the file's tally. `mark`: see `Tallying`."""
+        tallying = Tallying(table, mark)
+        file = self.write(table, path, tallying.passing(batches))
+        self.write_tally(table, path, tallying)
+        return file
+
+    def write_tally(self, table: Table, path: str, tallying: Tallying) -> None:
+        """Write the tally of a data file, whole or not at all."""
+        tally = f"{self.folder(table)}/{tally_path(path)}"
+        self._files.write_rows(tally, TALLY, [tallying.tally()])
+
+    def read_tally(self, table: Table, path: str) -> Columns | None:
+        """The tally of a data file; None when there is none that can be read."""
+        tally = f"{self.folder(table)}/{tally_path(path)}"
+        try:
+            batches = list(self._files.read_rows(tally, TALLY.names))
+        except (OSError, pa.ArrowInvalid):
+            return None  # it is made from the file, and whoever cannot write it says why
+        return tally_columns(pa.Table.from_batches(batches, TALLY.arrow()))
+
+    def count_values(
+        self, table: Table, files: Iterable[DataFile], columns: Sequence[str]
+    ) -> dict[str, int]:
+        """Column → its values that are not null, as the files' own statistics tell."""
+        counts = dict.fromkeys(columns, 0)
+        for file in files:
+            found = self._files.count_values(f"{self.folder(table)}/{file.path}", columns)
+            for name, count in found.items():
+                counts[name] += count
+        return counts
 
     def sync_files(self, table: Table, files: Iterable[DataFile]) -> None:
         """Make files, and their names, survive a power cut; an object store does that by itself."""

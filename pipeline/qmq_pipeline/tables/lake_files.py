@@ -135,6 +135,17 @@ class LakeFiles:
         with self._files.open_input_file(self._full(path)) as file:
             yield from pq.ParquetFile(file).iter_batches(columns=list(columns))
 
+    def count_values(self, path: str, columns: Sequence[str]) -> dict[str, int]:
+        """Column of a Parquet file → how many of its values are not null; none of a column it lacks."""
+        counts = dict.fromkeys(columns, 0)
+        with self._files.open_input_file(self._full(path)) as file:
+            parquet = pq.ParquetFile(file)
+            known = [name for name in columns if name in parquet.schema_arrow.names]
+            for number in range(parquet.num_row_groups):
+                for name in known:
+                    counts[name] += _values(parquet, number, name)
+        return counts
+
     def rows_and_bytes(self, path: str) -> tuple[int, int]:
         """How many rows a Parquet file has, and its length."""
         with self._files.open_input_file(self._full(path)) as file:
@@ -171,3 +182,14 @@ class LakeFiles:
 def _arrow_url(root: str) -> str:
     scheme, mark, rest = root.partition("://")
     return f"{_ARROW_SCHEMES.get(scheme, scheme)}{mark}{rest}"
+
+
+def _values(parquet: pq.ParquetFile, row_group: int, name: str) -> int:
+    """Values of one column in one group of rows that are not null; read where no statistics say it."""
+    group = parquet.metadata.row_group(row_group)
+    columns = (group.column(place) for place in range(group.num_columns))
+    statistics = next(one.statistics for one in columns if one.path_in_schema == name)
+    if statistics is not None and statistics.has_null_count:
+        return int(statistics.num_values)
+    rows = parquet.read_row_group(row_group, columns=[name])
+    return int(rows.num_rows - rows[name].null_count)

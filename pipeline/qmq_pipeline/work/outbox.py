@@ -1,7 +1,12 @@
-"""What one worker does with one range of an outbox: read it and write Parquet."""
+"""What one worker does with one range of an outbox: read it and write Parquet.
+
+Whoever does it again reads other rows, for they change: each try writes a file of its own, and the scan commits the
+file of the answer that it got.
+"""
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import asdict
 from typing import Any
 
@@ -23,8 +28,12 @@ def scan_piece(
     after: int,
     scanned_at_ms: int,
     ids: list[int],
+    next_mark: int,
 ) -> dict[str, Any]:
-    """Write the rows of one range; facts with the ids of rows that are still open."""
+    """Write the rows of one range; facts with the ids of rows that are still open.
+
+    `next_mark`: from this row on the next scan reads again.
+    """
     database = msgspec.convert(section, DatabaseSection)
     open_ids: list[int] = []
 
@@ -37,8 +46,9 @@ def scan_piece(
             yield batch
 
     kind = "open" if ids else "range"
-    path = f"database={database.name}/{scanned_at_ms:020d}-{kind}-{first:020d}-{after:020d}.parquet"
-    file = Lake(tables).write(OUTBOX, path, rows())
+    name = f"{scanned_at_ms:020d}-{kind}-{first:020d}-{after:020d}-{uuid.uuid4().hex}"
+    path = f"database={database.name}/{name}.parquet"
+    file = Lake(tables).write_tallied(OUTBOX, path, rows(), mark=next_mark)
     return asdict(
         RangeFacts(
             source=database.name,

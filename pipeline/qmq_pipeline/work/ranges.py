@@ -35,6 +35,7 @@ from qmq_pipeline.tables.commits import DataFile, RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import ACTIONS, CANCELLED, COPIES, MESSAGES, SCHEDULED
 from qmq_pipeline.tables.table import Table
+from qmq_pipeline.tables.tallies import AUDITED
 
 #: Log → the table that says how far it was read, and all others that are made of it.
 TABLES_OF: Final = {
@@ -147,7 +148,8 @@ def _write(
         first = next(rows, None)
         if first is not None:
             date = datetime.fromtimestamp(day * 86_400, UTC).date()
-            files.append(lake.write(table, f"day={date}/{name}", _chain(first, rows)))
+            write = lake.write_tallied if table.name in AUDITED else lake.write
+            files.append(write(table, f"day={date}/{name}", _chain(first, rows)))
     return tuple(files)
 
 

@@ -1,0 +1,120 @@
+"""What an audit can judge, and what it cannot: the times that both sides are known of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from qmq_pipeline.jobs.deliveries import actions_end, folded
+from qmq_pipeline.jobs.ingest_outbox import last_scans
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.tables.commits import RangeFacts
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import MESSAGES
+from qmq_pipeline.work.ranges import ALTERED, ALTERED_COUNT
+
+#: By which the clocks of a database and of the broker may differ.
+_CLOCKS_MS: Final = 3_600_000
+_FOR_EVER_MS: Final = 253_402_300_799_999
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What can be judged, and what cannot."""
+
+    #: Judged is what was committed in here; ms since 1970.
+    first_ms: int
+    next_ms: int
+    #: Times of the log that were not ingested before retention gave them up.
+    gaps: tuple[tuple[int, int], ...]
+    #: Whether the fates of messages at their groups are known up to the last action.
+    is_folded: bool
+    #: Databases whose accepted rows are kept, so that a message without one is a ghost.
+    kept: tuple[str, ...]
+    coverage: tuple[str, ...]
+
+    def is_judged(self, time_ms: int) -> bool:
+        """Whether a time is in here, and in no gap."""
+        is_here = self.first_ms <= time_ms < self.next_ms
+        return is_here and not any(first <= time_ms < after for first, after in self.gaps)
+
+
+def judged_window(lake: Lake, config: PipelineConfig) -> Window:
+    """What of the tables both sides are known of."""
+    options = config.audit
+    grace_ms = round(options.grace_s * 1000)
+    coverage: list[str] = []
+    ranges = lake.ranges(MESSAGES)
+    read_at_ms = int(lake.read_state(MESSAGES).get("read_at_ms", 0))
+    scans = last_scans(lake)
+    if not ranges:
+        coverage.append("no log was ingested: nothing is stored")
+    if not scans:
+        coverage.append("no outbox was scanned: losses and ghosts cannot be told")
+    known = folded(lake)
+    is_folded = actions_end(lake) <= (known.actions if known else 0)
+    if not is_folded:
+        coverage.append(
+            "actions came in since `lifecycle` was run: deliveries are counted up to there, and what groups "
+            "set aside is not judged"
+        )
+    unnamed = sum(
+        one.notes.get(ALTERED_COUNT, 0) - len(one.notes.get(ALTERED, ())) for one in ranges
+    )
+    if unnamed:
+        coverage.append(f"{unnamed} more messages are altered than are named")
+    next_ms = min([read_at_ms, *scans.values()]) - grace_ms
+    first_ms = 0
+    if ranges and ranges[0].first > 0:
+        first_ms = ranges[0].first_at_ms + grace_ms
+        coverage.append(
+            f"the log was first read from offset {ranges[0].first} on, at {_iso(first_ms)}"
+        )
+    gaps = []
+    for number, one in enumerate(ranges):
+        if one.notes.get("is_expired"):
+            before = ranges[number - 1].last_at_ms - grace_ms if number else 0
+            after = (
+                ranges[number + 1].first_at_ms + grace_ms if number + 1 < len(ranges) else next_ms
+            )
+            gaps.append((before, after))
+            coverage.append(
+                f"offsets {one.first} to {one.next} of the log expired before they were read"
+            )
+    kept = tuple(
+        one.name for one in config.databases if one.keep_sent_s > 0 or options.are_rows_kept
+    )
+    kept = tuple(scans) if options.are_rows_kept else kept
+    for name in sorted(set(scans) - set(kept)):
+        coverage.append(
+            f"database {name} does not keep rows that were accepted (keep_sent_s): what was sent "
+            "between two scans is known from the log alone, and ghosts cannot be told"
+        )
+    return Window(
+        first_ms=max(first_ms, options.since_ms or 0),
+        next_ms=max(0, min(next_ms, options.until_ms or _FOR_EVER_MS)),
+        gaps=tuple(gaps),
+        is_folded=is_folded,
+        kept=kept,
+        coverage=tuple(coverage),
+    )
+
+
+def judged_ranges(ranges: Sequence[RangeFacts], window: Window) -> list[RangeFacts]:
+    """What of the log is compared: not what was stored before anything that is judged was committed."""
+    first_ms = window.first_ms - _CLOCKS_MS
+    return [one for one in ranges if one.last_at_ms >= first_ms]
+
+
+def between(column: str, window: Window) -> str:
+    """The condition that a time is judged."""
+    millis = f"unix_millis({column})"
+    parts = [f"{millis} >= {window.first_ms}", f"{millis} < {window.next_ms}"]
+    parts += [f"NOT ({millis} >= {first} AND {millis} < {after})" for first, after in window.gaps]
+    return " AND ".join(parts)
+
+
+def _iso(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat()
