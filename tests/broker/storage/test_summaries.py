@@ -28,6 +28,7 @@ from tests.broker.storage.damaged import flip
 from tests.broker.storage.keyed import INDEXED, Kept, Keyed
 from tests.broker.storage.test_frame_seek import check_at
 from tests.crash.recording_disk import RecordingDisk
+from tests.crash.world import World
 from tests.kit.clock import FakeClock
 
 #: Some ten frames a segment, no key index.
@@ -265,6 +266,19 @@ def test_the_map_of_a_log_leaves_out_no_message(with_summaries: bool) -> None:
         assert 0 < len(rare) < 3
         assert not [part for part in log_map.parts(subject="nobody") if part.is_sealed]
         assert all(part.summary for part in rare)
+    log_map.close()
+
+
+def test_the_map_of_a_log_has_all_segments_of_one_commit_at_its_very_time() -> None:
+    world = World(RecordingDisk())
+    placed = world.send(*(world.frame(orders=800) for _ in range(5)))
+    (stored_at_ms,) = {one.stored_at_ms for one in placed}
+    log_map = LogMap(RecordingDisk(world.disk.image))
+    parts = log_map.parts(first_ms=stored_at_ms, next_ms=stored_at_ms + 1)
+    assert len(parts) > 1
+    for one in placed:
+        assert any(p.first_offset <= one.physical_offset < p.next_offset for p in parts)
+    assert not log_map.parts(next_ms=stored_at_ms)
     log_map.close()
 
 
