@@ -10,6 +10,7 @@ import pytest
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage import saving
 from qmq_broker.storage.files import journal, layout
+from qmq_broker.storage.files.format_file import read_format
 from qmq_broker.storage.files.journal import Journal
 from qmq_broker.storage.ids import journal as id_journal
 from qmq_broker.storage.ids.journal import IdJournal
@@ -76,6 +77,19 @@ def test_B7_B11_whatever_a_journal_says_no_id_and_no_entry_is_missing(directory:
                 inode.versions.clear()
                 assert_all_known(world, restarted(world))
         inode.durable = original
+
+
+@pytest.mark.parametrize("directory", [layout.IDS, layout.ENTRIES])
+def test_B7_B11_a_whole_chunk_of_something_else_is_not_believed(directory: str) -> None:
+    world = lone_messages(24)
+    format_ = read_format(world.disk)
+    assert format_ is not None
+    for name in world.disk.names(directory):
+        world.disk.unlink(f"{directory}/{name}")
+    strange = Journal(world.disk, directory, format_.store_id)
+    strange.append(world.store.durable_offset, b"neither ids nor entries")
+    strange.close()
+    assert_all_known(world, restarted(world))
 
 
 def test_B7_the_window_that_is_restored_is_the_one_that_the_frames_give() -> None:
