@@ -54,7 +54,7 @@ def run_place(bench: Bench, place: Place) -> list[Row]:
     rounds = [run_round(bench, place, i, trial_count) for i in range(bench.rounds)]
     conditions = Conditions(
         durability=place.durability,
-        client=f"AsyncSession and {DRIVERS[place.kind]}, publisher thread; httpx",
+        client=f"AsyncSession and {DRIVERS[place.kind]}, publisher thread; HttpTransport",
         batch_messages=1,
         message_bytes=BODY_BYTES,
         note=f"{trial_count} cancelled transactions per round, of which "

@@ -2,7 +2,7 @@
 
 The frames are built beforehand. Over HTTP they go through raw sockets on two connections, so that the
 client takes next to nothing and the broker can write one frame while it receives another; a second
-row shows the same through httpx, one request at a time. Within a round the ways take turns every
+row shows the same through HttpTransport, one request at a time. Within a round the ways take turns every
 few dozen frames, so that a slow moment of the machine meets all of them. All of them write over blocks
 that were written before: the brokers have a recycled segment, the bare loop a file that is full.
 """
@@ -28,7 +28,7 @@ from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import read_header
 from qmq_client.wire.requests import FRAME_CONTENT_TYPE, SendAnswer, decode_control
 
-WAYS: Final = ("bare", "raw", "httpx")
+WAYS: Final = ("bare", "raw", "transport")
 #: How often each way has its turn within a round.
 TURNS: Final = 12
 CONNECTIONS: Final = 2
@@ -47,15 +47,15 @@ def run(bench: Bench) -> list[Row]:
     rounds = [run_round(bench, frames) for _ in range(bench.rounds)]
     rates = {way: [rates[way] for rates in rounds] for way in WAYS}
     raw_client = f"raw sockets, {CONNECTIONS} connections of one process"
-    httpx_client = "httpx through HttpTransport, one connection"
+    our_client = "HttpTransport, one connection"
     ratios = {way: paired_ratios(rates[way], rates["bare"]) for way in WAYS}
     goal = Goal(bound=0.6, is_floor=True)
     figures: list[tuple[str, str, list[float], str, Goal | None]] = [
         ("bare loop", "messages/s", rates["bare"], "pwrite + fdatasync, one thread", None),
         ("over HTTP", "messages/s", rates["raw"], raw_client, None),
-        ("over HTTP, httpx", "messages/s", rates["httpx"], httpx_client, None),
+        ("over HTTP, HttpTransport", "messages/s", rates["transport"], our_client, None),
         ("over HTTP / bare loop", "ratio", ratios["raw"], raw_client, goal),
-        ("over HTTP, httpx / bare loop", "ratio", ratios["httpx"], httpx_client, None),
+        ("over HTTP, HttpTransport / bare loop", "ratio", ratios["transport"], our_client, None),
     ]
     written_bytes = sum(len(frame) for frame in frames)
     return [
@@ -84,7 +84,9 @@ def run_round(bench: Bench, frames: list[bytes]) -> dict[str, float]:
     segment_bytes = segment_bytes_for(sum(map(len, frames)))
     with bench.processes() as processes:
         raw = start_client(processes, f"{__name__}:send_raw", len(frames), segment_bytes)
-        httpx = start_client(processes, f"{__name__}:send_httpx", len(frames), segment_bytes)
+        transport = start_client(
+            processes, f"{__name__}:send_by_transport", len(frames), segment_bytes
+        )
         shares = iter([frames[i * step : (i + 1) * step] for i in range(turns)])
         path = processes.directory / "bare"
         write_blocks(path, segment_bytes)
@@ -93,7 +95,7 @@ def run_round(bench: Bench, frames: list[bytes]) -> dict[str, float]:
                 {
                     "bare": lambda: write_bare(file, next(shares)),
                     "raw": lambda: order(raw, step),
-                    "httpx": lambda: order(httpx, step),
+                    "transport": lambda: order(transport, step),
                 },
                 rounds=turns,
             )
@@ -207,7 +209,7 @@ def receive(connection: socket.socket) -> bytes:
     return data
 
 
-def send_httpx(control: Control, *, host: str, port: int, frame_count: int) -> None:
+def send_by_transport(control: Control, *, host: str, port: int, frame_count: int) -> None:
     """The client process through `HttpTransport`."""
     frames = iter(make_frames(frame_count))
     transport = HttpTransport(f"http://{host}:{port}")

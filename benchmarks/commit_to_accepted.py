@@ -47,7 +47,7 @@ def run_place(bench: Bench, place: Place) -> list[Row]:
     rounds = [times for times, _ in outcomes]
     conditions = Conditions(
         durability=place.durability,
-        client="SQLAlchemy ORM, one caller thread, publisher thread; httpx",
+        client="SQLAlchemy ORM, one caller thread, publisher thread; HttpTransport",
         batch_messages=1,
         message_bytes=BODY_BYTES,
         written_bytes=sorted(written for _, written in outcomes)[len(outcomes) // 2],

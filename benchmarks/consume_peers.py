@@ -121,7 +121,7 @@ def rows_of(outcomes: dict[str, list[Times]], count: int) -> list[Row]:
     for name, times in outcomes.items():
         conditions = Conditions(
             durability="acks synced within 100 ms" if name == US else "appendfsync everysec",
-            client="httpx through HttpTransport, one connection"
+            client="HttpTransport, one connection"
             if name == US
             else f"{', '.join(REDIS)}, parser: {THEM[name]}; one connection, pipelined",
             batch_messages=PULL_MESSAGES,

@@ -63,7 +63,7 @@ def rows(bench: Bench) -> list[Row]:
     rounds = [_round(bench, per_s, seconds) for _ in range(bench.rounds)]
     conditions = Conditions(
         durability="fdatasync before a release counts",
-        client="httpx; broker, producer, consumer, sender and syncs each a process of their own",
+        client="HttpTransport; broker, producer, consumer, sender and syncs each a process of their own",
         batch_messages=per_s // SENDS_PER_S,
         message_bytes=BODY_BYTES,
         written_bytes=rounds[-1].written_bytes,

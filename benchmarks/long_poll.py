@@ -87,7 +87,7 @@ def run(bench: Bench) -> list[Row]:
 def conditions_of(way: str, message_count: int, written_bytes: int) -> Conditions:
     """What the rounds were run with."""
     client = {
-        OURS: "httpx through HttpTransport; @consumer in a process of its own, long poll",
+        OURS: "HttpTransport; @consumer in a process of its own, long poll",
         FLOOR: "bare httpx.Client in the same processes and threads; a server that only syncs",
     }[way]
     return Conditions(

@@ -74,7 +74,7 @@ def run(bench: Bench) -> list[Row]:
 def rows_of(outcomes: dict[str, list[tuple[float, float]]], pulls: int) -> list[Row]:
     conditions = Conditions(
         durability="acks synced within 100 ms",
-        client="httpx through HttpTransport, one connection, a pull and a settle each",
+        client="HttpTransport, one connection, a pull and a settle each",
         batch_messages=PULL_MESSAGES,
         message_bytes=100,
         note=f"{pulls:,} pulls in each variant and round",

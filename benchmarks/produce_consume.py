@@ -80,7 +80,7 @@ def conditions_of(rounds: list[Figures], duration_s: float, senders: str) -> Con
     return Conditions(
         durability="fdatasync before the answer",
         client=(
-            "httpx through HttpTransport; a producer process with "
+            "HttpTransport; a producer process with "
             f"{senders} thread{'' if senders == '1' else 's'}, a consumer process with 1"
         ),
         batch_messages=BATCH_MESSAGES,

@@ -60,7 +60,7 @@ def run_place(bench: Bench, place: Place) -> list[Row]:
     stuck.close()
     conditions = Conditions(
         durability=place.durability,
-        client="the watchdog's sweep in a process of its own; httpx",
+        client="the watchdog's sweep in a process of its own; HttpTransport",
         batch_messages=WatchdogSection().batch_rows,
         message_bytes=BODY_BYTES,
         written_bytes=sorted(drain.written_bytes for drain in rounds)[len(rounds) // 2],

@@ -50,7 +50,8 @@ from qmq_client.wire.requests import (
 if TYPE_CHECKING:
     import httpx
 
-    from qmq_client.transport.http_connections import CallDeadline, Connections
+    from qmq_client.transport.http_connections import CallDeadline, Connections, HttpAnswer
+    from qmq_client.transport.plain_connection import Call
 
 _log = logging.getLogger("qmq.transport")
 
@@ -93,8 +94,8 @@ class HttpTransport:
         self._answer_timeout_s = answer_timeout_s
         self._ssl_context = self._address.ssl_context()
         self._headers = self._make_headers()
-        #: Of each route that was called, so that no call parses text again.
-        self._urls: dict[str, httpx.URL] = {}
+        #: Of each route that was called, and the headers that it was made with.
+        self._calls: dict[str, tuple[httpx.Headers, Call]] = {}
         self._lock = threading.Lock()
         self._connections: Connections | None = None
         self._deadline: CallDeadline | None = None
@@ -208,24 +209,12 @@ class HttpTransport:
         deadline.ends_at_s = SYSTEM_CLOCK.monotonic_s() + timeout_s
         deadline.was_closed_by_peer = False
         # Single steps are bounded by the call's deadline; only the connection has a bound of its own.
-        timeouts = {"connect": min(timeout_s, self._connect_timeout_s)}
-        url = self._urls.get(route)
+        connect_s = min(timeout_s, self._connect_timeout_s)
         try:
-            if url is None:
-                url = self._urls[route] = httpx.URL(f"{self.broker_url}/v1/{route}")
-            head = headers.copy()
-            head["content-length"] = str(len(body))
-            # A body given as a stream is taken as it is: nothing is looked for that is missing.
-            request = httpx.Request(
-                "POST",
-                url,
-                headers=head,
-                stream=httpx.ByteStream(body),
-                extensions={"timeout": timeouts},
-            )
-            with connections.exchange(request) as response:
-                data = _read_capped(response, answer_bytes_max)
-                check_status(response, data, _ANSWER_TYPES.get(route, FRAME_CONTENT_TYPE))
+            call = self._prepared(headers, route)
+            with connections.exchange(call, body, connect_s) as answer:
+                data = _read_capped(answer, answer_bytes_max)
+                check_status(answer, data, _ANSWER_TYPES.get(route, FRAME_CONTENT_TYPE))
                 return data
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError, OSError, UnicodeError) as error:
             raise as_transport_error(
@@ -234,6 +223,17 @@ class HttpTransport:
                 was_closed_by_peer=deadline.was_closed_by_peer,
                 certificate=self._address.cert_file,
             ) from error
+
+    def _prepared(self, headers: httpx.Headers, route: str) -> Call:
+        """What all calls of a route have in common, made once for each token."""
+        known = self._calls.get(route)
+        if known is not None and known[0] is headers:
+            return known[1]
+        from qmq_client.transport.http_connections import prepare_call
+
+        call = prepare_call(f"{self.broker_url}/v1/{route}", headers.raw)
+        self._calls[route] = headers, call
+        return call
 
     def _open(self) -> tuple[Connections, CallDeadline]:
         from qmq_client.transport.http_connections import CallDeadline, Connections
@@ -247,16 +247,13 @@ class HttpTransport:
             return self._connections, self._deadline
 
 
-def _read_capped(response: httpx.Response, bytes_max: int) -> bytes:
-    import httpx
-
-    encoding = response.headers.get("content-encoding", "identity")
+def _read_capped(answer: HttpAnswer, bytes_max: int) -> bytes:
+    encoding = answer.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise BrokerAnswerError(f"answer with content encoding {shorten(encoding)}; asked for none")
     parts: list[bytes] = []
     length = 0
-    assert isinstance(response.stream, httpx.SyncByteStream)
-    for part in response.stream:
+    for part in answer.parts:
         length += len(part)
         if length > bytes_max:
             raise BrokerAnswerError(f"answer is longer than {bytes_max} bytes")

@@ -14,18 +14,21 @@ import ssl
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple
 
 import httpcore
 import httpx
 
 from qmq_client.clock import Clock
 from qmq_client.transport.kept_connections import KeptConnections
+from qmq_client.transport.plain_connection import Call, make_call
 
 #: Read at once: a large answer comes through three layers piece by piece, each with its price.
 _READ_BYTES: Final = 256 * 1024
 #: Written together with what comes next: a head, and a body that costs less to copy than a call.
 _HELD_BYTES_MAX: Final = 64 * 1024
+#: What can go wrong on a connection; the roots of httpcore's errors.
+_HTTPCORE_ERRORS: Final = (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError)
 
 
 class CallDeadline(threading.local):
@@ -36,35 +39,48 @@ class CallDeadline(threading.local):
     was_closed_by_peer: bool = False
 
 
+class HttpAnswer(NamedTuple):
+    """An answer whose body is still to be read."""
+
+    status_code: int
+    #: By names in small letters; values of one name joined by commas.
+    headers: dict[str, str]
+    parts: Iterator[bytes]
+
+
 class Connections:
     """All sockets of one transport. `exchange` may be called from any thread at once.
 
-    Requests go straight to httpx's transport: what `httpx.Client` would add to it, cookies,
-    redirects, authentication and events, is not wanted here and costs a third of a call.
+    What `httpx.Client` and httpx's transport would do around it, cookies, redirects, authentication,
+    events and objects for all of it, is not wanted here and costs more than the call itself.
     """
 
     def __init__(self, clock: Clock, deadline: CallDeadline, context: ssl.SSLContext) -> None:
         self._backend = DeadlineBackend(clock, deadline)
-        self._transport = httpx.HTTPTransport(verify=context, trust_env=False)
-        # httpx has no argument for what carries its requests, so it is put in by hand.
-        kept = KeptConnections(clock, self._backend, context)
-        self._transport._pool = cast(Any, kept)
+        self._kept = KeptConnections(clock, self._backend, context)
 
     @contextlib.contextmanager
-    def exchange(self, request: httpx.Request) -> Iterator[httpx.Response]:
-        """Send a request; its answer, whose body is read from `stream` inside the block."""
-        response = self._transport.handle_request(request)
+    def exchange(self, call: Call, body: bytes, timeout_s: float) -> Iterator[HttpAnswer]:
+        """Send a request; its answer, whose body is read inside the block. Raises errors of httpx.
+
+        `timeout_s` is how long a connection may take to come about.
+        """
         try:
-            yield response
-        finally:
-            response.close()
+            answer, connection = self._kept.exchange(call, body, timeout_s)
+            try:
+                yield HttpAnswer(answer.status, _joined(answer.headers), answer.parts)
+            finally:
+                self._kept.give_back(connection)
+        except _HTTPCORE_ERRORS as error:
+            # Each of them has its namesake there.
+            raise getattr(httpx, type(error).__name__)(str(error)) from error
 
     def close(self) -> None:
         """Wake every call that waits for its peer and close all sockets."""
         self._backend.is_closed = True
         for stream in list(self._backend.streams):
             stream.shut_down()
-        self._transport.close()
+        self._kept.close()
 
     def abandon(self) -> None:
         """Close the copies of the sockets that a fork left in this process, not the connections."""
@@ -89,15 +105,14 @@ class DeadlineBackend(httpcore.NetworkBackend):
         #: A call that connects while `Connections.close` runs must not be left over.
         self.is_closed = False
 
-    def open(self, request: httpcore.Request, context: ssl.SSLContext) -> _DeadlineStream:
-        """A socket to where the request goes, with TLS where its address asks for it."""
-        timeout = request.extensions.get("timeout", {}).get("connect")
-        host = request.url.origin.host.decode("ascii")
-        stream = self.connect_tcp(host, request.url.origin.port, timeout)
-        if request.url.scheme != b"https":
+    def open(self, url: httpcore.URL, context: ssl.SSLContext, timeout_s: float) -> _DeadlineStream:
+        """A socket to this address, with TLS where it asks for it."""
+        host = url.origin.host.decode("ascii")
+        stream = self.connect_tcp(host, url.origin.port, timeout_s)
+        if url.scheme != b"https":
             return stream
         context.set_alpn_protocols(["http/1.1"])
-        return stream.start_tls(context, host, timeout)
+        return stream.start_tls(context, host, timeout_s)
 
     def connect_tcp(
         self,
@@ -218,3 +233,23 @@ class _DeadlineStream(httpcore.NetworkStream):
         if left_s <= 0:
             raise error("the call's deadline passed")
         return left_s
+
+
+def prepare_call(address: str, headers: Iterable[tuple[bytes, bytes]]) -> Call:
+    """POSTs to this address with these headers. Raises `httpx.InvalidURL` and other errors of httpx."""
+    url = httpx.URL(address)
+    target = httpcore.URL(
+        scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+    )
+    try:
+        return make_call(target, headers)
+    except httpcore.LocalProtocolError as error:
+        raise httpx.LocalProtocolError(str(error)) from error
+
+
+def _joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    joined: dict[str, str] = {}
+    for name, value in headers:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        joined[key] = f"{joined[key]}, {text}" if key in joined else text
+    return joined

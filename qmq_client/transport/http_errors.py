@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import ssl
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final, Protocol
 
 from qmq_client.errors import (
     BrokerAccessError,
@@ -27,9 +28,6 @@ from qmq_client.wire.requests import (
     decode_json,
 )
 
-if TYPE_CHECKING:
-    import httpx
-
 #: What a broker asks for by `Retry-After` is believed up to here.
 RETRY_AFTER_S_MAX: Final = 300.0
 _RETRY_AFTER_S: Final = 1.0
@@ -41,6 +39,20 @@ ACCESS: Final = frozenset({401, 403})
 _SAID_CHARACTERS_MAX: Final = 1_000
 #: What the system numbers, and where a library's source says it: of no use to who reads an error.
 _REASON: Final = re.compile(r"^\[Errno -?\d+\] | \(_ssl\.c:\d+\)$")
+
+
+class Status(Protocol):
+    """What is looked at of an answer before its body."""
+
+    @property
+    def status_code(self) -> int:
+        """Of HTTP."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """By names in small letters."""
+        ...
 
 
 def as_transport_error(
@@ -78,7 +90,7 @@ def as_transport_error(
     return BrokerUnreachableError(text)
 
 
-def check_status(response: httpx.Response, data: bytes, wanted_type: str) -> None:
+def check_status(response: Status, data: bytes, wanted_type: str) -> None:
     """Raise what a status other than 200, or an answer of another type, means."""
     status = response.status_code
     content_type = response.headers.get("content-type", "").split(";")[0].strip().lower()

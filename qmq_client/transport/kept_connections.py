@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import ssl
 from collections import deque
-from collections.abc import Iterator
 from typing import Final
 
-import httpcore
-
 from qmq_client.clock import Clock
-from qmq_client.transport.plain_connection import Answer, Opening, PlainConnection
+from qmq_client.transport.plain_connection import Answer, Call, Opening, PlainConnection
 
 #: Below the 5 s after which common servers drop an idle connection, so that a reused one is alive.
 KEPT_S: Final = 4.0
@@ -24,7 +21,7 @@ KEPT_CONNECTIONS_MAX: Final = 16
 
 
 class KeptConnections:
-    """Stands where httpx's transport has httpcore's pool. Safe for any number of threads.
+    """The idle connections of one transport. Safe for any number of threads.
 
     No lock: a deque's ends are taken and given in one step, and a connection that was taken belongs
     to its call.
@@ -38,15 +35,15 @@ class KeptConnections:
         self._idle: deque[tuple[float, PlainConnection]] = deque()
         self._is_closed = False
 
-    def handle_request(self, request: httpcore.Request) -> httpcore.Response:
-        """Send one request, on a connection that is open where there is one."""
+    def exchange(self, call: Call, body: bytes, timeout_s: float) -> tuple[Answer, PlainConnection]:
+        """Send one request, on a connection that is open where there is one, to be given back.
+
+        `timeout_s` is how long a new one may take. Raises errors of httpcore.
+        """
         connection = self._take()
         if connection is None:
-            connection = PlainConnection(self._opening.open(request, self._context))
-        answer = connection.exchange(request)
-        return httpcore.Response(
-            answer.status, headers=answer.headers, content=_Answer(self, connection, answer)
-        )
+            connection = PlainConnection(self._opening.open(call.url, self._context, timeout_s))
+        return connection.exchange(call, body), connection
 
     def give_back(self, connection: PlainConnection) -> None:
         """The call on this connection is over: keep it when it can carry another one."""
@@ -85,21 +82,3 @@ class KeptConnections:
                 self._idle.popleft()[1].close()
             except IndexError:  # another thread took it
                 return
-
-
-class _Answer:
-    """The body of one answer; its connection is given back when it is closed."""
-
-    def __init__(self, kept: KeptConnections, connection: PlainConnection, answer: Answer) -> None:
-        self._kept = kept
-        self._connection = connection
-        self._parts = answer.parts
-        self._is_closed = False
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self._parts
-
-    def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._kept.give_back(self._connection)

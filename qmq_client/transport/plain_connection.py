@@ -69,9 +69,17 @@ class Stream(Protocol):
 class Opening(Protocol):
     """Opens sockets to one broker."""
 
-    def open(self, request: httpcore.Request, context: ssl.SSLContext) -> Stream:
-        """A new socket, with TLS where the request's address asks for it."""
+    def open(self, url: httpcore.URL, context: ssl.SSLContext, timeout_s: float) -> Stream:
+        """A new socket, with TLS where the address asks for it."""
         ...
+
+
+class Call(NamedTuple):
+    """What the POSTs to one route have in common; made by `make_call`."""
+
+    url: httpcore.URL
+    #: The head as it is written, but for the length of the body.
+    head: bytes
 
 
 class Answer(NamedTuple):
@@ -93,19 +101,17 @@ class PlainConnection:
         self._other: httpcore.HTTP11Connection | None = None
         self._other_response: httpcore.Response | None = None
 
-    def exchange(self, request: httpcore.Request) -> Answer:
+    def exchange(self, call: Call, body: bytes) -> Answer:
         """Send a request and read the head of its answer. Raises errors of httpcore, and closes."""
         self._is_idle = False
         try:
             # A peer that refuses a request may say why before it has read all of it.
             with suppress(httpcore.WriteError):
-                self._stream.write(request_head(request))
-                assert isinstance(request.stream, Iterable)
-                for part in request.stream:
-                    self._stream.write(part)
+                self._stream.write(b"%bcontent-length: %d\r\n\r\n" % (call.head, len(body)))
+                self._stream.write(body)
             data = self._stream.receive(_FIRST_READ_BYTES)
             answer = self._plain_answer(data)
-            return self._other_answer(request, data) if answer is None else answer
+            return self._other_answer(call, data) if answer is None else answer
         except BaseException:
             self.close()
             raise
@@ -177,11 +183,11 @@ class PlainConnection:
                 )
             first += count
 
-    def _other_answer(self, request: httpcore.Request, data: bytes) -> Answer:
+    def _other_answer(self, call: Call, data: bytes) -> Answer:
         """The answer that begins with `data`, as httpcore reads it."""
-        self._other = httpcore.HTTP11Connection(request.url.origin, _Replay(data, self._stream))
+        self._other = httpcore.HTTP11Connection(call.url.origin, _Replay(data, self._stream))
         # The request was sent already: this stands for it, and goes nowhere.
-        again = httpcore.Request(request.method, request.url, headers=[(b"host", b"broker")])
+        again = httpcore.Request("POST", call.url, headers=[(b"host", b"broker")])
         response = self._other_response = self._other.handle_request(again)
         return Answer(response.status, list(response.headers), iter(response.iter_stream()))
 
@@ -203,11 +209,11 @@ class _Replay(httpcore.NetworkStream):
         self._stream.close()
 
 
-def request_head(request: httpcore.Request) -> bytes:
-    """The head as it is written; raises `httpcore.LocalProtocolError` for what must not be."""
-    lines = [b"%b %b HTTP/1.1\r\n" % (request.method, request.url.target)]
-    for name, value in request.headers:
+def make_call(url: httpcore.URL, headers: Iterable[tuple[bytes, bytes]]) -> Call:
+    """A POST to this address; raises `httpcore.LocalProtocolError` for a header that must not be."""
+    lines = [b"POST %b HTTP/1.1\r\n" % url.target]
+    for name, value in headers:
         if not (_SENT_NAME.match(name) and _SENT_VALUE.match(value)):
             raise httpcore.LocalProtocolError(f"header {name!r} cannot be sent")
         lines.append(b"%b: %b\r\n" % (name, value))
-    return b"".join((*lines, b"\r\n"))
+    return Call(url, b"".join(lines))

@@ -12,6 +12,7 @@ import httpcore
 from qmq_client.clock import SYSTEM_CLOCK, SystemClock
 from qmq_client.transport.http_connections import CallDeadline, DeadlineBackend
 from qmq_client.transport.kept_connections import KEPT_CONNECTIONS_MAX, KEPT_S, KeptConnections
+from qmq_client.transport.plain_connection import PlainConnection, make_call
 from tests.client.transport.hostile_server import HostileServer, answer, hostile_server
 
 MANY = 99
@@ -55,14 +56,14 @@ class Calls:
         self.kept = KeptConnections(self.clock, backend, ssl.create_default_context())
         self._url = server.url
 
-    def begin(self) -> httpcore.Response:
-        headers = [(b"host", b"broker"), (b"content-length", b"0")]
-        response = self.kept.handle_request(httpcore.Request("POST", self._url, headers=headers))
-        assert response.read() == b"done"
-        return response
+    def begin(self) -> PlainConnection:
+        call = make_call(httpcore.URL(self._url), [(b"host", b"broker")])
+        answer, connection = self.kept.exchange(call, b"", WAIT_S)
+        assert b"".join(answer.parts) == b"done"
+        return connection
 
     def make(self) -> None:
-        self.begin().close()
+        self.kept.give_back(self.begin())
 
 
 def test_what_was_idle_too_long_is_closed_and_not_used_again() -> None:
@@ -101,8 +102,8 @@ def test_a_connection_that_the_peer_ended_while_it_was_idle_is_not_used_again() 
 def test_what_many_calls_at_once_left_is_closed_by_those_that_come_later() -> None:
     with hostile_server(answer(b"done", is_last=False), requests_per_connection=MANY) as server:
         calls = Calls(server)
-        for response in [calls.begin() for _ in range(4)]:
-            response.close()
+        for connection in [calls.begin() for _ in range(4)]:
+            calls.kept.give_back(connection)
         assert calls.backend.are_open() == [True] * 4
         for _ in range(4):
             calls.clock.now_s += KEPT_S / 2
@@ -114,31 +115,19 @@ def test_what_many_calls_at_once_left_is_closed_by_those_that_come_later() -> No
 def test_what_was_idle_for_just_as_long_as_is_allowed_is_kept() -> None:
     with hostile_server(answer(b"done", is_last=False), requests_per_connection=MANY) as server:
         calls = Calls(server)
-        for response in [calls.begin() for _ in range(2)]:
-            response.close()
+        for connection in [calls.begin() for _ in range(2)]:
+            calls.kept.give_back(connection)
         calls.clock.now_s += KEPT_S
         calls.make()
         assert calls.backend.are_open() == [True] * 2
         calls.kept.close()
 
 
-def test_an_answer_that_is_closed_twice_gives_its_connection_to_one_call_only() -> None:
-    with hostile_server(answer(b"done", is_last=False), requests_per_connection=MANY) as server:
-        calls = Calls(server)
-        response = calls.begin()
-        response.close()
-        response.close()
-        for response in [calls.begin() for _ in range(2)]:
-            response.close()
-        assert len(calls.backend.sockets) == 2
-        calls.kept.close()
-
-
 def test_no_more_connections_are_kept_than_the_bound() -> None:
     with hostile_server(answer(b"done", is_last=False), requests_per_connection=MANY) as server:
         calls = Calls(server)
-        for response in [calls.begin() for _ in range(KEPT_CONNECTIONS_MAX + 2)]:
-            response.close()
+        for connection in [calls.begin() for _ in range(KEPT_CONNECTIONS_MAX + 2)]:
+            calls.kept.give_back(connection)
         assert sum(calls.backend.are_open()) == KEPT_CONNECTIONS_MAX
         calls.kept.close()
 
@@ -149,5 +138,5 @@ def test_after_the_close_nothing_is_kept() -> None:
         calls.make()
         under_way = calls.begin()
         calls.kept.close()
-        under_way.close()
+        calls.kept.give_back(under_way)
         assert not any(calls.backend.are_open())

@@ -9,10 +9,12 @@ from contextlib import closing
 from typing import Any
 
 import httpcore
+import httpx
 import pytest
 
 from qmq_client.transport.http import HttpTransport
-from qmq_client.transport.plain_connection import PlainConnection, request_head
+from qmq_client.transport.http_connections import _HTTPCORE_ERRORS, prepare_call
+from qmq_client.transport.plain_connection import PlainConnection, make_call
 from qmq_client.wire.requests import SettleAnswer, SettleRequest, encode_control
 from tests.client.transport.hostile_server import answer, hostile_server, raw
 
@@ -57,9 +59,8 @@ class PlayedStream(Played, httpcore.NetworkStream):
     """The same for httpcore."""
 
 
-def request(*headers: tuple[bytes, bytes], content: bytes = b"") -> httpcore.Request:
-    given = [(b"host", b"broker"), (b"content-length", b"%d" % len(content)), *headers]
-    return httpcore.Request("POST", URL, headers=given, content=content)
+HOST = (b"host", b"broker")
+CALL = make_call(httpcore.URL(URL), [HOST])
 
 
 #: Status, headers, body and whether another request may follow; or what went wrong.
@@ -69,7 +70,7 @@ Reading = tuple[int, list[tuple[bytes, bytes]], bytes, bool] | type[Exception]
 def read_here(pieces: Iterable[bytes]) -> Reading:
     connection = PlainConnection(Played(pieces))
     try:
-        given = connection.exchange(request())
+        given = connection.exchange(CALL, b"")
         body = b"".join(given.parts)
     except Exception as error:
         return type(error)
@@ -79,7 +80,7 @@ def read_here(pieces: Iterable[bytes]) -> Reading:
 def read_by_httpcore(pieces: Iterable[bytes]) -> Reading:
     connection = httpcore.HTTP11Connection(httpcore.URL(URL).origin, PlayedStream(pieces))
     try:
-        response = connection.handle_request(request())
+        response = connection.handle_request(httpcore.Request("POST", URL, headers=[HOST]))
         body = response.read()
         response.close()
     except Exception as error:
@@ -178,7 +179,7 @@ def test_a_body_of_a_usual_pull_is_one_part_however_it_comes() -> None:
     sent = head(b"content-length: %d" % len(body)) + body
     for step in (len(sent), 65_536, 1_000):
         pieces = [sent[first : first + step] for first in range(0, len(sent), step)]
-        assert list(PlainConnection(Played(pieces)).exchange(request()).parts) == [body]
+        assert list(PlainConnection(Played(pieces)).exchange(CALL, b"").parts) == [body]
 
 
 def test_a_length_that_is_only_claimed_takes_a_bounded_part_of_memory() -> None:
@@ -186,7 +187,7 @@ def test_a_length_that_is_only_claimed_takes_a_bounded_part_of_memory() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(httpcore.RemoteProtocolError, match="received 3 bytes"):
-            list(connection.exchange(request()).parts)
+            list(connection.exchange(CALL, b"").parts)
         assert tracemalloc.get_traced_memory()[1] < 5_000_000
     finally:
         tracemalloc.stop()
@@ -196,19 +197,21 @@ def test_a_length_that_is_only_claimed_takes_a_bounded_part_of_memory() -> None:
 def test_a_connection_whose_answer_was_not_read_to_its_end_carries_no_other_request() -> None:
     for data in (PLAIN, ANSWERS["in chunks"], ANSWERS["long"]):
         connection = PlainConnection(Played([data]))
-        connection.exchange(request())
+        connection.exchange(CALL, b"")
         assert not connection.finish()
 
 
 def test_a_request_that_fails_closes_its_connection() -> None:
     stream = Played([])
     with pytest.raises(httpcore.RemoteProtocolError):
-        PlainConnection(stream).exchange(request())
+        PlainConnection(stream).exchange(CALL, b"")
     assert not stream.is_open
 
 
-def sent_by_httpcore(wanted: httpcore.Request) -> bytes:
+def sent_by_httpcore(headers: Sequence[tuple[bytes, bytes]], content: bytes) -> bytes:
     stream = PlayedStream([PLAIN])
+    length = (b"content-length", b"%d" % len(content))
+    wanted = httpcore.Request("POST", URL, headers=[HOST, *headers, length], content=content)
     httpcore.HTTP11Connection(wanted.url.origin, stream).handle_request(wanted)
     return stream.sent
 
@@ -222,9 +225,9 @@ def sent_by_httpcore(wanted: httpcore.Request) -> bytes:
     ],
 )
 def test_a_request_is_written_as_httpcore_writes_it(headers: Sequence[tuple[bytes, bytes]]) -> None:
-    stream, wanted = Played([PLAIN]), request(*headers, content=b"content")
-    PlainConnection(stream).exchange(wanted)
-    assert stream.sent.lower() == sent_by_httpcore(wanted).lower()
+    stream = Played([PLAIN])
+    PlainConnection(stream).exchange(make_call(httpcore.URL(URL), [HOST, *headers]), b"content")
+    assert stream.sent.lower() == sent_by_httpcore(headers, b"content").lower()
 
 
 @pytest.mark.parametrize(
@@ -242,12 +245,18 @@ def test_a_request_is_written_as_httpcore_writes_it(headers: Sequence[tuple[byte
     ],
 )
 def test_a_header_that_would_end_its_line_is_not_sent(header: tuple[bytes, bytes]) -> None:
-    stream, wanted = Played([PLAIN]), request(header)
     with pytest.raises(httpcore.LocalProtocolError):
-        request_head(wanted)
-    with pytest.raises(httpcore.LocalProtocolError):
-        PlainConnection(stream).exchange(wanted)
-    assert stream.sent == b""
+        make_call(httpcore.URL(URL), [HOST, header])
+    with pytest.raises(httpx.LocalProtocolError):
+        prepare_call(URL, [HOST, header])
+
+
+def test_every_error_of_a_connection_has_its_namesake_in_httpx() -> None:
+    errors = [each for each in vars(httpcore).values() if isinstance(each, type)]
+    ours = [each for each in errors if issubclass(each, _HTTPCORE_ERRORS)]
+    assert {httpcore.ReadTimeout, httpcore.ReadError, httpcore.RemoteProtocolError} <= set(ours)
+    for each in ours:
+        assert issubclass(getattr(httpx, each.__name__), httpx.TransportError)
 
 
 SETTLED = encode_control(SettleAnswer(settled=1))
