@@ -44,6 +44,12 @@ class _Submission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Chore:
+    work: Callable[[], object]
+    on_poisoned: Callable[[PoisonedError], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommitCounts:
     """What one pass of the writer did."""
 
@@ -79,7 +85,7 @@ class CommitWriter:
         self._on_poisoned = on_poisoned
         self._measures = measures or Measures()
         self._submissions: SimpleQueue[_Submission | object | None] = SimpleQueue()
-        self._chores: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._chores: SimpleQueue[_Chore] = SimpleQueue()
         #: Submission time and length of each request that was not answered yet, in order.
         self._unanswered: deque[tuple[float, int]] = deque()
         self._poison: PoisonedError | None = None
@@ -99,9 +105,16 @@ class CommitWriter:
         self.waiting_bytes += len(frame.data)
         self._submissions.put(_Submission(frame=frame, on_done=on_done))
 
-    def run_soon(self, chore: Callable[[], object]) -> None:
-        """Let this be done to the store by the writer, between two commits or when it is idle."""
-        self._chores.put(chore)
+    def run_soon(
+        self,
+        chore: Callable[[], object],
+        on_poisoned: Callable[[PoisonedError], object] = lambda _: None,
+    ) -> None:
+        """Let this be done to the store by the writer, between two commits or when it is idle.
+
+        `on_poisoned` is called instead, in the writer's thread, when nothing is done any more.
+        """
+        self._chores.put(_Chore(work=chore, on_poisoned=on_poisoned))
         self._submissions.put(_WAKE)
 
     def step(self, *, wait_s: float = 0.0) -> CommitCounts:
@@ -113,7 +126,7 @@ class CommitWriter:
         """
         submissions, is_stopped = self._gather(wait_s if self._chores.empty() else 0.0)
         while not self._chores.empty():
-            self._guarded(self._chores.get())
+            self._do(self._chores.get())
             if not is_stopped:
                 break
         if submissions:
@@ -185,6 +198,12 @@ class CommitWriter:
         if error is not None:
             return [error] * len(frames)
         return [_outcome(place) for place in placed]
+
+    def _do(self, chore: _Chore) -> None:
+        if self._poison is not None:
+            chore.on_poisoned(self._poison)
+        else:
+            self._guarded(chore.work)
 
     def _guarded(self, work: Callable[[], object]) -> Exception | None:
         """Do work on the store; the first failure but a lack of room is the last thing done."""

@@ -226,6 +226,17 @@ def test_a_failed_write_or_sync_tells_everybody_and_ends_the_broker(
         rig.submit(make_frame([b"c"]))
 
 
+def test_B5_who_waits_for_a_cancellation_is_told_as_well(rig: Rig) -> None:
+    BrokenStore(rig, "append", OSError("gone"))
+    rig.submit(make_frame([b"a"]))
+    rig.broker.writer.step()
+    told: list[object] = []
+    rig.broker.delayed.changes.cancel([], told.append)
+    rig.broker.writer.step()
+    rig.run_posted()
+    assert [type(one) for one in told] == [PoisonedError]
+
+
 def test_B6_a_full_disk_refuses_the_request_and_ends_nothing(rig: Rig) -> None:
     BrokenStore(rig, "append", DiskFullError("no room"))
     (outcome,) = _step(rig, make_frame([b"a"]))

@@ -44,7 +44,7 @@ class DelayChanges:
                 raise
             self._tell(on_done, fates)
 
-        self._writer.run_soon(chore)
+        self._writer.run_soon(chore, on_poisoned=lambda error: self._tell(on_done, error))
 
     def _tell(self, on_done: OnCancelled, outcome: list[Fate | None] | Exception) -> None:
         self._post(lambda: on_done(outcome))
