@@ -153,7 +153,9 @@ class DeliveryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.given)
     @rule(
         data=st.data(),
-        kind=st.sampled_from(["ack", "ack", "nack", "nack at once", "reject", "extend"]),
+        kind=st.sampled_from(
+            ["ack", "ack", "nack", "nack at once", "nack not begun", "reject", "extend"]
+        ),
     )
     def settle(self, data: st.DataObject, kind: str) -> None:
         consumer, given = data.draw(st.sampled_from(self.given))
@@ -164,6 +166,9 @@ class DeliveryMachine(RuleBasedStateMachine):
             "ack": Settlement(token=given.token, acks=(asked,)),
             "nack": Settlement(token=given.token, nacks=(Nack(range=asked),)),
             "nack at once": Settlement(token=given.token, nacks=(Nack(range=asked, delay_ms=0),)),
+            "nack not begun": Settlement(
+                token=given.token, nacks=(Nack(range=asked, delay_ms=0, was_begun=False),)
+            ),
             "reject": Settlement(token=given.token, rejects=(Reject(range=asked),)),
             "extend": Settlement(token=given.token, extends=(Extend(range=asked, lease_ms=3_000),)),
         }[kind]
@@ -196,7 +201,11 @@ class DeliveryMachine(RuleBasedStateMachine):
         elif kind == "reject":
             message.state = "dead"
         else:
-            self.give_back(message, 0 if kind == "nack at once" else None)
+            self.give_back(
+                message,
+                None if kind == "nack" else 0,
+                is_tried=kind != "nack not begun",
+            )
         return True
 
     def end_leases(self, now_ms: int) -> None:
@@ -205,8 +214,8 @@ class DeliveryMachine(RuleBasedStateMachine):
                 self.give_back(message, None)
                 message.is_suspect = message.attempts >= SUSPECT_AFTER
 
-    def give_back(self, message: Known, delay_ms: int | None) -> None:
-        if message.attempts >= MAX_ATTEMPTS:
+    def give_back(self, message: Known, delay_ms: int | None, *, is_tried: bool = True) -> None:
+        if message.attempts >= MAX_ATTEMPTS and is_tried:
             message.state = "dead"
             return
         message.is_suspect = message.is_alone = False
