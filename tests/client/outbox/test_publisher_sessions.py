@@ -1,0 +1,96 @@
+"""What the connections of publisher and watchdog are, whatever those of the application are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from qmq_client.ids import new_token
+from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.table import create_tables
+from qmq_watchdog.databases import Database as Watched
+from tests.client.world import OUTBOX
+from tests.conftest import MakeDatabase
+from tests.services.databases import Database
+from tests.watchdog.rows import put_rows
+
+#: How durable the commits of a session are, and what that is for ours; it is no setting of a session
+#: on MySQL.
+DURABILITY: Final = {
+    "postgresql": ("SHOW synchronous_commit", "on", "off"),
+    "sqlite": ("PRAGMA synchronous", 2, 1),
+}
+
+
+def shop_of(database: Database, **options: Any) -> sa.Engine:
+    engine = database.engine(**options)
+    if database.kind == "sqlite":
+        with engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+    create_tables(engine)
+    return engine
+
+
+def read(connection: sa.Connection, query: str) -> Any:
+    return connection.exec_driver_sql(query).scalar_one()
+
+
+@pytest.mark.parametrize("kind", DURABILITY)
+def test_S2_what_is_deleted_may_be_less_durable_and_what_the_application_commits_is_not(
+    make_database: MakeDatabase, kind: str
+) -> None:
+    query, full, relaxed = DURABILITY[kind]
+    engine = shop_of(make_database(kind))
+    store = OutboxStore(engine)
+    for _ in range(2):  # also on a connection that was ours before
+        with store.write() as connection:
+            assert read(connection, query) == relaxed
+        with engine.connect() as connection:
+            assert read(connection, query) == full
+    store.close()
+
+
+def test_S2_a_file_without_a_write_ahead_log_keeps_its_durability(tmp_path: Path) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    create_tables(engine)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA journal_mode = DELETE")
+    store = OutboxStore(engine)
+    with store.write() as connection:
+        assert read(connection, "PRAGMA synchronous") == 2
+    store.close()
+
+
+@pytest.mark.parametrize("level", ["SERIALIZABLE", "REPEATABLE READ", "AUTOCOMMIT"])
+def test_W5_a_claim_is_read_committed_whatever_the_applications_level_is(
+    a_server_database: Database, level: str
+) -> None:
+    engine = shop_of(a_server_database, isolation_level=level)
+    store = OutboxStore(engine)
+    levels: list[str] = []
+
+    def look(connection: sa.Connection, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith(("SELECT id", "WITH due")):
+            levels.append(connection.get_isolation_level())
+
+    event.listen(store._sibling, "before_cursor_execute", look)
+    store.claim(token=new_token(), limit=10, lease_ms=1_000)
+    assert levels == ["READ COMMITTED"]
+    store.close()
+
+
+def test_W5_a_claim_reads_and_takes_its_rows_in_no_more_than_two_statements(
+    a_server_database: Database,
+) -> None:
+    engine = shop_of(a_server_database)
+    store = OutboxStore(engine)
+    put_rows(Watched(name="shop", store=store, engine=engine), 300)
+    texts: list[str] = []
+    event.listen(store._sibling, "before_cursor_execute", lambda *given: texts.append(given[2]))
+    assert store.claim(token=new_token(), limit=1_000, lease_ms=60_000)
+    assert 1 <= len([text for text in texts if OUTBOX in text]) <= 2
+    store.close()
