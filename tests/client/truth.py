@@ -13,6 +13,8 @@ import psycopg
 import pymysql
 from sqlalchemy.engine import make_url
 
+from tests.services.mysql import WITHOUT_TLS
+
 _CONNECT_S_MAX: Final = 60
 
 
@@ -53,6 +55,7 @@ class Truth:
                 unix_socket=url.query.get("unix_socket"),
                 charset="utf8mb4",
                 connect_timeout=_CONNECT_S_MAX,
+                ssl_disabled=WITHOUT_TLS in url.query,
             )
         return psycopg.connect(
             host=url.host,

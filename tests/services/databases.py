@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
 from tests.services.ladder import Service, find_service, recipe_or_install
+from tests.services.mysql import WITHOUT_TLS
 from tests.services.private import PrivateServer
 from tests.services.run import TestRun
 
@@ -45,6 +46,7 @@ class Database:
     def async_url(self) -> str:
         """The same for `create_async_engine`."""
         made = make_url(self.url).set(drivername=ASYNC_DRIVERS[self.kind])
+        made = made.difference_update_query([WITHOUT_TLS])  # an option of PyMySQL
         return made.render_as_string(hide_password=False)
 
     def engine(self, **options: Any) -> sa.Engine:
