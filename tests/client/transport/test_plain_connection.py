@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import sys
 import tracemalloc
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from types import FrameType
 from typing import Any
 
 import httpcore
@@ -277,3 +279,24 @@ def test_a_connection_is_used_again_whatever_form_its_answers_have(behave: Any) 
     ):
         assert [transport.settle(ask).settled for _ in range(3)] == [1, 1, 1]
         assert server.connections == 1
+
+
+def test_a_call_takes_some_dozens_of_function_calls_and_not_some_hundreds() -> None:
+    """Two thirds of a call went to layers that do nothing for it."""
+    ask = SettleRequest(subject="s", group="g", consumer="c", settlements=())
+    events: list[str] = []
+
+    def note(_frame: FrameType, event: str, _argument: object) -> None:
+        events.append(event)
+
+    with (
+        hostile_server(answer(SETTLED, is_last=False), requests_per_connection=3) as server,
+        closing(HttpTransport(server.url)) as transport,
+    ):
+        transport.settle(ask)
+        sys.setprofile(note)
+        try:
+            transport.settle(ask)
+        finally:
+            sys.setprofile(None)
+    assert events.count("call") < 100
