@@ -73,6 +73,30 @@ def test_B4_a_lost_frame_of_delayed_messages_takes_none_but_its_own(tmp_path: Pa
     rig.close()
 
 
+def test_D4_B4_a_cancellation_behind_a_lost_frame_is_of_the_message_that_was_meant(
+    tmp_path: Path,
+) -> None:
+    """Whoever stood behind the lost one in its bucket has moved up; the mark has the old place, and the source."""
+    rig = DelayRig(tmp_path, **RARELY)
+    due_ms = rig.now_ms + 5 * HOUR_MS
+    lost, *_ = [
+        rig.send_delayed({body: due_ms + n}).physical_offset
+        for n, body in enumerate((b"lost", b"cancelled", b"comes", b"moved"))
+    ]
+    _, cancelled, _, moved = rig.find_all()
+    rig.cancel(cancelled)
+    assert rig.reschedule(moved, due_ms + HOUR_MS)
+    kill(rig)
+    damage_log(rig, lost)
+    assert quarantine(tmp_path)
+    rig.start()
+    rig.pass_and_release(5 * HOUR_MS + 10)
+    assert rig.bodies() == [b"comes"]
+    rig.pass_and_release(HOUR_MS)
+    assert rig.bodies() == [b"comes", b"moved"]
+    rig.close()
+
+
 def test_D3_a_lost_release_is_made_up_for_by_another(tmp_path: Path) -> None:
     rig, _ = three_sent(tmp_path)
     released_offset = rig.store.durable_offset
