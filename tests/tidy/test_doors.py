@@ -10,7 +10,7 @@ import ast
 from tests.tidy.house import Source, product
 
 DISK = "broker/qmq_broker/storage/files/disk.py"
-#: Tokens and certificates: the operator's, outside of the data directory, only read.
+#: Tokens and certificates: the operator's, outside of the data directory.
 OUTSIDE = "broker/qmq_broker/face/callers/outside_files.py"
 
 #: What of `os` reaches a file. The rest (`environ`, `getpid`, `path`, `urandom`) is harmless.

@@ -1,7 +1,7 @@
-"""Files outside of the data directory that somebody may change while the broker runs.
+"""Files outside of the data directory: the operator's, who may change them while the broker runs.
 
-Tokens and certificates belong to the operator: they are looked at again and again and read when they
-changed, so that a rotation needs no restart. The data directory has its own door
+Tokens and certificates are looked at again and again and read when they changed, so that a rotation
+needs no restart. A new token is written into a file of its own. The data directory has its own door
 (`storage/files/disk.py`).
 """
 
@@ -48,5 +48,10 @@ def write_new(path: str, data: bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
     except OSError:
-        os.unlink(path)
+        remove(path)
         raise
+
+
+def remove(path: str) -> None:
+    """Take back what `write_new` made. Raises `OSError`."""
+    os.unlink(path)

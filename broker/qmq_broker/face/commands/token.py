@@ -6,7 +6,6 @@ No broker has to run; one that does reads the file again within a second.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ import msgspec
 from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.errors import StoreError
 from qmq_broker.face.callers.access import Right, parse_right
-from qmq_broker.face.callers.outside_files import write_new
+from qmq_broker.face.callers.outside_files import remove, write_new
 from qmq_broker.face.callers.token_file import TokenFileError, change_tokens, read_tokens
 from qmq_broker.face.callers.tokens import TOKENS_MAX, TokenEntry, TokenList, digest_of, new_token
 
@@ -192,7 +191,7 @@ def _secret_written(path: str | None, text: str) -> Iterator[None]:
     try:
         yield
     except (click.ClickException, SystemExit):
-        os.unlink(path)
+        remove(path)
         raise
 
 
