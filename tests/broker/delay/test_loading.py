@@ -117,6 +117,26 @@ def test_D3_a_load_that_is_overtaken_by_arrivals_takes_nothing_out_of_sight(
     rig.close()
 
 
+def test_D3_a_load_whose_wheel_let_go_of_something_meanwhile_leaves_no_gap(tmp_path: Path) -> None:
+    rig, first_ms = filled(tmp_path)
+    schedule = rig.store.schedule
+    wheel = Wheel(end_of(first_ms + 10 * MINUTE_MS), loaded_max=10_000)
+    loading = Load(
+        schedule,
+        wheel,
+        frozen_sequences(schedule),
+        until_ms=first_ms + 20 * MINUTE_MS,
+        damage=Damage(),
+        sorted_=SortedBuckets(schedule, messages_min=1_000_000),
+    )
+    assert not loading.advance(lambda: False)
+    wheel.let_go_behind(end_of(first_ms + 5 * MINUTE_MS))
+    assert loading.advance()
+    assert (loading.count, len(wheel)) == (0, 0)
+    assert wheel.loaded_until == end_of(first_ms + 5 * MINUTE_MS)
+    rig.close()
+
+
 def test_frames_without_a_wanted_time_are_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
