@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -25,6 +26,8 @@ _NAMES = st.from_regex(r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,20}\Z")
 _TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
 _TIMES = st.integers(0, 253_402_300_799_999)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: Where a record says how many headers it has.
+HEADER_COUNT = slice(26, 28)
 
 _RECORDS = st.builds(
     Record,
@@ -161,6 +164,27 @@ def test_records_longer_than_their_frame_or_too_short_for_one_are_refused(length
     for made in (batches, batches_by_subject):
         with pytest.raises(ProtocolError, match="do not add up"):
             list(made([frame], Selection()))
+
+
+def test_a_false_claim_of_many_headers_costs_no_work_for_each() -> None:
+    data = bytearray(
+        encode_record(Record(message_id=bytes(16), subject="a", body=b"", born_at_ms=1))
+    )
+    data[HEADER_COUNT] = b"\xff\xff"
+    frame = scanned([("a", bytes(data))])
+    steps = 0
+
+    def on_step(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+
+    sys.setprofile(on_step)
+    try:
+        rows = rows_of(frame)
+    finally:
+        sys.setprofile(None)
+    assert [row["headers"] for row in rows] == [[]]
+    assert steps < 0xFFFF
 
 
 def test_only_the_columns_and_subjects_asked_for_are_made() -> None:

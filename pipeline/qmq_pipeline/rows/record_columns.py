@@ -202,10 +202,12 @@ class Records:
         entries = np.cumsum(counts) - counts
         found = np.zeros((int(counts.sum()), 3), np.int32)
         is_good = here + _PAIR_BYTES * counts <= after
-        for round_ in range(int(counts.max())):
-            has_one = (counts > round_) & is_good
+        left = np.arange(len(rows))
+        # A sender may claim thousands of headers: a round costs what is left to do, and there are none for a false claim.
+        for round_ in range(int(counts[is_good].max(initial=0))):
+            left = left[(counts[left] > round_) & is_good[left]]
             # Mostly all rows have as many, and numbers in order cost less than numbers picked out.
-            at = slice(None) if has_one.all() else np.flatnonzero(has_one)
+            at = slice(None) if len(left) == len(rows) else left
             first, bound = here[at], after[at]
             is_good[at] &= first + _PAIR_BYTES <= bound
             name = np.minimum(first, len(self._bytes) - _PAIR_BYTES) + _PAIR_BYTES
