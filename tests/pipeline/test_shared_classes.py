@@ -151,12 +151,12 @@ def test_a_jvm_takes_what_it_made_and_goes_on_without_what_is_none(
     assert is_shared is (damage is None)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_session_starts_with_the_file_of_the_one_before(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     if not request.config.getoption("--release"):
-        pytest.skip("three JVMs more; --release starts them")
+        pytest.skip("five JVMs more; --release starts them")
     program = (
         "from qmq_pipeline.spark.session import get_session\n"
         "spark = get_session()\n"
