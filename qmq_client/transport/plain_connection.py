@@ -175,7 +175,10 @@ class PlainConnection:
 
     def _fill(self, view: memoryview, first: int, before: int, body_bytes: int) -> None:
         while first < len(view):
-            count = self._stream.receive_into(view[first:])
+            # Given back before an error leaves here: what holds the error would hold the memory too,
+            # and since Python 3.13 a `BytesIO` that dies with such a view complains aloud.
+            with view[first:] as room:
+                count = self._stream.receive_into(room)
             if not count:
                 raise httpcore.RemoteProtocolError(
                     "peer closed connection without sending complete message body "

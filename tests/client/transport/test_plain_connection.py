@@ -196,6 +196,22 @@ def test_a_length_that_is_only_claimed_takes_a_bounded_part_of_memory() -> None:
     assert not connection.finish()
 
 
+class Failing(Played):
+    """Fails in the middle of a body, and keeps what it was given to receive into."""
+
+    def receive_into(self, view: memoryview) -> int:
+        self.room = view
+        raise TimeoutError
+
+
+def test_a_body_that_does_not_come_leaves_no_view_of_its_memory() -> None:
+    stream = Failing([head(LENGTH) + BODY[:3]])
+    with pytest.raises(TimeoutError):
+        list(PlainConnection(stream).exchange(CALL, b"").parts)
+    with pytest.raises(ValueError, match="released"):
+        bytes(stream.room)
+
+
 def test_a_connection_whose_answer_was_not_read_to_its_end_carries_no_other_request() -> None:
     for data in (PLAIN, ANSWERS["in chunks"], ANSWERS["long"]):
         connection = PlainConnection(Played([data]))
