@@ -22,6 +22,7 @@ _OPEN_NAMES = frozenset(STATES[state] for state in OPEN)
 
 
 def scan_piece(
+    *,
     section: dict[str, Any],
     tables: str,
     first: int,
