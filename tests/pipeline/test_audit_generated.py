@@ -16,7 +16,7 @@ from qmq_pipeline.tables.commits import RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, CANCELLED, MESSAGES, OUTBOX, SCHEDULED
 from qmq_pipeline.tables.table import Table
-from tests.pipeline.test_audit_words import GAP, MARK, NEXT_MS, Id, World, planted
+from tests.pipeline.test_audit_words import GAP, NEXT_MS, Id, World, planted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,9 +72,9 @@ def write(lake: Lake, worlds: list[World]) -> None:
         for scan, rows in enumerate(world.scans):
             scanned_at = (NEXT_MS + scan) * 1000
             scans[scan] += [
-                {**named(one, number), "database": DATABASE, "row_id": row_id, "record_crc": crc}
+                {**named(one, number), "database": DATABASE, "row_id": 1, "record_crc": crc}
                 | {"state": state, "created_at": at_ms * 1000, "scanned_at": scanned_at}
-                for one, row_id, crc, state, at_ms in rows
+                for one, crc, state, at_ms in rows
             ]
         stored += [
             {**named(one, number), "record_crc": crc, "stored_at": at_ms * 1000}
@@ -91,9 +91,9 @@ def write(lake: Lake, worlds: list[World]) -> None:
             for one in world.cancelled
         ]
     for scan, seen in enumerate(scans):
-        notes: dict[str, object] = {"scanned_at_ms": NEXT_MS + scan, "next_mark": MARK}
+        notes: dict[str, object] = {"scanned_at_ms": NEXT_MS + scan}
         told = facts(0, notes=notes)
-        lake.commit(OUTBOX, [*files(lake, OUTBOX, seen, mark=MARK), told], name=f"scan-{scan}")
+        lake.commit(OUTBOX, [*files(lake, OUTBOX, seen), told], name=f"scan-{scan}")
     for sequence, row in enumerate(stored):
         row["sequence"] = sequence
     # The gap is where nothing is judged: between the last row before it and the first behind.
@@ -129,7 +129,6 @@ def files(
     rows: list[dict[str, object]],
     *,
     number: int = 0,
-    mark: int = 0,
     first_at_ms: int = 0,
     last_at_ms: int = 0,
 ) -> list[RangeFacts]:
@@ -138,7 +137,7 @@ def files(
     for part, some in enumerate((rows[::2], rows[1::2])):
         batches = [pa.RecordBatch.from_pylist(some, schema=table.arrow())]
         path = f"day=1/{len(lake.commits(table))}-{number}-{part}.parquet"
-        file = lake.write_tallied(table, path, batches, mark=mark)
+        file = lake.write_tallied(table, path, batches)
         one = replace(facts(number), rows=file.rows, files=(file,))
         found.append(replace(one, first_at_ms=first_at_ms, last_at_ms=last_at_ms))
     return found

@@ -31,8 +31,6 @@ from qmq_pipeline.tables.tallies import AUDITED, Columns, Tallying, joined
 LATE_MS = 60_000
 NEXT_MS = 10_000_000
 GAP = (4_000_000, 4_500_000)
-#: Behind which number the last scan of a database reads again.
-MARK = 500
 Id = tuple[int, int]
 
 
@@ -51,8 +49,8 @@ class World:
     """Rows of both sides, as their tables have them."""
 
     rows: dict[Id, Row] = field(default_factory=dict)
-    #: Scans one after another: rows as (id, row number, checksum, state, time).
-    scans: list[list[tuple[Id, int, int, str, int]]] = field(default_factory=lambda: [[], [], []])
+    #: Scans one after another: rows as (id, checksum, state, time).
+    scans: list[list[tuple[Id, int, str, int]]] = field(default_factory=lambda: [[], [], []])
     stored: list[tuple[Id, int, int, int | None]] = field(default_factory=list)
     #: In order of the log.
     scheduled: list[tuple[Id, int, int, int]] = field(default_factory=list)
@@ -81,7 +79,6 @@ class World:
                 SETTLED,
                 OPEN if number == last else OPEN_ONCE,
                 [_row(*one) for one in scan],
-                mark=MARK,
             )
             for number, scan in enumerate(self.scans)
         ]
@@ -91,8 +88,8 @@ def _id(one: Id) -> dict[str, object]:
     return {"producer": one[0], "counter": one[1]}
 
 
-def _row(one: Id, row_id: int, crc: int, state: str, created_ms: int) -> dict[str, object]:
-    values = {"row_id": row_id, "record_crc": crc, "state": state, "created_at": created_ms * 1000}
+def _row(one: Id, crc: int, state: str, created_ms: int) -> dict[str, object]:
+    values = {"record_crc": crc, "state": state, "created_at": created_ms * 1000}
     return {**_id(one), **values}
 
 
@@ -106,10 +103,8 @@ def _waiting(one: Id, crc: int, due_ms: int, now_due_ms: int) -> dict[str, objec
     return {**_id(one), "record_crc": crc, **times}
 
 
-def _sided(
-    table: Table, plain: int, apart: int, rows: list[dict[str, object]], *, mark: int = 0
-) -> Columns:
-    tallying = Tallying(table, mark)
+def _sided(table: Table, plain: int, apart: int, rows: list[dict[str, object]]) -> Columns:
+    tallying = Tallying(table)
     schema = table.arrow(AUDITED[table.name].columns)
     for first in range(0, len(rows), 7):
         tallying.add(pa.RecordBatch.from_pylist(rows[first : first + 7], schema=schema))
@@ -197,20 +192,22 @@ def _scan(
     )  # who changes a row changes it before it is sent
     if is_early:
         crc_now = crc if fault.startswith("gone") else before
-        world.scans[first].append((one, MARK, crc_now, state, created_ms))
+        world.scans[first].append((one, crc_now, state, created_ms))
         world.rows[one] = Row(crc_now, created_ms, state, is_gone=state != "sent")
     if fault.startswith("gone") and is_early:
         return
     seen_again = 2 if fault == "waiting" or not is_early else draw.randint(first + 1, 2)
-    row_id, last = draw.choice((1, MARK)), "live" if fault == "waiting" else "sent"
-    if seen_again < 2:
-        row_id = 1
-    for number in range(first + 1, seen_again) if is_early else ():
-        world.scans[number].append((one, MARK, before, state, created_ms))
-    world.scans[seen_again].append((one, row_id, crc, last, created_ms))
+    last = "live" if fault == "waiting" else "sent"
+    for number in range(first + 1, seen_again) if is_early and state != "sent" else ():
+        world.scans[number].append((one, before, state, created_ms))
+    if not is_early or (crc, last) != (
+        before,
+        state,
+    ):  # what is sent, and as it was, is written once
+        world.scans[seen_again].append((one, crc, last, created_ms))
     world.rows[one] = Row(crc, created_ms, last)
     if fault == "read again" and seen_again == 1:
-        world.scans[2].append((one, draw.choice((1, MARK)), crc ^ 1, "sent", created_ms))
+        world.scans[2].append((one, crc ^ 1, "sent", created_ms))
         world.rows[one] = Row(crc ^ 1, created_ms)
 
 
@@ -310,12 +307,12 @@ def test_P4_of_sound_ids_none_is_looked_at_or_counted_one_by_one() -> None:
     )
     for number in range(1_000):  # one in a second: an id word is older than a minute
         one, crc, at_ms = (7, number), number * 31, 100 + number * second_ms
-        # Sent and young at the first look, settled at the next; the youngest were looked at by the last scan alone.
+        # Open at the first look, sent at the next; the youngest were looked at by the last scan alone.
         if number < 900:
-            world.scans[0].append((one, MARK + number, crc, "live", at_ms))
-            world.scans[1].append((one, number % MARK, crc, "sent", at_ms))
+            world.scans[0].append((one, crc, "live", at_ms))
+            world.scans[1].append((one, crc, "sent", at_ms))
         else:
-            world.scans[2].append((one, MARK + number, crc, "sent", at_ms))
+            world.scans[2].append((one, crc, "sent", at_ms))
         is_waiting = 512 <= number < 576
         due_ms = 2 * next_ms if is_waiting else 400_000 if 128 <= number < 256 else None
         if due_ms is not None:

@@ -12,7 +12,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import sqlalchemy as sa
 
+from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, SENT
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.jobs.audit import audit
 from qmq_pipeline.jobs.ingest import ingest
@@ -42,7 +44,6 @@ def rows_of(table_name: str, seed: int) -> list[pa.RecordBatch]:
         "counter": lambda: near + draw.randrange(300),
         "record_crc": lambda: draw.choice((None, draw.getrandbits(32))),
         "state": lambda: draw.choice(("live", "parked", "sent")),
-        "row_id": lambda: draw.randrange(100),
         "due_at": lambda: draw.choice((None, draw.randrange(10**15))),
         "now_due_at": lambda: draw.choice((None, draw.randrange(10**15))),
     }
@@ -74,7 +75,7 @@ def told(tally: Columns) -> tuple[int, dict[tuple[int, int], int], int]:
 def test_a_tally_has_the_ids_and_times_of_all_rows_in_whatever_batches_they_come(name: str) -> None:
     for seed in range(20):
         batches = rows_of(name, seed)
-        tallying = Tallying(table_named(name), mark=50)
+        tallying = Tallying(table_named(name))
         for batch in batches:
             tallying.add(batch)
         tally = tally_columns(tallying.tally())
@@ -83,13 +84,13 @@ def test_a_tally_has_the_ids_and_times_of_all_rows_in_whatever_batches_they_come
         for row in rows:
             key = row["producer"], row["counter"] >> 6
             bits[key] = bits.get(key, 0) | 1 << (row["counter"] & 63)
-        again = Tallying(table_named(name), mark=50)
+        again = Tallying(table_named(name))
         again.add(pa.Table.from_batches(batches).combine_chunks().to_batches()[0])
         whole = told(tally_columns(again.tally()))
         assert told(tally) == whole == (len(rows), bits, whole[2]), seed
         assert (tally["last_at"] - tally["first_at"]).max() < 10_000_000
         if name == OUTBOX.name:
-            apart = sum(row["state"] != "sent" or row["row_id"] >= 50 for row in rows)
+            apart = sum(row["state"] != "sent" for row in rows)
             assert tally["rows"][tally["is_apart"]].sum() == apart
 
 
@@ -128,7 +129,7 @@ def test_a_tally_that_is_missing_damaged_or_of_another_version_is_made_from_the_
         assert lake.read_tally(SCHEDULED, "day=1/a.parquet") is None
     path.rename(path.with_name("b.parquet"))
     assert lake.read_tally(SCHEDULED, "day=1/a.parquet") is None
-    tally_piece(lake.root, SCHEDULED.name, "day=1/a.parquet", 0)
+    tally_piece(lake.root, SCHEDULED.name, "day=1/a.parquet")
     again = lake.read_tally(SCHEDULED, "day=1/a.parquet")
     assert again is not None
     assert told(again) == told(sound)
@@ -169,7 +170,7 @@ def test_P2_a_scan_that_is_done_twice_has_two_files_each_with_the_tally_of_its_o
             after=100,
             scanned_at_ms=START_MS,
             ids=[],
-            next_mark=3,
+            known=[],
         )
         files += answer["files"]
     database.close()
@@ -179,7 +180,45 @@ def test_P2_a_scan_that_is_done_twice_has_two_files_each_with_the_tally_of_its_o
         tally = lake.read_tally(OUTBOX, one["path"])
         assert tally is not None
         assert rows == one["rows"] == tally["rows"].sum()
-        assert tally["rows"][~tally["is_apart"]].sum() == 2
+
+
+def test_P4_a_young_row_that_was_seen_as_sent_is_written_again_only_when_it_changed(
+    tmp_path: Path,
+) -> None:
+    database = OutboxDatabase(tmp_path / "orders.db")
+    lake = Lake(str(tmp_path / "tables"))
+    known: list[str] = []
+    sent, waiting = (messages(MessageIds(number), 4) for number in (1, 2))
+    database.insert(sent, created_at_ms=START_MS)
+    database.insert(waiting, created_at_ms=START_MS, state=LIVE)
+
+    def seen(scan: int) -> list[tuple[int, str]]:
+        answer = scan_piece(
+            section=msgspec.to_builtins(database.section),
+            tables=lake.root,
+            first=0,
+            after=100,
+            scanned_at_ms=START_MS + scan,
+            ids=[],
+            known=list(known),
+        )
+        (file,) = answer["files"]
+        known.append(file["path"])
+        rows = pq.read_table(tmp_path / "tables" / "bronze" / "outbox" / file["path"])
+        return list(zip(rows["row_id"].to_pylist(), rows["state"].to_pylist(), strict=True))
+
+    outbox = DEFAULT_TABLES.outbox
+    still_open = [(number, "live") for number in range(5, 9)]
+    assert seen(1) == [(1, "sent"), (2, "sent"), (3, "sent"), (4, "sent"), *still_open]
+    assert seen(2) == still_open
+    database.execute(sa.update(outbox).where(outbox.c.id == 5).values(state=SENT))
+    database.execute(sa.update(outbox).where(outbox.c.id == 2).values(record=b"other"))
+    database.execute(sa.update(outbox).where(outbox.c.id == 3).values(state=LIVE))
+    assert seen(3) == [(2, "sent"), (3, "live"), (5, "sent"), *still_open[1:]]
+    database.execute(sa.update(outbox).where(outbox.c.id == 3).values(state=SENT))
+    assert seen(4) == [(3, "sent"), *still_open[1:]], "it was open when it was seen last"
+    assert seen(5) == still_open[1:]
+    database.close()
 
 
 def test_P4_tables_that_were_written_without_tallies_are_audited_and_their_tallies_made_once(

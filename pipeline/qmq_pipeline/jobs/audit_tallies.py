@@ -49,9 +49,8 @@ class TalliedFile:
     path: str
     #: Sides (see `audit_words.py`) of its rows, and of those that are apart.
     sides: tuple[int, int]
-    #: Of an outbox: its database, and the row from which on the next scan read again.
+    #: Of an outbox.
     database: str = ""
-    mark: int = 0
     tally: Columns = field(default_factory=dict)
 
 
@@ -174,10 +173,9 @@ def _judged_files(lake: Lake, window: Window) -> Iterator[TalliedFile]:
             told |= one.notes
         for one in commit.ranges:
             is_last = told.get("scanned_at_ms") == scans.get(one.source)
-            read_again = OPEN if is_last else OPEN_ONCE
+            open_side = OPEN if is_last else OPEN_ONCE
             for file in one.files:
-                mark = int(told.get("next_mark", 0))
-                yield TalliedFile(OUTBOX, file.path, (SETTLED, read_again), one.source, mark)
+                yield TalliedFile(OUTBOX, file.path, (SETTLED, open_side), one.source)
 
 
 def _read_tallies(lake: Lake, files: Sequence[TalliedFile]) -> list[TalliedFile]:
@@ -194,7 +192,7 @@ def _read_tallies(lake: Lake, files: Sequence[TalliedFile]) -> list[TalliedFile]
 
 
 def _piece(lake: Lake, file: TalliedFile) -> dict[str, Any]:
-    return {"tables": lake.root, "table": file.table.name, "path": file.path, "mark": file.mark}
+    return {"tables": lake.root, "table": file.table.name, "path": file.path}
 
 
 def _sided(file: TalliedFile) -> Columns:

@@ -1,9 +1,9 @@
 """What the tallies of both sides say of each id word: whether its rows have to be looked at, and how many it has.
 
 Only what may be a finding is looked at row by row; whoever is in doubt here looks, for the rows decide. A word's
-outbox rows come from scans that read some rows again. Those are told apart, see `tallies.AUDITED`: what is settled
-is in one scan; of what is read again the last scan has the newest; and what was once open and is neither of these
-was gone when the next scan came.
+outbox rows come from scans that read open rows again. Those are told apart, see `tallies.AUDITED`: what is sent is
+in one scan; of what is open the last scan has all; and what was open once and is neither of these was gone
+when the next scan came.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qmq_pipeline.jobs.audit_window import Window
 from qmq_pipeline.tables.columns import Numbers
 from qmq_pipeline.tables.tallies import NEVER, Columns, begins_of, folded_tally, sorted_tally
 
-#: Sides of a word: rows that are settled, those that the last scan will read again, those that an earlier one has read;
+#: Sides of a word: rows that are sent, those that were open at the last scan, those that were open at an earlier one;
 #: messages that were stored at once, those that were released when they were due, those that were scheduled, and
 #: those that were cancelled.
 SETTLED, OPEN, OPEN_ONCE, STORED, RELEASED, SCHEDULED, CANCELLED = range(7)

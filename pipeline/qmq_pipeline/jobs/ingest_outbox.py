@@ -5,6 +5,7 @@ Rows of one message follow each other from scan to scan; `outbox_now` is the new
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +30,7 @@ _WORK: Final = "qmq_pipeline.work.outbox.scan_piece"
 def ingest_outbox(
     spark: SparkSession, config: PipelineConfig, *, on_progress: OnProgress = nobody
 ) -> dict[str, int]:
-    """Scan every database of the configuration; name → rows read."""
+    """Scan every database of the configuration; name → rows that are new, changed or open."""
     lake = Lake(config.tables)
     rows: dict[str, int] = {}
     if not config.databases:
@@ -64,7 +65,9 @@ def _scan(spark: SparkSession, config: PipelineConfig, lake: Lake, section: Data
         known_open=before.notes["open_ids"] if before else (),
         safety_ms=round(config.outbox_safety_s * 1000),
     )
-    answers = run_tasks(spark, _WORK, _pieces(config, section, plan))
+    # Where numbers were given out again, or too many rows are open, rows from the mark on are not all that is read.
+    known = _known(lake, section.name) if plan.first_id >= mark else []
+    answers = run_tasks(spark, _WORK, _pieces(config, section, plan, known))
     facts = [range_facts(one) for one in answers]
     open_ids = sorted({number for one in facts for number in one.notes["open_ids"]})
     is_too_many = len(open_ids) > OPEN_IDS_MAX
@@ -84,21 +87,42 @@ def _scan(spark: SparkSession, config: PipelineConfig, lake: Lake, section: Data
 
 
 def _pieces(
-    config: PipelineConfig, section: DatabaseSection, plan: ScanPlan
+    config: PipelineConfig, section: DatabaseSection, plan: ScanPlan, known: Sequence[RangeFacts]
 ) -> list[dict[str, Any]]:
     shared = {
         "section": msgspec.to_builtins(section),
         "tables": config.tables,
         "scanned_at_ms": plan.scanned_at_ms,
-        "next_mark": plan.next_mark,
     }
     pieces: list[dict[str, Any]] = [
-        {**shared, "first": first, "after": after, "ids": []}
+        {
+            **shared,
+            "first": first,
+            "after": after,
+            "ids": [],
+            "known": [
+                file.path
+                for one in known
+                if one.first < after and first < one.next
+                for file in one.files
+            ],
+        }
         for first, after in id_ranges(plan.first_id, plan.next_id)
     ]
     if plan.open_ids:
-        pieces.append({**shared, "first": 0, "after": 0, "ids": list(plan.open_ids)})
+        open_rows = {"first": 0, "after": 0, "ids": list(plan.open_ids), "known": []}
+        pieces.append({**shared, **open_rows})
     return pieces
+
+
+def _known(lake: Lake, database: str) -> list[RangeFacts]:
+    """Ranges of the database that were read, in order of their scans."""
+    return [
+        one
+        for commit in lake.commits(OUTBOX)
+        for one in commit.ranges
+        if one.source == database and one.files
+    ]
 
 
 def _witness(scan: RangeFacts | None) -> Witness | None:

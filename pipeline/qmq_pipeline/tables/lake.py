@@ -268,11 +268,9 @@ class Lake:
         rows, length = self._files.write_rows(f"{self.folder(table)}/{path}", table, batches)
         return DataFile(path=path, rows=rows, bytes=length)
 
-    def write_tallied(
-        self, table: Table, path: str, batches: Iterable[pa.RecordBatch], *, mark: int = 0
-    ) -> DataFile:
-        """The same, and beside it the file's tally. `mark`: see `Tallying`."""
-        tallying = Tallying(table, mark)
+    def write_tallied(self, table: Table, path: str, batches: Iterable[pa.RecordBatch]) -> DataFile:
+        """The same, and beside it the file's tally."""
+        tallying = Tallying(table)
         file = self.write(table, path, tallying.passing(batches))
         self.write_tally(table, path, tallying)
         return file

@@ -77,28 +77,27 @@ class Audited:
     columns: tuple[str, ...]
     #: Time that the rows are judged by; the first of these that a row has.
     times: tuple[str, ...]
-    #: Rows to be told from the others; the number is that of `tally_of`.
-    is_apart: Callable[[pa.RecordBatch, int], Numbers]
+    #: Rows to be told from the others.
+    is_apart: Callable[[pa.RecordBatch], Numbers]
 
 
-def _has_due_time(rows: pa.RecordBatch, _: int) -> Numbers:
+def _has_due_time(rows: pa.RecordBatch) -> Numbers:
     has_due_time: Numbers = pc.is_valid(rows["due_at"]).to_numpy(zero_copy_only=False)
     return has_due_time
 
 
-def _is_read_again(rows: pa.RecordBatch, mark: int) -> Numbers:
-    is_settled = pc.and_(pc.equal(rows["state"], "sent"), pc.less(rows["row_id"], mark))
-    is_read_again: Numbers = ~is_settled.to_numpy(zero_copy_only=False)
-    return is_read_again
+def _is_open(rows: pa.RecordBatch) -> Numbers:
+    is_open: Numbers = pc.not_equal(rows["state"], "sent").to_numpy(zero_copy_only=False)
+    return is_open
 
 
-def _none(rows: pa.RecordBatch, _: int) -> Numbers:
+def _none(rows: pa.RecordBatch) -> Numbers:
     return np.zeros(rows.num_rows, np.bool_)
 
 
 _ID: Final = ("producer", "counter")
 #: Table name → what is tallied of it. Apart are of the messages those that waited for their time; of the outbox
-#: the rows that the next scan reads again, which are those not sent and those from its mark on.
+#: those that are not sent, which each scan reads again; one that is sent is written once.
 AUDITED: Final = {
     MESSAGES.name: Audited(
         columns=(*_ID, "record_crc", "stored_at", "due_at"),
@@ -114,9 +113,9 @@ AUDITED: Final = {
         columns=(*_ID, "cancelled_at"), times=("cancelled_at",), is_apart=_none
     ),
     OUTBOX.name: Audited(
-        columns=(*_ID, "record_crc", "created_at", "state", "row_id"),
+        columns=(*_ID, "record_crc", "created_at", "state"),
         times=("created_at",),
-        is_apart=_is_read_again,
+        is_apart=_is_open,
     ),
 }
 
@@ -129,10 +128,8 @@ def tally_path(path: str) -> str:
 class Tallying:
     """Makes the tally of one file out of its rows as they pass by."""
 
-    def __init__(self, table: Table, mark: int = 0) -> None:
-        """`mark`: rows of an outbox from this number on are read again by the next scan."""
+    def __init__(self, table: Table) -> None:
         self._audited = AUDITED[table.name]
-        self._mark = mark
         self._parts: list[Columns] = []
 
     def passing(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
@@ -144,7 +141,7 @@ class Tallying:
     def add(self, rows: pa.RecordBatch) -> None:
         """Count these rows."""
         if rows.num_rows:
-            self._parts.append(_counted(rows, self._audited, self._mark))
+            self._parts.append(_counted(rows, self._audited))
 
     def tally(self) -> pa.RecordBatch:
         """All that was added."""
@@ -196,10 +193,10 @@ def id_words(counters: Numbers) -> Numbers:
     return words
 
 
-def _counted(rows: pa.RecordBatch, audited: Audited, mark: int) -> Columns:
+def _counted(rows: pa.RecordBatch, audited: Audited) -> Columns:
     counters = _longs(rows["counter"])
     at = _time(rows, audited.times)
-    is_apart = audited.is_apart(rows, mark)
+    is_apart = audited.is_apart(rows)
     waited = np.full(len(at), NEVER, np.int64)
     if "stored_at" in audited.times and is_apart.any():
         due = _longs(rows["due_at"], 0)

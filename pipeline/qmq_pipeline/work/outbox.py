@@ -1,24 +1,37 @@
 """What one worker does with one range of an outbox: read it and write Parquet.
 
-Whoever does it again reads other rows, for they change: each try writes a file of its own, and the scan commits the
-file of the answer that it got.
+Young rows are read by each scan until they are old enough. One that was seen as sent, and is as it was, is not
+written again: the newest row of it is the one that is there.
+
+Whoever does a piece again reads other rows, for they change: each try writes a file of its own, and the scan commits
+the file of the answer that it got.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from qmq_client.outbox.table import SENT
 from qmq_client.settings.config import DatabaseSection
 from qmq_pipeline.rows.outbox import OPEN, STATES, batches
+from qmq_pipeline.tables.columns import Numbers
 from qmq_pipeline.tables.commits import RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import OUTBOX
 
 _OPEN_NAMES = frozenset(STATES[state] for state in OPEN)
+#: A row that is like the one before in all of these is the same; `row_id` finds it.
+_LIKE: Final = tuple(
+    name for name in OUTBOX.names if name not in ("database", "row_id", "scanned_at")
+)
 
 
 def scan_piece(
@@ -29,12 +42,14 @@ def scan_piece(
     after: int,
     scanned_at_ms: int,
     ids: list[int],
-    next_mark: int,
+    known: list[str],
 ) -> dict[str, Any]:
-    """Write the rows of one range; facts with the ids of rows that are still open.
+    """Write the rows of one range that are new or changed; facts with the ids of rows that are still open.
 
-    `next_mark`: from this row on the next scan reads again.
+    `known`: files of earlier scans that may have rows of this range, oldest first.
     """
+    lake = Lake(tables)
+    before = KnownRows(lake, known)
     database = msgspec.convert(section, DatabaseSection)
     open_ids: list[int] = []
 
@@ -44,12 +59,12 @@ def scan_piece(
         ):
             pairs = zip(batch["row_id"].to_pylist(), batch["state"].to_pylist(), strict=True)
             open_ids.extend(row_id for row_id, state in pairs if state in _OPEN_NAMES)
-            yield batch
+            yield before.without(batch)
 
     kind = "open" if ids else "range"
     name = f"{scanned_at_ms:020d}-{kind}-{first:020d}-{after:020d}-{uuid.uuid4().hex}"
     path = f"database={database.name}/{name}.parquet"
-    file = Lake(tables).write_tallied(OUTBOX, path, rows(), mark=next_mark)
+    file = lake.write_tallied(OUTBOX, path, rows())
     return asdict(
         RangeFacts(
             source=database.name,
@@ -60,3 +75,41 @@ def scan_piece(
             notes={"open_ids": open_ids, "scanned_at_ms": scanned_at_ms},
         )
     )
+
+
+class KnownRows:
+    """What earlier scans saw last of each row."""
+
+    def __init__(self, lake: Lake, files: Sequence[str]) -> None:
+        names = ("row_id", *_LIKE)
+        batches = [
+            batch.select(list(names))
+            for path in files
+            for batch in lake.read_file(OUTBOX, path, names)
+        ]
+        rows = pa.Table.from_batches(batches, OUTBOX.arrow(names)).combine_chunks()
+        row_ids = rows["row_id"].to_numpy()
+        order = np.argsort(row_ids, kind="stable")
+        is_newest = np.ones(len(order), np.bool_)
+        is_newest[:-1] = row_ids[order][1:] != row_ids[order][:-1]
+        self._row_ids: Numbers = row_ids[order][is_newest]
+        self._rows = rows.take(pa.array(order[is_newest]))
+
+    def without(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows that are not settled, or not as they were."""
+        if not len(self._row_ids):
+            return rows
+        row_ids = rows["row_id"].to_numpy()
+        places = np.minimum(np.searchsorted(self._row_ids, row_ids), len(self._row_ids) - 1)
+        before = self._rows.take(pa.array(places))
+        is_known = pc.equal(rows["state"], STATES[SENT])
+        is_known = pc.and_(is_known, pa.array(self._row_ids[places] == row_ids))
+        for name in _LIKE:
+            is_known = pc.and_(is_known, _are_like(rows[name], before[name].combine_chunks()))
+        return rows.filter(pc.invert(is_known))
+
+
+def _are_like(one: pa.Array, other: pa.Array) -> pa.Array:
+    """Equal, or both null."""
+    is_null = pc.and_(pc.is_null(one), pc.is_null(other))
+    return pc.or_(is_null, pc.fill_null(pc.equal(one, other), fill_value=False))

@@ -7,10 +7,10 @@ from qmq_pipeline.tables.schemas import table_named
 from qmq_pipeline.tables.tallies import AUDITED, Tallying
 
 
-def tally_piece(tables: str, table: str, path: str, mark: int) -> int:
+def tally_piece(tables: str, table: str, path: str) -> int:
     """Write the tally of one committed data file; its rows. Safe to do again."""
     lake, of_table = Lake(tables), table_named(table)
-    tallying = Tallying(of_table, mark)
+    tallying = Tallying(of_table)
     rows = 0
     for batch in lake.read_file(of_table, path, AUDITED[table].columns):
         tallying.add(batch)
