@@ -155,7 +155,7 @@ def audit(*, cross_check: bool, **options: Any) -> None:
 
     with running_job(options) as job:
         config = replace(job.config, audit=_audit_options(options))
-        done = work(job.spark(), config, cross_check=cross_check, on_progress=job.on_progress)
+        done = work(job.spark, config, cross_check=cross_check, on_progress=job.on_progress)
         job.answer(asdict(done), audit_text(done))
         found = not done.is_clean
     sys.exit(ATTENTION if found else DONE)

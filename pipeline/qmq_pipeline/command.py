@@ -118,12 +118,15 @@ class Job:
         self._is_quiet = options["quiet"]
         self._display = Display(sys.stderr, SYSTEM_CLOCK, is_quiet=self._is_quiet)
         self._as_json = options["as_json"]
-        self._own: SparkSession | None = None
+        self._session: SparkSession | None = None
+        self._is_own = False
         self._watching = ExitStack()
         self._began_s = SYSTEM_CLOCK.monotonic_s()
 
     def spark(self) -> SparkSession:
         """The session; made when it is first asked for, and then ended with the command."""
+        if self._session is not None:
+            return self._session
         from pyspark.sql import SparkSession
 
         from qmq_pipeline.spark.session import get_session
@@ -132,17 +135,16 @@ class Job:
         is_there = SparkSession.getActiveSession() is not None
         if not is_there:
             self._display.over("starting Spark …")
-        session = get_session()
-        self._own = None if is_there else session
-        self._watching.enter_context(watched_tasks(session, self._display.tasks))
-        return session
+        self._session, self._is_own = get_session(), not is_there
+        self._watching.enter_context(watched_tasks(self._session, self._display.tasks))
+        return self._session
 
     def close(self) -> None:
         """End the session that this command has started; one that was there stays."""
         self._watching.close()
-        if self._own is not None:
-            self._own.stop()
-            self._own = None
+        if self._session is not None and self._is_own:
+            self._session.stop()
+        self._session = None
 
     def on_progress(self, progress: Progress) -> None:
         """Show how far the job is."""

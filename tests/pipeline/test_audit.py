@@ -85,6 +85,43 @@ def test_P4_ten_corpora_with_planted_findings_all_found_none_invented(
     assert kinds["late"] <= late
 
 
+def test_an_audit_starts_spark_only_for_a_doubt_or_a_cross_check(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    database = OutboxDatabase(tmp_path / "orders.db")
+    directory = DataDirectory(tmp_path / "broker")
+    config = PipelineConfig(
+        tables=str(tmp_path / "tables"),
+        place=Place(path=str(directory.path)),
+        databases=(database.section,),
+    )
+    started: list[SparkSession] = []
+
+    def start() -> SparkSession:
+        started.append(spark)
+        return spark
+
+    some = messages(MessageIds(1), 90)
+    database.insert(some, created_at_ms=START_MS)
+    directory.append(some, at_ms=START_MS + 500)
+    ingest_outbox(spark, config)
+    ingest(spark, config)
+    sound = audit(start, config)
+    assert sound.is_clean
+    assert (sound.committed, sound.stored) == (90, 90)
+    assert not started
+    assert audit(start, config, cross_check=True).is_clean
+    assert len(started) == 1
+    ghost = messages(MessageIds(1, first_counter=500), 1)
+    directory.append(ghost, at_ms=START_MS + 500)
+    directory.close()
+    ingest_outbox(spark, config)
+    ingest(spark, config)
+    assert audit(start, config).findings["ghost"] == 1
+    assert len(started) == 2
+    database.close()
+
+
 def test_P4_rows_whose_numbers_sqlite_gave_out_again_are_in_the_tables_too(
     spark: SparkSession, tmp_path: Path
 ) -> None:

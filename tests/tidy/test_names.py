@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 from tests.tidy.house import Source, python, texts
@@ -30,6 +31,28 @@ def hits(source: Source, pattern: re.Pattern[str]) -> list[str]:
         if found := pattern.search(line):
             faults.append(f"{source.path}:{number} {found[0]}")
     return faults
+
+
+#: What gives another answer in each process.
+DRAWN = {"SystemRandom", "getrandbits", "randbits", "secrets", "time", "urandom", "uuid1", "uuid4"}
+
+
+def drawn_names(source: Source) -> list[str]:
+    """Parameters of tests that are drawn when the module is read."""
+    faults = []
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="parametrize"), args=[_, values, *_]):
+                inner = [
+                    one for one in ast.walk(values) if isinstance(one, ast.Name | ast.Attribute)
+                ]
+                words = {one.id if isinstance(one, ast.Name) else one.attr for one in inner}
+                faults += [f"{source.path}:{node.lineno} {word}" for word in sorted(words & DRAWN)]
+    return faults
+
+
+def test_workers_of_one_run_give_their_tests_the_same_names() -> None:
+    assert [fault for source in python() for fault in drawn_names(source)] == []
 
 
 def test_no_module_is_a_drawer() -> None:
@@ -61,3 +84,13 @@ def test_planted_names_and_words_are_found() -> None:
     for text in ["https://pypi.example.org/simple", "pip install --index-url x", "UV_INDEX=x"]:
         assert hits(Source(path="a.md", text=text), INDEX), text
     assert not hits(Source(path="a.md", text="the key index, PIP, find links"), INDEX)
+    draw = (
+        '@pytest.mark.parametrize("seed", [1, random.SystemRandom().getrandbits(8)])\ndef f(): ...'
+    )
+    assert drawn_names(Source(path="a.py", text=draw)) == [
+        "a.py:1 SystemRandom",
+        "a.py:1 getrandbits",
+    ]
+    assert not drawn_names(
+        Source(path="a.py", text=draw.replace("random.SystemRandom().getrandbits", "range"))
+    )

@@ -11,14 +11,14 @@ Judged is what was committed before `as_of`: the last look at outboxes and log, 
 
 Every file of bronze brings a tally of its ids, checksums and times (`tables/tallies.py`), so both sides are compared
 without their rows; where a tally leaves a doubt the rows of those ids are joined, and nothing else is read. An
-audit without a doubt asks Spark for nothing. `cross_check` finds the same by one join of everything, for the doubtful.
+audit without a doubt does without Spark. `cross_check` finds the same by one join of everything, for the doubtful.
 
 What cannot be judged is said, never guessed: see `coverage` of the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -77,19 +77,24 @@ class AuditResult:
 
 
 def audit(
-    spark: SparkSession,
+    spark: SparkSession | Callable[[], SparkSession],
     config: PipelineConfig,
     *,
     cross_check: bool = False,
     on_progress: OnProgress = nobody,
 ) -> AuditResult:
-    """Judge everything in bronze, write the run and its findings, and say what was found."""
+    """Judge everything in bronze, write the run and its findings, and say what was found.
+
+    `spark`: a session, or a function that gives one: it is called only when rows have to be looked at,
+    so an audit without a doubt starts no Spark.
+    """
+    get_spark = spark if callable(spark) else lambda: spark
     lake = Lake(config.tables)
     lake.require()
     window = judged_window(lake, config)
     run = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     judged = _by_joins if cross_check else _by_tallies
-    counts, totals = judged(spark, lake, config.audit, window, run)
+    counts, totals = judged(get_spark, lake, config.audit, window, run)
     on_progress(Progress(stage="audit", done=1, total=2, rows=sum(counts.values())))
     result = AuditResult(
         run=run,
@@ -105,10 +110,14 @@ def audit(
 
 
 def _by_tallies(
-    spark: SparkSession, lake: Lake, options: AuditOptions, window: Window, run: str
+    get_spark: Callable[[], SparkSession],
+    lake: Lake,
+    options: AuditOptions,
+    window: Window,
+    run: str,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Findings of each kind, which are written; and totals. Rows are looked at where tallies leave a doubt."""
-    tallies = Tallies.read(spark, lake, window)
+    tallies = Tallies.read(get_spark, lake, window)
     words = tallies.words
     doubts = words.suspects(
         _kept(tallies, options, window),
@@ -121,6 +130,7 @@ def _by_tallies(
     reasons |= _other_reasons(lake, window)
     found, rows = None, None
     if reasons:
+        spark = get_spark()
         rows = DoubtfulRows(spark, lake, window, (tallies, suspects))
         rows.make_views()
         found = findings(spark, options, window, reasons)
@@ -131,9 +141,14 @@ def _by_tallies(
 
 
 def _by_joins(
-    spark: SparkSession, lake: Lake, options: AuditOptions, window: Window, run: str
+    get_spark: Callable[[], SparkSession],
+    lake: Lake,
+    options: AuditOptions,
+    window: Window,
+    run: str,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """The same by joins of everything, without a look at any tally."""
+    spark = get_spark()
     rows = DoubtfulRows(spark, lake, window, None)
     rows.make_views()
     reasons = {*REASONS, SPOILT}
@@ -211,12 +226,12 @@ def _write_findings(
     lake: Lake, run: str, found: DataFrame | None, findings_max: int
 ) -> dict[str, int]:
     """Write at most so many findings of each kind; how many there are of each."""
-    from pyspark.sql import functions as fn
-
     counts = dict.fromkeys(KINDS, 0)
     if found is None:
         lake.append(AUDIT_FINDINGS, run, ())
         return counts
+    from pyspark.sql import functions as fn
+
     found = found.withColumn("run", fn.lit(run))
     files = lake.write_frame(found, AUDIT_FINDINGS, run)
     for file in files:

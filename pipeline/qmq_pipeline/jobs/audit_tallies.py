@@ -5,7 +5,7 @@ Everything here is on the driver and without Spark's engine: a tally has about s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -92,12 +92,12 @@ class Tallies:
         self.words = Words(joined(sided), window)
 
     @classmethod
-    def read(cls, spark: SparkSession, lake: Lake, window: Window) -> Tallies:
+    def read(cls, get_spark: Callable[[], SparkSession], lake: Lake, window: Window) -> Tallies:
         """Those of all committed files that are judged; the missing ones are made by workers."""
         files = list(_judged_files(lake, window))
         missing = _read_tallies(lake, files)
         if missing:
-            run_tasks(spark, _WORK, [_piece(lake, one) for one in missing])
+            run_tasks(get_spark(), _WORK, [_piece(lake, one) for one in missing])
             missing = _read_tallies(lake, missing)
         if missing:
             raise RuntimeError(f"the tally of {missing[0].path} was written and cannot be read")
