@@ -27,7 +27,6 @@ from benchmarks.shop import Order, make_order
 from benchmarks.suite import Bench
 from qmq_client import Message, Producer, ProducerOptions
 
-DRIVERS: Final = {"sqlite": "aiosqlite", "mysql": "asyncmy", "postgresql": "psycopg"}
 #: The lot: turns of the loop, and in every other trial some milliseconds more.
 TURNS_MAX: Final = 12
 DELAY_S_MAX: Final = 0.004
@@ -52,9 +51,10 @@ def run_place(bench: Bench, place: Place) -> list[Row]:
     """Both figures on one database."""
     trial_count = bench.effort.pick(tiny=12, quick=60, full=200)
     rounds = [run_round(bench, place, i, trial_count) for i in range(bench.rounds)]
+    driver = sa.make_url(asynchronous(f"{place.kind}://")).get_driver_name()
     conditions = Conditions(
         durability=place.durability,
-        client=f"AsyncSession and {DRIVERS[place.kind]}, publisher thread; HttpTransport",
+        client=f"AsyncSession and {driver}, publisher thread; HttpTransport",
         batch_messages=1,
         message_bytes=BODY_BYTES,
         note=f"{trial_count} cancelled transactions per round, of which "
@@ -84,7 +84,7 @@ def run_round(bench: Bench, place: Place, number: int, trial_count: int) -> list
         answered_ns.update(dict.fromkeys(message_ids, time.monotonic_ns()))
 
     engine = place.open(f"cancelled_{number}")
-    url = engine.url.set(drivername=f"{place.kind}+{DRIVERS[place.kind]}")
+    url = asynchronous(engine.url.render_as_string(hide_password=False))
     cancelled_ns: dict[str, int] = {}
     lot = random.Random(number)
     with bench.processes() as processes:
@@ -130,7 +130,10 @@ async def run_trial(
             await session.commit()
 
     task = asyncio.ensure_future(work())
-    message_id = await sent
+    await asyncio.wait((task, sent), return_when=asyncio.FIRST_COMPLETED)
+    if not sent.done():
+        await task  # it failed before there was anything to cancel
+    message_id = sent.result()
     for _ in range(lot.randint(0, TURNS_MAX)):
         await asyncio.sleep(0)
     if number % 2:
@@ -144,6 +147,13 @@ async def run_trial(
         with suppress(asyncio.CancelledError, sa.exc.DBAPIError):
             await other
     return message_id, cancelled_ns
+
+
+def asynchronous(url: str) -> str:
+    """The same database for an asynchronous engine."""
+    from tests.services.databases import for_asyncio  # late: it needs the servers' drivers
+
+    return for_asyncio(url)
 
 
 def check_stored(engine: sa.Engine, arrived: int) -> None:

@@ -27,6 +27,14 @@ ASYNC_DRIVERS: Final = {
 _LOCK_WAIT_S: Final = 10
 
 
+def for_asyncio(url: str) -> str:
+    """The same database for `create_async_engine`."""
+    made = make_url(url)
+    made = made.set(drivername=ASYNC_DRIVERS[made.get_backend_name()])
+    made = made.difference_update_query([WITHOUT_TLS])  # an option of PyMySQL
+    return made.render_as_string(hide_password=False)
+
+
 class Database:
     """One database. Engines made by `engine` are disposed of with it."""
 
@@ -45,9 +53,7 @@ class Database:
     @property
     def async_url(self) -> str:
         """The same for `create_async_engine`."""
-        made = make_url(self.url).set(drivername=ASYNC_DRIVERS[self.kind])
-        made = made.difference_update_query([WITHOUT_TLS])  # an option of PyMySQL
-        return made.render_as_string(hide_password=False)
+        return for_asyncio(self.url)
 
     def engine(self, **options: Any) -> sa.Engine:
         """A new engine with a pool of its own."""

@@ -342,8 +342,8 @@ def test_the_story_of_a_message_names_who_had_it_and_where_it_is_now(
     told = [(step["group"], step["what"]) for step in steps[1:]]
     assert told == [
         ("audit", "given"),
-        ("audit", "dead"),
         ("audit", "rejected"),
+        ("audit", "dead"),
         ("billing", "given"),
         ("billing", "acked"),
         ("audit", "dead"),
