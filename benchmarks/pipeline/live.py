@@ -45,7 +45,7 @@ def live_rows(bench: Bench, spark: SparkSession) -> list[Row]:
     ]
     what = Conditions(
         durability="fdatasync before the answer",
-        client="local session over HTTP; stock httpx sender in a process of its own",
+        client="local session over HTTP; sender through HttpTransport in a process of its own",
         batch_messages=_PER_FRAME,
         message_bytes=_BODY_BYTES,
         note=f"{messages:,} messages per round, {_PER_S:,} a second, the first {_WARM_UP_S:.0f} s left out",
