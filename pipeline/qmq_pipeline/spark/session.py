@@ -129,7 +129,7 @@ def _started(builder: SparkSession.Builder, classes: SharedClasses, log_file: Pa
     try:
         with _jvm_speaks_into(log_file), told_to_jvm(classes, os.environ):
             return builder.getOrCreate()
-    except Exception:
+    except Exception:  # whatever it was: what is wrong without the file, too, is raised below
         if classes.file is None:
             raise
         classes.file.unlink(missing_ok=True)
