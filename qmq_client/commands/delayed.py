@@ -80,17 +80,25 @@ def list_(
 @click.argument("message_id")
 @broker_options
 def show(message_id: str, broker: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Show one message and every time it was scheduled for. Exit code 1 when there is none."""
+    """Show one message and every time it was scheduled for.
+
+    Exit code 1 when there is none, or when it cannot be read.
+    """
     wanted = _checked(message_id)
     address = broker_address(broker, config_file)
     answer = get_json(address, f"/v1/delayed/{wanted}", {}, known=("places",))
+    damage = answer.get("damage")
     if as_json:
         print_json(answer)
-        return
-    for line in table_lines(_COLUMNS, [_row(one) for one in answer["places"]]):
-        click.echo(line)
-    if answer.get("message"):
-        click.echo(f"body  {shortened(body_text(answer['message']))}")
+    else:
+        for line in table_lines(_COLUMNS, [_row(one) for one in answer["places"]]):
+            click.echo(line)
+        if answer.get("message"):
+            click.echo(f"body  {shortened(body_text(answer['message']))}")
+        if damage:
+            click.echo(f"held  {damage['message']}. {damage.get('remedy', '')}".rstrip())
+    if damage:
+        raise SystemExit(ATTENTION)
 
 
 @delayed.command()

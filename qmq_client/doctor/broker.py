@@ -16,6 +16,8 @@ from qmq_client.transport.http_errors import as_transport_error
 
 _ANSWER_S_MAX: Final = 5.0
 _ANSWER_BYTES_MAX: Final = 64 * 1024
+#: It has a line for each subject.
+_STATUS_BYTES_MAX: Final = 16 * 1024 * 1024
 _DURABLE: Final = "durable"
 #: A state that somebody asked for; a broker that ran out of room still says "serving".
 _READ_ONLY: Final = "read-only"
@@ -50,6 +52,7 @@ def broker(given: str | BrokerAddress) -> Findings:
         read = f"{url}: its durability is {durability}"
         yield found("broker.durability", read, "run the broker without its weaker mode")
     yield from _access(address)
+    yield from _delayed(address)
 
 
 def _access(address: BrokerAddress) -> Findings:
@@ -67,7 +70,28 @@ def _access(address: BrokerAddress) -> Findings:
         yield found("broker.token_in_clear", f"{url}: plain HTTP to another machine", fix)
 
 
-def _ask(address: BrokerAddress, path: str) -> tuple[int, dict[str, Any]] | str:
+def _delayed(address: BrokerAddress) -> Findings:
+    """What holds delayed messages back. A caller who may not see all subjects is not told."""
+    answer = _ask(address, "/v1/delayed/status", bytes_max=_STATUS_BYTES_MAX)
+    if isinstance(answer, str) or answer[0] != 200:
+        return
+    told, url = answer[1], mask_secrets(address.url)
+    if clock := told.get("clock"):
+        fix = "set the clock of the broker's machine right, and let a time service keep it so"
+        yield found("broker.delayed_clock", f"{url}: {clock}", fix)
+    damaged, buckets = told.get("damaged"), told.get("damaged_buckets")
+    if damaged or buckets:
+        read = f"{url}: messages damaged: {damaged}, hours: {buckets}; {told.get('held')}"
+        fix = (
+            "restore the damaged files from a backup of the same store; "
+            f"qmq delayed retry --broker {url}"
+        )
+        yield found("broker.delayed_damage", read, fix)
+
+
+def _ask(
+    address: BrokerAddress, path: str, *, bytes_max: int = _ANSWER_BYTES_MAX
+) -> tuple[int, dict[str, Any]] | str:
     """Status and answer, or why there is none."""
     url = f"{address.url.rstrip('/')}{path}"
     headers = {"accept-encoding": "identity", **address.headers()}
@@ -81,7 +105,7 @@ def _ask(address: BrokerAddress, path: str) -> tuple[int, dict[str, Any]] | str:
             data = b""
             for chunk in response.iter_raw():
                 data += chunk
-                if len(data) > _ANSWER_BYTES_MAX:
+                if len(data) > bytes_max:
                     return f"{url}: an answer that is no broker's"
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise ConfigurationError(

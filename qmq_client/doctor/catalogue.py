@@ -373,6 +373,21 @@ CHECKS: Final = (
         "The broker does not know who asks: messages wait in their databases.",
     ),
     _check(
+        "broker.delayed_clock",
+        _RISK,
+        "D1",
+        _BROKER,
+        "The clock of the broker's machine was moved: delayed messages are held until it has caught "
+        "up, or come slowly.",
+    ),
+    _check(
+        "broker.delayed_damage",
+        _RISK,
+        "D3",
+        _BROKER,
+        "Delayed messages cannot be read and are held, whatever their time; the others are released.",
+    ),
+    _check(
         "broker.token_in_clear",
         _RISK,
         "",

@@ -15,6 +15,7 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.upkeep.backup import back_up
 from qmq_broker.storage.upkeep.verify import verify_store
+from qmq_client.wire.message_id import format_message_id
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
 from tests.kit.clock import FakeClock
 
@@ -120,7 +121,8 @@ def test_B4_a_damaged_record_is_held_and_named_and_others_go_on(tmp_path: Path) 
     rig, due = waiting(tmp_path)
     rig.close()
     path = sorted((tmp_path / "schedule").rglob("2*/*"))[-2]
-    data = bytearray(path.read_bytes())
+    whole = path.read_bytes()
+    data = bytearray(whole)
     data[data.index(b"7.1")] ^= 1
     path.write_bytes(data)
     assert [file for level, file in faults(tmp_path) if level == "damaged"] == [
@@ -133,6 +135,15 @@ def test_B4_a_damaged_record_is_held_and_named_and_others_go_on(tmp_path: Path) 
     assert sorted(rig.bodies()) == sorted(set(due) - {b"7.1"})
     status = rig.broker.delayed.query.status()
     assert (status.damaged, status.pending) == (1, 1)
+    (held,) = rig.find_all()
+    (told,) = status.held
+    assert told.startswith(f"message {format_message_id(held.message_id)}: ")
+    assert str(path.relative_to(tmp_path)) in told
+    rig.broker.delayed.delay.look_again([held.bucket])
+    path.write_bytes(whole)
+    rig.release()
+    assert b"7.1" in rig.bodies()
+    assert rig.broker.delayed.query.status().held == []
     rig.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,41 @@ def test_D4_where_damage_may_hide_a_message_nothing_is_taken_back_before_that_is
     rig.broker.delayed.delay.look_again([bucket for bucket, _, _ in rig.store.schedule.states()])
     rig.release()
     assert cancel(client, one, two) == ["cancelled", "cancelled"]
+
+
+@pytest.mark.parametrize("is_copied", [False, True], ids=["in the log", "in its bucket's file"])
+def test_B4_of_a_message_that_cannot_be_read_place_and_time_are_told_and_what_is_damaged(
+    tmp_path: Path, is_copied: bool
+) -> None:
+    rig = DelayRig(tmp_path)
+    due_ms = rig.now_ms + 2 * HOUR_MS
+    rig.send_delayed({b"alone": due_ms})
+    if is_copied:
+        rig.restart()
+    (name,) = ids_of(rig)
+    (path,) = tmp_path.glob("schedule/*/*" if is_copied else "commitlog/0*")
+    position = path.read_bytes().index(b"alone")
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(b"A")
+    client = Client(rig)
+    reply = client.get(f"/v1/delayed/{name}")
+    assert (reply.status, reply.json["message"]) == (200, None)
+    (place,) = reply.json["places"]
+    assert (place["state"], place["due_at_ms"]) == ("pending", due_ms)
+    damage = reply.json["damage"]
+    assert damage["code"] == "corruption"
+    assert "qmq store verify" in damage["remedy"]
+    file_name, offset = re.findall(r"(\S+) is damaged at offset ([0-9]+)", damage["message"])[0]
+    assert file_name == str(path.relative_to(tmp_path))
+    assert 0 < position - int(offset) < 200, "the offset of the record"
+    assert reschedule(client, name, due_ms + HOUR_MS).json["code"] == "corruption"
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(b"a")
+    shown = client.get(f"/v1/delayed/{name}").json
+    assert (shown["message"]["message_id"], shown["damage"]) == (name, None)
+    rig.close()
 
 
 def test_D4_of_an_id_that_was_sent_twice_the_newest_place_is_told(rig: DelayRig) -> None:

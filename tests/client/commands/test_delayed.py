@@ -138,6 +138,21 @@ def test_what_is_not_there_is_said(broker: BrokerProcess) -> None:
         assert "is not delayed" in str(ran.exception) + ran.output
 
 
+def test_B4_of_a_message_that_cannot_be_read_file_and_remedy_are_shown(tmp_path: Path) -> None:
+    data, tomorrow = tmp_path / "own", START + timedelta(days=1)
+    with BrokerProcess(data, "--reserve-bytes", "0") as own:
+        (message_id,) = send(own.url, Message("gate", "to be damaged", deliver_at=tomorrow))
+        segment = data / "commitlog" / ("0" * 20)
+        with segment.open("r+b") as file:
+            file.seek(segment.read_bytes().index(b"to be damaged"))
+            file.write(b"T")
+        ran = CliRunner().invoke(delayed, ["show", message_id, "--broker", own.url])
+        assert ran.exit_code == 1, ran.output
+        assert f"{message_id}  gate     pending" in ran.stdout
+        assert f"held  commitlog/{segment.name} is damaged at offset" in ran.stdout
+        assert "qmq store verify" in ran.stdout
+
+
 def test_the_programs_of_the_page_run(broker: BrokerProcess, tmp_path: Path) -> None:
     page = PAGE.read_text(encoding="utf-8")
     text = "\n".join(block.text for block in blocks(page) if block.language == "python")

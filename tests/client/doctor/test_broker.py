@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,8 +20,12 @@ from qmq_client.doctor.broker import broker
 from qmq_client.doctor.finding import Finding
 from qmq_client.errors import ConfigurationError
 from qmq_client.transport.address import BrokerAddress
+from qmq_client.transport.http import HttpTransport
+from tests.broker.delay.delay_rig import HOUR_MS, delayed_frame
+from tests.broker.delay.test_shifted_clock import SERVE_SHIFTED
 from tests.broker.face.guard import add_token
 from tests.kit.broker_process import BrokerProcess
+from tests.kit.waiting import wait_for
 
 
 def examined(url: str) -> dict[str, Finding]:
@@ -102,6 +107,43 @@ def test_X1_a_broker_in_a_weaker_mode_is_found() -> None:
     told = {"status": "serving", "takes_messages": True, "durability": "written"}
     with answering(200, json.dumps(told).encode()) as url:
         assert list(examined(url)) == ["broker.durability"]
+
+
+def test_X1_D1_a_clock_that_was_moved_is_found_and_gone_when_it_is_right(tmp_path: Path) -> None:
+    shift = tmp_path / "shift"
+    shift.write_text("0")
+    data, options = tmp_path / "data", ("--shift", str(shift))
+    with BrokerProcess(data, *options, command=SERVE_SHIFTED) as broker_process:
+        url = broker_process.url
+        assert examined(url) == {}
+        shift.write_text(str(-HOUR_MS))
+        wait_for(lambda: list(examined(url)) == ["broker.delayed_clock"], "the clock is back")
+        assert "the clock was set back" in examined(url)["broker.delayed_clock"].read
+        shift.write_text("0")
+        wait_for(lambda: examined(url) == {}, "the clock is right")
+
+
+def test_X1_D3_a_delayed_message_that_cannot_be_read_is_found_with_its_file(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with BrokerProcess(data, "--reserve-bytes", "0") as before:
+        transport = HttpTransport(before.url)
+        transport.send(delayed_frame({b"to be damaged": time.time_ns() // 1_000_000 + 3_000}))
+        transport.close()
+        before.kill()
+    segment = data / "commitlog" / ("0" * 20)
+    with BrokerProcess(data, "--reserve-bytes", "0") as process:
+        whole = segment.read_bytes()
+        with segment.open("r+b") as file:
+            file.seek(whole.index(b"to be damaged"))
+            file.write(b"T")
+        wait_for(lambda: list(examined(process.url)) == ["broker.delayed_damage"], "it is due")
+        finding = examined(process.url)["broker.delayed_damage"]
+        assert f"commitlog/{segment.name} is damaged at offset" in finding.read
+        with segment.open("r+b") as file:
+            file.write(whole[: 1 << 16])
+        command = finding.fix.rpartition("; ")[2].removeprefix("qmq ").split()
+        assert CliRunner().invoke(root, command).exit_code == 0
+        wait_for(lambda: examined(process.url) == {}, "it is read again")
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"x" * 100_000])

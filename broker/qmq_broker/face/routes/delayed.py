@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from qmq_broker.errors import BusyError, NotFoundError
+from qmq_broker.errors import BusyError, CorruptionError, NotFoundError
+from qmq_broker.face.answers import error_answer
 from qmq_broker.face.callers.access import Role
 from qmq_broker.face.routes.bodies import read_body
 from qmq_broker.face.routes.json_messages import JsonDelivered, record_to_json
@@ -39,7 +40,7 @@ from qmq_client.wire.due import check_due
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.message_id import parse_message_id
 from qmq_client.wire.names import OWN_PREFIX, check_name, shorten
-from qmq_client.wire.requests import JSON_CONTENT_TYPE
+from qmq_client.wire.requests import JSON_CONTENT_TYPE, ErrorAnswer
 
 #: Looks through the schedule at a time: each takes a thread, and the disk.
 LOOKS_MAX: Final = 2
@@ -55,8 +56,10 @@ class JsonDelayed(msgspec.Struct, frozen=True, kw_only=True):
 
     #: All places of the message, the newest last: more than one when it was rescheduled.
     places: list[DelayedStatus]
-    #: The message itself while it is pending.
+    #: The message itself while it is pending …
     message: JsonDelivered | None = None
+    #: … or why it cannot be read: as a refusal says it, with file and offset. It is held until it can.
+    damage: ErrorAnswer | None = None
 
 
 def delayed_routes(broker: Broker) -> list[Route]:
@@ -114,12 +117,17 @@ class _Delayed:
         if not found:
             raise NotFoundError(f"message {text} is not delayed, or was released long ago")
         last = found[-1]
-        message = None
+        message = damage = None
         if last.fate is Fate.PENDING:
-            record = await self._look(lambda: self._query.record(last.message))
-            message = record_to_json(last.message.subject, record, 0)
+            try:
+                record = await self._look(lambda: self._query.record(last.message))
+                message = record_to_json(last.message.subject, record, 0)
+            except (
+                CorruptionError
+            ) as error:  # where it stands and when it is due is known all the same
+                damage = error_answer(error)
         places = [self._query.shown(one) for one in found]
-        return _json(JsonDelayed(places=places, message=message))
+        return _json(JsonDelayed(places=places, message=message, damage=damage))
 
     async def retry(self, _: Request) -> Response:
         """Look again at what could not be read; the status tells soon what came of it."""

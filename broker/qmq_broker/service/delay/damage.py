@@ -1,4 +1,4 @@
-"""Buckets of delayed messages that cannot be read, and why: what is damaged is held, all else is released.
+"""Delayed messages that cannot be read, and why: what is damaged is held, all else is released.
 
 A damaged list hides the messages of its frame, some thousand at most. What became of the messages of a bucket
 must be known of all of them: without it, what was released or cancelled would be released again.
@@ -7,10 +7,13 @@ must be known of all of them: without it, what was released or cancelled would b
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from qmq_broker.errors import CorruptionError
 
 _log = logging.getLogger(__name__)
+#: Reasons in one status.
+TOLD_MAX: Final = 10
 
 
 class Damage:
@@ -19,6 +22,7 @@ class Damage:
     def __init__(self) -> None:
         self._whole: dict[int, str] = {}
         self._parts: dict[int, str] = {}
+        self._messages: dict[int, tuple[str, ...]] = {}
 
     def hold_bucket(self, bucket: int, error: CorruptionError) -> None:
         """Nothing of this bucket is released."""
@@ -32,6 +36,13 @@ class Damage:
             _log.error("some delayed messages of a bucket are held: reason=%s", error)
             self._parts[bucket] = str(error)
 
+    def hold_message(self, bucket: int, name: str, error: CorruptionError) -> None:
+        """One message is not released; `name` says which. Each is in the log, the first are kept to be told."""
+        _log.error("delayed message not released: message=%s reason=%s", name, error)
+        if sum(map(len, self._messages.values())) < TOLD_MAX:
+            more = f"message {name}: {error}"
+            self._messages[bucket] = (*self._messages.get(bucket, ()), more)
+
     def holds(self, bucket: int) -> bool:
         """Whether all of this bucket is held."""
         return bucket in self._whole
@@ -40,7 +51,15 @@ class Damage:
         """Why something of these buckets is held."""
         return self._parts.copy() | self._whole.copy()
 
+    def told(self) -> list[str]:
+        """Why what is held is held, with file and place, of the first: buckets, then single messages."""
+        reasons, messages = self.reasons(), self._messages.copy()
+        told = [reasons[bucket] for bucket in sorted(reasons)]
+        told += [text for bucket in sorted(messages) for text in messages[bucket]]
+        return told[:TOLD_MAX]
+
     def forget(self, bucket: int) -> None:
         """This bucket is looked at again."""
         self._whole.pop(bucket, None)
         self._parts.pop(bucket, None)
+        self._messages.pop(bucket, None)

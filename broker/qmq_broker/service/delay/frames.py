@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,13 +9,14 @@ from typing import Final
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.service.delay.counts import DelayCounts
+from qmq_broker.service.delay.damage import Damage
 from qmq_broker.service.delay.rows import Rows
 from qmq_broker.storage.schedule.schedule import Schedule, marked_frame
 from qmq_client.wire.frame import FrameKind, MessageFrame
 from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX
 from qmq_client.wire.marks import Marks
+from qmq_client.wire.message_id import format_message_id
 
-_log = logging.getLogger(__name__)
 #: Bytes of one RELEASED frame; one longer message is a frame alone.
 RELEASE_BYTES_MAX: Final = 1024 * 1024
 
@@ -34,10 +34,11 @@ class Release:
 class ReleaseFrames:
     """Makes the frames of one broker's releases, in the thread that releases."""
 
-    def __init__(self, schedule: Schedule, counts: DelayCounts) -> None:
-        """`counts` are told what cannot be read."""
+    def __init__(self, schedule: Schedule, counts: DelayCounts, damage: Damage) -> None:
+        """`counts` and `damage` are told what cannot be read."""
         self._schedule = schedule
         self._counts = counts
+        self._damage = damage
 
     def make(self, taken: Rows, is_overdue: bool) -> list[Release]:
         """Frames of these messages: one bucket each, bounded. What cannot be read is noted and left out."""
@@ -80,7 +81,8 @@ class ReleaseFrames:
         with suppress(CorruptionError):  # its bucket is damaged altogether
             named = self._schedule.message(bucket, sequence)
         self._counts.note_damaged(bucket, named)
-        _log.error("delayed message not released: reason=%s", error)
+        name = "unknown" if named is None else format_message_id(named.message_id)
+        self._damage.hold_message(bucket, name, error)
 
 
 def _indexes_by(column: Sequence[int]) -> dict[int, Sequence[int]]:

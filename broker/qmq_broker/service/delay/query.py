@@ -30,8 +30,6 @@ from qmq_client.wire.message_id import format_message_id
 LISTED_MAX: Final = 1_000
 #: Spans of one histogram; more are one row at the end.
 SPANS_MAX: Final = 10_000
-#: Reasons of held buckets in one status.
-HELD_MAX: Final = 10
 SPANS_MS: Final = {"second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
 
@@ -97,7 +95,7 @@ class DelayStatus(msgspec.Struct, frozen=True, kw_only=True):
     damaged_buckets: list[int]
     #: … and messages of which that was found since the start.
     damaged_total: int
-    #: Why these buckets or parts of them are held, of the first: file, place, and what is wrong there.
+    #: Why buckets, parts of them and single messages are held, of the first: file, place, and what is wrong there.
     held: list[str]
 
 
@@ -136,7 +134,7 @@ class DelayQuery:
             damaged=counts.damaged,
             damaged_buckets=sorted(held),
             damaged_total=counts.damaged_total,
-            held=[held[bucket] for bucket in sorted(held)[:HELD_MAX]],
+            held=self._delay.damage.told(),
         )
 
     def find(self, message_id: bytes, *, due_at_ms: int | None = None) -> list[Found]:

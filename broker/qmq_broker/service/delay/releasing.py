@@ -93,7 +93,7 @@ class Delay:
         self._overdue_until_ms = 0
         self._overdue_frozen: dict[int, int] = {}
         self._sorted = SortedBuckets(schedule, messages_min=limits.delayed_unsorted)
-        self._frames = ReleaseFrames(schedule, self.counts)
+        self._frames = ReleaseFrames(schedule, self.counts, self.damage)
         #: Buckets that somebody wants looked at again; guarded by the condition.
         self._again: set[int] = set()
         #: The load that is under way.

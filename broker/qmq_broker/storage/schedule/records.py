@@ -65,8 +65,10 @@ class ScheduleRecords:
                 data = self._read(bucket, place, count)
             verify_record(subject, data)
         except (ProtocolError, DiskError) as error:
+            is_copied = bool(place & IN_SCHEDULE)
+            path = layout.bucket_path(layout.SCHEDULE, bucket)
             raise CorruptionError(
-                segment=layout.bucket_path(layout.SCHEDULE, bucket),
+                segment=path if is_copied else self._commit.path(place),
                 offset=place & ~IN_SCHEDULE,
                 reason=f"no whole record of subject {subject}: {error}",
             ) from error
