@@ -12,6 +12,7 @@
     │   ├── WrongDatabaseError        the transaction is not on the database of the outbox
     │   ├── OutboxMissingError        the outbox or inbox table is missing or not as expected
     │   ├── OutboxRowLostError        a row of this transaction vanished before its commit
+    │   ├── InboxRowLostError         the database took an id for the inbox and stored no row
     │   └── InboxTransactionError     a handler ended the transaction that its inbox had opened
     ├── HandlerTimeoutError           a handler ran longer than its `timeout_ms`
     ├── DatabaseUnavailableError      the database did not answer, or failed; try again later
@@ -26,6 +27,9 @@ Exceptions of drivers and of the HTTP library are translated in one place and ke
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
 
 from qmq_client.wire.errors import (
     ChecksumError,
@@ -51,6 +55,7 @@ __all__ = [
     "DatabaseUnavailableError",
     "EncodingError",
     "HandlerTimeoutError",
+    "InboxRowLostError",
     "InboxTransactionError",
     "InvalidMessageError",
     "InvalidNameError",
@@ -65,6 +70,9 @@ __all__ = [
     "UnknownVersionError",
     "WrongDatabaseError",
 ]
+
+
+_IDS_TOLD: Final = 3
 
 
 class ConfigurationError(QmqError, ValueError):
@@ -140,6 +148,24 @@ class InboxTransactionError(OutboxError):
         super().__init__(
             "the handler ended the transaction of its inbox, or an error did that it swallowed; "
             "leave commit and rollback to the consumer, or raise to undo"
+        )
+
+
+class InboxRowLostError(OutboxError):
+    """The database took the INSERT of an id into the inbox and stored no row for it.
+
+    A trigger or row security keeps it out. Without its row an effect could come twice, so the handler
+    was not called; the message comes again. `qmq doctor` looks for the cause.
+    """
+
+    code = "inbox_row_lost"
+
+    def __init__(self, table: str, message_ids: Sequence[bytes]) -> None:
+        super().__init__(
+            f"{table} has not got every row that was inserted, and no error says why: a trigger or row "
+            f"security keeps rows out ({' or '.join(map(bytes.hex, message_ids[:_IDS_TOLD]))}"
+            f"{', …' if len(message_ids) > _IDS_TOLD else ''}). The handler was not called, and the "
+            "message comes again. `qmq doctor` looks for the cause"
         )
 
 

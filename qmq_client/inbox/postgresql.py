@@ -1,5 +1,7 @@
 """The inbox on PostgreSQL: one statement before the handler and one after it, besides BEGIN and COMMIT.
 
+One more looks whether ids that were not new are really there, or a trigger has skipped their INSERT.
+
 After an error that a handler swallowed, COMMIT returns normally and stores nothing, and after a COMMIT
 of its own the rest would be another transaction. Both show when the server is asked for the number of
 the transaction: it refuses, or gives another one. A savepoint would tell as much, for one statement
@@ -16,11 +18,11 @@ import sqlalchemy as sa
 from qmq_client.errors import InboxTransactionError
 from qmq_client.inbox.dialect import Noted
 from qmq_client.inbox.statements import (
-    InsertTexts,
+    NoteTexts,
     autocommit_error,
     in_statements,
     of_one_group,
-    parameters,
+    pairs,
 )
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.link import link_of
@@ -40,7 +42,7 @@ class PostgresInboxDialect:
     def __init__(self, engine: sa.Engine, inbox: sa.Table) -> None:
         self._outbox_dialect = dialect_of(engine)
         table = engine.dialect.identifier_preparer.format_table(inbox)
-        self._inserts = InsertTexts(
+        self._texts = NoteTexts(
             table,
             placeholder="%s",
             now_ms=NOW_MS,
@@ -62,11 +64,20 @@ class PostgresInboxDialect:
         new: set[bytes] = set()
         number: int | None = None
         for ids in in_statements(message_ids):
-            text, values = self._inserts.text(len(ids)), parameters(group, ids)
+            text, values = self._texts.insert(len(ids)), pairs(group, ids)
             rows = connection.exec_driver_sql(text, values).all()
             new.update([bytes(row[0]) for row in rows])
+            if old := [one for one in ids if one not in new]:
+                self._check_known(connection, group, old)
             number = rows[0][1] if rows else number
         return Noted(new=new, mark=number)
+
+    def _check_known(self, connection: sa.Connection, group: str, ids: Sequence[bytes]) -> None:
+        """Raise `InboxRowLostError` for what was neither new nor there before: a trigger kept it out."""
+        found = connection.exec_driver_sql(self._texts.find(len(ids)), (group, *ids))
+        known = {bytes(row[0]) for row in found}
+        if lost := [one for one in ids if one not in known]:
+            raise self._texts.refuse(lost)
 
     def confirm(self, connection: sa.Connection, noted: Noted) -> None:
         if noted.mark is None:

@@ -18,11 +18,11 @@ import sqlalchemy as sa
 from qmq_client.errors import InboxTransactionError
 from qmq_client.inbox.dialect import Noted
 from qmq_client.inbox.statements import (
-    InsertTexts,
+    NoteTexts,
     autocommit_error,
     in_statements,
     of_one_group,
-    parameters,
+    pairs,
 )
 from qmq_client.outbox.database.driver import driver_of, root_engine
 from qmq_client.outbox.database.sqlite import NOW_MS, end_left_transactions
@@ -47,7 +47,7 @@ class SqliteInboxDialect:
     def __init__(self, table: str, execute: _Execute) -> None:
         """Requires: `table` is quoted."""
         self._execute = execute
-        self._inserts = InsertTexts(
+        self._texts = NoteTexts(
             table,
             placeholder="?",
             now_ms=NOW_MS,
@@ -70,11 +70,20 @@ class SqliteInboxDialect:
     def insert(self, connection: sa.Connection, group: str, message_ids: Sequence[bytes]) -> Noted:
         new: set[bytes] = set()
         for ids in in_statements(message_ids):
-            text, values = self._inserts.text(len(ids)), parameters(group, ids)
+            text, values = self._texts.insert(len(ids)), pairs(group, ids)
             rows = self._execute(connection, text, values).fetchall()
             new.update([row[0] for row in rows])
+            if old := [one for one in ids if one not in new]:
+                self._check_known(connection, group, old)
         self._execute(connection, f"SAVEPOINT {_MARK}")
         return Noted(new=new)
+
+    def _check_known(self, connection: sa.Connection, group: str, ids: Sequence[bytes]) -> None:
+        """Raise `InboxRowLostError` for what was neither new nor there before: a trigger kept it out."""
+        found = self._execute(connection, self._texts.find(len(ids)), (group, *ids)).fetchall()
+        known = {row[0] for row in found}
+        if lost := [one for one in ids if one not in known]:
+            raise self._texts.refuse(lost)
 
     def confirm(self, connection: sa.Connection, _: Noted) -> None:
         try:

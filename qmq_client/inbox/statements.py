@@ -6,29 +6,44 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Final
 
-from qmq_client.errors import AutocommitError
+from qmq_client.errors import AutocommitError, InboxRowLostError
 
 #: Far from every database's limit of parameters, and with 16 bytes each, written as text, from the
 #: smallest `max_allowed_packet` of MySQL.
 IDS_PER_STATEMENT_MAX: Final = 500
 
 
-class InsertTexts:
-    """INSERT statements of 1 … n ids with the parameters group and id for each of them."""
+class NoteTexts:
+    """Statements about 1 … n ids of one group."""
 
     def __init__(self, table: str, *, placeholder: str, now_ms: str, ending: str = "") -> None:
         """Requires: `table` is quoted."""
+        self._table = table
+        self._placeholder = placeholder
         self._head = f"INSERT INTO {table} (consumer_group, message_id, received_at_ms) VALUES "
         self._row = f"({placeholder}, {placeholder}, {now_ms})"
         self._ending = ending
-        self.text = lru_cache(maxsize=IDS_PER_STATEMENT_MAX)(self._make_text)
+        #: INSERT of so many ids; its parameters are `pairs`.
+        self.insert = lru_cache(maxsize=IDS_PER_STATEMENT_MAX)(self._insert)
 
-    def _make_text(self, count: int) -> str:
+    def _insert(self, count: int) -> str:
         return self._head + ", ".join([self._row] * count) + self._ending
 
+    def find(self, count: int) -> str:
+        """SELECT of those of so many ids that are there; its parameters are the group and the ids."""
+        places = ", ".join([self._placeholder] * count)
+        return (
+            f"SELECT message_id FROM {self._table} "
+            f"WHERE consumer_group = {self._placeholder} AND message_id IN ({places})"
+        )
 
-def parameters(group: str, message_ids: Sequence[bytes]) -> tuple[object, ...]:
-    """What `InsertTexts` wants for these ids."""
+    def refuse(self, message_ids: Sequence[bytes]) -> InboxRowLostError:
+        """The error for ids that are not there, although the database took their INSERT."""
+        return InboxRowLostError(self._table, message_ids)
+
+
+def pairs(group: str, message_ids: Sequence[bytes]) -> tuple[object, ...]:
+    """The parameters of an INSERT: the group and the id for each of them."""
     return tuple(value for message_id in message_ids for value in (group, message_id))
 
 

@@ -1,0 +1,104 @@
+"""A trigger that skips the INSERT of an id without a word: no effect without its row, and no ack without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
+
+from qmq_client.consumer import consumer
+from qmq_client.errors import InboxRowLostError
+from qmq_client.inbox import Inbox
+from qmq_client.testing import drain
+from tests.client.consumer.kit import GROUP, SUBJECT, Bench
+from tests.client.consumer.shop import count_of, make_engine, rows_in_inbox
+from tests.services.databases import Database
+
+SKIPPING = {
+    "sqlite": [
+        "CREATE TRIGGER skip BEFORE INSERT ON qmq_inbox "
+        "WHEN NEW.message_id = x'{id}' BEGIN SELECT RAISE(IGNORE); END"
+    ],
+    "postgresql": [
+        "CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RETURN NULL; END$$",
+        "CREATE TRIGGER skip BEFORE INSERT ON qmq_inbox FOR EACH ROW "
+        "WHEN (NEW.message_id = '\\x{id}') EXECUTE FUNCTION skip()",
+    ],
+}
+
+
+def skip(engine: sa.Engine, message_id: bytes) -> Callable[[], None]:
+    """Keep this id out of the inbox as a trigger would; what is returned undoes it."""
+    if (kind := engine.dialect.name) in SKIPPING:
+        with engine.begin() as connection:
+            for statement in SKIPPING[kind]:
+                connection.exec_driver_sql(statement.format(id=message_id.hex()))
+        return lambda: unskip(engine)
+
+    # SIGNAL SQLSTATE '02TRG' does this on MariaDB 11.8. A join with nothing does it on all.
+    def without(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> tuple[str, Any]:
+        if "INSERT INTO qmq_inbox" in statement and message_id in parameters:
+            head, values = statement.split("VALUES", 1)
+            rows = values.strip().removeprefix("(").removesuffix(")").split("), (")
+            picked = " UNION ALL ".join(
+                f"SELECT {row} FROM DUAL WHERE {int(parameters[2 * at + 1] != message_id)}"
+                for at, row in enumerate(rows)
+            )
+            statement = head + picked
+        return statement, parameters
+
+    sa.event.listen(engine, "before_cursor_execute", without, retval=True)
+    return lambda: sa.event.remove(engine, "before_cursor_execute", without)
+
+
+def unskip(engine: sa.Engine) -> None:
+    with engine.begin() as connection:
+        place = " ON qmq_inbox" if engine.dialect.name == "postgresql" else ""
+        connection.exec_driver_sql(f"DROP TRIGGER skip{place}")
+
+
+@pytest.fixture
+def shop(a_database: Database) -> sa.Engine:
+    made = make_engine(a_database.url)
+    made.dispose()
+    return a_database.engine()
+
+
+@pytest.mark.parametrize("batch_size", [1, 10])
+def test_C2_C5_an_id_that_the_database_leaves_out_is_neither_handled_nor_acked(
+    bench: Bench, shop: sa.Engine, batch_size: int
+) -> None:
+    @consumer(SUBJECT, group=GROUP, inbox=sessionmaker(shop), batch_size=batch_size)
+    def handle(bodies: Any, session: Session) -> None:
+        count = len(bodies) if batch_size > 1 else 1
+        session.execute(sa.text("UPDATE tally SET n = n + :count"), {"count": count})
+
+    one, bad, other = bench.put(*range(3))
+    unskip_now = skip(shop, bytes.fromhex(bad))
+    consumers = bench.consumers(handle)
+    drain(consumers)
+    noted = set() if batch_size > 1 else {(GROUP, bytes.fromhex(each)) for each in (one, other)}
+    assert rows_in_inbox(shop) == noted
+    assert count_of(shop) == len(noted)
+    assert "duplicates" not in bench.counters(consumers)
+    unskip_now()
+    bench.clock.advance(3_600_000)
+    drain(consumers)
+    assert count_of(shop) == 3
+    assert bench.broker.lag(SUBJECT, GROUP) == 0
+
+
+def test_C5_the_error_names_the_table_and_the_message(shop: sa.Engine) -> None:
+    inbox, bad = Inbox(shop, group=GROUP), bytes(15) + b"\7"
+    with inbox.open([bytes(16)]):
+        pass
+    skip(shop, bad)
+    match = f"qmq_inbox.*a trigger.*{bad.hex()}"
+    for ids in ([bad], [bytes(16), bad]):
+        with pytest.raises(InboxRowLostError, match=match), inbox.open(ids):
+            raise AssertionError("the handler would have run")
+    with inbox.open([bytes(16)]) as work:
+        assert work.new == set()
