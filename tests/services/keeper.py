@@ -63,7 +63,7 @@ def end(number: int, folder: str) -> None:
 def is_ours(number: int, folder: str) -> bool:
     """Tell whether this process lives and was started with a path in our folder."""
     line = subprocess.run(
-        ["ps", "-o", "stat=,args=", "-p", str(number)],
+        ["ps", "-ww", "-o", "stat=,args=", "-p", str(number)],
         check=False,
         capture_output=True,
         text=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Final
 
@@ -11,15 +12,17 @@ import pymysql
 
 from tests.services.private import as_user
 
+#: Names the server's program, where several are installed or the one that is meant is on no PATH.
+CHOSEN: Final = "QMQ_TEST_MYSQL_SERVER"
 _SERVERS: Final = ("mariadbd", "mysqld")
-#: MySQL asks TLS of those who show it a password.
-_WITHOUT_NEED_OF_TLS: Final = "mariadbd"
 #: Option of PyMySQL. Without it each connection reads the certificates of all authorities, which takes
 #: ten times the processor time of all else that a connection costs, and then finds that there is no TLS.
 WITHOUT_TLS: Final = "ssl_disabled"
 _INSTALLERS: Final = ("mariadb-install-db", "mysql_install_db")
 #: Where distributions keep servers that are on nobody's PATH.
 _PLACES: Final = ("/usr/sbin", "/usr/local/sbin", "/usr/libexec", "/usr/local/mysql/bin")
+#: Its second protocol, at a port that all servers of this machine share; names that change by version.
+_AS_MYSQL: Final = ("--loose-mysqlx=OFF", "--loose-innodb-redo-log-capacity=32M")
 #: Run at every start; a user for TCP from any name of this machine.
 _USERS: Final = (
     "CREATE USER IF NOT EXISTS 'qmq'@'%';\n"
@@ -34,10 +37,16 @@ class MysqlRecipe:
 
     def __init__(self, server: str) -> None:
         self._server = server
+        told = subprocess.run([server, "--version"], capture_output=True, text=True, check=True)
+        self._is_mariadb = "MariaDB" in told.stdout
 
     @classmethod
     def find(cls) -> MysqlRecipe | None:
-        """With the server that is installed here, if one is."""
+        """With the server that `QMQ_TEST_MYSQL_SERVER` names, or one that is installed here, if one is."""
+        if chosen := os.environ.get(CHOSEN):
+            if (program := shutil.which(chosen)) is None:
+                raise AssertionError(f"{CHOSEN} names {chosen}, which is no program")
+            return cls(program)
         path = os.pathsep.join([os.environ.get("PATH", ""), *_PLACES])
         for name in _SERVERS:
             if found := shutil.which(name, path=path):
@@ -48,13 +57,14 @@ class MysqlRecipe:
         return None
 
     def make_template(self, data: Path) -> None:
-        small = ["--innodb-log-file-size=16M", _own_scratch(data)]
-        for name in _INSTALLERS:
-            if installer := shutil.which(name):
-                options = ["--no-defaults", f"--datadir={data}", "--skip-test-db", *small]
-                method = "--auth-root-authentication-method=normal"
-                as_user(None, [installer, *options, method, *self._as_root()])
-                return
+        if self._is_mariadb:
+            small = ["--innodb-log-file-size=16M", _own_scratch(data)]
+            for name in _INSTALLERS:
+                if installer := shutil.which(name):
+                    options = ["--no-defaults", f"--datadir={data}", "--skip-test-db", *small]
+                    method = "--auth-root-authentication-method=normal"
+                    as_user(None, [installer, *options, method, *self._as_root()])
+                    return
         options = [
             "--no-defaults",
             "--initialize-insecure",
@@ -81,14 +91,14 @@ class MysqlRecipe:
             "--default-time-zone=+00:00",  # not this machine's: the doctor has a word to say of others
             "--innodb-flush-log-at-trx-commit=1",
             "--innodb-buffer-pool-size=64M",
-            "--innodb-log-file-size=16M",
             "--max-connections=300",
+            *(["--innodb-log-file-size=16M"] if self._is_mariadb else _AS_MYSQL),
             *self._as_root(),
         ]
 
     def url(self, port: int, database: str | None = None) -> str:
         query = "charset=utf8mb4"
-        if Path(self._server).name == _WITHOUT_NEED_OF_TLS:
+        if self._is_mariadb:  # MySQL asks TLS of those who show it a password
             query += f"&{WITHOUT_TLS}=true"
         return f"mysql+pymysql://qmq@127.0.0.1:{port}/{database or 'mysql'}?{query}"
 

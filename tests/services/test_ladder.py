@@ -21,6 +21,8 @@ from tests.services.ladder import (
     rungs_of,
     running,
 )
+from tests.services.mysql import CHOSEN as CHOSEN_SERVER
+from tests.services.mysql import MysqlRecipe
 from tests.services.packages import find_or_install, no_services
 from tests.services.run import TestRun
 from tests.services.rungs import CHOSEN, RungError
@@ -70,6 +72,22 @@ def test_a_server_that_the_environment_names_must_answer() -> None:
 def test_a_server_that_the_environment_names_is_used(databases: Databases) -> None:
     address = databases.service("mysql").url
     assert from_environment("QMQ_TEST_MYSQL_URL", {"QMQ_TEST_MYSQL_URL": address}) == address
+
+
+def test_the_program_of_a_mysql_of_our_own_may_be_chosen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "some-mysqld"
+    program.write_text("#!/bin/sh\necho some-mysqld Ver 8.0\n")
+    program.chmod(0o755)
+    monkeypatch.setenv(CHOSEN_SERVER, str(program))
+    found = MysqlRecipe.find()
+    assert found is not None
+    assert found.command(tmp_path / "data", 1)[0] == str(program)
+    assert "ssl_disabled" not in found.url(1)
+    monkeypatch.setenv(CHOSEN_SERVER, str(tmp_path / "none"))
+    with pytest.raises(AssertionError, match=f"{CHOSEN_SERVER} names .*none, which is no program"):
+        MysqlRecipe.find()
 
 
 def test_of_the_usual_places_the_first_that_lets_us_in_is_taken(databases: Databases) -> None:
