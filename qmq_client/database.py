@@ -43,6 +43,9 @@ _ERROR_CHARACTERS_MAX: Final = 300
 _PASSWORD_CHARACTERS_MAX: Final = 4_096
 #: What drivers say of a table, a column or a schema that is not there; they share no error for it.
 _MISSING_CODES: Final = (1146, 1054, "42P01", "42703", "3F000")
+#: MySQL's word for a schema that is not there, and for the database of a URL, which a migration does not
+#: make: MariaDB speaks of the table where a statement names the schema.
+_NO_DATABASE: Final = 1049
 _MISSING_IN_SQLITE: Final = ("no such table", "no such column")
 
 
@@ -190,10 +193,12 @@ def database_errors(name: str, *, remedy: str = "Run `qmq db migrate` for it.") 
 
 
 def _is_missing(error: sa.exc.SQLAlchemyError) -> bool:
-    origin = error.orig if isinstance(error, sa.exc.DBAPIError) else None
-    if origin is None:
+    if not isinstance(error, sa.exc.DBAPIError) or error.orig is None:
         return False
+    origin = error.orig
     first = origin.args[0] if origin.args else ""
+    if first == _NO_DATABASE:
+        return error.statement is not None
     # PyMySQL tells both, and its numbers say more.
     codes = (first, getattr(origin, "sqlstate", None))
     return any(code in _MISSING_CODES for code in codes) or str(first).startswith(

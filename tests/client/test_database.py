@@ -149,6 +149,15 @@ def test_a_table_or_column_that_is_missing_asks_for_a_migration(
         connection.exec_driver_sql(statement)
 
 
+def test_a_database_that_is_not_there_is_none_that_a_migration_would_make(
+    a_server_database: Database,
+) -> None:
+    url = sa.make_url(a_server_database.url).set(database="nowhere_at_all")
+    engine = sa.create_engine(url)
+    with pytest.raises(DatabaseUnavailableError, match="nowhere_at_all"), database_errors("shop"):
+        engine.connect()
+
+
 def test_a_schema_that_is_missing_is_told_apart_from_a_server_that_is_away(
     a_server_database: Database,
 ) -> None:

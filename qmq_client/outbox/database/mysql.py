@@ -51,8 +51,10 @@ _NOT_LOGGABLE: Final = 1665
 _WRITING: Final = re.compile(r"\s*(?:INSERT|REPLACE|DELETE)\b", re.IGNORECASE)
 _UTF8: Final = "utf8mb4"
 _LAST_OF_THREE_BYTES: Final = "\uffff"
-_MISSING: Final = (1146, 1054)  # no such table, unknown column
-#: What a trigger says by SIGNAL, and what it fails with: no right (to a table, a column, a routine, at
+_MISSING: Final = (1146, 1054, 1049)  # no such table, unknown column, no such schema
+#: The class of errors that are an author's own, whatever number SIGNAL gives them.
+_SIGNALLED: Final = "45"
+#: What a trigger says by SIGNAL without a number, and what it fails with: no right (to a table, a column, a routine, at
 #: all), a table in use by the statement itself, an author or a view that is gone.
 _REFUSING: Final = (1644, 1142, 1143, 1370, 1227, 1442, 1449, 1356)
 #: And a foreign key, or a value or a table that a trigger has not.
@@ -139,7 +141,10 @@ class MySqlDialect(ServerDialect):
         return error_number(error.orig) in _MISSING
 
     def is_refused(self, error: sa.exc.DBAPIError) -> bool:
-        return isinstance(error, _REFUSALS) or error_number(error.orig) in _REFUSING
+        if isinstance(error, _REFUSALS) or error_number(error.orig) in _REFUSING:
+            return True
+        state = getattr(error.orig, "sqlstate", None)  # PyMySQL tells it from 1.2 on
+        return isinstance(state, str) and state.startswith(_SIGNALLED)
 
     def prepare_sibling(self, connection: sa.Connection) -> None:
         dialect: Any = connection.dialect

@@ -15,10 +15,10 @@ from qmq_client.outbox.table import LIVE
 
 _PLACEHOLDERS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 #: Ends a statement that passes over ids which are there already. MySQL's INSERT IGNORE would pass
-#: over every other fault, too.
+#: over every other fault, too, and takes it ill when the column that it numbers is set to itself.
 _SKIP_KNOWN = {
-    "mysql": " ON DUPLICATE KEY UPDATE id = id",
-    "mariadb": " ON DUPLICATE KEY UPDATE id = id",
+    "mysql": " ON DUPLICATE KEY UPDATE state = state",
+    "mariadb": " ON DUPLICATE KEY UPDATE state = state",
 }
 _SKIP_KNOWN_ELSEWHERE = " ON CONFLICT (message_id) DO NOTHING"
 _COLUMNS = (

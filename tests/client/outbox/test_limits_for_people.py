@@ -26,8 +26,8 @@ from tests.watchdog.rows import put_rows
 
 LIMITS: dict[str, dict[str, Any]] = {
     "mysql": {
-        "init_command": "SET sql_select_limit = 1, sql_safe_updates = 1, max_join_size = 256, "
-        "max_statement_time = 30"
+        "init_command": "SET sql_select_limit = 1, sql_safe_updates = 1, max_join_size = 256 "
+        "/*M!100100 , max_statement_time = 30 */ /*!80000 , max_execution_time = 30000 */"
     },
     "postgresql": {
         "options": "-c standard_conforming_strings=off -c statement_timeout=30s -c bytea_output=escape"
@@ -36,7 +36,8 @@ LIMITS: dict[str, dict[str, Any]] = {
 #: What the publisher's sessions say of these limits.
 LIFTED = {
     "mysql": (
-        "SELECT @@sql_select_limit, @@sql_safe_updates, @@sql_big_selects, @@max_statement_time",
+        "SELECT @@sql_select_limit, @@sql_safe_updates, @@sql_big_selects, "
+        "/*M!100100 @@max_statement_time */ /*!80000 @@max_execution_time */",
         (2**64 - 1, 0, 1, 0),
     ),
     "postgresql": ("SELECT current_setting('statement_timeout')", ("1min",)),

@@ -90,6 +90,17 @@ VETOES = [
     ),
     Veto(
         "mysql",
+        "raises an error of its own",
+        (
+            "CREATE TRIGGER veto BEFORE DELETE ON qmq_outbox FOR EACH ROW "
+            f"IF OLD.subject = '{KEPT}' THEN "
+            "SIGNAL SQLSTATE '45017' SET MESSAGE_TEXT = 'not this one', MYSQL_ERRNO = 31017; END IF",
+        ),
+        ("DROP TRIGGER veto",),
+        "not this one",
+    ),
+    Veto(
+        "mysql",
         "is broken",
         (
             "CREATE TRIGGER veto BEFORE DELETE ON qmq_outbox FOR EACH ROW "
