@@ -23,8 +23,6 @@ from qmq_client.outbox.table import LIVE
 
 #: Records of one claim, all together; its last row may pass that.
 CLAIM_BYTES_MAX: Final = 32 * 1024 * 1024
-#: What a claim reads of each row, in the order of `as_outbox_rows`.
-CLAIMED_COLUMNS: Final = "id, message_id, subject, ordering_key, record, attempts"
 row_id: Final = itemgetter(0)
 
 

@@ -11,21 +11,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from qmq_client.errors import ConfigurationError
-from qmq_client.outbox.database.claiming import (
-    ClaimTerms,
-    as_outbox_rows,
-    row_id,
-    table_text,
-    wanted_rows,
-)
+from qmq_client.outbox.database.claiming import ClaimTerms, table_text
 from qmq_client.outbox.database.driver import error_number, is_encodable
 from qmq_client.outbox.database.link import Link
+from qmq_client.outbox.database.locked_claim import claim_locked
 from qmq_client.outbox.database.server import ServerDialect, refuse
 from qmq_client.outbox.row import OutboxRow
 
@@ -61,8 +55,6 @@ _REFUSING: Final = (1644, 1142, 1143, 1370, 1227, 1442, 1449, 1356)
 _REFUSALS: Final = (sa.exc.IntegrityError, sa.exc.DataError, sa.exc.ProgrammingError)
 #: Bytes of a packet around the rows.
 _PACKET_OVERHEAD_BYTES: Final = 64 * 1024
-#: Where the record stands in a claimed row.
-_RECORD: Final = 4
 _OLDEST: Final = {True: (10, 6), False: (8, 0, 1)}
 
 
@@ -212,27 +204,12 @@ class MySqlDialect(ServerDialect):
     def claim(
         self, connection: sa.Connection, outbox: sa.Table, terms: ClaimTerms
     ) -> list[OutboxRow]:
-        table = table_text(connection, outbox)
-        wanted = wanted_rows(NOW_MS, terms.keys, "%s")
-        # So many rows of no more than this fit surely; larger records are read once that is known.
-        small_bytes = terms.bytes_max // terms.limit
-        found = connection.exec_driver_sql(
-            "SELECT id, message_id, subject, ordering_key, "
-            f"IF(LENGTH(record) <= {small_bytes}, record, NULL), "
-            f"IF(LENGTH(record) <= {small_bytes}, attempts, -LENGTH(record)) "
-            f"FROM {table} WHERE {wanted.text} LIMIT {terms.limit:d} FOR UPDATE SKIP LOCKED",
-            wanted.parameters,
-        ).all()
-        fitting = _fitting(found, terms.bytes_max)
-        if not fitting:
-            return []
-        # As text: numbers as parameters cost the driver more than the server's whole work.
-        connection.exec_driver_sql(
-            f"UPDATE {table} SET token = %s, due_at_ms = {NOW_MS} + %s "
-            f"WHERE id IN ({_numbers(fitting)})",
-            (terms.token, terms.lease_ms),
+        def reads(text: str, parameters: tuple[object, ...]) -> Sequence[Any]:
+            return connection.exec_driver_sql(text, parameters).all()
+
+        return claim_locked(
+            connection, outbox, terms, now_ms=NOW_MS, reads=reads, numbered=_numbered
         )
-        return as_outbox_rows(_with_records(connection, table, fitting))
 
     def relax(self, _: sa.Connection) -> None:
         """Nothing: here durability is a setting of the whole server."""
@@ -250,28 +227,6 @@ class MySqlDialect(ServerDialect):
         lift_limits(driver)
 
 
-def _fitting(found: Sequence[Any], bytes_max: int) -> Sequence[Any]:
-    """The first of the rows as far as they fit; all of them, where none is large.
-
-    A large one has no record yet, and its length below zero in the place of its attempts: a column
-    less for each of the others, which the driver reads by hand.
-    """
-    if all(row[_RECORD] is not None for row in found):
-        return found
-    lengths = (-row[-1] if row[_RECORD] is None else len(row[_RECORD]) for row in found)
-    totals = accumulate(lengths, initial=0)
-    return [row for row, before in zip(found, totals, strict=False) if before < bytes_max]
-
-
-def _with_records(connection: sa.Connection, table: str, rows: Sequence[Any]) -> Sequence[Any]:
-    """The rows with those records that were too large to be read at once, and with their attempts."""
-    large = [row for row in rows if row[_RECORD] is None]
-    if not large:
-        return rows
-    query = f"SELECT id, record, attempts FROM {table} WHERE id IN ({_numbers(large)})"
-    rest = {number: (record, tries) for number, record, tries in connection.exec_driver_sql(query)}
-    return [(*row[:_RECORD], *rest[row_id(row)]) if row[_RECORD] is None else row for row in rows]
-
-
-def _numbers(rows: Sequence[Any]) -> str:
-    return ", ".join(str(row_id(row)) for row in rows)
+def _numbered(numbers: Sequence[int]) -> tuple[str, tuple[object, ...]]:
+    # As text: numbers as parameters cost the driver more than the server's whole work.
+    return f"id IN ({', '.join(map(str, numbers))})", ()

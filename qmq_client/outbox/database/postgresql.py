@@ -14,15 +14,10 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from qmq_client.errors import ConfigurationError
-from qmq_client.outbox.database.claiming import (
-    CLAIMED_COLUMNS,
-    ClaimTerms,
-    as_outbox_rows,
-    table_text,
-    wanted_rows,
-)
-from qmq_client.outbox.database.driver import is_encodable
+from qmq_client.outbox.database.claiming import ClaimTerms, table_text
+from qmq_client.outbox.database.driver import driver_of, is_encodable
 from qmq_client.outbox.database.link import Link
+from qmq_client.outbox.database.locked_claim import claim_locked
 from qmq_client.outbox.database.server import ServerDialect, refuse
 from qmq_client.outbox.row import OutboxRow
 
@@ -41,6 +36,7 @@ _IDLE: Final = 0  # libpq's PQTRANS_IDLE
 _ACTIVE: Final = 1  # PQTRANS_ACTIVE: in the middle of a COPY or a stream of rows
 _IN_ERROR: Final = 3  # PQTRANS_INERROR
 _READ_COMMITTED: Final = 2  # of libpq
+_BINARY: Final = 1  # of the protocol, as psycopg's `Format` has it
 _UTF8: Final = "utf-8"  # as psycopg calls it
 _MISSING: Final = ("42P01", "42703")  # undefined table, undefined column
 #: Classes of errors that are no answer to a statement: connection, state of the transaction, rollback,
@@ -123,19 +119,13 @@ class PostgresDialect(ServerDialect):
     def claim(
         self, connection: sa.Connection, outbox: sa.Table, terms: ClaimTerms
     ) -> list[OutboxRow]:
-        table = table_text(connection, outbox)
-        wanted = wanted_rows(NOW_MS, terms.keys, "%s")
-        claimed = CLAIMED_COLUMNS.replace("id", "mine.id", 1)
-        # Not a mere subquery: that may be run once for every row, each time locking more of them.
-        found = connection.exec_driver_sql(
-            "WITH due AS (SELECT id, due_at_ms, octet_length(record) AS record_bytes "
-            f"FROM {table} WHERE {wanted.text} LIMIT %s FOR UPDATE SKIP LOCKED), "
-            f"fitting AS ({wanted.fitting('due', terms.bytes_max)}) "
-            f"UPDATE {table} AS mine SET token = %s, due_at_ms = {NOW_MS} + %s "
-            f"FROM fitting WHERE mine.id = fitting.id RETURNING {claimed}",
-            (*wanted.parameters, terms.limit, terms.token, terms.lease_ms),
-        ).all()
-        return as_outbox_rows(found)
+        def reads(text: str, parameters: tuple[object, ...]) -> Sequence[Any]:
+            with _in_binary(connection):
+                return connection.exec_driver_sql(text, parameters).all()
+
+        return claim_locked(
+            connection, outbox, terms, now_ms=NOW_MS, reads=reads, numbered=_numbered
+        )
 
     def blocking_url(self, url: sa.URL) -> sa.URL:
         return url.set(drivername="postgresql+psycopg")
@@ -171,6 +161,31 @@ class PostgresDialect(ServerDialect):
         if (connection.dialect.server_version_info or _OLDEST) >= _COMPILING:
             settings += (_UNCOMPILED,)
         connection.exec_driver_sql(f"SELECT {', '.join(settings)}")
+
+
+@contextmanager
+def _in_binary(connection: sa.Connection) -> Iterator[None]:
+    """Answers come as the values are: as text, two digits for each byte, records take half as long again."""
+    driver = driver_of(connection)
+    usual = driver.cursor_factory
+
+    def in_binary(*arguments: Any, **options: Any) -> Any:
+        cursor = usual(*arguments, **options)
+        cursor.format = _BINARY
+        return cursor
+
+    driver.cursor_factory = in_binary
+    try:
+        yield
+    finally:
+        driver.cursor_factory = usual
+
+
+def _numbered(numbers: Sequence[int]) -> tuple[str, tuple[object, ...]]:
+    first, last = min(numbers), max(numbers)
+    if last - first + 1 == len(numbers):  # one piece: found by one descent into the index
+        return f"id BETWEEN {first:d} AND {last:d}", ()
+    return "id = ANY(%b)", (list(numbers),)
 
 
 def _status(link: Link) -> int:

@@ -8,8 +8,9 @@ a range of keys does that, which ends at the row behind it, nor a forced index, 
 MySQL has to be kept from a hash of the list, beside which it reads the table whole again.
 
 What is found one by one costs, though. A claim is mostly rows in one piece, and such a piece is deleted as a
-range (MariaDB) up to the row before its last: where a range ends the next row is looked at, and that is
-one of ours. With the order of the key nothing before the first is read, whatever else there is.
+range: on PostgreSQL, which sees no row that is not committed, the whole of it; on MariaDB up to the row
+before its last: where a range ends the next row is looked at, and that is one of ours. With the order of
+the key nothing before the first is read, whatever else there is.
 
 No list is given as so many parameters where that can be helped: it takes a driver longer to write them
 than the server to find the rows.
@@ -61,7 +62,8 @@ def delete_by(
 
 def has_pieces(connection: sa.Connection) -> bool:
     """Whether `delete_pieces` is the quicker way on this database."""
-    return bool(getattr(connection.dialect, "is_mariadb", False))
+    dialect = connection.dialect
+    return dialect.name == "postgresql" or bool(getattr(dialect, "is_mariadb", False))
 
 
 def delete_pieces(
@@ -74,6 +76,7 @@ def delete_pieces(
     of a piece is gone, the one behind it is waited for.
     """
     table = connection.dialect.identifier_preparer.format_table(outbox)
+    looks_behind = connection.dialect.name in _MYSQL
     scattered: list[int] = []
     deleted = 0
     for first, count in _pieces(sorted(numbers)):
@@ -81,12 +84,13 @@ def delete_pieces(
             scattered += range(first, first + count)
             continue
         last = first + count - 1
-        scattered.append(last)
-        sql = (
-            f"DELETE FROM {table} WHERE id BETWEEN {first:d} AND {last - 1:d} "
-            f"AND token = %s ORDER BY id LIMIT {count - 1:d}"
-        )
-        deleted += connection.exec_driver_sql(sql, (token,)).rowcount
+        found = f"id BETWEEN {first:d} AND {last:d} AND token = %s"
+        if looks_behind:
+            scattered.append(last)
+            found = f"id BETWEEN {first:d} AND {last - 1:d} AND token = %s ORDER BY id LIMIT {count - 1:d}"
+        deleted += connection.exec_driver_sql(
+            f"DELETE FROM {table} WHERE {found}", (token,)
+        ).rowcount
     return deleted + sum(
         delete_by(connection, outbox.c.id, some, where={"token": token})
         for some in chunks(scattered)

@@ -94,3 +94,24 @@ def test_W5_a_claim_reads_and_takes_its_rows_in_no_more_than_two_statements(
     assert store.claim(token=new_token(), limit=1_000, lease_ms=60_000)
     assert 1 <= len([text for text in texts if OUTBOX in text]) <= 2
     store.close()
+
+
+def test_a_claim_reads_records_from_postgresql_as_they_are_and_nothing_else_is_read_so(
+    a_server_database: Database,
+) -> None:
+    """As text each byte comes as two digits, which both sides have to convert."""
+    engine = shop_of(a_server_database)
+    if engine.dialect.name != "postgresql":
+        pytest.skip("only PostgreSQL has the choice")
+    store = OutboxStore(engine)
+    put_rows(Watched(name="shop", store=store, engine=engine), 3)
+    formats: dict[bool, set[int]] = {True: set(), False: set()}
+
+    def look(_: sa.Connection, cursor: Any, statement: str, *_others: Any) -> None:
+        formats["record END" in statement].add(int(cursor.format))
+
+    event.listen(store._sibling, "before_cursor_execute", look)
+    claimed = store.claim(token=new_token(), limit=10, lease_ms=60_000)
+    assert [store.read_record(row.message_id) for row in claimed] == [row.record for row in claimed]
+    assert formats == {True: {1}, False: {0}}
+    store.close()

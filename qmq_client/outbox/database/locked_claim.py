@@ -1,0 +1,87 @@
+"""A claim on a server, in two statements: rows are locked and read, then they get their token.
+
+The records are read where they are found. Returned by the UPDATE they cost more: a server writes a row
+anew before it returns it, and has to find each twice, once to know how large it is and once to write it.
+
+Between the two statements nobody else can have the rows: they are locked, and others pass over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from qmq_client.outbox.database.claiming import (
+    ClaimTerms,
+    as_outbox_rows,
+    row_id,
+    table_text,
+    wanted_rows,
+)
+from qmq_client.outbox.row import OutboxRow
+
+#: Where the record stands in a claimed row.
+_RECORD: Final = 4
+
+#: Runs a query that returns records: its text and its parameters.
+Reads = Callable[[str, tuple[object, ...]], Sequence[Any]]
+#: A condition on `id` for rows of these numbers, and its parameters.
+Numbered = Callable[[Sequence[int]], tuple[str, tuple[object, ...]]]
+
+
+def claim_locked(
+    connection: sa.Connection,
+    outbox: sa.Table,
+    terms: ClaimTerms,
+    *,
+    now_ms: str,
+    reads: Reads,
+    numbered: Numbered,
+) -> list[OutboxRow]:
+    """Take rows as `OutboxDialect.claim` does. Requires: READ COMMITTED."""
+    table = table_text(connection, outbox)
+    wanted = wanted_rows(now_ms, terms.keys, "%s")
+    # So many rows of no more than this fit surely; larger records are read once that is known.
+    small_bytes = terms.bytes_max // terms.limit
+    is_small = f"CASE WHEN octet_length(record) <= {small_bytes:d} THEN"
+    found = reads(
+        "SELECT id, message_id, subject, ordering_key, "
+        f"{is_small} record END, {is_small} attempts ELSE -octet_length(record) END "
+        f"FROM {table} WHERE {wanted.text} LIMIT {terms.limit:d} FOR UPDATE SKIP LOCKED",
+        wanted.parameters,
+    )
+    fitting = _fitting(found, terms.bytes_max)
+    if not fitting:
+        return []
+    chosen, numbers = numbered([row_id(row) for row in fitting])
+    connection.exec_driver_sql(
+        f"UPDATE {table} SET token = %s, due_at_ms = {now_ms} + %s WHERE {chosen}",
+        (terms.token, terms.lease_ms, *numbers),
+    )
+    large = [row_id(row) for row in fitting if row[_RECORD] is None]
+    if large:
+        chosen, numbers = numbered(large)
+        rest = reads(f"SELECT id, record, attempts FROM {table} WHERE {chosen}", numbers)
+        fitting = _completed(fitting, {number: (record, tries) for number, record, tries in rest})
+    return as_outbox_rows(fitting)
+
+
+def _fitting(found: Sequence[Any], bytes_max: int) -> Sequence[Any]:
+    """The first of the rows as far as they fit; all of them, where none is large.
+
+    A large one has no record yet, and its length below zero in the place of its attempts: a column
+    less for each of the others, which some drivers read by hand.
+    """
+    if all(row[_RECORD] is not None for row in found):
+        return found
+    lengths = (-row[-1] if row[_RECORD] is None else len(row[_RECORD]) for row in found)
+    totals = accumulate(lengths, initial=0)
+    return [row for row, before in zip(found, totals, strict=False) if before < bytes_max]
+
+
+def _completed(rows: Sequence[Any], rest: dict[int, tuple[bytes, int]]) -> list[Any]:
+    """The rows, large ones with their record and attempts."""
+    return [(*row[:_RECORD], *rest[row_id(row)]) if row[_RECORD] is None else row for row in rows]
