@@ -83,12 +83,12 @@ def test_B4_a_bucket_is_made_again_beside_one_that_is_held(
     rig, held_path = given_up_but_for_one(tmp_path)
     rig.start()
     due_at_ms = rig.now_ms + 800 * HOUR_MS
-    rig.send_delayed({b"a": due_at_ms, b"b": due_at_ms, b"c": due_at_ms})
-    rig.cancel(next(one for one in rig.find_all() if rig.body(one) == b"b"))
+    rig.send_delayed({b"first": due_at_ms, b"second": due_at_ms, b"third": due_at_ms})
+    rig.cancel(next(one for one in rig.find_all() if rig.body(one) == b"second"))
     rig.close()
     (path,) = {*(tmp_path / "schedule").rglob("2*/*")} - {held_path}
     HARMS["cut"](beside(held_path, log))
-    flip(path, path.read_bytes().rindex(b"c"))
+    flip(path, path.read_bytes().rindex(b"third"))
     HARMS["gone"](beside(path, "dispatch"))
     if has_hole:
         make_hole(tmp_path)
@@ -96,7 +96,7 @@ def test_B4_a_bucket_is_made_again_beside_one_that_is_held(
     rig.start()
     assert rig.broker.delayed.query.status().pending == 2, "of these two is known that they wait"
     rig.pass_and_release(LATE_MS)
-    assert sorted(bodies(rig)) == [b"a", b"c"], "each once, and what was cancelled never"
+    assert sorted(bodies(rig)) == [b"first", b"third"], "each once, and what was cancelled never"
     rig.restart()
     assert rig.release() == 0
     rig.close()
