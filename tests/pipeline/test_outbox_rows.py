@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import event
 
 from qmq_client.outbox.table import DEFAULT_TABLES
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import DUE_BYTES, RECORD_FIXED_BYTES, Record, encode_record, record_crc
-from qmq_pipeline.rows.outbox import ScanPlan, Witness, head_columns, plan_scan
+from qmq_pipeline.rows.outbox import (
+    ScanPlan,
+    Witness,
+    first_and_next_id,
+    head_columns,
+    plan_scan,
+    require_outbox,
+)
 from tests.pipeline.world import FAR_MS, START_MS, OutboxDatabase, messages
 
 HEAD_BYTES = RECORD_FIXED_BYTES + DUE_BYTES
@@ -61,3 +72,40 @@ def test_P4_a_scan_reads_all_rows_once_more_when_sqlite_may_have_given_numbers_o
     assert (last.first_id, last.next_id, last.next_mark) == (0, new + 1, new + 1)
     assert scan(last.next_mark, last.next_witness).first_id == new + 1
     database.close()
+
+
+def test_whoever_asks_where_an_outbox_begins_and_ends_does_not_walk_through_its_rows(
+    tmp_path: Path,
+) -> None:
+    database = OutboxDatabase(tmp_path / "orders.db")
+    database.insert(messages(MessageIds(1), 5_000), created_at_ms=FAR_MS)
+    section = database.section
+    asks: dict[str, Callable[[], object]] = {
+        "is there one": lambda: require_outbox(section),
+        "its ends": lambda: first_and_next_id(section),
+        "a scan of young rows": lambda: plan_scan(section, mark=0, known_open=(), safety_ms=1_000),
+    }
+    for name, ask in asks.items():
+        with steps_of_sqlite() as steps:
+            ask()
+        assert len(steps) < 10, name
+    database.close()
+
+
+@contextmanager
+def steps_of_sqlite() -> Iterator[list[int]]:
+    """One entry for each hundred steps that SQLite's machine takes: a walk through rows takes some for each."""
+    steps: list[int] = []
+
+    def count() -> int:
+        steps.append(1)
+        return 0
+
+    def on_connect(connection: Any, _: object) -> None:
+        connection.set_progress_handler(count, 100)
+
+    event.listen(sa.Engine, "connect", on_connect)
+    try:
+        yield steps
+    finally:
+        event.remove(sa.Engine, "connect", on_connect)

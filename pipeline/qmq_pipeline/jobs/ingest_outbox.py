@@ -15,7 +15,14 @@ import pyarrow as pa
 from qmq_client.settings.config import DatabaseSection
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.places.config import PipelineConfig
-from qmq_pipeline.rows.outbox import OPEN_IDS_MAX, ScanPlan, Witness, id_ranges, plan_scan
+from qmq_pipeline.rows.outbox import (
+    OPEN_IDS_MAX,
+    ScanPlan,
+    Witness,
+    id_ranges,
+    plan_scan,
+    require_outbox,
+)
 from qmq_pipeline.sources.task_source import run_tasks
 from qmq_pipeline.tables.commits import RangeFacts, range_facts
 from qmq_pipeline.tables.lake import Lake
@@ -35,10 +42,8 @@ def ingest_outbox(
     rows: dict[str, int] = {}
     if not config.databases:
         return rows
-    for (
-        section
-    ) in config.databases:  # whether there is something to read is seen before a folder is made
-        plan_scan(section, mark=0, known_open=(), safety_ms=0)
+    for section in config.databases:
+        require_outbox(section)  # before a folder is made
     lake.prepare()
     with lake.writing():
         lake.sweep(OUTBOX)

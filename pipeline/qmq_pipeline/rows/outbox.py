@@ -111,6 +111,12 @@ def plan_scan(
     )
 
 
+def require_outbox(section: DatabaseSection) -> None:
+    """Raise what a scan would when there is no such database, or no outbox in it; costs a row."""
+    with _outbox(section) as (_, outbox, connection):
+        connection.execute(sa.select(outbox.c.id).limit(1)).scalar()
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
     """How far a stream has come in one outbox."""
@@ -199,8 +205,11 @@ def _settled_id(
     is_here = (ids >= first_id) & (ids < next_id)
     young = sa.select(ids).where(is_here, outbox.c.created_at_ms > old_ms).order_by(ids).limit(1)
     first_young = connection.execute(young).scalar()
-    is_old = is_here if first_young is None else is_here & (ids < first_young)
-    last_old = connection.execute(sa.select(sa.func.max(ids)).where(is_old)).scalar()
+    # One bound on each side, and the highest by its place in the index: SQLite walks through all rows to a `max`
+    # with two upper bounds.
+    is_old = (ids >= first_id) & (ids < (next_id if first_young is None else first_young))
+    last = sa.select(ids).where(is_old).order_by(ids.desc()).limit(1)
+    last_old = connection.execute(last).scalar()
     return first_id if last_old is None else int(last_old) + 1
 
 
@@ -215,8 +224,10 @@ def first_and_next_id(section: DatabaseSection, *, from_id: int = 0) -> tuple[in
     with _outbox(section) as (engine, outbox, connection):
         now = sa.literal_column(dialect_of(engine).now_ms, sa.BigInteger())
         ids = outbox.c.id
-        ends = sa.select(sa.func.min(ids), sa.func.max(ids), now).where(ids >= from_id)
-        lowest, highest, now_ms = connection.execute(ends).one()
+        # Each by itself: asked for both at once SQLite walks through all rows.
+        ends = [sa.select(end(ids)).where(ids >= from_id) for end in (sa.func.min, sa.func.max)]
+        found = sa.select(*(end.scalar_subquery() for end in ends), now)
+        lowest, highest, now_ms = connection.execute(found).one()
     return (int(lowest), int(highest) + 1, int(now_ms)) if highest is not None else (0, 0, now_ms)
 
 

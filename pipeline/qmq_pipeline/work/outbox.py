@@ -27,7 +27,7 @@ from qmq_pipeline.tables.commits import RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import OUTBOX
 
-_OPEN_NAMES = frozenset(STATES[state] for state in OPEN)
+_OPEN_NAMES: Final = pa.array([STATES[state] for state in OPEN])
 #: A row that is like the one before in all of these is the same; `row_id` finds it.
 _LIKE: Final = tuple(
     name for name in OUTBOX.names if name not in ("database", "row_id", "scanned_at")
@@ -57,8 +57,8 @@ def scan_piece(
         for batch in batches(
             database, first_id=first, next_id=after, scanned_at_ms=scanned_at_ms, ids=ids
         ):
-            pairs = zip(batch["row_id"].to_pylist(), batch["state"].to_pylist(), strict=True)
-            open_ids.extend(row_id for row_id, state in pairs if state in _OPEN_NAMES)
+            is_open = pc.is_in(batch["state"], _OPEN_NAMES)
+            open_ids.extend(batch["row_id"].filter(is_open).to_pylist())
             yield before.without(batch)
 
     kind = "open" if ids else "range"
