@@ -13,15 +13,18 @@ import click
 
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.commands.broker_json import broker_address, broker_options, get_json
+from qmq_client.commands.exit_codes import UNREACHABLE, exit_code_of
 from qmq_client.commands.message_view import body_text
 from qmq_client.commands.table import printable, time_text
-from qmq_client.errors import BrokerRefusedError
+from qmq_client.errors import BrokerRefusedError, TransportError
 from qmq_client.transport.address import BrokerAddress
 
 #: Of one request.
 _COUNT_MAX: Final = 500
 #: Between looks at a subject that has nothing new.
 _LOOK_S: Final = 0.5
+#: Between questions to a broker that is away.
+_AWAY_S: Final = 1.0
 
 
 @click.command()
@@ -52,14 +55,29 @@ def tail(
     """Print the last messages of SUBJECT, oldest first; with --json one object per line.
 
     Messages lost to retention or a quarantine are skipped, and counted on standard error. Exit code 1
-    when there is no such subject; with --follow, wait for it.
+    when there is no such subject; with --follow, wait for it, and for a broker that is away after it
+    has answered once.
     """
     address = broker_address(broker, config_file)
     place = _last(address, subject, count) if first is None else first
     left = None if follow else count
+    has_answered = is_away = False
     while left is None or left > 0:
         asked = _COUNT_MAX if left is None else min(left, _COUNT_MAX)
-        messages, next_place = _messages(address, subject, place, asked, is_awaited=follow)
+        try:
+            messages, next_place = _messages(address, subject, place, asked, is_awaited=follow)
+        except TransportError as error:
+            # Nothing was printed of what failed, so to ask again repeats and skips nothing.
+            if not (follow and has_answered) or exit_code_of(error) != UNREACHABLE:
+                raise
+            if not is_away:
+                click.echo(f"{error}; waiting for the broker", err=True)
+            is_away = True
+            SYSTEM_CLOCK.sleep(_AWAY_S)
+            continue
+        if is_away:
+            click.echo(f"the broker is back; going on with message {place}", err=True)
+        has_answered, is_away = True, False
         for found in messages:
             click.echo(_line({"subject": subject, **found}, as_json))
         if gone := next_place - place - len(messages):

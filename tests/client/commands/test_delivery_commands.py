@@ -184,6 +184,40 @@ def test_tail_goes_on_with_what_is_stored_from_now_on(broker: BrokerProcess, sub
         following.communicate()
 
 
+def test_tail_waits_for_a_broker_that_is_away_and_repeats_and_skips_nothing(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        sent(broker, "orders", 2)
+        following = subprocess.Popen(
+            [sys.executable, "-u", "-m", "qmq_client.cli", "tail", "orders", "--follow"],
+            env=os.environ | {"QMQ_BROKER_URL": broker.url, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert following.stdout is not None
+            assert following.stderr is not None
+            assert [following.stdout.readline().split()[0] for _ in range(2)] == ["0", "1"]
+            for first in (2, 4):
+                broker.kill()
+                assert following.stderr.readline().endswith("; waiting for the broker\n")
+                broker.start()
+                assert f"going on with message {first}" in following.stderr.readline()
+                sent(broker, "orders", 2)
+                told = [following.stdout.readline().split()[0] for _ in range(2)]
+                assert told == [f"{first}", f"{first + 1}"]
+        finally:
+            following.kill()
+            following.communicate()
+
+
+def test_tail_says_at_once_that_nobody_answers_where_it_is_sent(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        broker.kill()
+        done = qmq(broker, "tail", "orders", "--follow", "--first", "0")
+    assert done.returncode == 3
+
+
 def test_subjects_are_listed_with_their_messages(broker: BrokerProcess, subject: str) -> None:
     sent(broker, subject, 4)
     (found,) = [
