@@ -17,6 +17,7 @@ from typing import Final
 
 from benchmarks.measure import percentile
 from benchmarks.result import Machine
+from qmq_client.wire.checksum import CRC32C_MADE_BY
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 #: File systems that live in memory: what is written there says nothing about durability.
@@ -35,7 +36,8 @@ def describe_machine(directory: Path) -> Machine:
         processor_count=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         kernel=f"{platform.system()} {platform.release()}",
-        python=f"{platform.python_implementation()} {platform.python_version()}",
+        python=f"{platform.python_implementation()} {platform.python_version()} with CRC-32C by "
+        f"{CRC32C_MADE_BY}",
         disk=describe_disk(directory),
         flush_ms=flush_ms(directory),
     )

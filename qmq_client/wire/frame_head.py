@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from functools import reduce
 from typing import Final
 
 import msgspec
 
-from qmq_client.wire.checksum import crc32c, crc32c_without, extend_crc32c
+from qmq_client.wire.checksum import crc32c, crc32c_without
 from qmq_client.wire.errors import ChecksumError, ProtocolError, UnknownVersionError
 from qmq_client.wire.frame_kind import FrameKind
 
@@ -69,7 +68,9 @@ def build_frame(
     frame_bytes = aligned(body_end)
     sent = _SENT.pack(FRAME_MAGIC, FRAME_VERSION, kind, subject_count, frame_bytes, record_count)
     fill = bytes(frame_bytes - body_end)
-    body_crc = reduce(extend_crc32c, map(bytes, (*parts, fill)), crc32c(sent))
+    body_crc = crc32c(sent)
+    for part in (*parts, fill):
+        body_crc = crc32c(part, body_crc)
     head = sent + _CRC.pack(body_crc)
     return b"".join((head, bytes(head_bytes - len(head)), *parts, fill))
 

@@ -32,7 +32,7 @@ from typing import Final
 
 import msgspec
 
-from qmq_client.wire.checksum import crc32c, extend_crc32c
+from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.errors import (
     ChecksumError,
     InvalidMessageError,
@@ -154,7 +154,7 @@ def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
             value=f"{record_bytes} bytes",
             remedy="Make it smaller.",
         )
-    return _CRC.pack(extend_crc32c(subject_crc, content)) + content
+    return _CRC.pack(crc32c(content, subject_crc)) + content
 
 
 def decode_record(subject: str, data: bytes) -> Record:
@@ -163,6 +163,8 @@ def decode_record(subject: str, data: bytes) -> Record:
     Raises `ChecksumError` when the bytes were altered or belong to another subject, and
     `ProtocolError` when they were never a record; nothing else.
     """
+    if not isinstance(data, bytes):
+        raise TypeError(f"a record is bytes, not {type(data).__name__}: its body is a part of them")
     if len(data) < RECORD_FIXED_BYTES:
         raise _too_short(data)
     crc, message_id, flags, key_bytes, tags_bytes, headers_bytes, header_count, born_at_ms = (
@@ -172,7 +174,7 @@ def decode_record(subject: str, data: bytes) -> Record:
         seed = _name_crc(subject)
     except (InvalidNameError, TypeError) as error:
         raise _no_subject(subject) from error
-    if extend_crc32c(seed, data[_CRC_BYTES:]) != crc:
+    if crc32c(data[_CRC_BYTES:], seed) != crc:
         raise _altered(subject)
     body_kind = _BODY_KINDS.get(flags)
     if body_kind is None:
@@ -217,7 +219,7 @@ def verify_record(subject: str, data: bytes) -> None:
         seed = _name_crc(subject)
     except (InvalidNameError, TypeError) as error:
         raise _no_subject(subject) from error
-    if extend_crc32c(seed, data[_CRC_BYTES:]) != record_crc(data):
+    if crc32c(data[_CRC_BYTES:], seed) != record_crc(data):
         raise _altered(subject)
 
 

@@ -18,7 +18,7 @@ SPARK = {"pyspark", "pyarrow", "pandas", "numpy"}
 WIRE_MAY_USE = {
     "__future__", "array", "binascii", "bisect", "collections", "dataclasses", "enum", "functools",
     "hashlib", "itertools", "json", "operator", "re", "string", "struct", "types", "typing", "unicodedata",
-    "zlib", "google_crc32c", "msgspec", "qmq_client",
+    "zlib", "fastcrc", "msgspec", "qmq_client",
 }  # fmt: skip
 
 LIST_MODULES = "import sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from qmq_broker.storage.ids.runs import IdRun, id_runs
-from qmq_client.wire.checksum import crc32c, extend_crc32c
+from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.columns import byte_column
 from qmq_client.wire.frame import FrameKind, MessageFrame
 from qmq_client.wire.record import DUE_BYTES, KEY_BYTES_POSITION, RECORD_FIXED_BYTES
@@ -48,7 +48,7 @@ def frame_keys(frame: MessageFrame) -> FrameKeys:
             strict=True,
         )
         keys = [data[at + after_fixed : at + after_fixed + count] for at, count in places if count]
-        hashes.update((extend_crc32c(seed, key), None) for key in dict.fromkeys(keys))
+        hashes.update((crc32c(key, seed), None) for key in dict.fromkeys(keys))
         index += run.count
     return FrameKeys(id_runs(frame), list(hashes))
 

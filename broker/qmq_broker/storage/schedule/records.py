@@ -14,7 +14,7 @@ from qmq_broker.storage.files.disk import DiskFile
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.schedule.columns import IN_SCHEDULE
 from qmq_broker.storage.schedule.files import ScheduleFiles
-from qmq_client.wire.checksum import crc32c, extend_crc32c
+from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.record import record_crc, verify_record
 
@@ -99,7 +99,7 @@ class ScheduleRecords:
             index
             for index, record in zip(order, records, strict=True)
             if not len(record) == sizes[index] > _CRC_BYTES
-            or extend_crc32c(seed, record[_CRC_BYTES:]) != record_crc(record)
+            or crc32c(record[_CRC_BYTES:], seed) != record_crc(record)
         ]
         for index in broken:
             found[index] = self._alone(bucket, subject, wanted, index)
