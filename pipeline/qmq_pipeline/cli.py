@@ -260,8 +260,11 @@ def run(*, skip_expired: bool, is_full: bool, out: str, **options: Any) -> None:
 def audit_text(done: AuditResult) -> str:
     """The verdict in some lines."""
     counts = ", ".join(f"{count:,} {kind}" for kind, count in done.findings.items())
+    verdict = "CLEAN" if done.is_clean else "FINDINGS"
+    if done.is_clean and done.coverage:
+        verdict += ", as far as it could be judged"
     lines = [
-        f"{'CLEAN' if done.is_clean else 'FINDINGS'}: {counts}",
+        f"{verdict}: {counts}",
         f"  judged as of {done.as_of.isoformat()}: {done.committed:,} committed, {done.stored:,} stored, "
         f"{done.delivered:,} of {done.expected:,} delivered, {done.settled:,} settled",
         *(f"  not judged: {reason}" for reason in done.coverage),

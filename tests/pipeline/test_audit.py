@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import sqlalchemy as sa
 
 from qmq_client.outbox.table import DEFAULT_TABLES
 from qmq_client.wire.message_id import MessageIds
+from qmq_pipeline.cli import audit_text
 from qmq_pipeline.jobs.audit import audit
 from qmq_pipeline.jobs.audit_window import Window, judged_ranges
 from qmq_pipeline.jobs.ingest import ingest
@@ -19,7 +21,7 @@ from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.commits import RangeFacts
 from qmq_pipeline.tables.lake import Lake
-from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, LIFECYCLE, OUTBOX
+from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, AUDIT_RUN, LIFECYCLE, OUTBOX
 from tests.pipeline.world import (
     FAR_MS,
     HOUR_MS,
@@ -119,6 +121,36 @@ def test_an_audit_starts_spark_only_for_a_doubt_or_a_cross_check(
     ingest(spark, config)
     assert audit(start, config).findings["ghost"] == 1
     assert len(started) == 2
+    database.close()
+
+
+def test_P4_an_audit_without_rows_to_compare_says_so_and_what_was_judged_all_the_same(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    database = OutboxDatabase(tmp_path / "orders.db", keep_sent_s=0)
+    directory = DataDirectory(tmp_path / "broker")
+    config = PipelineConfig(
+        tables=str(tmp_path / "tables"),
+        place=Place(path=str(directory.path)),
+        databases=(database.section,),
+    )
+    directory.append(messages(MessageIds(1), 9), at_ms=START_MS + 500)
+    directory.close()
+    ingest_outbox(spark, config)
+    ingest(spark, config)
+    found = audit(spark, config)
+    assert (found.is_clean, found.committed, found.stored) == (True, 0, 9)
+    (reason,) = found.coverage
+    assert "orders does not keep rows" in reason
+    assert "`committed` counts only those that a scan met" in reason
+    assert "judged by the log alone" in reason
+    assert "keep_sent_s" in reason
+    first, *_, last = audit_text(found).splitlines()
+    assert first.startswith("CLEAN, as far as it could be judged: 0 lost")
+    assert last == f"  not judged: {reason}"
+    assert audit_text(replace(found, coverage=())).startswith("CLEAN: 0 lost")
+    (run,) = Lake(config.tables).read(spark, AUDIT_RUN).collect()
+    assert run["coverage"].split("; ") == [reason], "the report takes it apart there"
     database.close()
 
 

@@ -89,8 +89,10 @@ def judged_window(lake: Lake, config: PipelineConfig) -> Window:
     kept = tuple(scans) if options.are_rows_kept else kept
     for name in sorted(set(scans) - set(kept)):
         coverage.append(
-            f"database {name} does not keep rows that were accepted (keep_sent_s): what was sent "
-            "between two scans is known from the log alone, and ghosts cannot be told"
+            f"database {name} does not keep rows that were accepted: `committed` counts only those that a scan "
+            "met. What came and went between two scans is judged by the log alone (stored once, unaltered, in "
+            "time if delayed, and delivered), not as to what was committed and is missing, nor ghosts. Set "
+            "keep_sent_s of the database longer than the time between two scans"
         )
     return Window(
         first_ms=max(first_ms, options.since_ms or 0),
