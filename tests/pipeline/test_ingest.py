@@ -129,6 +129,27 @@ def test_files_hold_the_rows_of_a_subject_together(tmp_path: Path) -> None:
     directory.close()
 
 
+def test_files_have_dictionaries_of_what_repeats_and_statistics_of_all_but_bodies(
+    tmp_path: Path,
+) -> None:
+    directory = DataDirectory(tmp_path / "broker")
+    many = [
+        msgspec.structs.replace(one, key="k", tags=("t",), headers=(("name", "value"),))
+        for one in messages(MessageIds(1), 200)
+    ]
+    directory.append(many, frame_records=50)
+    config = config_of(directory, tmp_path / "tables")
+    assert config.place is not None
+    whole = LogRange(0, directory.store.durable_offset)
+    (file,) = ingest_range(config.place, config.tables, COMMIT_LOG, whole)[MESSAGES.name].files
+    group = pq.ParquetFile(tmp_path / "tables" / "bronze" / "messages" / file.path).metadata
+    columns = [group.row_group(0).column(i) for i in range(group.num_columns)]
+    distinct = {"message_id", "counter", "sequence", "record_crc", "body"}
+    assert {one.path_in_schema for one in columns if not one.has_dictionary_page} == distinct
+    assert [one.path_in_schema for one in columns if not one.is_stats_set] == ["body"]
+    directory.close()
+
+
 def test_P3_a_hole_in_the_sequences_fails_and_names_it() -> None:
     def facts(first: int, after: int, *lost: tuple[int, int]) -> RangeFacts:
         return RangeFacts(

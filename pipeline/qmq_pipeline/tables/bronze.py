@@ -7,9 +7,14 @@ from typing import Final
 from qmq_pipeline.tables.table import Column, Table
 
 _ID_COLUMNS: Final = (
-    Column("message_id", "text", "32 hex digits"),
+    Column("message_id", "text", "32 hex digits", is_distinct=True),
     Column("producer", "long", "first half of the id: the producer's instance, as a signed number"),
-    Column("counter", "long", "second half of the id: the producer's counter, as a signed number"),
+    Column(
+        "counter",
+        "long",
+        "second half of the id: the producer's counter, as a signed number",
+        is_distinct=True,
+    ),
 )
 #: Where in the commit log something stands.
 _FRAME_COLUMNS: Final = (
@@ -18,10 +23,20 @@ _FRAME_COLUMNS: Final = (
 )
 _MESSAGE_COLUMNS: Final = (
     Column("subject", "text", "the stream it was sent to"),
-    Column("sequence", "long", "its place in the subject, from 0; null while it is delayed"),
+    Column(
+        "sequence",
+        "long",
+        "its place in the subject, from 0; null while it is delayed",
+        is_distinct=True,
+    ),
     *_FRAME_COLUMNS,
     *_ID_COLUMNS,
-    Column("record_crc", "long", "checksum that the producer made of subject and record"),
+    Column(
+        "record_crc",
+        "long",
+        "checksum that the producer made of subject and record",
+        is_distinct=True,
+    ),
     Column("key", "text", "ordering key, null for none"),
     Column("tags", "texts", "tags, empty for none"),
     Column("headers", "pairs", "headers, empty for none"),
@@ -31,7 +46,7 @@ _MESSAGE_COLUMNS: Final = (
     Column("due_at", "time", "not to be delivered before; null for at once"),
     Column("expires_at", "time", "of no use any more from then on; null for never"),
     Column("body_bytes", "int", "length of the body"),
-    Column("body", "bytes", "the body as the producer gave it"),
+    Column("body", "bytes", "the body as the producer gave it", is_distinct=True),
 )
 
 MESSAGES: Final = Table(
@@ -114,7 +129,7 @@ OUTBOX: Final = Table(
     key=("database", "message_id"),
     columns=(
         Column("database", "text", "name of the database"),
-        Column("row_id", "long", "the row's number"),
+        Column("row_id", "long", "the row's number", is_distinct=True),
         *_ID_COLUMNS,
         Column("subject", "text", "the subject"),
         Column("state", "text", "live, parked or sent"),
@@ -123,7 +138,12 @@ OUTBOX: Final = Table(
         Column("due_at", "time", "next try; of a row that is sent: kept until"),
         Column("sent_at", "time", "accepted; known only of rows that are kept, see the page"),
         Column("deliver_at", "time", "the message's own due time; null for at once"),
-        Column("record_crc", "long", "checksum that the producer made of subject and record"),
+        Column(
+            "record_crc",
+            "long",
+            "checksum that the producer made of subject and record",
+            is_distinct=True,
+        ),
         Column("record_bytes", "int", "length of the record"),
         Column("last_error", "text", "why the last try failed"),
         Column("scanned_at", "time", "when this row was read, by the database's clock"),

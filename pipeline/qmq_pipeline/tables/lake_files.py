@@ -11,7 +11,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -116,13 +116,18 @@ class LakeFiles:
     ) -> tuple[int, int]:
         """Write a Parquet file; its rows and bytes."""
         version = {SCHEMA_KEY: f"{table.name}/{table.version}".encode()}
+        how: dict[str, Any] = {
+            "compression": COMPRESSION,
+            "use_dictionary": table.repeating,
+            "write_statistics": table.compared,
+        }
         rows = 0
         with self._whole(path) as stream:
             writer: pq.ParquetWriter | None = None
             for batch in batches:
                 if writer is None:
                     schema = batch.schema.with_metadata(version)
-                    writer = pq.ParquetWriter(stream, schema, compression=COMPRESSION)
+                    writer = pq.ParquetWriter(stream, schema, **how)
                 writer.write_batch(batch, row_group_size=ROW_GROUP_ROWS)
                 rows += batch.num_rows
             if writer is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +21,11 @@ KINDS: Final[dict[str, tuple[str, pa.DataType]]] = {
     "time": ("TIMESTAMP", pa.timestamp("us", tz="UTC")),
     "day": ("DATE", pa.date32()),
 }
+#: Where Parquet keeps the values of kinds that have several.
+_LEAVES: Final = {
+    "texts": (".list.element",),
+    "pairs": (".key_value.key", ".key_value.value"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,8 @@ class Column:
     #: A key of `KINDS`.
     kind: str
     meaning: str
+    #: Nearly every row has a value of its own: a dictionary of them in a file would be as long as the column.
+    is_distinct: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +56,24 @@ class Table:
     def names(self) -> tuple[str, ...]:
         """The columns' names in order."""
         return tuple(column.name for column in self.columns)
+
+    @property
+    def repeating(self) -> list[str]:
+        """Paths in a Parquet file of the values that come again and again, and are worth a dictionary."""
+        return self._leaves(lambda column: not column.is_distinct)
+
+    @property
+    def compared(self) -> list[str]:
+        """Paths of the values that somebody may look for, and are worth statistics: all but bytes."""
+        return self._leaves(lambda column: column.kind != "bytes")
+
+    def _leaves(self, is_wanted: Callable[[Column], bool]) -> list[str]:
+        return [
+            f"{column.name}{leaf}"
+            for column in self.columns
+            if is_wanted(column)
+            for leaf in _LEAVES.get(column.kind, ("",))
+        ]
 
     def ddl(self, names: Sequence[str] | None = None) -> str:
         """The schema as Spark reads it, of all columns or of those named, in the order given."""
