@@ -225,9 +225,9 @@ def first_and_next_id(section: DatabaseSection, *, from_id: int = 0) -> tuple[in
         now = sa.literal_column(dialect_of(engine).now_ms, sa.BigInteger())
         ids = outbox.c.id
         # Each by itself: asked for both at once SQLite walks through all rows.
-        ends = [sa.select(end(ids)).where(ids >= from_id) for end in (sa.func.min, sa.func.max)]
-        found = sa.select(*(end.scalar_subquery() for end in ends), now)
-        lowest, highest, now_ms = connection.execute(found).one()
+        lower = sa.select(sa.func.min(ids)).where(ids >= from_id).scalar_subquery()
+        upper = sa.select(sa.func.max(ids)).where(ids >= from_id).scalar_subquery()
+        lowest, highest, now_ms = connection.execute(sa.select(lower, upper, now)).one()
     return (int(lowest), int(highest) + 1, int(now_ms)) if highest is not None else (0, 0, now_ms)
 
 
