@@ -9,6 +9,8 @@ import pytest
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.faults import Fault, Level
 from qmq_broker.storage.files.small_file import read_file
+from qmq_broker.storage.index import key_index
+from qmq_broker.storage.index.key_index_file import INDEX_HEADER_BYTES
 from qmq_broker.storage.upkeep.verify import verify_store
 from tests.broker.storage.damaged import flip
 from tests.broker.storage.keyed import Keyed, check_answers
@@ -44,6 +46,25 @@ def change(world: Keyed, path: str, how: Callable[[bytes], bytes]) -> None:
 def test_a_whole_index_has_no_faults() -> None:
     world = indexed()
     assert len(names(world)) > 2
+    assert faults(world) == []
+
+
+@pytest.mark.parametrize("room_bytes", [0, 1, INDEX_HEADER_BYTES])
+def test_a_file_that_found_no_room_for_its_beginning_is_whole_when_there_is_some(
+    monkeypatch: pytest.MonkeyPatch, room_bytes: int
+) -> None:
+    monkeypatch.setattr(key_index, "TAIL_BYTES_MAX", 1)
+    world = Keyed()
+    for _ in range(4):
+        world.send("a", "b", None)
+    world.disk.capacity_bytes = 2**40
+    world.disk.capacity_bytes -= world.disk.free_bytes() - room_bytes
+    for _ in range(3):
+        world.store.index.step(200)
+    assert read_file(world.disk, names(world)[0]) is not None
+    world.disk.capacity_bytes = 2**40
+    world.catch_up()
+    world.store.close()
     assert faults(world) == []
 
 

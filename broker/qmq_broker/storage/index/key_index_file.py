@@ -189,9 +189,10 @@ class IndexFile:
         if not self._tail:
             return
         if self._file is None:
-            self._file = self._disk.open(self.path, is_new=True)
-            self._file.truncate(0)
-            self._file.write(0, [self._header()])
+            file = self._disk.open(self.path, is_new=True)
+            file.truncate(0)
+            file.write(0, [self._header()])
+            self._file = file  # not before: where there was no room, the next try begins anew
         position = self._entry_position(self._written_count + 1)
         tail = bytes(self._tail)
         self._file.write(position, [tail])
