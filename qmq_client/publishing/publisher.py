@@ -106,6 +106,7 @@ class Publisher:
             **self._counts,
             handed_over=queue.handed_over,
             dropped=queue.dropped,
+            undeleted=self._store.undeleted,
             queued=len(queue) + len(self._ready) + len(self._held),
         )
 

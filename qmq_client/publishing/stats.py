@@ -27,6 +27,9 @@ class PublisherStats:
     held: int = 0
     #: Accepted rows deleted, or kept for an audit.
     deleted: int = 0
+    #: Accepted rows that the database did not delete, and that were marked as sent; `qmq doctor` names
+    #: what keeps them.
+    undeleted: int = 0
     #: Requests to the broker.
     requests: int = 0
     #: Calls of the store that deleted.

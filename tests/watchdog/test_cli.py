@@ -229,3 +229,20 @@ def test_the_daemon_refuses_a_wrong_configuration_at_once() -> None:
     result = CliRunner().invoke(root, ["watchdog", "run", "--database", "orders"])
     assert result.exit_code == 2
     assert "orders: not known (in --database)" in result.output
+
+
+@pytest.mark.parametrize("option", [["--metrics-listen", "127.0.0.1:0"], ["--poll-s", "3"]])
+def test_a_single_pass_refuses_what_only_the_daemon_has_a_use_for(
+    option: list[str], tmp_path: Path
+) -> None:
+    words = [
+        "watchdog",
+        "run",
+        "--once",
+        "--database",
+        f"sqlite:///{tmp_path / 'shop.db'}",
+        *option,
+    ]
+    result = CliRunner().invoke(root, words)
+    assert result.exit_code == 2
+    assert f"{option[0]}: given with --once" in result.output

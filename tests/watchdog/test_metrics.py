@@ -66,6 +66,25 @@ def never() -> bool:
     return False
 
 
+def test_rows_that_the_database_keeps_are_counted_at_each_attempt(
+    database: Database, watched: Watched
+) -> None:
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE TRIGGER veto BEFORE DELETE ON qmq_outbox BEGIN SELECT RAISE(IGNORE); END"
+        )
+    job = watched.add(database)
+    put_rows(database, 3)
+    job.step(never)
+    assert watched.value("undeleted_total", database="shop") == 3
+    job.step(never)
+    assert watched.value("undeleted_total", database="shop") == 3
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE qmq_outbox SET due_at_ms = 0")
+    assert database.store.purge_sent() == 3
+    assert watched.value("undeleted_total", database="shop") == 6
+
+
 def test_counts_and_ages_are_those_of_the_outbox(database: Database, watched: Watched) -> None:
     job = watched.add(database)
     ids = put_rows(database, 3)
@@ -78,6 +97,7 @@ def test_counts_and_ages_are_those_of_the_outbox(database: Database, watched: Wa
     assert watched.value("rows", database="shop", state="due") == 0
     assert watched.value("rows", database="shop", state="parked") == 1
     assert watched.value("sweeps_total", database="shop") == 1
+    assert watched.value("undeleted_total", database="shop") == 0
     assert watched.value("breaker_open", database="shop") == 0
     assert watched.value("databases") == 1
 

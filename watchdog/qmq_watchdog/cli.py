@@ -149,11 +149,23 @@ def run(*, log_level: str, once: bool, as_json: bool, ignore_parked: bool, **opt
     """
     _log(log_level)
     if once:
+        _refuse_with_once(options)
         _sweep_once(options, as_json=as_json, ignore_parked=ignore_parked)
     service = Service(_configuration(options), os.environ)
     stopping, reloading = _on_signals()
     is_clean = service.run(stopping, reloading, lambda: _configuration(options))
     _leave(DONE if is_clean else ATTENTION, is_clean=is_clean)
+
+
+def _refuse_with_once(options: Mapping[str, Any]) -> None:
+    """Of a file and of the environment these are taken for the daemon's; said here they were meant."""
+    for name in ("metrics_listen", "poll_s"):
+        if options[name] is not None:
+            raise ConfigurationError(
+                setting=f"--{name.replace('_', '-')}",
+                value="given with --once, and a single pass has no use for it",
+                remedy="Leave out one of the two.",
+            )
 
 
 def _log(log_level: str) -> None:

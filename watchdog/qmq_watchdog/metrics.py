@@ -100,9 +100,16 @@ def _counters(jobs: list[SweepJob]) -> Iterator[Metric]:
     seconds = CounterMetricFamily(
         f"{_PREFIX}_sweep_seconds", "Time in sweeps.", labels=["database"]
     )
+    undeleted = CounterMetricFamily(
+        f"{_PREFIX}_undeleted",
+        "Rows that the database kept when they were to be deleted, at each attempt.",
+        labels=["database"],
+    )
     for job in jobs:
         seconds.add_metric([job.name], job.totals.seconds)
+        undeleted.add_metric([job.name], job.database.store.undeleted)
     yield seconds
+    yield undeleted
 
 
 def _breakers(jobs: Mapping[str, Job]) -> Metric:

@@ -26,7 +26,8 @@ class Settling:
         """`is_refused`: see `OutboxDialect`."""
         self._outbox = outbox
         self._now_ms = now_ms
-        self._undeleted = Undeleted(outbox, now_ms, is_refused)
+        #: Of rows that the database keeps.
+        self.undeleted = Undeleted(outbox, now_ms, is_refused)
 
     def remove(
         self,
@@ -47,13 +48,13 @@ class Settling:
             return self._keep(connection, message_ids, token, keep_ms)
         columns, token_is = self._outbox.c, {"token": token}
         if is_wary:
-            return self._undeleted.delete_what_can_be(
+            return self.undeleted.delete_what_can_be(
                 connection, columns.message_id, message_ids, token_is
             )
         removed = self._delete(connection, message_ids, token, claimed)
         if removed < len(message_ids):
             # Mostly they are somebody else's by now. What is ours still, the database has kept.
-            removed += self._undeleted.mark(connection, columns.message_id, message_ids, token_is)
+            removed += self.undeleted.mark(connection, columns.message_id, message_ids, token_is)
         return removed
 
     def purge(
@@ -65,10 +66,10 @@ class Settling:
         """
         number, state_is = self._outbox.c.id, {"state": SENT}
         if is_wary:
-            return self._undeleted.delete_what_can_be(connection, number, row_ids, state_is)
+            return self.undeleted.delete_what_can_be(connection, number, row_ids, state_is)
         deleted = sum(delete_by(connection, number, ids) for ids in chunks(row_ids))
         if deleted < len(row_ids):
-            deleted += self._undeleted.mark(connection, number, row_ids, state_is)
+            deleted += self.undeleted.mark(connection, number, row_ids, state_is)
         return deleted
 
     def give_back(

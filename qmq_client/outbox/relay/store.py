@@ -64,6 +64,14 @@ class OutboxStore:
         )
         self._settling = Settling(self._outbox, self._now_ms, self._dialect.is_refused)
 
+    @property
+    def undeleted(self) -> int:
+        """Rows that the database kept when they were to be deleted, as often as that was tried here.
+
+        Their messages are accepted; see `undeleted.py`.
+        """
+        return self._settling.undeleted.count
+
     def claim(
         self,
         *,

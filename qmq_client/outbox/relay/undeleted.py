@@ -44,7 +44,8 @@ class Undeleted:
         self._outbox = outbox
         self._now_ms = now_ms
         self._is_refused = is_refused
-        self._marked = 0
+        #: Rows that were marked until now; one that stays is counted at each attempt.
+        self.count = 0
 
     def delete_what_can_be(
         self,
@@ -106,11 +107,11 @@ class Undeleted:
 
     def _tell(self, marked: int, text: str) -> None:
         """A line when their number doubles, however many there are."""
-        before, self._marked = self._marked, self._marked + marked
-        if self._marked.bit_length() > before.bit_length():
+        before, self.count = self.count, self.count + marked
+        if self.count.bit_length() > before.bit_length():
             _log.error(
                 "%d rows of %s are %s. `qmq doctor` looks for the cause",
-                self._marked,
+                self.count,
                 self._outbox.fullname,
                 text,
             )
