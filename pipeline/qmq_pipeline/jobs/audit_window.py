@@ -18,6 +18,13 @@ from qmq_pipeline.work.ranges import ALTERED, ALTERED_COUNT
 #: By which the clocks of a database and of the broker may differ.
 _CLOCKS_MS: Final = 3_600_000
 _FOR_EVER_MS: Final = 253_402_300_799_999
+#: Of a database without `keep_sent_s`; no "; ", which stands between reasons.
+_ROWS_GO: Final = (
+    "does not keep rows that were accepted: `committed` counts only those that a scan met. What came and went "
+    "between two scans is judged by the log alone (stored once, unaltered, in time if delayed, and delivered), "
+    "not as to what was committed and is missing, nor ghosts. Set keep_sent_s of the database longer than the "
+    "time between two scans"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +95,7 @@ def judged_window(lake: Lake, config: PipelineConfig) -> Window:
     )
     kept = tuple(scans) if options.are_rows_kept else kept
     for name in sorted(set(scans) - set(kept)):
-        coverage.append(
-            f"database {name} does not keep rows that were accepted: `committed` counts only those that a scan "
-            "met. What came and went between two scans is judged by the log alone (stored once, unaltered, in "
-            "time if delayed, and delivered), not as to what was committed and is missing, nor ghosts. Set "
-            "keep_sent_s of the database longer than the time between two scans"
-        )
+        coverage.append(f"database {name} {_ROWS_GO}")
     return Window(
         first_ms=max(first_ms, options.since_ms or 0),
         next_ms=max(0, min(next_ms, options.until_ms or _FOR_EVER_MS)),
