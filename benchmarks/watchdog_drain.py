@@ -164,11 +164,13 @@ def sweep(control: Control, *, url: str, broker_url: str) -> None:
     import httpx  # noqa: F401  # loaded with the first request otherwise; a daemon has it long since
 
     from qmq_watchdog.databases import open_database
+    from qmq_watchdog.service import settle_memory
     from qmq_watchdog.sweep import Sweep
 
     transport = HttpTransport(broker_url)
     database = open_database(DatabaseSection(name="stuck", url=url), {})
     sweeping = Sweep(database, transport)
+    settle_memory()  # as the daemon does
     control.tell("ready")
     row_count = control.hear()
     sent = 0

@@ -6,6 +6,7 @@ configuration and, where one is named, from the registry; metrics where they are
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
@@ -86,6 +87,8 @@ class Service:
                 cleanup.callback(self.endpoint.close)
                 log_event("metrics.started", address=self.endpoint.address)
             self._say_started()
+            settle_memory()
+            cleanup.callback(gc.unfreeze)
             self.daemon.start()
             while not stopping.wait(LOOK_S):
                 self.health.beat()
@@ -146,3 +149,13 @@ class Service:
             refresh_s=section.refresh_s,
             random=random,
         )
+
+
+def settle_memory() -> None:
+    """Leave what the process was started with out of collections to come, until `gc.unfreeze`.
+
+    Each claim makes thousands of objects, so Python often looks whether old ones form a circle that
+    nobody needs: through all modules, which took a fifth of a claim's time.
+    """
+    gc.collect()
+    gc.freeze()
