@@ -6,7 +6,7 @@ answered and the subjects become visible, in one call into the loop per commit. 
 write or sync poisons the writer: nothing is acknowledged any more, and every request that waits is
 told why.
 
-`submit` belongs to the loop thread, `step` to the writer thread (or to a test).
+`submit` belongs to the loop thread, `run` and `step` to the writer thread (or to a test).
 """
 
 from __future__ import annotations
@@ -28,8 +28,13 @@ from qmq_client.wire.message_id import format_message_id
 
 #: Requests of one commit; bounds how long the first of them waits for the last.
 REQUESTS_PER_COMMIT_MAX: Final = 1024
-#: How long the writer waits for a request before the store gets a turn.
+#: How long the writer waits for a request before the store gets its next turn.
 IDLE_S: Final = 0.5
+#: How long after a commit the store may wait for a turn while requests keep coming: its turn takes as long
+#: as a small commit, and the answers of the next one, and the loop, would wait for it each time.
+TURN_S: Final = 0.005
+#: How long after a commit the next request is waited for before the store gets its turn.
+PAUSE_S: Final = 0.001
 _STOP: Final = None
 _WAKE: Final = object()
 
@@ -89,6 +94,8 @@ class CommitWriter:
         #: Submission time and length of each request that was not answered yet, in order.
         self._unanswered: deque[tuple[float, int]] = deque()
         self._poison: PoisonedError | None = None
+        #: When the store had its last turn.
+        self._turn_s = clock.monotonic_s()
         self.waiting_bytes = 0
 
     def submit(self, frame: MessageFrame, on_done: OnDone) -> None:
@@ -118,11 +125,34 @@ class CommitWriter:
         self._submissions.put(_WAKE)
 
     def step(self, *, wait_s: float = 0.0) -> CommitCounts:
-        """One commit of everything that waits; waits up to `wait_s` for the first request.
+        """One commit of everything that waits, then a turn of the store; waits up to `wait_s` for the
+        first request."""
+        counts = self._commit_waiting(wait_s)
+        self._give_turn()
+        return counts
 
-        Then the store gets its turn for what it does by time: nobody's answer waits for that. One
-        chore is done in each step, so that no number of them holds up a commit; while one is left,
-        nothing is waited for, and the last step does them all.
+    def run(self) -> None:
+        """Commit until `stop`; what waits then is committed first.
+
+        The store gets its turn, for what it does by time, when no request follows, or after `TURN_S`.
+        """
+        wait_s, is_stopped = IDLE_S, False
+        while not is_stopped:
+            counts = self._commit_waiting(wait_s)
+            is_stopped = counts.is_stopped
+            age_s = self._clock.monotonic_s() - self._turn_s
+            wait_s = PAUSE_S if counts.requests and age_s < TURN_S else IDLE_S
+            if wait_s == IDLE_S or is_stopped:
+                self._give_turn()
+
+    def stop(self) -> None:
+        """Let `run` end behind everything submitted so far. Safe to call twice."""
+        self._submissions.put(_STOP)
+
+    def _commit_waiting(self, wait_s: float) -> CommitCounts:
+        """One commit, and one chore, so that no number of them holds up a commit.
+
+        While a chore is left nothing is waited for, and the last commit is followed by all of them.
         """
         submissions, is_stopped = self._gather(wait_s if self._chores.empty() else 0.0)
         while not self._chores.empty():
@@ -132,21 +162,16 @@ class CommitWriter:
         if submissions:
             outcomes = self._commit([submission.frame for submission in submissions])
             self._post(lambda: self._publish(submissions, outcomes))
-        self._guarded(self._store.step)
         return CommitCounts(
             requests=len(submissions),
             messages=sum(submission.frame.header.record_count for submission in submissions),
             is_stopped=is_stopped,
         )
 
-    def run(self) -> None:
-        """Commit until `stop`; what waits then is committed first."""
-        while not self.step(wait_s=IDLE_S).is_stopped:
-            pass
-
-    def stop(self) -> None:
-        """Let `run` end behind everything submitted so far. Safe to call twice."""
-        self._submissions.put(_STOP)
+    def _give_turn(self) -> None:
+        """Let the store do what it does by time."""
+        self._turn_s = self._clock.monotonic_s()
+        self._guarded(self._store.step)
 
     def _check_room(self, now_s: float, frame_bytes: int) -> None:
         if not self._unanswered:

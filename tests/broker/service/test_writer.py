@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +40,8 @@ class CountingStore:
 
     def __init__(self, rig: Rig) -> None:
         self.calls: list[str] = []
+        self.on_publish: Callable[[], object] = lambda: None
+        self.on_step: Callable[[], object] = lambda: None
         self._store = rig.store
         rig.broker.writer._store = self  # type: ignore[assignment]  # in its place
 
@@ -49,9 +52,11 @@ class CountingStore:
     def publish(self) -> None:
         self.calls.append("publish")
         self._store.publish()
+        self.on_publish()
 
     def step(self) -> bool:
         self.calls.append("step")
+        self.on_step()
         return self._store.step()
 
 
@@ -83,6 +88,41 @@ def test_no_answer_waits_for_what_the_store_does_by_time(rig: Rig) -> None:
     rig.broker.writer.step()
     assert order == ["append 1", "publish", "answered"]
     assert store.calls == ["append 1", "publish", "step"]
+
+
+@pytest.mark.parametrize(
+    ("commit_ms", "turns"),
+    [(0, [4]), (2, [3, 4]), (10, [1, 2, 3, 4, 4])],
+)
+def test_while_requests_keep_coming_the_store_has_its_turn_by_time_and_at_the_end(
+    rig: Rig, commit_ms: int, turns: list[int]
+) -> None:
+    """Its turn takes as long as a small commit, and the answers behind it would wait for it."""
+    store = CountingStore(rig)
+    left = 4
+
+    def commit() -> None:
+        nonlocal left
+        left -= 1
+        rig.clock.pass_ms(commit_ms)
+        if left:
+            rig.submit(make_frame([b"a"]))
+        else:
+            rig.broker.writer.stop()
+
+    store.on_publish = commit
+    rig.submit(make_frame([b"a"]))
+    rig.broker.writer.run()
+    commits = [store.calls[: i + 1].count("publish") for i in _places_of("step", store.calls)]
+    assert commits == turns
+
+
+def test_the_store_has_its_turn_when_no_request_follows(rig: Rig) -> None:
+    store = CountingStore(rig)
+    store.on_step = rig.broker.writer.stop
+    rig.submit(make_frame([b"a"]))
+    rig.broker.writer.run()
+    assert store.calls[:3] == ["append 1", "publish", "step"]
 
 
 def test_B2_a_message_is_given_to_nobody_before_it_is_durable(rig: Rig) -> None:
@@ -347,3 +387,7 @@ def _step(rig: Rig, frame: bytes) -> list[Placed | Exception]:
     rig.broker.writer.step()
     rig.run_posted()
     return outcomes
+
+
+def _places_of(call: str, calls: Sequence[str]) -> list[int]:
+    return [place for place, other in enumerate(calls) if other == call]
