@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -30,6 +31,7 @@ from qmq_client.wire.names import check_name, is_name, shorten
 from qmq_client.wire.record import MESSAGE_ID_POSITION, RECORD_FIXED_BYTES, record_tag_hashes
 
 _SUBJECT: Final = struct.Struct(">IB")
+_SEQUENCE: Final = struct.Struct(">Q")
 
 
 class SubjectRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,16 +137,14 @@ def parse_message_frame(
     if not 1 <= count <= limits.records_per_frame:
         raise ProtocolError(f"{count} records; allowed: 1 to {limits.records_per_frame}", offset=12)
     runs, position = parse_subjects(data, header)
-    if position + 12 * count > len(data):
+    first_record = position + 12 * count
+    if first_record > len(data):
         raise ProtocolError("frame ends inside its record table", offset=position)
-    lengths, positions, next_position = _places(data, position, count)
+    lengths, positions, shortest, longest, after = _places(data, position, count)
     first_mark = len(data) - mark_bytes(header.kind, count)
-    fill_bytes = first_mark - next_position
-    if not 0 <= fill_bytes < FRAME_ALIGNMENT_BYTES or any(data[next_position:first_mark]):
+    if not 0 <= first_mark - after < FRAME_ALIGNMENT_BYTES or any(data[after:first_mark]):
         raise ProtocolError("record lengths do not add up to the frame", offset=position)
-    sizes = lengths[:1] if isinstance(positions, range) else lengths
-    is_long = len(data) > limits.record_bytes and max(sizes) > limits.record_bytes
-    if is_long or min(sizes) < RECORD_FIXED_BYTES:
+    if shortest < RECORD_FIXED_BYTES or longest > limits.record_bytes:
         raise ProtocolError(
             f"record length outside {RECORD_FIXED_BYTES} to {limits.record_bytes}", offset=position
         )
@@ -157,17 +157,34 @@ def parse_message_frame(
     )
 
 
-def _places(data: bytes, first: int, count: int) -> tuple[tuple[int, ...], Sequence[int], int]:
-    """Lengths and positions of records by the columns from `first` on, and the position behind them."""
+class _Places(NamedTuple):
+    """Where records stand that follow each other."""
+
+    lengths: tuple[int, ...]
+    positions: Sequence[int]
+    shortest: int
+    longest: int
+    #: Position behind the last of them.
+    after: int
+
+
+def _places(data: bytes, first: int, count: int) -> _Places:
+    """The places of records by the columns from `first` on."""
     first_position, column = first + 12 * count, data[first : first + 4 * count]
     if column == column[:4] * count:
-        length = int.from_bytes(column[:4])
-        after = first_position + count * length
-        # A range cannot step by nothing; such a frame is refused for the length of its records.
-        return (length,) * count, range(first_position, after, length or 1), after
+        return _even_places(first_position, count, int.from_bytes(column[:4]))
     lengths: tuple[int, ...] = struct.unpack(f">{count}I", column)
     *positions, after = accumulate(lengths, initial=first_position)
-    return lengths, tuple(positions), after
+    return _Places(lengths, tuple(positions), min(lengths), max(lengths), after)
+
+
+@lru_cache(maxsize=64)
+def _even_places(first_position: int, count: int, length: int) -> _Places:
+    """The places of records of one length: the same in all frames of one shape."""
+    after = first_position + count * length
+    # A range cannot step by nothing; such a frame is refused for the length of its records.
+    positions = range(first_position, after, length or 1)
+    return _Places((length,) * count, positions, length, length, after)
 
 
 def parse_subjects(data: bytes, header: FrameHeader) -> tuple[tuple[SubjectRun, ...], int]:
@@ -178,23 +195,41 @@ def parse_subjects(data: bytes, header: FrameHeader) -> tuple[tuple[SubjectRun, 
     subject_count = header.subject_count
     if not 1 <= subject_count <= SUBJECTS_PER_FRAME_MAX:
         raise ProtocolError(f"{subject_count} subjects in a message frame", offset=6)
-    sequences = struct.unpack_from(f">{subject_count}Q", data, FRAME_HEADER_BYTES)
+    first = position = header.head_bytes
+    try:
+        for _ in range(subject_count):
+            position += _SUBJECT.size + data[position + _SUBJECT.size - 1]
+    except IndexError:
+        raise ProtocolError("frame ends inside its subject table", offset=position) from None
+    sequences, table = data[FRAME_HEADER_BYTES:first], data[first:position]
+    # A frame that was not stored yet has no sequences, and the table of many others.
+    is_new = not any(sequences)
+    runs = (_known_runs if is_new else _read_runs)(table, sequences)
+    if sum([run.count for run in runs]) != header.record_count:
+        raise ProtocolError("subject counts do not add up to the records", offset=12)
+    return runs, position
+
+
+def _read_runs(table: bytes, sequences: bytes) -> tuple[SubjectRun, ...]:
+    """The runs of a subject table that may end inside its last name; raises `ProtocolError`."""
     runs: dict[str, SubjectRun] = {}
-    position, records = header.head_bytes, 0
-    for first_sequence in sequences:
-        if position + _SUBJECT.size > len(data):
-            raise ProtocolError("frame ends inside its subject table", offset=position)
-        count, name_bytes = _SUBJECT.unpack_from(data, position)
+    position = 0
+    for (first_sequence,) in _SEQUENCE.iter_unpack(sequences):
+        count, name_bytes = _SUBJECT.unpack_from(table, position)
         position += _SUBJECT.size
-        name = data[position : position + name_bytes].decode("latin-1")
+        name = table[position : position + name_bytes].decode("latin-1")
         if not count or len(name) != name_bytes or not is_name(name) or name in runs:
-            raise ProtocolError(f"subject {shorten(name)} of {count} records", offset=position)
+            raise ProtocolError(
+                f"subject {shorten(name)} of {count} records",
+                offset=FRAME_HEADER_BYTES + len(sequences) + position,
+            )
         runs[name] = SubjectRun(subject=name, count=count, first_sequence=first_sequence)
         position += name_bytes
-        records += count
-    if records != header.record_count:
-        raise ProtocolError("subject counts do not add up to the records", offset=12)
-    return tuple(runs.values()), position
+    return tuple(runs.values())
+
+
+#: The same for tables that come again and again.
+_known_runs: Final = lru_cache(maxsize=256)(_read_runs)
 
 
 def _too_large(field: str, limit: int, value: int) -> TooLargeError:

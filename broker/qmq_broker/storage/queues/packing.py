@@ -32,25 +32,32 @@ _WORD_END: Final = 2**32
 def pack_entries(frame: MessageFrame, physical_offset: int) -> bytearray:
     """The consume queue entries of all records of a frame that stands at `physical_offset`."""
     data, positions, count = frame.data, frame.positions, frame.header.record_count
-    hashes_first = positions[0] - _HASH_BYTES * count
-    lengths = data[hashes_first - _WORD_BYTES * count : hashes_first]
-    hashes = data[hashes_first : positions[0]]
-    first_offset = physical_offset + positions[0]
-    first = _FIRST.pack(first_offset) + lengths[:_WORD_BYTES] + hashes[:_HASH_BYTES]
+    first_position = positions[0]
+    hashes_first = first_position - _HASH_BYTES * count
+    lengths_first = hashes_first - _WORD_BYTES * count
+    hashes = data[hashes_first:first_position]
+    first_offset = physical_offset + first_position
+    first = b"".join(
+        (
+            _FIRST.pack(first_offset),
+            data[lengths_first : lengths_first + _WORD_BYTES],
+            hashes[:_HASH_BYTES],
+        )
+    )
     entries = bytearray(first * count)
     if count == 1:
         return entries
     # Words are copied as they are: the machine's own order of bytes does not matter.
     words = memoryview(entries).cast("I")
     low = first_offset % _WORD_END
-    if low + positions[-1] - positions[0] < _WORD_END:
+    if low + positions[-1] - first_position < _WORD_END:
         words[_LOW_OFFSET] = memoryview(_low_words(low, positions)).cast("I")
     else:
         offsets = struct.pack(f">{count}Q", *(physical_offset + each for each in positions))
         _put_pairs(words, _OFFSET, _LOW_OFFSET, offsets)
-    if lengths != lengths[:_WORD_BYTES] * count:
-        words[_LENGTH] = memoryview(lengths).cast("I")
-    if hashes != hashes[:_HASH_BYTES] * count:
+    if not isinstance(positions, range):
+        words[_LENGTH] = memoryview(data[lengths_first:hashes_first]).cast("I")
+    if hashes != first[-_HASH_BYTES:] * count:
         _put_pairs(words, _HASH, _LOW_HASH, hashes)
     return entries
 
@@ -68,10 +75,10 @@ def _low_words(low: int, positions: Sequence[int]) -> bytes:
     """
     count = len(positions)
     if isinstance(positions, range):
-        words = low * _ones(count) + _multiples(count, positions.step)
-    else:
-        words = int.from_bytes(struct.pack(f">{count}I", *positions))
-        words += (low - positions[0]) * _ones(count)
+        ones, multiples = _steps(count, positions.step)
+        return (low * ones + multiples).to_bytes(_WORD_BYTES * count)
+    words = int.from_bytes(struct.pack(f">{count}I", *positions))
+    words += (low - positions[0]) * _ones(count)
     return words.to_bytes(_WORD_BYTES * count)
 
 
@@ -80,7 +87,8 @@ def _ones(count: int) -> int:
     return int.from_bytes(b"\0\0\0\1" * count)
 
 
-@lru_cache(maxsize=16)
-def _multiples(count: int, step: int) -> int:
-    """0, `step`, 2 `step` and so on. Requires: none is over a word."""
-    return int.from_bytes(struct.pack(f">{count}I", *range(0, count * step, step)))
+@lru_cache(maxsize=64)
+def _steps(count: int, step: int) -> tuple[int, int]:
+    """Words of ones, and 0, `step`, 2 `step` and so on. Requires: none is over a word."""
+    multiples = struct.pack(f">{count}I", *range(0, count * step, step))
+    return _ones(count), int.from_bytes(multiples)
