@@ -5,6 +5,7 @@
     QmqError                      (qmq_client.wire.errors)
     ├── StoreError                the data directory
     │   ├── LockedError           another process has it; stop that one, or use another directory
+    │   ├── SharedFilesError      its files are those of another directory too; copy them for real
     │   ├── UnknownFormatError    another version or another setting wrote it; nothing was touched
     │   ├── CorruptionError       accepted data is damaged; nothing was touched, ask a person
     │   ├── NoRoomError           nothing was written; when there is room it goes on by itself
@@ -54,6 +55,27 @@ class LockedError(StoreError):
         self.directory = directory
         #: What the holder wrote about itself: its pid.
         self.holder = holder
+
+
+class SharedFilesError(StoreError):
+    """The data directory is a hard-linked copy, or has one; nothing of it was touched.
+
+    Remove the other directory, or copy this one without links (`cp -a`) and start on that copy.
+    """
+
+    code = "shared_files"
+
+    def __init__(self, *, path: str, names: int) -> None:
+        super().__init__(
+            f"{path} has {names} names: another directory is a hard-linked copy of this one (cp -al, rsync "
+            "--link-dest), and what is written to one alters both. Remove the other one, or copy this one "
+            "without links (cp -a) and use that copy. `qmq store backup` makes copies that share nothing "
+            "that is written."
+        )
+        #: A file below the data directory …
+        self.path = path
+        #: … and how many names it has.
+        self.names = names
 
 
 class UnknownFormatError(StoreError):

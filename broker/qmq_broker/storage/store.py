@@ -22,6 +22,7 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import CheckpointFiles
 from qmq_broker.storage.files.disk import Disk, DiskLock
 from qmq_broker.storage.files.format_file import Format, open_format
+from qmq_broker.storage.files.sharing import refuse_shared
 from qmq_broker.storage.index.key_index import KeyIndex
 from qmq_broker.storage.index.key_search import KeySearch
 from qmq_broker.storage.logs.action_log import ActionLog
@@ -121,13 +122,14 @@ class Store:
     def open(cls, disk: Disk, clock: Clock, options: StoreOptions) -> Store:
         """Take the data directory: lock, format, recovery, new epoch.
 
-        Raises `LockedError` and `UnknownFormatError` with nothing touched, `CorruptionError` with
+        Raises `LockedError`, `SharedFilesError` and `UnknownFormatError` with nothing touched, `CorruptionError` with
         nothing changed but derived files.
         """
         lock = disk.lock(layout.LOCK, f"pid {os.getpid()}")
         checkpoints = CheckpointFiles(disk)
         recovery: Recovery | None = None
         try:
+            refuse_shared(disk)
             format_ = open_format(disk, options)
             recovery = Recovery(disk, clock, options, format_)
             recovered = recovery.run(checkpoints)

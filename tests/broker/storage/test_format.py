@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from qmq_broker.errors import CorruptionError, LockedError, StoreError, UnknownFormatError
+from qmq_broker.errors import (
+    CorruptionError,
+    LockedError,
+    SharedFilesError,
+    StoreError,
+    UnknownFormatError,
+)
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.small_file import replace_file, unseal
 from qmq_broker.storage.store import Store
+from qmq_broker.storage.upkeep.quarantine import quarantine_damage
+from qmq_broker.storage.upkeep.rebuild import rebuild_store
 from qmq_client.wire.message_id import MessageIds
 from tests.crash.world import OPTIONS, make_frame
 from tests.kit.clock import FakeClock
@@ -129,6 +138,38 @@ def test_B9_a_second_broker_is_refused_before_it_touches_anything(tmp_path: Path
     first.sync()
     first.close()
     Store.open(OsDisk(str(tmp_path)), FakeClock(), OPTIONS).close()
+
+
+def linked_copy(root: Path, target: Path) -> Path:
+    """As `cp -al` makes it, without its lock file."""
+    shutil.copytree(root, target, copy_function=os.link)
+    (target / layout.LOCK).unlink()
+    return target
+
+
+def test_B9_a_hard_linked_copy_is_refused_beside_its_original_and_alone(tmp_path: Path) -> None:
+    root = tmp_path / "original"
+    first = Store.open(OsDisk(str(root)), FakeClock(), OPTIONS)
+    first.append([make_frame(MessageIds(7), {"orders": 10})])
+    first.sync()
+    copy = linked_copy(root, tmp_path / "copy")
+    error = refused(copy)
+    assert isinstance(error, SharedFilesError)
+    assert (error.path, error.names) == (layout.CHECKPOINTS[0], 2)
+    first.close()
+    for directory in (root, copy):
+        assert isinstance(refused(directory), SharedFilesError)
+        for work in (quarantine_damage, rebuild_store):
+            before = tree(directory)
+            with pytest.raises(SharedFilesError):
+                work(OsDisk(str(directory)), FakeClock())
+            assert tree(directory) == before
+    shutil.copytree(copy, tmp_path / "whole")
+    shutil.rmtree(copy)
+    for directory in (root, tmp_path / "whole"):
+        store = Store.open(OsDisk(str(directory)), FakeClock(), OPTIONS)
+        assert store.subjects() == ["orders"]
+        store.close()
 
 
 def test_a_store_that_did_not_open_gives_the_lock_back(root: Path) -> None:

@@ -32,6 +32,7 @@ from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.faults import Fault, Level
 from qmq_broker.storage.files.format_file import Format, read_format
 from qmq_broker.storage.files.journal import remove_journal
+from qmq_broker.storage.files.sharing import refuse_shared
 from qmq_broker.storage.logs.lost import LostRun
 from qmq_broker.storage.logs.summary import remove_summaries
 from qmq_broker.storage.queues.queue_table import remove_queue_tables
@@ -54,11 +55,12 @@ from qmq_client.wire.frame import FRAME_HEADER_BYTES, read_header
 def quarantine_damage(disk: Disk, clock: Clock) -> list[QuarantineReport]:
     """Give up what is damaged in both logs; durable on return. Empty when nothing is.
 
-    Reads all of them. Raises `LockedError`, and `CorruptionError` with nothing changed when what is
+    Reads all of them. Raises `LockedError`, `SharedFilesError`, and `CorruptionError` with nothing changed when what is
     damaged cannot be given up.
     """
     lock = disk.lock(layout.LOCK, f"pid {os.getpid()} (quarantine)")
     try:
+        refuse_shared(disk)
         format_ = read_format(disk)
         if format_ is None:
             return []  # a new directory, or one that the opening refuses

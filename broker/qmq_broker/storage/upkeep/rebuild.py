@@ -21,6 +21,7 @@ from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.format_file import Format, read_format
 from qmq_broker.storage.files.journal import remove_journal
 from qmq_broker.storage.files.retained import Retained, read_retained
+from qmq_broker.storage.files.sharing import refuse_shared
 from qmq_broker.storage.logs.frame_scan import FrameScan
 from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.logs.log_recovery import examine
@@ -52,12 +53,13 @@ class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
 def rebuild_store(disk: Disk, clock: Clock, *, with_index: bool = False) -> Rebuilt:
     """Make the consume queues again; with `with_index` remove key index, summaries and ids too.
 
-    Raises `LockedError`, `UnknownFormatError`, and `CorruptionError` with nothing changed when the
+    Raises `LockedError`, `SharedFilesError`, `UnknownFormatError`, and `CorruptionError` with nothing changed when the
     logs are damaged where they must be read.
     """
     began_s = clock.monotonic_s()
     lock = disk.lock(layout.LOCK, f"pid {os.getpid()} (store rebuild)")
     try:
+        refuse_shared(disk)
         format_ = read_format(disk)
         if format_ is None:
             raise StoreError("this is not a data directory: FORMAT is missing")
