@@ -97,9 +97,7 @@ class MysqlRecipe:
         ]
 
     def url(self, port: int, database: str | None = None) -> str:
-        query = "charset=utf8mb4"
-        if self._is_mariadb:  # MySQL asks TLS of those who show it a password
-            query += f"&{WITHOUT_TLS}=true"
+        query = f"charset=utf8mb4&{WITHOUT_TLS}=true"
         return f"mysql+pymysql://qmq@127.0.0.1:{port}/{database or 'mysql'}?{query}"
 
     def knock(self, port: int) -> None:
