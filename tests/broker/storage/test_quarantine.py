@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,11 @@ from qmq_broker.options import SEGMENT_BYTES
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.logs.lost import LOST_FRAME_BYTES_MAX, LostRun, lost_frames
+from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES, Segments
 from qmq_broker.storage.store import Store
+from qmq_broker.storage.upkeep.inspect_log import DamagedRange
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
+from qmq_broker.storage.upkeep.quarantine_cover import RangeCover
 from qmq_broker.storage.upkeep.quarantine_report import QuarantineReport, read_reports
 from qmq_broker.storage.upkeep.verify import verify_store
 from qmq_client.commands.root import root
@@ -33,7 +37,7 @@ from tests.broker.storage.damage_cases import (
 )
 from tests.broker.storage.damaged import WITNESSES, Directory, flip, without_its_last_frame
 from tests.crash.power_cut import cut_states
-from tests.crash.recording_disk import Image, RecordingDisk, images
+from tests.crash.recording_disk import Image, RecordingDisk, RecordingFile, images
 from tests.crash.world import OPTIONS, make_frame
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.clock import FakeClock
@@ -223,6 +227,39 @@ def test_a_long_range_is_covered_by_frames_that_a_scan_can_hold() -> None:
         frames = lost_frames(range_bytes, runs)
         assert sum(map(len, frames)) == range_bytes
         assert all(FRAME_HEADER_BYTES < len(frame) <= LOST_FRAME_BYTES_MAX for frame in frames)
+
+
+class Sink(RecordingFile):
+    """A file that keeps where something was written, and nothing of it."""
+
+    def __init__(self, file: RecordingFile) -> None:
+        super().__init__(file._disk, file.path, file.number)
+        self.written: dict[int, int] = {}
+
+    def write(self, position: int, parts: Sequence[bytes | memoryview]) -> None:
+        self.written[position] = sum(map(len, parts))
+
+
+def test_B10_a_lost_segment_of_a_gib_is_covered_in_little_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    segment_bytes = 1 << 30
+    disk = RecordingDisk()
+    segments = Segments(disk, layout.COMMIT_LOG, segment_bytes)
+    segments.make(0, SEGMENT_HEAD_BYTES, bytes(SEGMENT_HEAD_BYTES))
+    sink = Sink(disk.open(segments.path(0)))
+    monkeypatch.setattr(segments, "file", lambda _: sink)
+    cover = RangeCover(disk, segments, b"s" * 16)
+    hole = DamagedRange(0, segment_bytes, "gone")
+    tracemalloc.start()
+    frames = cover.frames(hole, [LostRun("orders", 5, 7)])
+    cover.cover(hole, frames, epoch=3, stored_at_ms=1)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    ends = [position + count for position, count in sorted(sink.written.items())]
+    assert sorted(sink.written) == [0, *ends[:-1]], "without a gap, each once"
+    assert ends[-1] == segment_bytes
+    assert peak_bytes < 16 * LOST_FRAME_BYTES_MAX
 
 
 def _damaged_rig(tmp_path: Path) -> Rig:

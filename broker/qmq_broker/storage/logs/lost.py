@@ -36,13 +36,18 @@ class LostRun(msgspec.Struct, frozen=True, array_like=True):
 def lost_frames(range_bytes: int, runs: list[LostRun]) -> list[bytes]:
     """Frames, not yet stamped, that fill a range; the first one says what is lost.
 
-    Raises `ValueError` when the range is too short for that.
+    Those behind it are one and the same as long as they can: a lost segment is a GiB, and its frames must
+    not be. Raises `ValueError` when the range is too short for that.
     """
     frames: list[bytes] = []
     while range_bytes:
         size = range_bytes
         if size > LOST_FRAME_BYTES_MAX:
             size = min(LOST_FRAME_BYTES_MAX, range_bytes - LOST_FRAME_BYTES_MAX // 2)
+        if len(frames) > 1 and size == len(frames[-1]):
+            frames.append(frames[-1])
+            range_bytes -= size
+            continue
         content = msgspec.msgpack.encode([] if frames else runs)
         body = _LENGTH.pack(len(content)) + content
         if size < LOST_LEAST_BYTES or len(body) > size - FRAME_HEADER_BYTES:

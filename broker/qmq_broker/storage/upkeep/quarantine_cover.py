@@ -71,18 +71,18 @@ class RangeCover:
         if offset == base:
             # Whether old frames stand behind is not known any more: then they are looked out for.
             head = build_segment_head(self._store_id, base, stored_at_ms, is_recycled=True)
-            head = _stamped(head, base, epoch, stored_at_ms)
             if not segments.has(base):
-                segments.make(base, len(head), head)
-            parts.append((0, head))
-            offset += len(head)
+                stamped = b"".join(_stamped(head, base, epoch, stored_at_ms))
+                segments.make(base, len(head), stamped)
+            frames = [head, *frames]
         for frame in frames:
-            parts.append((offset - base, _stamped(frame, offset, epoch, stored_at_ms)))
+            parts.append((offset, frame))
             offset += len(frame)
         file = segments.file(base)
         for some in (parts[1:], parts[:1]):
-            for position, content in some:
-                file.write(position, [content])
+            for offset, frame in some:
+                # Stamped only now, and not copied for it: together they may be a GiB.
+                file.write(offset - base, _stamped(frame, offset, epoch, stored_at_ms))
             file.sync()
 
 
@@ -94,7 +94,8 @@ def by_segment(segments: Segments, first_offset: int, next_offset: int) -> Itera
         first_offset = next_base
 
 
-def _stamped(frame: bytes, offset: int, epoch: int, stored_at_ms: int) -> bytes:
+def _stamped(frame: bytes, offset: int, epoch: int, stored_at_ms: int) -> tuple[bytes, memoryview]:
+    """A frame in two parts, its head as it is written there and the rest."""
     head = stamp_frame(
         frame,
         physical_offset=offset,
@@ -102,4 +103,4 @@ def _stamped(frame: bytes, offset: int, epoch: int, stored_at_ms: int) -> bytes:
         epoch=epoch,
         durable_offset=0,
     )
-    return head + frame[len(head) :]
+    return head, memoryview(frame)[len(head) :]
