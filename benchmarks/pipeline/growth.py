@@ -19,6 +19,8 @@ from benchmarks.suite import Bench
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from qmq_pipeline.sources.tasks import Workers
+
 NOTE: Final = "a row of each in an outbox, each pulled and acked by a group"
 #: Log and outbox of it, for what is measured with them between two sizes.
 LOG: Final = "grown"
@@ -105,12 +107,18 @@ def _growth(name: str, taken_s: dict[int, list[float]]) -> list[Row]:
 def ingest_and_audit(spark: SparkSession, config: Any) -> Any:
     """Both sides into tables, and one against the other; what was found."""
     from qmq_pipeline.jobs.audit import audit
+
+    ingest_both(spark, config)
+    return audit(spark, config)
+
+
+def ingest_both(workers: Workers, config: Any) -> None:
+    """The outbox, and the log behind it, into tables."""
     from qmq_pipeline.jobs.ingest import ingest
     from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 
-    ingest_outbox(spark, config)
-    ingest(spark, config)
-    return audit(spark, config)
+    ingest_outbox(workers, config)
+    ingest(workers, config)
 
 
 def _row(

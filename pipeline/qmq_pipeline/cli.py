@@ -67,13 +67,13 @@ def ingest(*, skip_expired: bool, follow: bool, every_s: float, **options: Any) 
     from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 
     with running_job(options) as job:
-        spark, config = job.spark(), job.config
+        workers, config = job.workers(), job.config
         # The outboxes first: what they show as sent is in the log when that is read.
-        outbox = ingest_outbox(spark, config, on_progress=job.on_progress)
+        outbox = ingest_outbox(workers, config, on_progress=job.on_progress)
         done = Ingested(rows={}, next_offsets={}, quarantined=0, ranges=0)
         if config.place is not None or not config.databases:
             done = ingest_logs(
-                spark, config, skip_expired=skip_expired, on_progress=job.on_progress
+                workers, config, skip_expired=skip_expired, on_progress=job.on_progress
             )
         rows = {**done.rows, **({"outbox": sum(outbox.values())} if outbox else {})}
         answer = {**asdict(done), "rows": rows, "outbox": outbox}
@@ -168,7 +168,7 @@ def archive(**options: Any) -> None:
     from qmq_pipeline.jobs.archive import archive as work
 
     with running_job(options) as job:
-        done = work(job.spark(), job.config, on_progress=job.on_progress)
+        done = work(job.workers(), job.config, on_progress=job.on_progress)
         strange = f", {done.not_records:,} are no records" if done.not_records else ""
         job.answer(
             asdict(done),

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from qmq_pipeline.jobs.progress import Progress
     from qmq_pipeline.places.config import PipelineConfig
+    from qmq_pipeline.sources.tasks import Workers
+    from qmq_pipeline.work.workers import LocalWorkers
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _WRONG_CALLS: Final = (OptionError, LakeError, JavaError)
@@ -120,6 +122,8 @@ class Job:
         self._as_json = options["as_json"]
         self._session: SparkSession | None = None
         self._is_own = False
+        self._workers: LocalWorkers | None = None
+        self._own = ExitStack()
         self._watching = ExitStack()
         self._began_s = SYSTEM_CLOCK.monotonic_s()
 
@@ -139,9 +143,26 @@ class Job:
         self._watching.enter_context(watched_tasks(self._session, self._display.tasks))
         return self._session
 
+    def workers(self) -> Workers:
+        """Who does work that needs no query: processes of this machine, ended with the command.
+
+        Executors where a session is there or somebody else decides where Spark runs.
+        """
+        from qmq_pipeline.spark.session import has_session, is_submitted
+
+        if self._session is not None or has_session() or is_submitted():
+            return self.spark()
+        if self._workers is None:
+            from qmq_pipeline.work.workers import LocalWorkers
+
+            self._workers = LocalWorkers(on_tasks=self._display.tasks)
+            self._own.callback(self._workers.close)
+        return self._workers
+
     def close(self) -> None:
-        """End the session that this command has started; one that was there stays."""
+        """End the session and the processes that this command has started; a session that was there stays."""
         self._watching.close()
+        self._own.close()
         if self._session is not None and self._is_own:
             self._session.stop()
         self._session = None

@@ -13,7 +13,7 @@
         ├── LakeError               the tables' folder is of another version or in use
         └── JavaError               no Java that Spark can run on
 
-They travel from Spark's workers to the driver as text, so the text says everything.
+They travel from workers to the driver as text, so the text says everything.
 """
 
 from __future__ import annotations
@@ -101,3 +101,16 @@ class JavaError(PipelineError):
     """There is no Java that Spark can run on."""
 
     code = "java"
+
+
+def carried(name: str, text: str) -> PipelineError:
+    """An error that came from a worker as the name of its class and its text: of the same class when it is one of these.
+
+    Its fields stayed in the worker. One that is not of the pipeline is told with the name of its class.
+    """
+    kind = globals().get(name)
+    if not (isinstance(kind, type) and issubclass(kind, PipelineError)):
+        return PipelineError(f"a worker failed: {name}: {text}")
+    error = kind.__new__(kind)
+    Exception.__init__(error, text)
+    return error

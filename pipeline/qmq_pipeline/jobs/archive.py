@@ -22,10 +22,10 @@ from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.work.ranges import TABLES_OF
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from qmq_pipeline.sources.tasks import Workers
 
 _WORK: Final = "qmq_pipeline.work.archive.archive_piece"
-#: Segments that one Spark job archives before they are committed.
+#: Segments that are archived before they are committed.
 _SEGMENTS_PER_COMMIT: Final = 8
 
 
@@ -44,9 +44,9 @@ class Archived:
 
 
 def archive(
-    spark: SparkSession, config: PipelineConfig, *, on_progress: OnProgress = nobody
+    workers: Workers, config: PipelineConfig, *, on_progress: OnProgress = nobody
 ) -> Archived:
-    """Archive every sealed segment that is not yet in the folder `config.tables`.
+    """Archive every sealed segment that is not yet in the folder `config.tables`; `workers`: a session, or `LocalWorkers`.
 
     Raises a `PipelineError`; what was committed before it stays.
     """
@@ -55,7 +55,7 @@ def archive(
     next_offsets: dict[str, int] = {}
     with lake.writing():
         for log in (COMMIT_LOG, ACTION_LOG):
-            made, next_offsets[log] = _archive_log(spark, place, lake, log, on_progress)
+            made, next_offsets[log] = _archive_log(workers, place, lake, log, on_progress)
             facts += made
     return Archived(
         segments=len(facts),
@@ -67,7 +67,7 @@ def archive(
 
 
 def _archive_log(
-    spark: SparkSession, place: Place, lake: Lake, log: str, on_progress: OnProgress
+    workers: Workers, place: Place, lake: Lake, log: str, on_progress: OnProgress
 ) -> tuple[list[RangeFacts], int]:
     tables = TABLES_OF[log]
     for table in tables:
@@ -86,7 +86,7 @@ def _archive_log(
     for i in range(0, len(sealed), _SEGMENTS_PER_COMMIT):
         some = sealed[i : i + _SEGMENTS_PER_COMMIT]
         pieces = [_piece(place, lake, log, base, segment_bytes) for base in some]
-        found = written(spark, _WORK, tables, pieces)
+        found = written(workers, _WORK, tables, pieces)
         is_from_start = first == 0 or last is not None
         known = commit(lake, tables, found, known, is_from_start=is_from_start)
         done += found[tables[0].name]

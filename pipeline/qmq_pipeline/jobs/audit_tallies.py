@@ -25,7 +25,7 @@ from qmq_pipeline.jobs.audit_words import (
 )
 from qmq_pipeline.jobs.audit_words import SCHEDULED as WAITING
 from qmq_pipeline.jobs.ingest_outbox import last_scans
-from qmq_pipeline.sources.task_source import run_tasks
+from qmq_pipeline.sources.tasks import run_tasks
 from qmq_pipeline.tables.columns import Numbers
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import CANCELLED as CANCELLED_TABLE

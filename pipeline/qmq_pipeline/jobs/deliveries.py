@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from qmq_pipeline.fold.runs import RunList
 from qmq_pipeline.places.config import PipelineConfig
-from qmq_pipeline.sources.task_source import run_tasks
+from qmq_pipeline.sources.tasks import run_tasks
 from qmq_pipeline.tables.commits import Commit, DataFile, RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import ACTIONS, DELIVERIES

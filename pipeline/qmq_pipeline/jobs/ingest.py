@@ -27,7 +27,7 @@ from qmq_pipeline.tables.table import Table
 from qmq_pipeline.work.ranges import TABLES_OF
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from qmq_pipeline.sources.tasks import Workers
 
 _WORK: Final = "qmq_pipeline.work.ranges.ingest_piece"
 
@@ -45,7 +45,7 @@ class Ingested:
 
 
 def ingest(
-    spark: SparkSession,
+    workers: Workers,
     config: PipelineConfig,
     *,
     skip_expired: bool = False,
@@ -53,14 +53,14 @@ def ingest(
 ) -> Ingested:
     """Bring messages, delayed messages and actions up to the durable end of the logs.
 
-    `skip_expired`: go on behind what retention has given up, and note the gap, instead of failing.
+    `workers`: a session, or `LocalWorkers`. `skip_expired`: go on behind what retention has given up, and note the gap, instead of failing.
     Raises a `PipelineError`; what was committed before it stays.
     """
     place, lake = prepared(config, "read")
     done = Ingested(rows={}, next_offsets={}, quarantined=0, ranges=0)
     with lake.writing():
         for log in (COMMIT_LOG, ACTION_LOG):
-            run = _Run(spark, config, place, lake, log)
+            run = _Run(workers, config, place, lake, log)
             done = run.go(done, skip_expired=skip_expired, on_progress=on_progress)
     return done
 
@@ -69,9 +69,9 @@ class _Run:
     """One log in one run."""
 
     def __init__(
-        self, spark: SparkSession, config: PipelineConfig, place: Place, lake: Lake, log: str
+        self, workers: Workers, config: PipelineConfig, place: Place, lake: Lake, log: str
     ) -> None:
-        self._spark = spark
+        self._workers = workers
         self._config = config
         self._place = place
         self._lake = lake
@@ -182,7 +182,7 @@ class _Run:
             }
             for one in ranges
         ]
-        return written(self._spark, _WORK, self._tables, pieces)
+        return written(self._workers, _WORK, self._tables, pieces)
 
 
 def _added(before: Ingested, found: Written) -> Ingested:

@@ -23,7 +23,7 @@ from qmq_pipeline.rows.outbox import (
     plan_scan,
     require_outbox,
 )
-from qmq_pipeline.sources.task_source import run_tasks
+from qmq_pipeline.sources.tasks import run_tasks
 from qmq_pipeline.tables.commits import RangeFacts, range_facts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import OUTBOX
@@ -31,13 +31,18 @@ from qmq_pipeline.tables.schemas import OUTBOX
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from qmq_pipeline.sources.tasks import Workers
+
 _WORK: Final = "qmq_pipeline.work.outbox.scan_piece"
 
 
 def ingest_outbox(
-    spark: SparkSession, config: PipelineConfig, *, on_progress: OnProgress = nobody
+    workers: Workers, config: PipelineConfig, *, on_progress: OnProgress = nobody
 ) -> dict[str, int]:
-    """Scan every database of the configuration; name → rows that are new, changed or open."""
+    """Scan every database of the configuration; name → rows that are new, changed or open.
+
+    `workers`: a session, or `LocalWorkers`.
+    """
     lake = Lake(config.tables)
     rows: dict[str, int] = {}
     if not config.databases:
@@ -48,7 +53,7 @@ def ingest_outbox(
     with lake.writing():
         lake.sweep(OUTBOX)
         for number, section in enumerate(config.databases, start=1):
-            rows[section.name] = _scan(spark, config, lake, section)
+            rows[section.name] = _scan(workers, config, lake, section)
             on_progress(
                 Progress(
                     stage="ingest outbox",
@@ -60,7 +65,7 @@ def ingest_outbox(
     return rows
 
 
-def _scan(spark: SparkSession, config: PipelineConfig, lake: Lake, section: DatabaseSection) -> int:
+def _scan(workers: Workers, config: PipelineConfig, lake: Lake, section: DatabaseSection) -> int:
     before = _last(lake, section.name)
     mark = int(before.notes["next_mark"]) if before else 0
     plan = plan_scan(
@@ -72,7 +77,7 @@ def _scan(spark: SparkSession, config: PipelineConfig, lake: Lake, section: Data
     )
     # Where numbers were given out again, or too many rows are open, rows from the mark on are not all that is read.
     known = _known(lake, section.name) if plan.first_id >= mark else []
-    answers = run_tasks(spark, _WORK, _pieces(config, section, plan, known))
+    answers = run_tasks(workers, _WORK, _pieces(config, section, plan, known))
     facts = [range_facts(one) for one in answers]
     open_ids = sorted({number for one in facts for number in one.notes["open_ids"]})
     is_too_many = len(open_ids) > OPEN_IDS_MAX

@@ -12,7 +12,7 @@ from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.log import COMMIT_LOG
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.places.places import open_log, with_token
-from qmq_pipeline.sources.task_source import run_tasks
+from qmq_pipeline.sources.tasks import run_tasks
 from qmq_pipeline.tables.commits import RangeFacts, range_facts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import MESSAGES
@@ -20,7 +20,7 @@ from qmq_pipeline.tables.table import Table
 from qmq_pipeline.work.completeness import next_sequences
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from qmq_pipeline.sources.tasks import Workers
 
 #: Table name → what was written of it, in order of the log.
 Written = dict[str, list[RangeFacts]]
@@ -47,11 +47,11 @@ def prepared(config: PipelineConfig, verb: str) -> tuple[Place, Lake]:
 
 
 def written(
-    spark: SparkSession, work: str, tables: Sequence[Table], pieces: Sequence[dict[str, Any]]
+    workers: Workers, work: str, tables: Sequence[Table], pieces: Sequence[dict[str, Any]]
 ) -> Written:
     """Let workers do these pieces; `work` names the function that does one."""
     found: Written = {table.name: [] for table in tables}
-    for answer in run_tasks(spark, work, pieces):
+    for answer in run_tasks(workers, work, pieces):
         for name, facts in answer.items():
             found[name].append(range_facts(facts))
     return found

@@ -11,7 +11,7 @@ from typing import Final
 
 from qmq_client.wire.errors import QmqError
 from qmq_pipeline import errors
-from qmq_pipeline.errors import PipelineError
+from qmq_pipeline.errors import PipelineError, carried
 
 _OURS: Final = re.compile(r"(?:qmq_[a-z_.]+)\.(\w+Error): (.+)")
 _PYTHON: Final = re.compile(
@@ -29,8 +29,7 @@ def explain(error: BaseException, log: str) -> QmqError:
     found = _OURS.findall(text)
     if found:
         name, words = found[-1]
-        kind = getattr(errors, name, PipelineError)
-        return _with_text(kind, words.strip())
+        return carried(name if hasattr(errors, name) else PipelineError.__name__, words.strip())
     lines = _PYTHON.findall(text)
     said = f"{lines[-1][0]}: {lines[-1][1]}" if lines else _first(text) or type(error).__name__
     said = said.strip()[:500].rstrip(".")
@@ -44,10 +43,3 @@ def _first(text: str) -> str:
     if len(lines) > 1 and lines[0].startswith(_BRIDGE):
         lines = lines[1:]
     return found[1] if found else (lines[0] if lines else "")
-
-
-def _with_text(kind: type[QmqError], text: str) -> QmqError:
-    """An error of this class that says `text`; its fields stayed in the worker."""
-    error = kind.__new__(kind)
-    Exception.__init__(error, text)
-    return error

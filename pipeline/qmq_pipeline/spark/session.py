@@ -96,7 +96,7 @@ def _start(options: SessionOptions) -> SparkSession:
 
     builder = SparkSession.Builder().appName(options.app_name)
     classes = SharedClasses()
-    if not _is_submitted():
+    if not is_submitted():
         version = _spark_version()
         settings = {
             **_LOCAL,
@@ -142,7 +142,16 @@ def log_path() -> Path:
     return Path(tempfile.gettempdir()) / f"qmq-spark-{os.getuid()}-{os.getpid()}.log"
 
 
-def _is_submitted() -> bool:
+def has_session() -> bool:
+    """Whether this process has a session; Spark is not imported for the answer."""
+    if "pyspark.sql" not in sys.modules:
+        return False
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() is not None
+
+
+def is_submitted() -> bool:
     """Whether somebody else decides where Spark runs."""
     given = ("MASTER", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT")
     return any(os.environ.get(name) for name in given)

@@ -1,0 +1,163 @@
+"""Processes of this machine that do pieces of work, where no Spark is needed for it: it takes seconds to start.
+
+Reading a log and writing Parquet is work that the tasks of Spark do in Python. On one machine the same
+functions do the same in processes of our own, one for each core, and a small ingest is done before Spark had
+started. On a cluster, and in a session that is there, Spark's executors do it: `sources/tasks.py` has the choice.
+
+Not for: rows. Pieces and answers are some hundred bytes of JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from types import TracebackType
+from typing import Any, Final
+
+from qmq_pipeline.errors import PipelineError, carried
+
+_MODULE: Final = "qmq_pipeline.work.worker"
+#: Tasks done and all tasks, of one call of `run`.
+OnTasks = Callable[[int, int], None]
+_Piece = tuple[int, dict[str, Any]]
+
+
+def _nobody(_: int, __: int) -> None:
+    """Listens to no progress."""
+
+
+class LocalWorkers:
+    """So many processes, each started when there is work for it; a context that ends them. One thread at a time."""
+
+    def __init__(self, count: int | None = None, *, on_tasks: OnTasks = _nobody) -> None:
+        """`count`: as many as there are cores for this process when it is None."""
+        self._count = count or len(os.sched_getaffinity(0))
+        self._on_tasks = on_tasks
+        self._processes: list[_Process] = []
+
+    def __enter__(self) -> LocalWorkers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(self, function: str, pieces: Sequence[dict[str, Any]]) -> list[Any]:
+        """The answers of `function` to each piece, in order.
+
+        Raises the error of the package that a piece ended with, as its class and its text, and `PipelineError` for
+        any other, or when a process died. Pieces that were not begun by then are left; those under way come to
+        their end. No piece is done twice.
+        """
+        answers: list[Any] = [None] * len(pieces)
+        while len(self._processes) < min(self._count, len(pieces)):
+            self._processes.append(_Process())
+        left: Iterator[_Piece] = iter(enumerate(pieces))
+        done, lock = 0, Lock()
+
+        def take() -> _Piece | None:
+            with lock:
+                return next(left, None)
+
+        def work(process: _Process) -> None:
+            nonlocal left, done
+            try:
+                while (piece := take()) is not None:
+                    answers[piece[0]] = process.do(function, piece[1])
+                    with lock:
+                        done += 1
+                        self._on_tasks(done, len(pieces))
+            except BaseException:
+                with lock:
+                    left = iter(())
+                raise
+
+        with ThreadPoolExecutor(max(1, len(self._processes))) as threads:
+            try:
+                for _ in threads.map(work, self._processes):
+                    pass
+            except BaseException as error:
+                # Ctrl-C, or a process that is gone: what is under way is not waited for.
+                if not isinstance(error, PipelineError) or not all(self._alive()):
+                    self._kill()
+                raise
+        return answers
+
+    def close(self) -> None:
+        """End the processes."""
+        processes, self._processes = self._processes, []
+        for one in processes:
+            one.close()
+
+    def _alive(self) -> Iterator[bool]:
+        return (one.is_alive for one in self._processes)
+
+    def _kill(self) -> None:
+        for one in self._processes:
+            one.kill()
+        self.close()
+
+
+class _Process:
+    """One worker; one thread at a time."""
+
+    def __init__(self) -> None:
+        # It finds its modules where this process does, and nothing in the folder that it happens to stand in.
+        found = os.pathsep.join(filter(None, sys.path))
+        environment = os.environ | {"PYTHONPATH": found, "PYTHONSAFEPATH": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+            encoding="utf-8",
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        """It has not ended."""
+        return self._process.poll() is None
+
+    def do(self, function: str, arguments: dict[str, Any]) -> Any:
+        """The answer to one piece; raises a `PipelineError`."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(
+                json.dumps({"function": function, "arguments": arguments}) + "\n"
+            )
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            code = self._process.wait()
+            raise PipelineError(
+                f"a worker process ended with code {code} in the middle of its work; -9 may mean that memory was "
+                "short. Run the job again: it goes on from its last commit."
+            )
+        said = json.loads(line)
+        if "error" in said:
+            raise carried(said["error"], said["text"])
+        return said["answer"]
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Let it come to its end, and wait for that."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
