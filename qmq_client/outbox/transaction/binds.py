@@ -21,8 +21,12 @@ def bind_on(
 
     What it has begun on already counts as well: chosen by one of its mappers, perhaps.
     """
-    with suppress(sa.exc.UnboundExecutionError):
-        bind: sa.Engine | sa.Connection = session.get_bind()
+    bind: sa.Engine | sa.Connection
+    try:  # no `suppress`, which is Python: here most sends end
+        bind = session.get_bind()
+    except sa.exc.UnboundExecutionError:
+        pass
+    else:
         if bind.engine.pool is engine.pool:
             return bind
     # The second for those that name UPDATE and DELETE only, as the recipe of SQLAlchemy's pages does.

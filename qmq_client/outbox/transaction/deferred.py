@@ -20,7 +20,8 @@ from qmq_client.outbox.transaction.binds import bind_on
 from qmq_client.outbox.transaction.outlet import Outlet
 from qmq_client.outbox.transaction.unit import Unit
 
-_INFO_KEY: Final = "qmq_deferred"
+#: In `session.info` once something was deferred; sessions that are not asynchronous never have to.
+DEFERRED: Final = "qmq_deferred"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +37,7 @@ def defer(session: Session, engine: sa.Engine, outlet: Outlet, rows: list[Outbox
     transaction = session.get_nested_transaction() or session.get_transaction()
     if transaction is None:
         transaction = session.begin()  # what any other first use of the session does; no I/O
-    session.info.setdefault(_INFO_KEY, []).append(_Deferred(transaction, engine, outlet, rows))
+    session.info.setdefault(DEFERRED, []).append(_Deferred(transaction, engine, outlet, rows))
 
 
 def move(
@@ -52,7 +53,7 @@ def move(
 
 def begin_where_deferred(session: Session) -> None:
     """Before a commit: begin on each database for which something waits still."""
-    waiting: list[_Deferred] | None = session.info.get(_INFO_KEY)
+    waiting: list[_Deferred] | None = session.info.get(DEFERRED)
     if not waiting:
         return
     innermost = session.get_nested_transaction() or session.get_transaction()
@@ -67,7 +68,7 @@ def begin_where_deferred(session: Session) -> None:
 
 def deferred_row(session: Session, outlet: Outlet, message_id: bytes) -> OutboxRow | None:
     """The note of a message that waits for its transaction to begin."""
-    waiting: list[_Deferred] = session.info.get(_INFO_KEY, [])
+    waiting: list[_Deferred] = session.info.get(DEFERRED, [])
     return next(
         (
             row
@@ -87,7 +88,7 @@ def drop(session: Session, transaction: SessionTransaction) -> None:
 def _take(
     session: Session, transaction: SessionTransaction, pool: sa.Pool | None
 ) -> list[_Deferred]:
-    waiting: list[_Deferred] | None = session.info.get(_INFO_KEY)
+    waiting: list[_Deferred] | None = session.info.get(DEFERRED)
     if not waiting:
         return []
     taken = [

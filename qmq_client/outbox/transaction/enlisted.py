@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from typing import Any, Final
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import ReferenceType, ref
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, SessionTransaction
@@ -28,7 +28,11 @@ class _Active(threading.local):
     """Sessions with an open transaction of this thread, each with the task that began it."""
 
     def __init__(self) -> None:
-        self.sessions: WeakKeyDictionary[Session, ReferenceType[Any] | None] = WeakKeyDictionary()
+        # What a `WeakKeyDictionary` does, which is Python: every transaction is noted here.
+        sessions: dict[ReferenceType[Session], ReferenceType[Any] | None] = {}
+        self.sessions = sessions
+        #: Called when a session goes that did not end its transaction, in any thread.
+        self.forget = lambda gone: sessions.pop(gone, None)
 
 
 _active = _Active()
@@ -36,23 +40,29 @@ _active = _Active()
 
 def note_active(session: Session) -> None:
     """The session has begun its outermost transaction in this thread and task."""
-    _active.sessions[session] = _current_task()
+    # An error to catch, without a loop, would take ten times as long.
+    task = None if asyncio._get_running_loop() is None else _current_task()
+    _active.sessions[ref(session, _active.forget)] = task
 
 
 def active_sessions() -> list[Session]:
     """Sessions in whose transaction this thread and task is; on any engine."""
     task = _current_task()
+    noted = [(found(), owner) for found, owner in list(_active.sessions.items())]
     return [
         session
-        for session, owner in list(_active.sessions.items())
-        if owner == task and session.in_transaction()
+        for session, owner in noted
+        if session is not None and owner == task and session.in_transaction()
     ]
 
 
 def enlist(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
     """Remember that the session's transaction has begun on this connection."""
-    enlisted: _Enlisted = session.info.setdefault(_INFO_KEY, {})
     pool = connection.engine.pool
+    enlisted: _Enlisted | None = session.info.get(_INFO_KEY)
+    if enlisted is None:
+        session.info[_INFO_KEY] = {pool: (transaction, connection)}
+        return
     known = enlisted.get(pool)
     if known is not None and known[1] is not connection and known[1].in_transaction():
         session.info.setdefault(_OTHERS_KEY, []).append(known[1])
@@ -69,9 +79,11 @@ def enlist_parent(session: Session, ended: SessionTransaction, parent: SessionTr
 
 def end(session: Session) -> None:
     """The outermost transaction is over."""
-    _active.sessions.pop(session, None)
-    session.info.pop(_INFO_KEY, None)
-    session.info.pop(_OTHERS_KEY, None)
+    _active.sessions.pop(ref(session), None)
+    info = session.info
+    info.pop(_INFO_KEY, None)
+    if _OTHERS_KEY in info:
+        del info[_OTHERS_KEY]
 
 
 def enlisted_connections(session: Session) -> list[sa.Connection]:
@@ -79,10 +91,11 @@ def enlisted_connections(session: Session) -> list[sa.Connection]:
     enlisted: _Enlisted | None = session.info.get(_INFO_KEY)
     if not enlisted:
         return []
-    connections = [connection for _, connection in enlisted.values()]
-    if _OTHERS_KEY in session.info:
-        connections += session.info[_OTHERS_KEY]
-    return connections
+    if len(enlisted) == 1 and _OTHERS_KEY not in session.info:  # as in most transactions
+        ((_, connection),) = enlisted.values()
+        return [connection]
+    others: list[sa.Connection] = session.info.get(_OTHERS_KEY, [])
+    return [connection for _, connection in enlisted.values()] + others
 
 
 def enlisted_connection(session: Session, pool: sa.Pool) -> sa.Connection | None:
@@ -119,7 +132,7 @@ def refuse_two(session: Session, pool: sa.Pool) -> None:
 
 
 def _current_task() -> ReferenceType[Any] | None:
-    if asyncio._get_running_loop() is None:  # an error to catch would take ten times as long
+    if asyncio._get_running_loop() is None:
         return None
     task = asyncio.current_task()
     return None if task is None else ref(task)

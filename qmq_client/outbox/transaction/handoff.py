@@ -6,13 +6,18 @@ watchdog sends them. That is the back-pressure of the whole direct path.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
 from qmq_client.outbox.row import OutboxRow
+
+#: More messages than there will ever be: the taker does not sleep.
+_NEVER: Final = sys.maxsize
 
 
 # Each commit with messages makes one, so it is made in a fifth of a dataclass's time.
@@ -45,8 +50,8 @@ class HandoffQueue:
         self._changed = threading.Condition(self._lock)
         self._waiting: deque[HandOver] = deque()
         self._messages = 0
-        #: The taker sleeps until this many messages wait; None while it does not sleep.
-        self._wake_at: int | None = None
+        #: The taker sleeps until this many messages wait.
+        self._wake_at = _NEVER
         self._is_woken = False
         self._is_closed = False
         self.handed_over = 0
@@ -59,15 +64,15 @@ class HandoffQueue:
         """
         count = len(handed.rows)
         with self._lock:
-            self.handed_over += count
-            is_full = self._messages > 0 and self._messages + count > self._messages_max
-            is_dropped = is_full or self._is_closed
+            waiting = self._messages + count
+            is_dropped = self._is_closed or (waiting > self._messages_max and self._messages > 0)
             if is_dropped:
                 self.dropped += count
             else:
                 self._waiting.append(handed)
-                self._messages += count
-            if self._wake_at is not None and self._messages >= self._wake_at:
+                self._messages = waiting
+            self.handed_over += count
+            if self._messages >= self._wake_at:
                 self._changed.notify_all()
         if is_dropped:
             self._on_dropped(handed)
@@ -94,7 +99,7 @@ class HandoffQueue:
         with self._changed:
             self._wake_at = messages
             self._changed.wait_for(lambda: self._is_woken or self._messages >= messages, seconds)
-            self._wake_at = None
+            self._wake_at = _NEVER
             self._is_woken = False
 
     def wake(self) -> None:

@@ -110,6 +110,8 @@ def _begin_on(session: Session, engine: sa.Engine, outlet: Outlet) -> sa.Connect
         raise NoTransactionError(
             f"the session's transaction takes no more work: {error}"
         ) from error
+    if enlisted_connection(session, engine.pool) is connection and connection.in_transaction():
+        return connection  # it has begun just now, and was noted then
     transaction = session.get_nested_transaction() or session.get_transaction()
     if transaction is None or not connection.in_transaction():
         raise NoTransactionError(

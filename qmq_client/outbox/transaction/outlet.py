@@ -54,12 +54,13 @@ def insert_rows(
     Raises the database's own error with a note that names the messages. Rows with a dedupe id are
     not asked about: one that was there before is none that is missing.
     """
-    token = outlet.token
     values: list[object] = []
     skips_known = False
     for row in rows:
-        values += (row.message_id, row.subject, row.ordering_key, row.record, token)
-        skips_known = skips_known or is_dedupe_id(row.message_id)
+        message_id = row.message_id
+        values += (message_id, row.subject, row.ordering_key, row.record, outlet.token)
+        if is_dedupe_id(message_id):
+            skips_known = True
     text = outlet.insert_text(len(rows), skips_known)
     try:
         inserted = _execute(connection, link, outlet.dialect, text, tuple(values))
@@ -94,14 +95,18 @@ def _execute(
     Each transaction with messages pays for this: on SQLAlchemy's own way a text without a result
     costs three times as much. That way is gone where somebody listens, by an event or a log.
     """
-    if _is_listened_to(connection):
+    inner: Any = connection
+    engine = inner.engine
+    is_listened_to = inner._echo or inner._has_events or engine._has_events
+    if is_listened_to or engine.dialect.dispatch.do_execute:
         return connection.exec_driver_sql(text, values).rowcount
     cursor = connection.connection.cursor()
     try:
-        if not link.was_open:
+        if link.was_open:
+            cursor.execute(text, values)
+        else:
             dialect.before_statement(connection, link, cursor, text)
-        cursor.execute(text, values)
-        if not link.was_open:
+            cursor.execute(text, values)
             dialect.note_answer(link, text)
     except BaseException as error:
         # What SQLAlchemy does with every error of a driver: its own type, handlers, lost connections.
@@ -109,13 +114,6 @@ def _execute(
     count: int = cursor.rowcount
     cursor.close()
     return count
-
-
-def _is_listened_to(connection: sa.Connection) -> bool:
-    inner: Any = connection
-    if inner._echo or inner._has_events or inner.engine._has_events:
-        return True
-    return bool(inner.dialect.dispatch.do_execute)
 
 
 def lock_keys(connection: sa.Connection, unwritten: list[tuple[Outlet, OutboxRow]]) -> None:

@@ -9,8 +9,12 @@ surely plain counts as plain; a mistake in the other direction costs a statement
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final, NamedTuple
 
+#: Statements of which the kind is kept, and how long one may be: a megabyte at most in all.
+_STATEMENTS_KEPT_MAX: Final = 512
+_KEPT_CHARACTERS_MAX: Final = 2_000
 _GAP: Final = r"(?:\s|--[^\n]*\n|/\*(?!!).*?\*/)*"
 _PLAIN: Final = re.compile(
     _GAP + r"\(?(?:SELECT|INSERT|UPDATE|DELETE|WITH|VALUES|MERGE|REPLACE|SHOW|EXPLAIN|PRAGMA"
@@ -36,7 +40,17 @@ class SavepointText(NamedTuple):
 
 def is_plain(statement: str) -> bool:
     """Whether this surely leaves the transaction and its savepoints alone."""
+    if len(statement) <= _KEPT_CHARACTERS_MAX:
+        return _is_plain_kept(statement)
+    return _is_plain(statement)
+
+
+def _is_plain(statement: str) -> bool:
     return _PLAIN.match(statement) is not None and _MORE.search(statement) is None
+
+
+#: An application has few statements, and gives each of them again and again.
+_is_plain_kept: Final = lru_cache(maxsize=_STATEMENTS_KEPT_MAX)(_is_plain)
 
 
 def savepoint_text(statement: str) -> SavepointText | None:

@@ -26,7 +26,7 @@ from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.driver import file_number
 from qmq_client.outbox.database.link import Link, all_links, find_link, forget_all, link_of
 from qmq_client.outbox.transaction.calls import follow, is_followed
-from qmq_client.outbox.transaction.deferred import begin_where_deferred, drop, move
+from qmq_client.outbox.transaction.deferred import DEFERRED, begin_where_deferred, drop, move
 from qmq_client.outbox.transaction.enlisted import (
     end,
     enlist,
@@ -89,9 +89,9 @@ def _open_unit(connection: sa.Connection, link: Link) -> Unit:
 
 def _link_of(connection: sa.Connection) -> Link | None:
     """The link of a connection, where something may have been noted at it."""
-    if connection.closed or connection.invalidated:
-        return None
-    return find_link(connection.connection)
+    # `Connection.connection` raises for a closed one and would make a new one for an invalidated one.
+    given = connection._dbapi_connection
+    return None if given is None else find_link(given)
 
 
 def _leave_to_the_parent() -> None:
@@ -135,17 +135,20 @@ def _after_transaction_create(session: Session, transaction: SessionTransaction)
 def _after_begin(
     session: Session, transaction: SessionTransaction, connection: sa.Connection
 ) -> None:
-    if is_followed(connection.dialect):
+    dialect = connection.dialect
+    if is_followed(dialect):
         enlist(session, transaction, connection)
-        move(session, transaction, connection, checked_unit)
+        if dialect.is_async:
+            move(session, transaction, connection, checked_unit)
 
 
 def _before_commit(session: Session) -> None:
     """Rows are written before the first COMMIT of a session, which may be one of several."""
-    begin_where_deferred(session)
-    if session.in_nested_transaction():
-        return
+    if DEFERRED in session.info:
+        begin_where_deferred(session)
     connections = enlisted_connections(session)
+    if not connections or session.in_nested_transaction():
+        return
     for connection in connections:
         link = _link_of(connection)
         if link is not None and link.unit is not None:
@@ -155,11 +158,13 @@ def _before_commit(session: Session) -> None:
 
 
 def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
-    drop(session, transaction)
-    if transaction.parent is None:
+    if DEFERRED in session.info:
+        drop(session, transaction)
+    parent = transaction.parent
+    if parent is None:
         end(session)
-    else:
-        enlist_parent(session, transaction, transaction.parent)
+    elif transaction.nested:  # a flush has one of its own, which begins nothing
+        enlist_parent(session, transaction, parent)
 
 
 _SESSION_LISTENERS: Final[dict[str, Any]] = {
