@@ -13,6 +13,7 @@ import pytest
 
 from qmq_broker.errors import CorruptionError, LockedError, StoreError, UnknownFormatError
 from qmq_broker.service.delivery.snapshot import decode_groups
+from qmq_broker.storage import saving
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.faults import Level
@@ -213,3 +214,22 @@ def test_what_an_unfinished_backup_leaves_is_told_from_damage() -> None:
     directory.remove(layout.FORMAT)
     (fault,) = verify(directory).faults
     assert "(exit code 3). A backup or a restore that did not end has none" in fault.line()
+
+
+def test_queues_that_a_clean_stop_left_in_their_journal_are_no_fault_while_it_is_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(saving, "QUEUES_AT_STOP_MAX", 2)
+    world = World(RecordingDisk())
+    world.send(world.frame(a=[1], b=[2], c=[3]))
+    world.store.close()
+    assert layout.QUEUE_TABLE not in world.disk.image.names
+
+    def told() -> list[tuple[Level, str]]:
+        found = verify_store(world.disk, FakeClock(), check_groups=check_groups)
+        return [(fault.level, fault.file) for fault in found.faults]
+
+    assert told() == []
+    for name in world.disk.names(layout.ENTRIES):
+        world.disk.unlink(f"{layout.ENTRIES}/{name}")
+    assert told() == [(Level.REBUILT, layout.QUEUE_TABLE)]

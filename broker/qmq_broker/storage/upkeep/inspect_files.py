@@ -68,6 +68,7 @@ class SmallFiles:
     checkpoint: Checkpoint | None = None
     is_clean: bool = False
     table: QueueTable | None = None
+    is_table_missing: bool = False
     #: The one before it, where that is whole.
     table_before: QueueTable | None = None
     #: By the table of the schedule: the log was synced up to here before what is delayed was copied.
@@ -194,8 +195,7 @@ def _table(disk: Disk, format_: Format, files: SmallFiles) -> None:
         files.faults.append(ignored(before, reason_before, meaning))
     if reason:
         files.faults.append(rebuilt(layout.QUEUE_TABLE, reason))
-    elif table is None and files.is_clean and _has_messages(files):
-        files.faults.append(rebuilt(layout.QUEUE_TABLE, "missing after a clean stop"))
+    files.is_table_missing = table is None and not reason
     files.table = table
 
 
@@ -205,11 +205,6 @@ def _table_at(disk: Disk, path: str, format_: Format) -> tuple[QueueTable | None
     if table is not None and table.store_id != format_.store_id:
         return None, f"of store {table.store_id.hex()}"
     return table, reason
-
-
-def _has_messages(files: SmallFiles) -> bool:
-    last = files.checkpoint
-    return last is not None and last.commit_log.durable_offset > files.retained.first_offset
 
 
 def _snapshot(

@@ -52,8 +52,16 @@ def inspect_journals(disk: Disk, store_id: bytes, files: SmallFiles) -> JournalF
         ids_offset=ids.next_offset,
         entries_offset=entries.next_offset,
         next_sequences=_next_sequences(entries.contents),
-        faults=[*ids.faults(), *entries.faults()],
+        faults=[*ids.faults(), *entries.faults(), *_missing_table(files, entries.next_offset)],
     )
+
+
+def _missing_table(files: SmallFiles, entries_offset: int) -> Iterator[Fault]:
+    """A clean stop leaves the table of the queues, or all entries in their journal: those of many queues."""
+    last = files.checkpoint
+    is_short = last is not None and entries_offset < last.commit_log.durable_offset
+    if files.is_clean and files.is_table_missing and is_short:
+        yield rebuilt(layout.QUEUE_TABLE, "missing after a clean stop")
 
 
 def known_next(files: SmallFiles, journals: JournalFindings) -> dict[str, int]:
