@@ -86,7 +86,9 @@ class Intake:
         new = [run.subject for run in frame.runs if run.subject not in self._subjects]
         if len(self._subjects) + len(new) > self._subjects_max:
             raise BusyError(
-                f"there are {len(self._subjects)} subjects; allowed: {self._subjects_max}",
+                f"there are {len(self._subjects)} subjects, and this request has {len(new)} new ones; "
+                f"allowed: {self._subjects_max}. Use subjects that are there: what differs from message to "
+                "message belongs into the key, a tag or a header.",
                 retry_after_s=60.0,
             )
 
