@@ -17,6 +17,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import URL, make_url
 
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, OutboxMissingError
+from qmq_client.outbox.database import pymysql_connect
 from qmq_client.outbox.database.mysql import lift_limits
 from qmq_client.outbox.table import Tables, choose_journal, make_tables
 from qmq_client.settings.config import DatabaseSection, mask_secrets
@@ -83,6 +84,8 @@ def open_engine(
         raise _not_usable(section, str(error)) from error
     if backend in ("mysql", "mariadb"):
         event.listen(engine, "connect", lift_limits)
+    if engine.dialect.driver == pymysql_connect.DRIVER:
+        event.listen(engine, "do_connect", pymysql_connect.connect)
     if backend != "sqlite":
         return engine
     refuse = _refuse_missing_directory if may_create else _refuse_missing_file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,8 @@ from qmq_client.database import database_errors, open_engine, with_driver
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, OutboxMissingError
 from qmq_client.settings.config import DatabaseSection
 from tests.conftest import MakeDatabase
-from tests.services.databases import Database
+from tests.services.databases import Database, is_mariadb
+from tests.services.mysql import WITHOUT_TLS
 
 
 def section(url: str) -> DatabaseSection:
@@ -43,6 +45,46 @@ def test_a_url_without_a_driver_or_with_one_for_loops_gets_ours(given: str, used
     assert with_driver(make_url(f"{given}://a:b@c/d")).drivername == used
 
 
+def test_connections_of_one_process_read_the_certificates_of_all_authorities_once(
+    mysql_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    make = ssl.create_default_context
+
+    def counted(*arguments: Any, **options: Any) -> ssl.SSLContext:
+        made.append(arguments)
+        return make(*arguments, **options)
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    url = make_url(mysql_database.url).difference_update_query([WITHOUT_TLS])
+    for _ in range(3):
+        engine = open_engine(section(url.render_as_string(hide_password=False)), {})
+        with engine.connect() as one, engine.connect() as other:
+            assert one.exec_driver_sql("SELECT 1").scalar() == 1
+            assert other.exec_driver_sql("SELECT 1").scalar() == 1
+        engine.dispose()
+    assert len(made) <= 1
+
+
+def test_what_pymysql_lacks_for_a_password_is_told_with_what_helps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without `cryptography` PyMySQL raises this in the middle of its first exchange with the server."""
+    says = "'cryptography' package is required for sha256_password or caching_sha2_password"
+
+    def lacking(_connection: object, _socket: object = None) -> None:
+        raise RuntimeError(f"{says} auth methods")
+
+    monkeypatch.setattr("pymysql.connections.Connection.connect", lacking)
+    engine = open_engine(section("mysql://shop:hunter2@127.0.0.1:1/shop"), {})
+    told = pytest.raises(
+        DatabaseUnavailableError, match=r"pip install cryptography.*or connect by TLS"
+    )
+    with told as raised, database_errors("shop"):
+        engine.connect()
+    assert "hunter2" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     "url",
     [
@@ -64,6 +106,10 @@ def test_an_engine_without_a_driver_in_its_url_connects(
     make_database: MakeDatabase, kind: str
 ) -> None:
     database = make_database("mysql" if kind == "mariadb" else kind)
+    if kind == "mariadb":
+        with database.engine().connect() as connection:
+            if not is_mariadb(connection.engine):
+                pytest.skip("SQLAlchemy refuses MySQL under this name")
     url = make_url(database.url).set(drivername=kind)
     engine = open_engine(section(url.render_as_string(hide_password=False)), {}, may_create=True)
     with engine.connect() as connection:

@@ -12,6 +12,7 @@ from qmq_client.outbox.checking.drift import find_drift
 from qmq_client.outbox.table import DEFAULT_TABLES, create_tables
 from qmq_migrations.upgrade import migrate, upgrade_sql
 from tests.conftest import MakeServer
+from tests.services.databases import is_mariadb
 
 NAMES = ("qmq_inbox", "qmq_order_lock", "qmq_outbox")
 
@@ -32,9 +33,10 @@ def test_S1_where_another_storage_engine_is_the_default_our_tables_roll_back_nev
     with administrator.connect() as connection:
         connection.exec_driver_sql("SET GLOBAL default_storage_engine = 'MyISAM'")
         connection.exec_driver_sql("CREATE DATABASE shop")
+    schemes = ("mysql", "mariadb") if is_mariadb(administrator) else ("mysql",)
     administrator.dispose()
     makers: tuple[Callable[[sa.Engine], object], ...] = (migrate, create_tables)
-    for scheme, make in product(("mysql", "mariadb"), makers):
+    for scheme, make in product(schemes, makers):
         engine = sa.create_engine(server.url("shop").replace("mysql", scheme, 1))
         with engine.begin() as connection:
             connection.exec_driver_sql("CREATE TABLE theirs (id INT)")

@@ -35,6 +35,11 @@ def for_asyncio(url: str) -> str:
     return made.render_as_string(hide_password=False)
 
 
+def is_mariadb(engine: sa.Engine) -> bool:
+    """Whether a server of the kind `mysql` is MariaDB. Requires: the engine has connected."""
+    return bool(getattr(engine.dialect, "is_mariadb", False))
+
+
 class Database:
     """One database. Engines made by `engine` are disposed of with it."""
 

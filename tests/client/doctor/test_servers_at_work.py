@@ -188,7 +188,10 @@ def test_an_examination_leaves_nothing_behind(make_database: MakeDatabase) -> No
         database = make_database(kind)
         engine = database.engine(pool_size=1, max_overflow=0)
         create_tables(engine)
-        limit = {"mysql": "SELECT @@max_statement_time", "postgresql": "SHOW statement_timeout"}
+        limit = {
+            "mysql": "SELECT /*M!100100 @@max_statement_time */ /*!80000 @@max_execution_time */",
+            "postgresql": "SHOW statement_timeout",
+        }
         with engine.connect() as connection:
             before = connection.exec_driver_sql(limit[kind]).scalar_one()
         assert ids(examine(engine)) == []

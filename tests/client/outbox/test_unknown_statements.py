@@ -19,6 +19,7 @@ from qmq_client.errors import NoTransactionError, OutboxRowLostError, WrongDatab
 from qmq_client.outbox.transaction.statements import is_plain, savepoint_text
 from tests.client.outbox.interference import Deadlock, make_lock_rows
 from tests.client.world import Order, World
+from tests.services.databases import is_mariadb
 
 PROCEDURE = """
 CREATE PROCEDURE give_up() BEGIN
@@ -185,7 +186,7 @@ def test_S1_a_row_that_changed_since_the_snapshot_undoes_all_on_mariadb(
     server_world: World,
 ) -> None:
     world = server_world
-    if not getattr(world.sync_engine.dialect, "is_mariadb", False):
+    if not is_mariadb(world.sync_engine):
         pytest.skip("an error of MariaDB")
     world.change("INSERT INTO business_order (id, label) VALUES (77, 'x')")
     with Session(world.engine) as session:
