@@ -307,7 +307,7 @@ def test_B10_subjects_are_bounded_and_known_ones_go_on(tmp_path: Path) -> None:
     rig.restart()
     rig.send(b"a", subject="two")
     with pytest.raises(
-        BusyError, match="2 subjects, and this request has 1 new .* allowed: 2. Use"
+        BusyError, match=r"2 subjects, and this request has 1 new .* allowed: 2\. Use"
     ):
         rig.submit(make_frame([b"a"], subject="three"))
     rig.send(b"b", subject="one")

@@ -12,7 +12,9 @@ import pytest
 
 from qmq_broker.errors import DiskError, DiskFullError, FilesFullError, LockedError
 from qmq_broker.storage.files import disk as disk_module
+from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import IOV_MAX, Disk, OsDisk
+from qmq_broker.storage.files.disk_errors import translate
 from tests.crash.recording_disk import RecordingDisk
 
 
@@ -124,6 +126,14 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path, path: str) -> None:
         disk.open(path, is_new=True)
     assert (outside / "a").read_bytes() == b"untouched"
     assert sorted(os.listdir(outside)) == ["a"]
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
+def test_who_has_no_right_to_a_file_is_told_who_has(number: int) -> None:
+    error = translate(OSError(number, os.strerror(number)), "open", layout.LOCK)
+    assert isinstance(error, DiskError)
+    assert str(error).startswith("open of LOCK: ")
+    assert "user who owns the data directory" in str(error)
 
 
 def test_files_are_for_their_owner_only(tmp_path: Path) -> None:

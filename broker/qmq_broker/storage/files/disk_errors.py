@@ -9,6 +9,8 @@ from qmq_broker.errors import DiskError, DiskFullError, FilesFullError, StoreErr
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FILES_FULL: Final = frozenset({errno.EMFILE, errno.ENFILE})
+#: For want of rights; of a disk that takes no writes from anybody the system says something else.
+_NOT_PERMITTED: Final = frozenset({errno.EACCES, errno.EPERM})
 
 
 def translate(error: OSError, operation: str, path: str) -> StoreError:
@@ -20,4 +22,6 @@ def translate(error: OSError, operation: str, path: str) -> StoreError:
         return FilesFullError(f"{operation} of {path}: {reason}. Raise the limit of open files.")
     if error.errno == errno.ELOOP:
         reason += " (symbolic links are not followed below the data directory)"
+    if error.errno in _NOT_PERMITTED:
+        reason += " (run this as the user who owns the data directory)"
     return DiskError(operation=operation, path=path or ".", reason=reason)
