@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,11 @@ import pytest
 from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk import OsDisk
-from qmq_broker.storage.files.disk_port import Disk
+from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_broker.storage.upkeep.backup import back_up
 from qmq_client.transport.address import BrokerAddress
+from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import encode_record
@@ -85,6 +88,102 @@ def test_P1_what_is_not_durable_is_not_read(directory: DataDirectory) -> None:
     directory.store.sync()
 
 
+def test_P1_a_look_at_what_came_since_the_last_one_sees_what_a_look_at_all_sees(
+    tmp_path: Path,
+) -> None:
+    """Over many segments, and whatever the steps are that it comes in."""
+    directory = DataDirectory(tmp_path / "broker", FORGETFUL)
+    follower = reader(directory)
+    known, bases = follower.bounds(), set()
+    chosen = random.Random(20)
+    ids = MessageIds(9)
+    for _ in range(60):
+        directory.append(messages(ids, chosen.randrange(1, 300)), frame_records=20)
+        whole_bounds = reader(directory).bounds()
+        seen = follower.bounds_since(known)
+        if seen is None:  # the end of a segment: the next one was not there yet
+            seen = follower.bounds()
+        assert known.next_offset < seen.next_offset == whole_bounds.next_offset
+        known = seen
+        bases.add(known.next_offset // FORGETFUL.segment_bytes)
+    assert len(bases) > 3
+    assert follower.bounds_since(known) == known, "nothing came"
+    directory.close()
+
+
+def test_P1_such_a_look_goes_no_further_than_what_is_durable(directory: DataDirectory) -> None:
+    fill(directory, 100)
+    follower = reader(directory)
+    known = follower.bounds()
+    (record,) = messages(MessageIds(8), 1)
+    frame = build_message_frame({record.subject: [encode_record(record)]})
+    directory.store.append([parse_message_frame(frame)])
+    assert follower.bounds_since(known) == known
+    directory.store.sync()
+    directory.settle()
+    seen = follower.bounds_since(known)
+    assert seen is not None
+    assert seen.next_offset == directory.store.durable_offset > known.next_offset
+
+
+def test_such_a_look_tells_nothing_of_a_damaged_log_or_another_store(
+    directory: DataDirectory, tmp_path: Path
+) -> None:
+    fill(directory, 100)
+    known = reader(directory).bounds()
+    follower = reader(directory)
+    fill(directory, 100)
+    with (directory.path / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(known.next_offset + 3)
+        file.write(b"x")
+    assert follower.bounds_since(known) is None
+    with pytest.raises(DamagedRangeError):
+        list(follower.frames(LogRange(known.next_offset, follower.bounds().next_offset)))
+    other = DataDirectory(tmp_path / "other")
+    fill(other, 100)
+    (directory.path / "FORMAT").write_bytes((other.path / "FORMAT").read_bytes())
+    assert follower.bounds_since(known) is None
+    other.close()
+
+
+def test_a_look_at_what_came_since_and_a_planned_range_cost_few_reads(
+    directory: DataDirectory,
+) -> None:
+    """At a broker each is a request, and a micro-batch waits for all of them."""
+    fill(directory, 100)
+    disk = CountingDisk(str(directory.path))
+    log = LogReader(disk, COMMIT_LOG, source="counted")
+    known = log.bounds()
+    fill(directory, 100)
+    disk.asked.clear()
+    seen = log.bounds_since(known)
+    assert seen is not None
+    segment = f"commitlog/{0:020d}"
+    assert disk.asked == ["", "FORMAT", segment]
+    disk.asked.clear()
+    planned = LogReader(disk, COMMIT_LOG, source="counted", known=log.format)
+    assert list(planned.frames(LogRange(known.next_offset, seen.next_offset)))
+    assert disk.asked == [segment]
+
+
+class CountingDisk(LocalDisk):
+    """Notes what is listed and opened; all that it gives is durable, as at a broker."""
+
+    gives_durable_alone = True
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.asked: list[str] = []
+
+    def open(self, path: str, *, is_new: bool = False) -> DiskFile:
+        self.asked.append(path)
+        return super().open(path, is_new=is_new)
+
+    def names(self, directory: str) -> list[str]:
+        self.asked.append(directory)
+        return super().names(directory)
+
+
 def test_P1_a_range_below_retention_fails_and_names_it(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path / "broker", FORGETFUL)
     fill(directory)
@@ -138,6 +237,26 @@ def test_a_running_broker_gives_the_same_bytes_over_http(tmp_path: Path) -> None
         log.close()
         actions.close()
     assert (ranges, data) == whole(reader(directory))
+
+
+def test_what_a_broker_has_accepted_is_read_at_once(tmp_path: Path) -> None:
+    """It gives durable bytes alone, so the last frame needs no other behind it that says so."""
+    directory = DataDirectory(tmp_path / "broker")
+    fill(directory, 100)
+    directory.close()
+    with BrokerProcess(directory.path) as broker:
+        log = open_log(Place(broker_url=broker.url), COMMIT_LOG)
+        known = log.bounds()
+        with closing(HttpTransport(broker.url)) as transport:
+            for count, record in enumerate(messages(MessageIds(8), 3), start=1):
+                frame = build_message_frame({record.subject: [encode_record(record)]})
+                transport.send(frame)
+                seen = log.bounds_since(known)
+                assert seen is not None
+                within = LogRange(known.next_offset, seen.next_offset)
+                assert sum(one.header.record_count for one in log.frames(within)) == count
+                assert log.bounds() == seen
+        log.close()
 
 
 def test_a_directory_is_only_read(directory: DataDirectory) -> None:

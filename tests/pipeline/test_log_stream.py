@@ -27,7 +27,7 @@ def rows_of(reader: LogStreamReader, start: dict[str, object], end: dict[str, ob
 
 
 def test_a_batch_is_planned_with_what_was_read_when_its_end_was_asked_for(tmp_path: Path) -> None:
-    """At a broker each look at the log is nine requests; one is enough for a micro-batch."""
+    """Each look at the log of a broker is some requests; one is enough for a micro-batch."""
     directory = DataDirectory(tmp_path / "broker")
     directory.append(messages(MessageIds(1), 100))
     reader = reader_of(directory)
@@ -42,6 +42,36 @@ def test_a_batch_is_planned_with_what_was_read_when_its_end_was_asked_for(tmp_pa
     away.rename(directory.path / "FORMAT")
     assert (rows_of(reader, start, end), rows_of(reader, end, later)) == (100, 50)
     directory.close()
+
+
+def test_how_far_a_query_is_behind_is_told_by_the_look_at_the_log_that_it_had(
+    tmp_path: Path,
+) -> None:
+    """Spark asks for that in each micro-batch."""
+    directory = DataDirectory(tmp_path / "broker")
+    directory.append(messages(MessageIds(1), 100))
+    reader = reader_of(directory)
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    (directory.path / "FORMAT").rename(directory.path / "AWAY")
+    assert reader.reportLatestOffset() == end
+    (directory.path / "AWAY").rename(directory.path / "FORMAT")
+    assert reader_of(directory).reportLatestOffset() == end, "also when it had none"
+    directory.close()
+
+
+def test_a_query_does_not_go_on_with_another_store(tmp_path: Path) -> None:
+    directory, other = DataDirectory(tmp_path / "broker"), DataDirectory(tmp_path / "other")
+    for one in (directory, other):
+        one.append(messages(MessageIds(1), 100))
+    reader = reader_of(directory)
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    for one in (directory, other):
+        one.append(messages(MessageIds(1), 100))
+        one.close()
+    directory.path.rename(tmp_path / "away")
+    other.path.rename(directory.path)
+    with pytest.raises(SourceError, match="the checkpoint is of store"):
+        reader.latestOffset(end, ReadAllAvailable())
 
 
 def test_a_batch_that_is_planned_again_looks_at_the_log_anew(tmp_path: Path) -> None:

@@ -62,6 +62,14 @@ def test_the_wire_and_the_whole_broker_load_no_sqlalchemy() -> None:
     assert "sqlalchemy" not in loaded_by("import qmq_client.wire" + IMPORT_WHOLE_BROKER)
 
 
+def test_a_session_is_told_of_the_sources_without_what_reading_needs() -> None:
+    """Each start of a session pays for it, and each process in which Spark asks for a reader once more."""
+    sources = "import qmq_pipeline.sources.log_source, qmq_pipeline.sources.outbox_source"
+    assert loaded_by(sources) & {"sqlalchemy", "httpx", "pyarrow", "numpy", "msgspec"} == set()
+    assert {"pyspark", "qmq_pipeline"} <= loaded_by(sources)
+    assert "httpx" not in loaded_by("import qmq_pipeline.sources.log_batches")
+
+
 def test_the_wire_stands_on_computation_alone() -> None:
     wire = [source for source in product("qmq_client") if "/wire/" in source.path]
     assert wire

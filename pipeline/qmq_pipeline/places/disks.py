@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from qmq_broker.storage.files.disk_errors import translate
 from qmq_broker.storage.files.disk_port import Disk, DiskFile, DiskLock
@@ -48,6 +49,9 @@ class ReadFile(ABC):
 
 class ReadDisk(ABC):
     """Files below one directory; whatever would change them is refused."""
+
+    #: Whether it gives nothing of a log that is not durable: what stands on a disk need not have been synced.
+    gives_durable_alone: ClassVar[bool] = False
 
     @abstractmethod
     def open(self, path: str, *, is_new: bool = False) -> DiskFile:

@@ -4,22 +4,25 @@ The frames are found and verified by the broker's own scanner; this module says 
 be read, cuts it into ranges that begin and end at frames, and turns what the scanner refuses into an
 error that says what happened: retention has passed the range, or it is damaged.
 
-Up to where: the newest checkpoint, and what whole frames behind it say had been synced. A reader
-beside a running broker is so at most a second behind, and never shows what a power cut could take.
+Up to where: the newest checkpoint, and what whole frames behind it say had been synced. A reader beside a
+running broker is so at most a second behind, and never shows what a power cut could take. A broker that is
+asked gives durable bytes alone: of it, every whole frame counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Final, NamedTuple, TypeVar
 
 from qmq_broker.errors import CorruptionError, DiskError, StoreError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import START, CheckpointFiles, LogPoint
+from qmq_broker.storage.files.disk_port import DiskFile
 from qmq_broker.storage.files.format_file import Format, read_format
 from qmq_broker.storage.files.retained import read_retained
 from qmq_broker.storage.logs.action_log import ACTION_KINDS
-from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame
+from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame, ScanSource
 from qmq_broker.storage.logs.frame_seek import LogRange, frame_at_or_behind, offset_at, read_stamp
 from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.logs.segments import Segments
@@ -52,59 +55,80 @@ class LogBounds(NamedTuple):
 class LogReader:
     """One log, open for reading; one thread at a time."""
 
-    def __init__(self, disk: ReadDisk, log: str, *, source: str) -> None:
-        """Raises `SourceError` when `source` is no data directory, or of another version."""
+    def __init__(
+        self, disk: ReadDisk, log: str, *, source: str, known: Format | None = None
+    ) -> None:
+        """Raises `SourceError` when `source` is no data directory, or of another version.
+
+        Who has `known` from another reader of the same store has nothing read here.
+        """
         self._disk = disk
         self._log = log
         self._source = source
-        self._format = self._read_format()
-        is_commit_log = log == COMMIT_LOG
-        segment_bytes = (
-            self._format.segment_bytes if is_commit_log else self._format.action_segment_bytes
-        )
-        self._segments = self._translated(lambda: Segments(disk, log, segment_bytes))
+        #: What must never change in the life of the store.
+        self.format: Final = self._read_format() if known is None else known
+        #: What was there when the log was last looked at as a whole; None before.
+        self._opened: Segments | None = None
 
     @property
     def store_id(self) -> str:
         """Names the store."""
-        return self._format.store_id.hex()
+        return self.format.store_id.hex()
 
     @property
     def segment_bytes(self) -> int:
         """Length of one segment."""
-        return self._segments.segment_bytes
+        if self._log == COMMIT_LOG:
+            return self.format.segment_bytes
+        return self.format.action_segment_bytes
 
     def close(self) -> None:
         """Give the files back, and the way to them."""
-        self._segments.close()
+        self._let_go()
         self._disk.close()
 
     def bounds(self) -> LogBounds:
         """From where to where the log may be read now."""
+        self._let_go()
         first_offset = self._first_offset()
-        checkpoint = self._translated(lambda: CheckpointFiles(self._disk).read())
-        point = START
-        if checkpoint is not None:
-            is_commit_log = self._log == COMMIT_LOG
-            point = checkpoint.commit_log if is_commit_log else checkpoint.action_log
-        return LogBounds(self.store_id, first_offset, self._durable_offset(first_offset, point))
+        return LogBounds(self.store_id, first_offset, self._durable_offset(first_offset))
+
+    def bounds_since(self, known: LogBounds) -> LogBounds | None:
+        """The same, for who knows them of a moment ago: read is only what has come since.
+
+        The lower end is as it is known: who reads a range finds out that retention has passed it. None when
+        only `bounds` can tell: the store is another one, or its next frame is not where it was expected.
+        """
+        self._let_go()
+        if self._read_format() != self.format:
+            return None
+        with closing(self._one_pass()) as files:
+            scan = self._scan(files, known.next_offset)
+            try:
+                durable = max(known.next_offset, self._durable_end(scan))
+            except StoreError:
+                return None
+        is_all_vouched_for = scan.last is not None and durable == scan.next_offset
+        if not is_all_vouched_for:
+            durable = max(durable, self._point().durable_offset)
+        return known._replace(next_offset=durable) if durable <= scan.next_offset else None
 
     def offset_at(self, time_ms: int, bounds: LogBounds) -> int:
         """Where the first frame stands that was stored at `time_ms` or later."""
         within = LogRange(bounds.first_offset, bounds.next_offset)
-        return self._translated(lambda: offset_at(self._segments, time_ms, within))
+        return self._translated(lambda: offset_at(self._segments(), time_ms, within))
 
     def frame_from(self, offset: int, bounds: LogBounds) -> int:
         """Where the first frame begins at or behind any `offset`; the log's end for none."""
         if not bounds.first_offset < offset < bounds.next_offset:
             return min(max(offset, bounds.first_offset), bounds.next_offset)
-        header = frame_at_or_behind(self._segments, LogRange(offset, bounds.next_offset))
+        header = frame_at_or_behind(self._segments(), LogRange(offset, bounds.next_offset))
         return bounds.next_offset if header is None else header.physical_offset
 
     def stamp_crc(self, offset: int) -> int | None:
         """The log's checksum of the frame at `offset`; None when no whole one stands there."""
         try:
-            return read_stamp(self._segments, offset).stamp_crc
+            return read_stamp(self._segments(), offset).stamp_crc
         except ProtocolError:
             return None
 
@@ -118,11 +142,11 @@ class LogReader:
         cuts = [first_offset]
         while cuts[-1] < next_offset:
             here = cuts[-1]
-            next_base = self._segments.base_of(here) + self._segments.segment_bytes
+            next_base = here - here % self.segment_bytes + self.segment_bytes
             wanted = here + range_bytes - here % range_bytes
             if wanted < min(next_base, next_offset):
                 within = LogRange(wanted, min(next_base, next_offset))
-                header = frame_at_or_behind(self._segments, within)
+                header = frame_at_or_behind(self._segments(), within)
                 next_cut = within.next_offset if header is None else header.physical_offset
             else:
                 next_cut = min(next_base, next_offset)
@@ -135,22 +159,21 @@ class LogReader:
         Raises `ExpiredRangeError` when retention has passed it, `DamagedRangeError` when it is not
         as it was written: what was given out before is right, the range is not whole.
         """
-        scan = FrameScan(
-            self._segments,
-            _KINDS[self._log],
-            store_id=self._format.store_id,
-            first_offset=within.first_offset,
-        )
-        try:
-            for frame in scan if within.first_offset < within.next_offset else ():
-                if scan.next_offset > within.next_offset:
-                    raise self._damaged(frame.offset, within, "a frame reaches out of the range")
-                yield frame
-                if scan.next_offset == within.next_offset:
-                    return
-        except StoreError as error:
-            raise self._why(scan.next_offset, within, str(error)) from error
-        if within.first_offset < within.next_offset:
+        if within.first_offset >= within.next_offset:
+            return
+        with closing(self._one_pass()) as files:
+            scan = self._scan(files, within.first_offset)
+            try:
+                for frame in scan:
+                    if scan.next_offset > within.next_offset:
+                        raise self._damaged(
+                            frame.offset, within, "a frame reaches out of the range"
+                        )
+                    yield frame
+                    if scan.next_offset == within.next_offset:
+                        return
+            except StoreError as error:
+                raise self._why(scan.next_offset, within, str(error)) from error
             raise self._why(scan.next_offset, within, scan.reason)
 
     def _read_format(self) -> Format:
@@ -163,35 +186,64 @@ class LogReader:
             )
         return found
 
+    def _segments(self) -> Segments:
+        if self._opened is None:
+            self._opened = self._translated(
+                lambda: Segments(self._disk, self._log, self.segment_bytes)
+            )
+        return self._opened
+
+    def _let_go(self) -> None:
+        """Segments come and go, and an open file keeps its room on the disk."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    def _one_pass(self) -> _Pass:
+        return _Pass(self._disk, self._log, self.segment_bytes)
+
+    def _scan(self, files: ScanSource, first_offset: int) -> FrameScan:
+        kinds, store_id = _KINDS[self._log], self.format.store_id
+        return FrameScan(files, kinds, store_id=store_id, first_offset=first_offset)
+
     def _first_offset(self) -> int:
-        bases = self._segments.bases
+        bases = self._segments().bases
         lowest = bases[0] if bases else 0
         if self._log != COMMIT_LOG:
             return lowest
-        retained = self._translated(lambda: read_retained(self._disk, self._format.store_id))
+        retained = self._translated(lambda: read_retained(self._disk, self.format.store_id))
         return max(lowest, retained.first_offset)
 
-    def _durable_offset(self, first_offset: int, point: LogPoint) -> int:
+    def _point(self) -> LogPoint:
+        """What the newest checkpoint says of the log."""
+        checkpoint = self._translated(lambda: CheckpointFiles(self._disk).read())
+        if checkpoint is None:
+            return START
+        return checkpoint.commit_log if self._log == COMMIT_LOG else checkpoint.action_log
+
+    def _durable_offset(self, first_offset: int) -> int:
+        point = self._point()
         begin = max(first_offset, point.last_frame_offset)
         durable = max(first_offset, point.durable_offset)
-        scan = FrameScan(
-            self._segments,
-            _KINDS[self._log],
-            store_id=self._format.store_id,
-            first_offset=begin,
-        )
+        scan = self._scan(self._segments(), begin)
         try:
-            for _ in scan:
-                pass
+            seen = self._durable_end(scan)
         except StoreError as error:
             raise self._why(scan.next_offset, LogRange(begin, durable), str(error)) from error
         if scan.next_offset < durable:
             raise self._why(scan.next_offset, LogRange(begin, durable), scan.reason)
-        return max(durable, scan.durable_claim)
+        return max(durable, seen)
+
+    def _durable_end(self, scan: FrameScan) -> int:
+        """Up to where the log is durable, by all whole frames of a scan that was not begun."""
+        for _ in scan:
+            pass
+        return scan.next_offset if self._disk.gives_durable_alone else scan.durable_claim
 
     def _why(self, offset: int, within: LogRange, reason: str) -> SourceError:
         """The error for a range that cannot be read at `offset`."""
-        first_offset = LogReader(self._disk, self._log, source=self._source)._first_offset()
+        self._let_go()
+        first_offset = self._first_offset()
         if offset < first_offset:
             return ExpiredRangeError(
                 source=self._source,
@@ -203,7 +255,7 @@ class LogReader:
 
     def _damaged(self, offset: int, within: LogRange, reason: str) -> DamagedRangeError:
         return DamagedRangeError(
-            source=f"{self._source}/{self._segments.path(offset)}",
+            source=f"{self._source}/{self._one_pass().path(offset)}",
             reason=f"not as it was written at offset {offset} of {self._log} (asked for: "
             f"{within.first_offset} to {within.next_offset}): {reason or 'the log ends there'}",
             remedy="Run `qmq store verify` on it; restore a copy, or start the broker with --quarantine",
@@ -225,3 +277,45 @@ class LogReader:
                 reason=str(error),
                 remedy="Use the version of qmq that wrote it",
             ) from error
+
+
+class _Pass:
+    """The segments of a log as one scan reads them, from front to back: one of them open, each read once.
+
+    What ended before as much was there as was asked for is not asked again: at a broker it is a request.
+    """
+
+    def __init__(self, disk: ReadDisk, log: str, segment_bytes: int) -> None:
+        self._disk = disk
+        self._log = log
+        self.segment_bytes = segment_bytes
+        self._file: DiskFile | None = None
+        self._base = -1
+        #: Where there was nothing more; -1 when that was not seen.
+        self._end = -1
+
+    def base_of(self, offset: int) -> int:
+        return offset - offset % self.segment_bytes
+
+    def path(self, offset: int) -> str:
+        return layout.segment_path(self._log, self.base_of(offset))
+
+    def read(self, offset: int, count: int) -> bytes:
+        """`count` bytes of one segment; fewer at its end. Raises `DiskError` where there is none."""
+        if offset == self._end:
+            return b""
+        base = self.base_of(offset)
+        if self._file is None or base != self._base:
+            self.close()
+            self._file, self._base = self._disk.open(self.path(offset)), base
+        room = base + self.segment_bytes - offset
+        data = self._file.read(offset - base, min(count, room))
+        if len(data) < min(count, room):
+            self._end = offset + len(data)
+        return data
+
+    def close(self) -> None:
+        """Give the file back."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

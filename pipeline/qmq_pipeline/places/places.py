@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from qmq_broker.storage.files.format_file import Format
 from qmq_client.errors import ConfigurationError
 from qmq_client.transport.address import BrokerAddress
 from qmq_pipeline.errors import OptionError
 from qmq_pipeline.places.disks import LocalDisk, ReadDisk
 from qmq_pipeline.places.log import LogReader
 from qmq_pipeline.places.options import BROKER_OPTIONS, Place
-from qmq_pipeline.places.remote import RemoteDisk
 
 
 def open_disk(place: Place) -> ReadDisk:
     """The files at this place, to be read."""
     if place.broker_url is not None:
+        # Late: it brings HTTP, which a directory does not need.
+        from qmq_pipeline.places.remote import RemoteDisk
+
         return RemoteDisk(place.address)
     assert place.path is not None
     return LocalDisk(place.path.removeprefix("file://"))
@@ -46,11 +49,11 @@ def with_token(place: Place, environment: Mapping[str, str]) -> Place:
         ) from error
 
 
-def open_log(place: Place, log: str) -> LogReader:
-    """One log at this place; raises `SourceError`."""
+def open_log(place: Place, log: str, known: Format | None = None) -> LogReader:
+    """One log at this place, of a store that may be `known` already; raises `SourceError`."""
     disk = open_disk(place)
     try:
-        return LogReader(disk, log, source=place.name)
+        return LogReader(disk, log, source=place.name, known=known)
     except BaseException:
         disk.close()
         raise

@@ -7,7 +7,7 @@ the broker for the range that it works on.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import httpx
 from tenacity import (
@@ -40,6 +40,8 @@ class _AgainError(Exception):
 
 class RemoteDisk(ReadDisk):
     """The files of the broker at `address`. One thread at a time; connections stay open."""
+
+    gives_durable_alone: ClassVar[bool] = True
 
     def __init__(self, address: BrokerAddress) -> None:
         """Raises `ConfigurationError` for certificates, `SourceError` for an address, that are none."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_pipeline.errors import ExpiredRangeError
 from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG, LogBounds, LogReader
@@ -23,6 +24,8 @@ class LogPartition(InputPartition):
     """What one task reads."""
 
     options: LogOptions
+    #: Of the store that it was planned for.
+    format: Format
     first_offset: int
     next_offset: int
 
@@ -60,13 +63,13 @@ def check_retained(first_offset: int, bounds: LogBounds, options: LogOptions) ->
 def plan(log: LogReader, options: LogOptions, first: int, after: int) -> list[InputPartition]:
     """One partition for each range."""
     ranges = log.ranges(first, after, options.partition_bytes)
-    return [LogPartition(options, one.first_offset, one.next_offset) for one in ranges]
+    return [LogPartition(options, log.format, one.first_offset, one.next_offset) for one in ranges]
 
 
 def read_partition(partition: LogPartition) -> Iterator[pa.RecordBatch]:
     """The rows of one range."""
     options = partition.options
-    log = open_log(options.place, log_of(options))
+    log = open_log(options.place, log_of(options), partition.format)
     try:
         frames = log.frames(LogRange(partition.first_offset, partition.next_offset))
         if options.table is ACTIONS:

@@ -47,7 +47,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: LogOptions) -> None:
         self._options = options
         self._log: LogReader | None = None
-        #: What `_log` held when it was opened.
+        #: What it held when it was last looked at.
         self._known: LogBounds | None = None
         #: Where the log ended when a query for what is available began; None for any other query.
         self._target: int | None = None
@@ -78,7 +78,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _position(bounds.store_id, max(here, end))
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        bounds = self._bounds()
+        # For who watches the query: Spark asks in each micro-batch, right after it asked for the batch's end.
+        bounds = self._known or self._bounds()
         return _position(bounds.store_id, bounds.next_offset)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -102,10 +103,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._log = self._known = None
 
     def _bounds(self) -> LogBounds:
-        """Opened anew: segments come and go while a query runs."""
-        self.stop()
-        self._known = self._open().bounds()
-        return self._known
+        """By what has come since the last look, or by a look at all that there is."""
+        seen = None if self._known is None else self._open().bounds_since(self._known)
+        if seen is None:
+            self.stop()
+            seen = self._open().bounds()
+        self._known = seen
+        return seen
 
     def _open(self) -> LogReader:
         if self._log is None:
