@@ -226,6 +226,21 @@ def test_X3_a_backup_beside_a_running_broker_has_all_that_was_acknowledged(tmp_p
         assert found == sorted(found)
 
 
+@pytest.mark.parametrize("command", ["backup", "restore"])
+def test_a_copy_into_the_directory_itself_is_refused(
+    data: Path, tmp_path: Path, command: str
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(data)
+    before = sorted(data.rglob("*"))
+    for target in (data / "inside", link / "a" / "b"):
+        result = run(command, data, target)
+        assert result.exit_code == ExitCode.DIRECTORY, result.output
+        assert "inside" in result.output
+    assert sorted(data.rglob("*")) == before
+    assert run(command, data, tmp_path / "data-2").exit_code == ExitCode.OK
+
+
 def test_X3_a_half_made_or_damaged_backup_is_not_restored(data: Path, tmp_path: Path) -> None:
     assert run("backup", data, tmp_path / "copy", "--copy").exit_code == ExitCode.OK
     flip(tmp_path / "copy" / "commitlog" / f"{2048:020d}", 100)

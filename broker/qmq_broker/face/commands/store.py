@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 import click
@@ -157,6 +158,7 @@ def backup(directory: str, target: str, *, no_links: bool, as_json: bool) -> Non
     from qmq_broker.storage.upkeep.backup import back_up
 
     with store_errors():
+        _refuse_inside(directory, target)
         source, copy = OsDisk(directory, is_read_only=True), OsDisk(target)
         made = back_up(
             source,
@@ -180,6 +182,7 @@ def restore(directory: str, target: str, *, as_json: bool) -> None:
     from qmq_broker.storage.upkeep.backup import back_up
 
     with store_errors():
+        _refuse_inside(directory, target)
         found = _verified(directory, is_deep=False, workers=None)
         if found.worst is Level.DAMAGED:
             for line in _lines(found):
@@ -188,6 +191,13 @@ def restore(directory: str, target: str, *, as_json: bool) -> None:
         source = OsDisk(directory, is_read_only=True)
         made = back_up(source, OsDisk(target), SYSTEM_CLOCK, link=lambda path: False)
     _say_copied(made, as_json)
+
+
+def _refuse_inside(directory: str, target: str) -> None:
+    """A copy in the directory itself goes with it, and grows with each copy of that."""
+    inner, outer = Path(target).resolve(), Path(directory).resolve()
+    if inner != outer and inner.is_relative_to(outer):
+        raise StoreError(f"{target} is inside {directory}: give a directory outside of it.")
 
 
 def _say_copied(made: Backup, as_json: bool) -> None:
