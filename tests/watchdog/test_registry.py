@@ -63,6 +63,14 @@ def test_rows_are_written_read_changed_and_removed(a_database: ServedDatabase) -
     assert not registry.set_enabled("orders", is_enabled=True)
 
 
+def test_names_that_differ_in_capitals_are_two_rows(a_database: ServedDatabase) -> None:
+    registry = Registry(RegistrySection(url=a_database.url), {})
+    registry.create()
+    assert [registry.add(section_of(name)) for name in ("shop", "Shop")] == [True, True]
+    assert registry.remove("shop")
+    assert [each.name for each in registry.read().enabled()] == ["Shop"]
+
+
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [

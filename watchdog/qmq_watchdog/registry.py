@@ -189,10 +189,12 @@ class Registry:
 
 
 def _table(section: RegistrySection) -> sa.Table:
+    # By MySQL's default collation `shop` and `Shop` would be one row.
+    name = sa.String(63).with_variant(sa.String(63, collation="ascii_bin"), "mysql", "mariadb")
     return sa.Table(
         section.table,
         sa.MetaData(),
-        sa.Column("name", sa.String(63), primary_key=True),
+        sa.Column("name", name, primary_key=True),
         sa.Column("url", sa.String(_URL_CHARACTERS_MAX), nullable=False),
         sa.Column("password_env", sa.String(255), nullable=False, server_default=""),
         sa.Column("password_file", sa.String(1_024), nullable=False, server_default=""),
