@@ -46,11 +46,12 @@ _WRITING: Final = re.compile(r"\s*(?:INSERT|REPLACE|DELETE)\b", re.IGNORECASE)
 _UTF8: Final = "utf8mb4"
 _LAST_OF_THREE_BYTES: Final = "\uffff"
 _MISSING: Final = (1146, 1054, 1049)  # no such table, unknown column, no such schema
-#: The class of errors that are an author's own, whatever number SIGNAL gives them.
-_SIGNALLED: Final = "45"
-#: What a trigger says by SIGNAL without a number, and what it fails with: no right (to a table, a column, a routine, at
-#: all), a table in use by the statement itself, an author or a view that is gone.
-_REFUSING: Final = (1644, 1142, 1143, 1370, 1227, 1442, 1449, 1356)
+#: Classes of errors: values that do not fit, rows that break a rule, and what SIGNAL says, whatever
+#: number its author gave it.
+_ABOUT_ROWS: Final = ("22", "23", "45")
+#: What a trigger says by SIGNAL to a driver that tells no class, and what it fails with: no right (to a table, a column, a routine, at
+#: all), a table in use by the statement itself, an author or a view that is gone, a CHECK of MySQL.
+_REFUSING: Final = (1644, 1142, 1143, 1370, 1227, 1442, 1449, 1356, 3819)
 #: And a foreign key, or a value or a table that a trigger has not.
 _REFUSALS: Final = (sa.exc.IntegrityError, sa.exc.DataError, sa.exc.ProgrammingError)
 #: Bytes of a packet around the rows.
@@ -136,7 +137,7 @@ class MySqlDialect(ServerDialect):
         if isinstance(error, _REFUSALS) or error_number(error.orig) in _REFUSING:
             return True
         state = getattr(error.orig, "sqlstate", None)  # PyMySQL tells it from 1.2 on
-        return isinstance(state, str) and state.startswith(_SIGNALLED)
+        return isinstance(state, str) and state.startswith(_ABOUT_ROWS)
 
     def prepare_sibling(self, connection: sa.Connection) -> None:
         dialect: Any = connection.dialect

@@ -101,6 +101,27 @@ VETOES = [
     ),
     Veto(
         "mysql",
+        "breaks a check",
+        (
+            "CREATE TABLE veto (subject VARCHAR(127), CONSTRAINT not_these CHECK (subject = ''))",
+            "CREATE TRIGGER veto BEFORE DELETE ON qmq_outbox FOR EACH ROW "
+            f"IF OLD.subject = '{KEPT}' THEN INSERT INTO veto VALUES (OLD.subject); END IF",
+        ),
+        ("DROP TRIGGER veto",),
+        "not_these",
+    ),
+    Veto(
+        "mysql",
+        "has no room for the value",
+        (
+            "CREATE TRIGGER veto BEFORE DELETE ON qmq_outbox FOR EACH ROW "
+            f"IF OLD.subject = '{KEPT}' THEN SET @veto = -1 + CAST(0 AS UNSIGNED); END IF",
+        ),
+        ("DROP TRIGGER veto",),
+        "out of range",
+    ),
+    Veto(
+        "mysql",
         "is broken",
         (
             "CREATE TRIGGER veto BEFORE DELETE ON qmq_outbox FOR EACH ROW "
