@@ -95,6 +95,8 @@ class Held(NamedTuple):
     #: Message ids that a repeat is recognized by.
     remembered_ids: int
     free_bytes: int
+    #: When the last message was stored, as it is stamped: never before the one before it.
+    last_stored_at_ms: int
 
 
 class DeadLetterStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +157,7 @@ class Query:
             action_segments=len(actions.bases()),
             remembered_ids=store.remembered_ids,
             free_bytes=store.free_bytes(),
+            last_stored_at_ms=store.last_stored_at_ms,
         )
 
     def groups(

@@ -47,6 +47,8 @@ from qmq_broker.storage.staging import stage_delayed, stage_scanned
 from qmq_client.wire.errors import ProtocolError
 
 _log = logging.getLogger(__name__)
+#: A clock that is looked after may be set back by so much.
+AHEAD_MS_MAX: Final = 60_000
 _DIRECTORIES: Final = (
     layout.COMMIT_LOG,
     layout.ACTION_LOG,
@@ -272,6 +274,7 @@ class Recovery:
         if layout.CLEAN in self._disk.names(layout.ROOT):
             self._disk.unlink(layout.CLEAN)
         self._disk.sync_directory(layout.ROOT)
+        self._note_clock(commit.last_stored_at_ms)
         for segments, finding in ((self._commit, commit), (self._actions, actions)):
             if finding.torn_bytes:
                 _log.warning(
@@ -287,6 +290,15 @@ class Recovery:
                 first_offset, spares_max = self._snapshots.first_offset, 0
             mend(segments, finding, first_offset=first_offset, spares_max=spares_max)
         self._queues.remove_given_up()
+
+    def _note_clock(self, last_stored_at_ms: int) -> None:
+        ahead_ms = last_stored_at_ms - self._clock.now_ms()
+        if ahead_ms > AHEAD_MS_MAX:
+            _log.warning(
+                "the log is ahead of the clock: ahead_ms=%d; the clock is wrong now, or was when the last message "
+                "was stored. Until it is there, messages keep that time, and none goes by its age",
+                ahead_ms,
+            )
 
     def _next_checkpoint(
         self, last: Checkpoint | None, commit: LogFinding, actions: LogFinding

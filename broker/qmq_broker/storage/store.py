@@ -164,6 +164,11 @@ class Store:
         """Everything below, of the commit log, is with the operating system."""
         return self._commit_log.log.written_offset
 
+    @property
+    def last_stored_at_ms(self) -> int:
+        """When the last frame was stored, as it is stamped, in any thread; times never go back."""
+        return self._commit_log.log.last_stored_at_ms
+
     def append(self, frames: Sequence[MessageFrame]) -> list[Placed]:
         """Write the new messages of these frames: one gathering write.
 

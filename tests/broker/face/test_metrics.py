@@ -156,6 +156,20 @@ def test_the_state_and_the_disk_are_told(client: Client) -> None:
     assert found["disk_free_bytes",] > 0
 
 
+def test_how_far_the_times_of_messages_are_ahead_of_the_clock_is_told(client: Client) -> None:
+    client.rig.send(b"x")
+    assert scrape(client)["stored_ahead_seconds",] == 0
+    client.rig.clock.wall_ms += (
+        90_000  # somebody sets the machine's clock; and back, before the restart
+    )
+    client.rig.send(b"x")
+    client.rig.clock.wall_ms -= 90_000
+    client.rig.restart()
+    ahead_s = scrape(Client(client.rig))["stored_ahead_seconds",]
+    client.rig.pass_ms(50_000)
+    assert (ahead_s, scrape(Client(client.rig))["stored_ahead_seconds",]) == (90, 40)
+
+
 def test_delayed_messages_are_told(client: Client) -> None:
     due_at_ms = client.rig.now_ms + 60_000
     reply = client.post("/v1/send", frame_of(b"x", due_at_ms), content_type=FRAME)

@@ -100,6 +100,23 @@ def test_times_never_go_back_also_when_the_clock_does() -> None:
     assert store.append([world.frame(orders=1)])[0].stored_at_ms == first
 
 
+@pytest.mark.parametrize(("behind_ms", "lines"), [(-1, 0), (60_000, 0), (60_001, 1)])
+def test_a_start_behind_the_times_of_its_log_is_told(
+    behind_ms: int, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(RecordingDisk())
+    world.send(world.frame(orders=1))
+    stored_at_ms = world.store.last_stored_at_ms
+    world.store.close()
+    clock = FakeClock()
+    clock.wall_ms = stored_at_ms - behind_ms
+    caplog.clear()
+    store = Store.open(world.disk, clock, OPTIONS)
+    assert store.last_stored_at_ms == stored_at_ms
+    told = [line for line in caplog.messages if f"ahead_ms={behind_ms}" in line]
+    assert len(told) == len(caplog.messages) == lines
+
+
 def test_a_clean_stop_is_known_at_the_next_start_and_nothing_is_read_again() -> None:
     world = World(RecordingDisk())
     for _ in range(20):

@@ -184,6 +184,12 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
         lambda held: held.action_segments,
     ),
     _one(
+        "stored_ahead_seconds",
+        "gauge",
+        "How far the times that messages are stored with are ahead of the clock.",
+        lambda reading: max(0, reading.held.last_stored_at_ms - reading.now_ms) / 1000,
+    ),
+    _one(
         "disk_free_bytes",
         "gauge",
         "Space that may still be taken, the reserve included.",
