@@ -108,16 +108,14 @@ def test_a_file_is_for_one_java_one_spark_and_one_class_path(tmp_path: Path) -> 
 
 
 def test_what_the_user_has_for_the_jvm_stays_and_comes_last() -> None:
-    classes = SharedClasses(
-        arguments=("-XX:SharedArchiveFile=/with a blank/x.jsa", "-Xlog:disable")
-    )
+    ours = ("-XX:SharedArchiveFile=/with a blank/x.jsa", "-Xlog:disable")
     environment = {"SPARK_SUBMIT_OPTS": "-Xlog:gc"}
-    with told_to_jvm(classes, environment):
+    with told_to_jvm(ours, environment):
         said = environment["SPARK_SUBMIT_OPTS"]
     assert said == '"-XX:SharedArchiveFile=/with a blank/x.jsa" -Xlog:disable -Xlog:gc'
     assert environment == {"SPARK_SUBMIT_OPTS": "-Xlog:gc"}
     nothing: dict[str, str] = {}
-    with told_to_jvm(classes, nothing):
+    with told_to_jvm(ours, nothing):
         assert nothing["SPARK_SUBMIT_OPTS"].endswith("-Xlog:disable")
     assert nothing == {}
 

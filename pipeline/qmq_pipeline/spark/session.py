@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -45,6 +45,15 @@ _LOCAL: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
 }
+#: A start calls some hundred methods five thousand times each, which is when the JVM by itself has them compiled anew
+#: by its slow compiler: for a fifth of a start's processor time. What works on rows is called a million times,
+#: and comes to that compiler a moment later. Loops are compiled when they have run so long, whatever was called.
+_COMPILED_LATE: Final = (
+    "-XX:Tier4InvocationThreshold=80000",
+    "-XX:Tier4MinInvocationThreshold=9600",
+    "-XX:Tier4CompileThreshold=240000",
+    "-XX:Tier4BackEdgeThreshold=160000",
+)
 #: How a query keeps its place on the disk: renames in the JVM, where the default starts a program for each small file.
 #: Both look whether the name is there, and rename then. By the version of Spark it came with, the class's package.
 _CHECKPOINTS: Final = "spark.sql.streaming.checkpointFileManagerClass"
@@ -96,6 +105,7 @@ def _start(options: SessionOptions) -> SparkSession:
 
     builder = SparkSession.Builder().appName(options.app_name)
     classes = SharedClasses()
+    arguments: tuple[str, ...] = ()
     if not is_submitted():
         version = _spark_version()
         settings = {
@@ -105,6 +115,7 @@ def _start(options: SessionOptions) -> SparkSession:
             **options.settings,
         }
         classes = _prepare(os.environ, version, settings)
+        arguments = (*_COMPILED_LATE, *classes.arguments)
         builder = builder.master(options.master)
     else:
         settings = dict(options.settings)
@@ -112,7 +123,7 @@ def _start(options: SessionOptions) -> SparkSession:
         builder = builder.config(name, value)
     log_file = options.log_file or log_path()
     try:
-        session = _started(builder, classes, log_file)
+        session = _started(builder, arguments, classes.file, log_file)
     except Exception as error:  # the gateway raises whatever the launcher said
         raise JavaError(
             f"Spark did not start: {_first_line(error)}. What Java said is in {log_file}."
@@ -124,15 +135,17 @@ def _start(options: SessionOptions) -> SparkSession:
     return session
 
 
-def _started(builder: SparkSession.Builder, classes: SharedClasses, log_file: Path) -> SparkSession:
+def _started(
+    builder: SparkSession.Builder, arguments: Sequence[str], classes: Path | None, log_file: Path
+) -> SparkSession:
     """The session; when a JVM does not start with its file of classes, one that starts without."""
     try:
-        with _jvm_speaks_into(log_file), told_to_jvm(classes, os.environ):
+        with _jvm_speaks_into(log_file), told_to_jvm(arguments, os.environ):
             return builder.getOrCreate()
     except Exception:  # whatever it was: what is wrong without the file, too, is raised below
-        if classes.file is None:
+        if classes is None:
             raise
-        classes.file.unlink(missing_ok=True)
+        classes.unlink(missing_ok=True)
     with _jvm_speaks_into(log_file):
         return builder.getOrCreate()
 

@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -104,10 +104,10 @@ def _accepted(folder: Path, key: str, boot: str) -> Path | None:
 
 
 @contextlib.contextmanager
-def told_to_jvm(classes: SharedClasses, environment: MutableMapping[str, str]) -> Iterator[None]:
-    """Let a JVM that is started now have the arguments, in front of those that the user has for it."""
+def told_to_jvm(arguments: Sequence[str], environment: MutableMapping[str, str]) -> Iterator[None]:
+    """Let a JVM that is started now have the arguments, in front of those that the user has for it, which win."""
     known = environment.get(_ARGUMENTS)
-    every = [*map(_quoted, classes.arguments), *([known] if known else [])]
+    every = [*map(_quoted, arguments), *([known] if known else [])]
     environment[_ARGUMENTS] = " ".join(every)
     try:
         yield
