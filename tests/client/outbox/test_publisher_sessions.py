@@ -11,7 +11,7 @@ from sqlalchemy import event
 
 from qmq_client.ids import new_token
 from qmq_client.outbox.relay.store import OutboxStore
-from qmq_client.outbox.table import create_tables
+from qmq_client.outbox.table import DEFAULT_TABLES, create_tables
 from qmq_watchdog.databases import Database as Watched
 from tests.client.world import OUTBOX
 from tests.conftest import MakeDatabase
@@ -24,6 +24,9 @@ DURABILITY: Final = {
     "postgresql": ("SHOW synchronous_commit", "on", "off"),
     "sqlite": ("PRAGMA synchronous", 2, 1),
 }
+
+#: The due time of rows that are not to be claimed.
+LONG_AFTER_MS: Final = 2**50
 
 
 def shop_of(database: Database, **options: Any) -> sa.Engine:
@@ -114,4 +117,29 @@ def test_a_claim_reads_records_from_postgresql_as_they_are_and_nothing_else_is_r
     claimed = store.claim(token=new_token(), limit=10, lease_ms=60_000)
     assert [store.read_record(row.message_id) for row in claimed] == [row.record for row in claimed]
     assert formats == {True: {1}, False: {0}}
+    store.close()
+
+
+@pytest.mark.parametrize("taken", [slice(0, 300, 2), slice(0, 200), slice(50, 250)])
+def test_O3_a_claim_changes_no_row_before_between_or_behind_those_it_takes(
+    a_server_database: Database, taken: slice
+) -> None:
+    """However the numbers of its rows lie; those of the others are nobody's to take yet."""
+    engine = shop_of(a_server_database)
+    store = OutboxStore(engine)
+    put_rows(Watched(name="shop", store=store, engine=engine), 300)
+    row = DEFAULT_TABLES.outbox.c
+    others = sa.select(row.id, row.token, row.due_at_ms).where(row.due_at_ms == LONG_AFTER_MS)
+    with engine.begin() as connection:
+        ids = connection.scalars(sa.select(row.id).order_by(row.id)).all()
+        left = sorted(set(ids) - set(ids[taken]))
+        query = sa.update(DEFAULT_TABLES.outbox).where(row.id.in_(left))
+        connection.execute(query.values(due_at_ms=LONG_AFTER_MS))
+    with engine.connect() as connection:
+        before = sorted(connection.execute(others))
+    claimed = store.claim(token=new_token(), limit=1_000, lease_ms=60_000)
+    assert [each.number for each in claimed] == list(ids[taken])
+    with engine.connect() as connection:
+        assert sorted(connection.execute(others)) == before
+    assert len(before) == len(left)
     store.close()
