@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from qmq_pipeline.sources.tasks import TASK_FORMAT, WORK_OPTION
+from qmq_pipeline.sources.worker_heap import keep_loaded
 from qmq_pipeline.work.worker import do_piece
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class _TaskReader(DataSourceReader):
         self._work = work
 
     def partitions(self) -> Sequence[InputPartition]:
+        keep_loaded()
         work = json.loads(self._work)
         return [
             _Piece(number, work["function"], json.dumps(arguments))
@@ -62,6 +64,7 @@ class _TaskReader(DataSourceReader):
         if not isinstance(partition, _Piece):
             return
         answer = do_piece(partition.function, json.loads(partition.arguments))
+        keep_loaded()
         yield pa.RecordBatch.from_pydict(
             {"number": [partition.number], "answer": [json.dumps(answer)]}, schema=_SCHEMA
         )

@@ -1,0 +1,123 @@
+"""What a worker of Spark has loaded is taken out of the search for garbage, by whatever it plans or reads first."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.types import StructType
+
+from qmq_client.wire.message_id import MessageIds
+from qmq_pipeline.jobs.ingest import ingest
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.places.log import COMMIT_LOG
+from qmq_pipeline.places.options import LogOptions, Place
+from qmq_pipeline.places.outbox_options import OutboxOptions
+from qmq_pipeline.places.places import open_log
+from qmq_pipeline.sources import archive_partitions, log_partitions, outbox_partitions, worker_heap
+from qmq_pipeline.sources.task_source import TaskDataSource
+from qmq_pipeline.sources.tasks import WORK_OPTION
+from qmq_pipeline.tables.schemas import OUTBOX
+from qmq_pipeline.work.workers import LocalWorkers
+from tests.pipeline.world import START_MS, DataDirectory, OutboxDatabase, messages
+
+#: What a worker plans, and what it reads of that.
+_Work = tuple[Callable[[], list[Any]], Callable[[Any], list[Any]]]
+
+
+@pytest.fixture
+def heap() -> Iterator[None]:
+    """As in a process that has frozen nothing, before and behind the test."""
+    worker_heap._freeze.cache_clear()
+    gc.unfreeze()
+    yield
+    worker_heap._freeze.cache_clear()
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("source", ["log", "archive", "outbox", "task"])
+def test_a_worker_that_is_used_again_searches_only_what_came_in_since_its_first_task(
+    source: str, tmp_path: Path, heap: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, read = _SOURCES[source](tmp_path)
+    rows = [read(one) for one in plan()]
+    assert rows
+    assert gc.get_freeze_count() == 0  # somebody's own process
+    monkeypatch.setenv(worker_heap.REUSED, "1")
+    partitions = plan()
+    assert gc.get_freeze_count() > 0
+    gc.unfreeze()
+    assert [read(one) for one in partitions] == rows
+    assert gc.get_freeze_count() == 0  # once in each process
+    worker_heap._freeze.cache_clear()
+    assert [read(one) for one in partitions] == rows
+    assert gc.get_freeze_count() > 0
+
+
+def _log(tmp_path: Path) -> _Work:
+    options = LogOptions(place=Place(path=str(_filled(tmp_path).path)), columns=("sequence",))
+
+    def plan() -> list[Any]:
+        log = open_log(options.place, COMMIT_LOG)
+        bounds = log.bounds()
+        found = log_partitions.plan(log, options, bounds.first_offset, bounds.next_offset)
+        log.close()
+        return [*found]
+
+    return plan, lambda one: list(log_partitions.read_partition(one))
+
+
+def _archive(tmp_path: Path) -> _Work:
+    tables = str(tmp_path / "tables")
+    with LocalWorkers(1) as workers:
+        ingest(
+            workers, PipelineConfig(tables=tables, place=Place(path=str(_filled(tmp_path).path)))
+        )
+    options = LogOptions(place=Place(path=tables), columns=("sequence",))
+    return (
+        lambda: [*archive_partitions.plan_archive(options)],
+        lambda one: list(archive_partitions.read_archive(one)),
+    )
+
+
+def _outbox(tmp_path: Path) -> _Work:
+    database = OutboxDatabase(tmp_path / "orders.db")
+    database.insert(messages(MessageIds(1), 5), created_at_ms=START_MS)
+    database.close()
+    names = tuple(name for name in OUTBOX.names if name != "scanned_at")
+    section = database.section
+    options = OutboxOptions(
+        sections=(section,), columns=names, partition_rows=1_000, batch_rows_max=None, safety_ms=0
+    )
+    return (
+        lambda: [*outbox_partitions.plan(section, options)],
+        lambda one: list(outbox_partitions.read_partition(one)),
+    )
+
+
+def _task(_: Path) -> _Work:
+    work = {
+        "function": "qmq_pipeline.places.options.parse_time_ms",
+        "pieces": [{"option": "--since", "text": "5"}],
+    }
+    reader = TaskDataSource({WORK_OPTION: json.dumps(work)}).reader(StructType())
+    return lambda: [*reader.partitions()], lambda one: list(reader.read(one))
+
+
+_SOURCES: dict[str, Callable[[Path], _Work]] = {
+    "log": _log,
+    "archive": _archive,
+    "outbox": _outbox,
+    "task": _task,
+}
+
+
+def _filled(tmp_path: Path) -> DataDirectory:
+    directory = DataDirectory(tmp_path / "broker")
+    directory.append(messages(MessageIds(1), 20))
+    directory.close()
+    return directory
