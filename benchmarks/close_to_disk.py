@@ -1,10 +1,12 @@
 """R4: durable frames over HTTP against a bare loop of `pwrite` and `fdatasync` over the same frames.
 
 The frames are built beforehand. Over HTTP they go through raw sockets on two connections, so that the
-client takes next to nothing and the broker can write one frame while it receives another; a second
-row shows the same through HttpTransport, one request at a time. Within a round the ways take turns every
-few dozen frames, so that a slow moment of the machine meets all of them. All of them write over blocks
-that were written before: the brokers have a recycled segment, the bare loop a file that is full.
+client takes next to nothing and the broker can write one frame while it receives another; the same client
+sends them to a server that does nothing but write and sync (`close_to_disk_floor.py`): what of the time is
+this machine's, and what is ours. A last row shows HttpTransport, one request at a time. Within a round the
+ways take turns every few dozen frames, so that a slow moment of the machine meets all of them. All of them
+write over blocks that were written before: the brokers have a recycled segment, the others a file that is
+full.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ import os
 import socket
 import threading
 import time
+from dataclasses import dataclass
 from io import FileIO
 from itertools import islice
 from typing import Final
 
+from benchmarks import close_to_disk_floor
 from benchmarks.blocks import make_recycled, segment_bytes_for, write_blocks
 from benchmarks.load import BATCH_MESSAGES, BODY_BYTES, make_frame, make_messages
 from benchmarks.measure import interleave, paired_ratios
-from benchmarks.processes import Processes, Worker
+from benchmarks.processes import Child, Processes, Worker
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
 from benchmarks.worker import Control
@@ -28,7 +32,7 @@ from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import read_header
 from qmq_client.wire.requests import FRAME_CONTENT_TYPE, SendAnswer, decode_control
 
-WAYS: Final = ("bare", "raw", "transport")
+WAYS: Final = ("bare", "floor", "raw", "transport")
 #: How often each way has its turn within a round.
 TURNS: Final = 12
 CONNECTIONS: Final = 2
@@ -40,22 +44,57 @@ class AnswerError(Exception):
     """The broker did not accept a frame."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    """What one round gave, by way."""
+
+    rates: dict[str, float]
+    #: Processor microseconds of the server for each frame.
+    server_us: dict[str, float]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Way:
+    """A client in a process of its own, and the server that it sends to."""
+
+    client: Worker
+    server: Child
+    #: Processor seconds of the server during this way's turns.
+    used_s: float = 0.0
+
+    def send(self, frame_count: int) -> float:
+        """Let the client send its next frames; the seconds that it took."""
+        began_s = self.server.cpu_s()
+        self.client.tell(frame_count)
+        seconds: float = self.client.hear()
+        self.used_s += self.server.cpu_s() - began_s
+        return seconds
+
+
 def run(bench: Bench) -> list[Row]:
-    """Messages per second of each way, and the ratios to the bare loop."""
+    """Messages per second of each way, the ratios to the bare loop, and the servers' processor time."""
     frame_count = bench.effort.pick(tiny=4, quick=240, full=480)
     frames = make_frames(frame_count)
     rounds = [run_round(bench, frames) for _ in range(bench.rounds)]
-    rates = {way: [rates[way] for rates in rounds] for way in WAYS}
-    raw_client = f"raw sockets, {CONNECTIONS} connections of one process"
-    our_client = "HttpTransport, one connection"
+    rates = {way: [one.rates[way] for one in rounds] for way in WAYS}
     ratios = {way: paired_ratios(rates[way], rates["bare"]) for way in WAYS}
+    server_us = {way: [one.server_us[way] for one in rounds] for way in ("floor", "raw")}
+    raw_client = f"raw sockets, {CONNECTIONS} connections of one process"
+    floor_client = f"{raw_client}; a server that only writes and syncs"
+    our_client = "HttpTransport, one connection"
     goal = Goal(bound=0.6, is_floor=True)
+    to_floor = paired_ratios(rates["raw"], rates["floor"])
     figures: list[tuple[str, str, list[float], str, Goal | None]] = [
         ("bare loop", "messages/s", rates["bare"], "pwrite + fdatasync, one thread", None),
         ("over HTTP", "messages/s", rates["raw"], raw_client, None),
         ("over HTTP, HttpTransport", "messages/s", rates["transport"], our_client, None),
+        ("floor: over HTTP", "messages/s", rates["floor"], floor_client, None),
         ("over HTTP / bare loop", "ratio", ratios["raw"], raw_client, goal),
         ("over HTTP, HttpTransport / bare loop", "ratio", ratios["transport"], our_client, None),
+        ("floor: over HTTP / bare loop", "ratio", ratios["floor"], floor_client, None),
+        ("over HTTP, to the floor's", "ratio", to_floor, raw_client, None),
+        ("over HTTP, broker", "µs of CPU per frame", server_us["raw"], raw_client, None),
+        ("floor: over HTTP, server", "µs of CPU per frame", server_us["floor"], floor_client, None),
     ]
     written_bytes = sum(len(frame) for frame in frames)
     return [
@@ -77,16 +116,17 @@ def run(bench: Bench) -> list[Row]:
     ]
 
 
-def run_round(bench: Bench, frames: list[bytes]) -> dict[str, float]:
-    """Messages per second of each way; a broker for each client, so that neither finds repeats."""
+def run_round(bench: Bench, frames: list[bytes]) -> _Round:
+    """Each way once; a server for each client, so that no broker finds repeats."""
     turns = min(TURNS, len(frames))
     step = len(frames) // turns
     segment_bytes = segment_bytes_for(sum(map(len, frames)))
     with bench.processes() as processes:
-        raw = start_client(processes, f"{__name__}:send_raw", len(frames), segment_bytes)
-        transport = start_client(
-            processes, f"{__name__}:send_by_transport", len(frames), segment_bytes
-        )
+        ways = {
+            "floor": start_floor(processes, len(frames), segment_bytes),
+            "raw": start_way(processes, "send_raw", len(frames), segment_bytes),
+            "transport": start_way(processes, "send_by_transport", len(frames), segment_bytes),
+        }
         shares = iter([frames[i * step : (i + 1) * step] for i in range(turns)])
         path = processes.directory / "bare"
         write_blocks(path, segment_bytes)
@@ -94,32 +134,46 @@ def run_round(bench: Bench, frames: list[bytes]) -> dict[str, float]:
             seconds = interleave(
                 {
                     "bare": lambda: write_bare(file, next(shares)),
-                    "raw": lambda: order(raw, step),
-                    "transport": lambda: order(transport, step),
+                    "floor": lambda: ways["floor"].send(step),
+                    "raw": lambda: ways["raw"].send(step),
+                    "transport": lambda: ways["transport"].send(step),
                 },
                 rounds=turns,
             )
-    return {way: turns * step * BATCH_MESSAGES / sum(seconds[way]) for way in WAYS}
+    return _Round(
+        rates={way: turns * step * BATCH_MESSAGES / sum(seconds[way]) for way in WAYS},
+        server_us={name: 1e6 * way.used_s / (turns * step) for name, way in ways.items()},
+    )
+
+
+def start_way(processes: Processes, function: str, frame_count: int, segment_bytes: int) -> _Way:
+    """A client process with its frames and a broker of its own, which has a recycled segment."""
+    data = processes.directory / f"data-{function}"
+    make_recycled(data, segment_bytes=segment_bytes)
+    broker = processes.start_broker("--segment-bytes", str(segment_bytes), data=data)
+    return _Way(
+        client=start_client(processes, function, broker.address, frame_count), server=broker
+    )
+
+
+def start_floor(processes: Processes, frame_count: int, file_bytes: int) -> _Way:
+    """The client of raw sockets with a server that only writes, over blocks that were written."""
+    path = processes.directory / "floor"
+    write_blocks(path, file_bytes)
+    server = processes.start_worker(f"{close_to_disk_floor.__name__}:serve", path=str(path))
+    address = ("127.0.0.1", server.hear())
+    return _Way(client=start_client(processes, "send_raw", address, frame_count), server=server)
 
 
 def start_client(
-    processes: Processes, function: str, frame_count: int, segment_bytes: int
+    processes: Processes, function: str, address: tuple[str, int], frame_count: int
 ) -> Worker:
-    """A client process with its frames and a broker of its own, which has a recycled segment."""
-    data = processes.directory / f"data-{function.rpartition(':')[2]}"
-    make_recycled(data, segment_bytes=segment_bytes)
-    broker = processes.start_broker("--segment-bytes", str(segment_bytes), data=data)
-    host, port = broker.address
-    worker = processes.start_worker(function, host=host, port=port, frame_count=frame_count)
+    """A client process, once its frames are built."""
+    host, port = address
+    name = f"{__name__}:{function}"
+    worker = processes.start_worker(name, host=host, port=port, frame_count=frame_count)
     worker.hear()
     return worker
-
-
-def order(worker: Worker, frame_count: int) -> float:
-    """Let a client send its next frames; the seconds that it took."""
-    worker.tell(frame_count)
-    seconds: float = worker.hear()
-    return seconds
 
 
 def write_bare(file: FileIO, frames: list[bytes]) -> float:
@@ -183,9 +237,11 @@ def post(connection: socket.socket, frame: bytes) -> None:
     head = (
         f"POST /v1/send HTTP/1.1\r\nhost: broker\r\ncontent-type: {FRAME_CONTENT_TYPE}\r\n"
         f"content-length: {len(frame)}\r\n\r\n"
-    )
-    connection.sendmsg([head.encode()])
-    connection.sendall(frame)
+    ).encode()
+    sent_bytes = connection.sendmsg([head, frame])
+    for part in (head[sent_bytes:], memoryview(frame)[max(0, sent_bytes - len(head)) :]):
+        if part:
+            connection.sendall(part)
     received = b""
     while b"\r\n\r\n" not in received:
         received += receive(connection)
