@@ -4,6 +4,8 @@ The records are read where they are found. Returned by the UPDATE they cost more
 anew before it returns it, and has to find each twice, once to know how large it is and once to write it.
 
 Between the two statements nobody else can have the rows: they are locked, and others pass over them.
+Large records wait until it is known that they fit; where an UPDATE cannot return them, a third statement
+reads them.
 """
 
 from __future__ import annotations
@@ -57,15 +59,18 @@ def claim_locked(
     if not fitting:
         return []
     chosen, numbers = numbered([row_id(row) for row in fitting])
-    connection.exec_driver_sql(
-        f"UPDATE {table} SET token = %s, due_at_ms = {now_ms} + %s WHERE {chosen}",
-        (terms.token, terms.lease_ms, *numbers),
-    )
+    taking = f"UPDATE {table} SET token = %s, due_at_ms = {now_ms} + %s WHERE {chosen}"
+    values = (terms.token, terms.lease_ms, *numbers)
     large = [row_id(row) for row in fitting if row[_RECORD] is None]
+    if large and connection.dialect.update_returning:
+        is_large = f"CASE WHEN octet_length(record) > {small_bytes:d} THEN"
+        rest = reads(f"{taking} RETURNING id, {is_large} record END, attempts", values)
+        return as_outbox_rows(_completed(fitting, rest))
+    connection.exec_driver_sql(taking, values)
     if large:
         chosen, numbers = numbered(large)
         rest = reads(f"SELECT id, record, attempts FROM {table} WHERE {chosen}", numbers)
-        fitting = _completed(fitting, {number: (record, tries) for number, record, tries in rest})
+        fitting = _completed(fitting, rest)
     return as_outbox_rows(fitting)
 
 
@@ -82,6 +87,7 @@ def _fitting(found: Sequence[Any], bytes_max: int) -> Sequence[Any]:
     return [row for row, before in zip(found, totals, strict=False) if before < bytes_max]
 
 
-def _completed(rows: Sequence[Any], rest: dict[int, tuple[bytes, int]]) -> list[Any]:
-    """The rows, large ones with their record and attempts."""
-    return [(*row[:_RECORD], *rest[row_id(row)]) if row[_RECORD] is None else row for row in rows]
+def _completed(rows: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
+    """The rows, large ones with the record and the attempts that `rest` has for their number."""
+    known = {number: (record, attempts) for number, record, attempts in rest}
+    return [(*row[:_RECORD], *known[row_id(row)]) if row[_RECORD] is None else row for row in rows]
