@@ -61,6 +61,17 @@ class OutboxDialect(Protocol):
         """It has been answered: note whether the transaction is open now."""
         ...
 
+    def note_commit(self, link: Link) -> None:
+        """A COMMIT has returned."""
+        ...
+
+    def is_at_rest(self, link: Link) -> bool:
+        """Whether the driver was surely given nothing since a COMMIT, so a ROLLBACK does nothing.
+
+        False also where the driver sends none by itself then.
+        """
+        ...
+
     def is_transactional(self, link: Link) -> bool:
         """Whether what is written next can still be rolled back; False in AUTOCOMMIT.
 

@@ -79,7 +79,21 @@ def make_dialect(engine: sa.Engine) -> MySqlDialect:
             value=f"the driver {engine.dialect.driver!r}",
             remedy="Write mysql+pymysql://, or mysql+asyncmy:// for an asynchronous engine.",
         )
-    return MySqlDialect()
+    return MySqlDialect(is_pymysql=engine.dialect.driver == "pymysql")
+
+
+class _Rest:
+    """Stands where PyMySQL keeps its last result, which it drops before whatever it sends next."""
+
+    server_status = None
+    unbuffered_active = False
+    has_next = False
+
+    def __bool__(self) -> bool:
+        return False  # behind a COMMIT there is no result
+
+
+_REST: Final = _Rest()
 
 
 class MySqlDialect(ServerDialect):
@@ -87,8 +101,9 @@ class MySqlDialect(ServerDialect):
 
     now_ms = NOW_MS
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_pymysql: bool) -> None:
         super().__init__()
+        self._is_pymysql = is_pymysql
         self._is_undone_by_timeout = False
 
     def is_open(self, link: Link) -> bool:
@@ -107,6 +122,14 @@ class MySqlDialect(ServerDialect):
         if is_forgotten and not self.is_autocommit(link):
             link.driver.server_status |= _IN_TRANSACTION
         super().note_answer(link, statement)
+
+    def note_commit(self, link: Link) -> None:
+        # The flag alone would not tell later: answers of rows come without it, see `note_answer`.
+        if self._is_pymysql and not link.driver.server_status & _IN_TRANSACTION:
+            link.driver._result = _REST
+
+    def is_at_rest(self, link: Link) -> bool:
+        return getattr(link.driver, "_result", None) is _REST
 
     def is_autocommit(self, link: Link) -> bool:
         return bool(link.driver.get_autocommit())

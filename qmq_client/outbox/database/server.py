@@ -51,6 +51,14 @@ class ServerDialect(ABC):
         """Whether each statement commits by itself; the driver is asked, nothing is sent."""
 
     @abstractmethod
+    def note_commit(self, link: Link) -> None:
+        """See `OutboxDialect`."""
+
+    @abstractmethod
+    def is_at_rest(self, link: Link) -> bool:
+        """See `OutboxDialect`."""
+
+    @abstractmethod
     def prepare_sibling(self, connection: sa.Connection) -> None:
         """Look at a connection of the publisher before its first use, in a transaction.
 

@@ -19,13 +19,13 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import StaticPool, reset_rollback
 
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.database.blocking import blocking_engine
 from qmq_client.outbox.database.claiming import ClaimTerms, row_id, table_text, wanted_rows
 from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE
-from qmq_client.outbox.database.driver import driver_of
+from qmq_client.outbox.database.driver import driver_of, root_engine
 from qmq_client.outbox.database.link import Link, find_link, leave_out
 from qmq_client.outbox.database.shared_connection import shared_connection
 from qmq_client.outbox.row import OutboxRow
@@ -108,6 +108,12 @@ class SqliteDialect:
 
     def note_answer(self, link: Link, statement: str) -> None:
         link.was_open = link.is_begun and link.driver.in_transaction
+
+    def note_commit(self, _: Link) -> None:
+        """Nothing: the driver knows when there is nothing to roll back."""
+
+    def is_at_rest(self, _: Link) -> bool:
+        return False
 
     def is_transactional(self, link: Link) -> bool:
         if link.driver.in_transaction:
@@ -286,9 +292,25 @@ def end_left_transactions(engine: sa.Engine) -> None:
 
     Safe to repeat.
     """
-    for name, listener in (("reset", _end_for_certain), ("close", _end_before_close)):
-        if not event.contains(engine, name, listener):
-            event.listen(engine, name, listener)
+    _listen(engine, "close", _end_before_close)
+    if engine.dialect.is_async or engine.pool._reset_on_return is not reset_rollback:
+        _listen(engine, "reset", _end_for_certain)
+    else:  # the pool's own ROLLBACK is passed over behind a failed COMMIT only
+        _listen(engine, "handle_error", _look_from_now_on)
+
+
+def _listen(engine: sa.Engine, name: str, listener: Any) -> None:
+    if not event.contains(engine, name, listener):
+        event.listen(engine, name, listener)
+
+
+def _look_from_now_on(context: sa.engine.ExceptionContext) -> None:
+    """After an error that is no statement's: a COMMIT may have failed.
+
+    Not from the start: to have a listener there costs each transaction as much as its BEGIN.
+    """
+    if context.statement is None and context.engine is not None:
+        _listen(root_engine(context.engine), "reset", _end_for_certain)
 
 
 def _end_for_certain(driver: Any, _: Any, state: Any) -> None:

@@ -106,12 +106,17 @@ class Calls:
                 unit.hand_over(is_confirmed=False)
             raise
         link.is_begun = False
+        self._outbox.note_commit(link)
         if unit is not None:
             unit.hand_over(is_confirmed=True)
 
     def do_rollback(self, given: Any) -> None:
+        """A pool asks for it behind each COMMIT, too; MySQL's driver would ask the server each time."""
         link = find_link(given)
-        if link is not None and (unit := link.end()) is not None:
+        if link is None:
+            self._rollback(given)
+            return
+        if (unit := link.end()) is not None:
             connection = None if link.connection is None else link.connection()
             if connection is not None and not connection.invalidated and unit.was_ended_elsewhere():
                 _log.error(
@@ -119,7 +124,8 @@ class Calls:
                     "perhaps by a commit. Commit and roll back through SQLAlchemy.",
                     unit.names(),
                 )
-        self._rollback(given)
+        if not self._outbox.is_at_rest(link):
+            self._rollback(given)
 
     def do_begin_twophase(self, connection: sa.Connection, xid: Any) -> None:
         given = connection.connection

@@ -5,9 +5,11 @@ The driver begins anew with the next change, so at the commit everything looks a
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -174,3 +176,22 @@ def or_error(session: Session) -> None:
     """The usual reason to go back to a savepoint."""
     with suppress(sa.exc.IntegrityError):
         text(session, "INSERT INTO business_order (id, label) VALUES (1, NULL)")
+
+
+def test_S2_a_failed_commit_leaves_no_transaction_in_the_pool(world: World) -> None:
+    """On SQLite its lock would stay, and the connection's next user would commit what it wrote."""
+
+    def fail(_: Any) -> None:
+        raise sqlite3.OperationalError("database is locked")
+
+    for label in ("first", "second"):
+        with Session(world.engine) as session:
+            add(session, label)
+            world.send(label, session)
+            world.commits.now = fail
+            with pytest.raises(sa.exc.OperationalError, match="locked"):
+                session.commit()
+            world.commits.now = world.commits.real
+        with closing(sqlite3.connect(str(world.engine.url.database), timeout=0)) as other:
+            other.execute("BEGIN IMMEDIATE")
+    assert world.outcome() == ([], [], set())

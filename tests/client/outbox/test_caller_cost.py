@@ -1,0 +1,61 @@
+"""What a transaction pays for being followed, counted in calls and not timed.
+
+Behind a commit a processor has waited for a disk, and much of what it knew is gone from its caches: there
+each function that is entered costs several times what it costs in a loop.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+import qmq_client
+from tests.client.world import Order, World
+
+_OURS: Final = str(Path(qmq_client.__file__).parent)
+
+
+def calls_of_ours(work: Callable[[], None]) -> int:
+    """Functions of the client that this thread enters meanwhile."""
+    entered = 0
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        nonlocal entered
+        entered += event == "call" and frame.f_code.co_filename.startswith(_OURS)
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return entered
+
+
+@pytest.mark.parametrize(("messages", "calls_max"), [(0, 25), (1, 72)])
+def test_S13_a_followed_transaction_enters_few_functions_of_ours(
+    world: World, messages: int, calls_max: int
+) -> None:
+    def transaction() -> None:
+        with Session(world.engine) as session, session.begin():
+            session.add(Order(label=f"{len(labels)}"))
+            for _ in range(messages):
+                world.send(labels[-1], session)
+
+    labels = ["first"]
+    transaction()  # what is made once: statements, connections, the publisher's thread
+    labels.append("second")
+    assert calls_of_ours(transaction) <= calls_max
+
+
+def test_S13_the_pool_is_told_of_no_listener_by_a_producer(world: World) -> None:
+    """One at the end of each transaction would cost it as much as its BEGIN."""
+    with world.engine.begin() as connection:
+        connection.execute(sa.insert(Order).values(label="a"))
+    assert not world.engine.pool.dispatch.reset
