@@ -24,7 +24,7 @@ from tests.client.doctor.ward import (
     run,
     sound_sqlite,
 )
-from tests.services.databases import Databases
+from tests.services.databases import Databases, is_mariadb
 from tests.services.private import PrivateServer
 
 MYSQL = {
@@ -93,8 +93,9 @@ def test_X1_a_bad_setting_of_mysql_is_found_and_gone_after_its_fix(
 def test_X1_W6_sessions_of_mysql_that_may_only_read_are_found_and_refused(
     mysql_shop: sa.Engine,
 ) -> None:
-    run(mysql_shop, "SET GLOBAL tx_read_only = 1")
-    with pytest.raises(sa.exc.OperationalError, match=r"@@tx_read_only is on.*SET GLOBAL"):
+    variable = "tx_read_only" if is_mariadb(mysql_shop) else "transaction_read_only"
+    run(mysql_shop, f"SET GLOBAL {variable} = 1")
+    with pytest.raises(sa.exc.OperationalError, match=rf"@@{variable} is on.*SET GLOBAL"):
         OutboxStore(mysql_shop).check_schema()
     mend(mysql_shop, "server.read_only")
     OutboxStore(mysql_shop).check_schema()
