@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from pymysql.err import ProgrammingError
 from sqlalchemy.orm import Session
 
 from qmq_client.outbox.database.driver import driver_of
@@ -61,8 +62,9 @@ def by_begin(driver: Any) -> None:
 
 
 def by_error(driver: Any) -> None:
-    by_cursor(driver)
-    with pytest.raises(sa.create_engine("mysql+pymysql://").dialect.loaded_dbapi.ProgrammingError):
+    """The error's answer says nothing of the transaction, and the one before said nothing either."""
+    by_returning(driver)
+    with pytest.raises(ProgrammingError):
         driver.cursor().execute("INSERT INTO no_such_table VALUES (1)")
 
 
@@ -72,7 +74,7 @@ def test_S2_what_the_driver_was_given_behind_a_commit_is_rolled_back(
 ) -> None:
     with a_world(tmp_path, database=mysql_database) as world:
         dialect: Any = world.engine.dialect
-        if behind is by_returning and not dialect.is_mariadb:
+        if behind in (by_returning, by_error) and not dialect.is_mariadb:
             pytest.skip("MySQL has no INSERT … RETURNING")
         with world.engine.connect() as connection:
             number, before = rollbacks(connection)
