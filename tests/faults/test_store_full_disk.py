@@ -65,3 +65,21 @@ def test_B6_on_a_full_disk_sends_are_refused_and_all_else_goes_on_until_there_is
             assert broker.stop() == ExitCode.OK, broker.log
         assert "Traceback" not in broker.log
         check_survivors(place / "data", sent)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_B6_a_stop_on_a_full_disk_is_a_stop_without_its_mark_and_loses_nothing(
+    kind: str, tmp_path: Path
+) -> None:
+    sent, ids = Sent(), MessageIds(5)
+    with small_disk(kind, tmp_path) as place:
+        with StoreProcess(place / "data", "--keep-all") as broker:
+            transport = HttpTransport(broker.url)
+            assert _send(transport, sent, ids, FRAMES) == FRAMES
+            ballast = fill(place, free_bytes=0)
+            transport.close()
+            assert broker.stop() in (ExitCode.OK, ExitCode.UNCLEAN), broker.log
+        assert "Traceback" not in broker.log
+        assert " not_closed " not in broker.log
+        ballast.unlink()
+        check_survivors(place / "data", sent)

@@ -21,7 +21,7 @@ import uvicorn
 import uvloop
 
 from qmq_broker.clock import Clock
-from qmq_broker.errors import CorruptionError, StoreError
+from qmq_broker.errors import CorruptionError, NoRoomError, StoreError
 from qmq_broker.face.app import App
 from qmq_broker.face.callers.tls import TlsError
 from qmq_broker.face.callers.token_file import TokenFileError
@@ -256,6 +256,10 @@ class _Process:
         deadline_s = self._options.drain_ms / 1000
         try:
             is_clean = await loop.run_in_executor(None, broker.stop, deadline_s)
+        except NoRoomError as error:
+            # Everything accepted is on the disk; there was no room to say that the stop was in order.
+            log_event(_LOG, logging.WARNING, "stop_not_marked", code=error.code, reason=error)
+            is_clean = False
         except StoreError as error:
             log_event(_LOG, logging.CRITICAL, "not_closed", error=error)
             is_clean = False

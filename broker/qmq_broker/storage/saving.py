@@ -98,13 +98,21 @@ class Saver:
         self._wanted_offset = self._parts.copier.wanted_offset = offset
 
     def stop_clean(self, disk: Disk) -> None:
-        """Save everything and say so. Requires: both logs are synced, and nothing is written after."""
+        """Save everything and say so. Requires: both logs are synced, and nothing is written after.
+
+        On a full disk what has no room is left to the next start. Raises `NoRoomError` when there is none even
+        to say so: a start then takes it for a crash.
+        """
         parts, durable_offset = self._parts, self._parts.commit_log.durable_offset
-        parts.copier.copy_all()
-        self._write_journals()  # before the flush: what is kept for the table before has no gap then
-        is_behind = parts.queues.indexed_offset != durable_offset
-        if is_behind and parts.queues.unflushed_count <= QUEUES_AT_STOP_MAX:
-            parts.queues.flush(durable_offset)
+        try:
+            parts.copier.copy_all()
+            self._write_journals()  # before the flush: what is kept for the table before has no gap then
+            is_behind = parts.queues.indexed_offset != durable_offset
+            if is_behind and parts.queues.unflushed_count <= QUEUES_AT_STOP_MAX:
+                parts.queues.flush(durable_offset)
+        except NoRoomError as error:
+            parts.queues.give_up_flush()
+            _log.warning("queues and schedule not saved: reason=%s", error)
         self.write_checkpoint()
         write_clean_stop(disk, self.last)
 

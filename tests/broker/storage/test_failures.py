@@ -10,6 +10,9 @@ from qmq_broker.errors import DiskError, DiskFullError, FilesFullError, Poisoned
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.queues import consume_queues
 from qmq_broker.storage.store import Store
+from qmq_client.wire.frame import parse_message_frame
+from tests.broker.delay.delay_rig import delayed_frame
+from tests.broker.service.rig import SUBJECT
 from tests.broker.storage.lives import restarted
 from tests.crash.enumeration import crash_everywhere
 from tests.crash.recording_disk import Operation, RecordingDisk
@@ -134,6 +137,39 @@ def test_B6_a_full_disk_refuses_and_goes_on_when_there_is_room() -> None:
     assert world.visible() == {"orders": 5}
     store = restarted(world)
     assert len(records_of(store, "orders")) == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "is_marked"),
+    [
+        (layout.CONSUME_QUEUES, True),
+        (layout.STATE, True),
+        (layout.SCHEDULE, True),
+        (layout.draft_path(layout.CLEAN), False),
+    ],
+)
+def test_B6_a_stop_on_a_full_disk_loses_nothing_and_leaves_the_rest_to_the_start(
+    path: str, is_marked: bool
+) -> None:
+    disk = FailingDisk()
+    disk.error = DiskFullError("no space left")
+    world = World(disk)
+    world.send(world.frame(orders=10))
+    world.store.append([parse_message_frame(delayed_frame({b"later": 2**40}))])
+    world.store.publish()
+    world.act()
+    disk.failing = ("write", path)
+    if is_marked:
+        world.store.close()
+    else:
+        with pytest.raises(DiskFullError):
+            world.store.close()
+    assert (layout.CLEAN in disk.names(layout.ROOT)) == is_marked
+    store = restarted(world)
+    assert store.recovery.clean == is_marked
+    assert store.recovery.frames == 1, "a checkpoint was written all the same"
+    assert (visible(store), store.schedule.pending) == ({"orders": 1}, {SUBJECT: 1})
+    assert len(list(store.actions.replay())) == 1
 
 
 @pytest.mark.parametrize("call", ["open", "sync_directory"])
