@@ -117,6 +117,24 @@ def test_a_start_behind_the_times_of_its_log_is_told(
     assert len(told) == len(caplog.messages) == lines
 
 
+def test_a_checkpoint_comes_after_so_many_bytes_or_so_long_whichever_is_first() -> None:
+    options = replace(OPTIONS, checkpoint_bytes=1_000, checkpoint_ms=5_000)
+    world = World(RecordingDisk(), history=History(options=options))
+    world.store.step()
+    world.append(world.frame(orders=10))
+    world.store.publish()
+    assert not world.store.step(), "neither so many nor so long"
+    world.append(world.frame(orders=1_000))
+    world.store.publish()
+    assert world.store.step(), "so many bytes, at once"
+    world.append(world.frame(orders=10))
+    world.store.publish()
+    world.clock.pass_ms(4_999)
+    assert not world.store.step()
+    world.clock.pass_ms(1)
+    assert world.store.step(), "so long"
+
+
 def test_a_clean_stop_is_known_at_the_next_start_and_nothing_is_read_again() -> None:
     world = World(RecordingDisk())
     for _ in range(20):
