@@ -2,7 +2,7 @@
 
 Everything that is compared reads the same messages on the same cores, in turns. Warm figures come from one local
 session: a round that is not counted goes first, so that compiled code and the page cache serve all alike. Cold
-ones are those of fresh processes, with the start of Spark in them. The bodies are random bytes, half of each
+ones are those of fresh processes, with the start of Spark in them where the command starts it. The bodies are random bytes, half of each
 message, the rest of which compresses. Rows of a scan are not collected: Spark's sink `noop` takes them.
 """
 
