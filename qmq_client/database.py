@@ -76,7 +76,11 @@ def open_engine(
     try:
         # A second one is for a claim ahead, and goes when the database rests (`OutboxStore.rest`).
         engine = sa.create_engine(
-            url, pool_size=2, pool_use_lifo=True, connect_args=_time_bounds(url, may_create)
+            url,
+            pool_size=2,
+            pool_use_lifo=True,
+            connect_args=_time_bounds(url, may_create),
+            **_driver_option(url),
         )
     except ImportError as error:
         raise _no_driver(section, url, error) from error
@@ -84,8 +88,6 @@ def open_engine(
         raise _not_usable(section, str(error)) from error
     if backend in ("mysql", "mariadb"):
         event.listen(engine, "connect", lift_limits)
-    if engine.dialect.driver == pymysql_connect.DRIVER:
-        event.listen(engine, "do_connect", pymysql_connect.connect)
     if backend != "sqlite":
         return engine
     refuse = _refuse_missing_directory if may_create else _refuse_missing_file
@@ -111,6 +113,12 @@ def with_driver(url: URL) -> URL:
     if backend in _DRIVERS and (not driver or driver in _DRIVERS_WITH_A_LOOP):
         driver = _DRIVERS[backend]
     return url.set(drivername=f"{backend}+{driver}" if driver else backend)
+
+
+def _driver_option(url: URL) -> dict[str, Any]:
+    """The driver's module, where SQLAlchemy shall not take it as it is."""
+    is_pymysql = url.drivername.endswith(f"+{pymysql_connect.DRIVER}")
+    return {"module": pymysql_connect.driver()} if is_pymysql else {}
 
 
 def _time_bounds(url: URL, may_create: bool) -> dict[str, int]:

@@ -66,6 +66,20 @@ def test_connections_of_one_process_read_the_certificates_of_all_authorities_onc
     assert len(made) <= 1
 
 
+def test_what_others_do_before_a_connect_of_pymysql_is_done() -> None:
+    """A listener of ours that connects itself would keep theirs from being asked."""
+    engine = open_engine(section("mysql://shop@127.0.0.1:1/shop"), {})
+    asked: list[dict[str, Any]] = []
+
+    @sa.event.listens_for(engine, "do_connect")
+    def limit(_dialect: Any, _record: Any, _arguments: Any, options: dict[str, Any]) -> None:
+        asked.append(options)
+
+    with pytest.raises(sa.exc.OperationalError):
+        engine.connect()
+    assert len(asked) == 1
+
+
 def test_what_pymysql_lacks_for_a_password_is_told_with_what_helps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 from functools import cache
+from types import ModuleType
 from typing import Any, Final
 
 #: The driver that this is for, as SQLAlchemy calls it.
@@ -22,19 +23,24 @@ _REMEDY: Final = (
 )
 
 
-def connect(_dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
-    """A new connection; may listen to `do_connect` of an engine with PyMySQL.
+def driver() -> ModuleType:
+    """PyMySQL with another `connect`, for `create_engine(module=…)`; raises `ImportError` without it.
 
-    Raises PyMySQL's own errors, also where it lacks what it needs.
+    No listener of `do_connect`: one that returns a connection keeps all later ones from being asked.
     """
     import pymysql  # late: other databases do without it
 
-    try:
-        return _connection_class()(*arguments, **options)
-    except RuntimeError as error:
-        if _LACKING not in str(error):
-            raise
-        raise pymysql.OperationalError(_REMEDY) from error
+    def connect(*arguments: Any, **options: Any) -> Any:
+        try:
+            return _connection_class()(*arguments, **options)
+        except RuntimeError as error:
+            if _LACKING not in str(error):
+                raise
+            raise pymysql.OperationalError(_REMEDY) from error
+
+    made = ModuleType(pymysql.__name__)
+    vars(made).update(vars(pymysql), connect=connect)
+    return made
 
 
 @cache
