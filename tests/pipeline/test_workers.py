@@ -90,6 +90,16 @@ def test_pieces_behind_one_that_failed_are_left() -> None:
         assert workers.run(_FUNCTION, [piece(4)]) == [4]
 
 
+def test_no_process_goes_on_with_work_when_another_one_has_failed() -> None:
+    told: list[int] = []
+    many = 100_000
+    with LocalWorkers(2, on_tasks=lambda done, _: told.append(done)) as workers:
+        with pytest.raises(OptionError):
+            workers.run(_FUNCTION, [_BAD, *([piece(1)] * many)])
+        assert len(told) < many
+        assert workers.run(_FUNCTION, [piece(4)]) == [4]
+
+
 def test_a_process_that_dies_is_told_and_the_next_call_starts_another(
     started: list[subprocess.Popen[str]],
 ) -> None:
