@@ -174,12 +174,15 @@ class Meddled(RecordingDisk):
         self.__dict__.update(disk.__dict__)
         self.meddle: Callable[[], object] | None = None
         self.log = ""
+        #: It happens when the file is open, and not read yet.
+        self.is_after = False
 
     def open(self, path: str, *, is_new: bool = False) -> RecordingFile:
+        file = super().open(path, is_new=is_new) if self.is_after else None
         if self.meddle is not None and path.startswith(f"{self.log}/"):
             meddle, self.meddle = self.meddle, None
             meddle()
-        return super().open(path, is_new=is_new)
+        return file or super().open(path, is_new=is_new)
 
 
 def test_X3_old_segments_may_go_while_they_are_copied() -> None:
@@ -197,6 +200,31 @@ def test_X3_old_segments_may_go_while_they_are_copied() -> None:
     assert verify_store(target, FakeClock(), check_groups=len).faults == []
     store = Store.open(target, FakeClock(), RETAINING)
     assert store.first_offset == world.store.first_offset
+    assert messages(store) == messages(world.store)
+
+
+def test_X3_a_segment_that_is_written_over_while_it_is_copied_is_not_in_the_copy() -> None:
+    world = World(Meddled(RecordingDisk()), options=LINKING)
+    disk = world.disk
+    assert isinstance(disk, Meddled)
+    for _ in range(12):
+        _send_one(world)
+
+    def recycle_the_first() -> None:
+        assert world.store.give_up_below(LINKING.segment_bytes) == LINKING.segment_bytes
+        for _ in range(8):
+            _send_one(world)
+        written_over.append(first_file.read(0, LINKING.segment_bytes) != first_content)
+
+    written_over: list[bool] = []
+    first_file = disk.open(layout.segment_path(layout.COMMIT_LOG, 0))
+    first_content = first_file.read(0, LINKING.segment_bytes)
+    disk.log, disk.meddle, disk.is_after = layout.COMMIT_LOG, recycle_the_first, True
+    target = copied(disk)
+    assert written_over == [True]
+    assert verify_store(target, FakeClock(), check_groups=len).faults == []
+    store = Store.open(target, FakeClock(), LINKING)
+    assert store.first_offset == LINKING.segment_bytes
     assert messages(store) == messages(world.store)
 
 
