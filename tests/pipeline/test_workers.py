@@ -68,6 +68,16 @@ def test_answers_come_in_order_from_no_more_processes_than_there_is_work_for(
     assert [one.returncode for one in started] == [0, 0]
 
 
+def test_where_a_system_does_not_tell_which_cores_are_for_this_process_it_has_all_of_them(
+    monkeypatch: pytest.MonkeyPatch, started: list[subprocess.Popen[str]]
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with LocalWorkers() as workers:
+        workers.run(_FUNCTION, [piece(0), piece(1), piece(2)])
+    assert len(started) == 2
+
+
 def test_an_error_of_a_piece_comes_with_its_class_and_its_words() -> None:
     with LocalWorkers(1) as workers:
         with pytest.raises(OptionError, match="option --since: yesterday"):

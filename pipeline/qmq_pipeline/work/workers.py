@@ -28,6 +28,11 @@ OnTasks = Callable[[int, int], None]
 _Piece = tuple[int, dict[str, Any]]
 
 
+def _cores_here() -> int:
+    """Cores that this process may use; all of the machine where the system does not tell."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _nobody(_: int, __: int) -> None:
     """Listens to no progress."""
 
@@ -37,7 +42,7 @@ class LocalWorkers:
 
     def __init__(self, count: int | None = None, *, on_tasks: OnTasks = _nobody) -> None:
         """`count`: as many as there are cores for this process when it is None."""
-        self._count = count or len(os.sched_getaffinity(0))
+        self._count = count or _cores_here()
         self._on_tasks = on_tasks
         self._processes: list[_Process] = []
 
