@@ -6,7 +6,11 @@ import pytest
 
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.format_file import read_format
 from qmq_broker.storage.logs.actions import Acked
+from qmq_broker.storage.logs.frame_scan import SCAN_BLOCK_BYTES, FrameScan
+from qmq_broker.storage.logs.kinds import COMMIT_KINDS
+from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.store import Store
 from qmq_client.wire.frame import MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds
@@ -79,6 +83,36 @@ def test_a_thousand_neighbouring_messages_are_read_with_two_reads(per_frame: int
     records = store.read_records(queue.entries(0, 1_000), subject="orders")
     assert len(records) == 1_000
     assert disk.calls["read"] <= 2
+
+
+class CountedSegments(Segments):
+    """Segments that know how much was read of them."""
+
+    read_bytes = 0
+
+    def read(self, offset: int, count: int) -> bytes:
+        data = super().read(offset, count)
+        self.read_bytes += len(data)
+        return data
+
+
+@pytest.mark.parametrize("body_bytes", [100, 1_100, 3_000])
+def test_a_scan_of_long_frames_of_one_length_reads_them_once(body_bytes: int) -> None:
+    store, disk = open_store()
+    ids = MessageIds(7)
+    first = store.written_offset
+    for _ in range(20):
+        store.append([make_frame(ids, {"orders": [body_bytes] * 500})])
+    store.sync()
+    kept = read_format(disk)
+    assert kept is not None
+    segments = CountedSegments(disk, layout.COMMIT_LOG, kept.segment_bytes)
+    scan = FrameScan(segments, COMMIT_KINDS, store_id=kept.store_id, first_offset=first)
+    assert sum(len(frame.data) for frame in scan) == store.written_offset - first
+    # A first frame that was cut, and the end of the log, which is looked for behind the last one.
+    spare = 2 * SCAN_BLOCK_BYTES + 2 * 500 * body_bytes
+    assert segments.read_bytes <= store.written_offset - first + spare
+    store.close()
 
 
 def message_frame(ids: MessageIds, count: int) -> tuple[MessageFrame, int]:

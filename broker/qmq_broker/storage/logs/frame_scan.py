@@ -30,7 +30,7 @@ from qmq_client.wire.frame import (
 )
 from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX
 
-#: One read of the scanner: large enough for the disk's speed, small enough to stay in the cache.
+#: One read of the scanner, about: large enough for the disk's speed, small enough to stay in the cache.
 SCAN_BLOCK_BYTES: Final = 1024 * 1024
 #: Blocks that are searched reach into the next by the longest head, so that none is cut in two.
 _OVERLAP_BYTES: Final = FRAME_HEADER_BYTES + SEQUENCE_BYTES * SUBJECTS_PER_FRAME_MAX
@@ -154,10 +154,20 @@ class FrameScan:
         """Where `offset` stands in the block, which is read anew unless so much of it is there."""
         first = offset - self._block_offset
         if first < 0 or first + count > len(self._block):
-            self._block = self._segments.read(offset, max(count, SCAN_BLOCK_BYTES))
+            self._block = self._segments.read(offset, max(count, self._block_bytes()))
             self._block_offset = offset
             first = 0
         return first
+
+
+    def _block_bytes(self) -> int:
+        """How much is read at once: whole frames, if all are as long as the last one.
+
+        A frame that the block's end cuts is read once more, and a long one is much of a block.
+        """
+        if self.last is None:
+            return SCAN_BLOCK_BYTES
+        return SCAN_BLOCK_BYTES + -SCAN_BLOCK_BYTES % self.last.frame_bytes
 
 
 def claims_behind(segments: Segments, offset: int, *, epoch: int) -> Iterator[FrameHeader]:
