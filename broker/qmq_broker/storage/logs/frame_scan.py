@@ -159,7 +159,6 @@ class FrameScan:
             first = 0
         return first
 
-
     def _block_bytes(self) -> int:
         """How much is read at once: whole frames, if all are as long as the last one.
 
