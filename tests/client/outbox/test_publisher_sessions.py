@@ -112,12 +112,10 @@ def test_W5_a_claim_reads_and_takes_its_rows_in_no_more_than_two_statements(
 
 
 def test_a_claim_reads_records_from_postgresql_as_they_are_and_nothing_else_is_read_so(
-    a_server_database: Database,
+    postgresql_database: Database,
 ) -> None:
     """As text each byte comes as two digits, which both sides have to convert."""
-    engine = shop_of(a_server_database)
-    if engine.dialect.name != "postgresql":
-        pytest.skip("only PostgreSQL has the choice")
+    engine = shop_of(postgresql_database)
     store = OutboxStore(engine)
     put_rows(Watched(name="shop", store=store, engine=engine), 3)
     formats: dict[bool, set[int]] = {True: set(), False: set()}
