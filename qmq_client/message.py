@@ -48,6 +48,8 @@ _WITHOUT_KEYS: Final = frozenset({str, int, float, bool, type(None), bytes})
 _CONTAINERS: Final = (dict, list, tuple, set, frozenset)
 #: Messages that come together were mostly made together: several within one millisecond.
 _MOMENTS_KEPT_MAX: Final = 64
+#: As much of a body as helps in a log or a failed test; bodies may have megabytes.
+_BODY_SHOWN_CHARACTERS_MAX: Final = 1_000
 
 
 class _Addressed(msgspec.Struct, frozen=True):
@@ -92,6 +94,14 @@ class Message(_Addressed, frozen=True, kw_only=True):
     #: The same as a point in time, with a time zone. Set in handlers.
     expires_at: datetime | None = None
 
+    def __repr__(self) -> str:
+        parts = [repr(self.subject), _shown(self.body)]
+        for name in self.__struct_fields__[2:]:
+            value = getattr(self, name)
+            if value not in (None, (), {}):
+                parts.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
     def replace(self, **changes: Any) -> Self:
         """A copy with other values of these fields; this one stays as it is.
 
@@ -99,6 +109,16 @@ class Message(_Addressed, frozen=True, kw_only=True):
         own. With the old id it is a repeat, which the broker refuses if its content differs.
         """
         return msgspec.structs.replace(self, **changes)
+
+
+def _shown(body: Any) -> str:
+    """The body as its repr shows it, cut where it is long."""
+    if isinstance(body, str | bytes):
+        rest = len(body) - _BODY_SHOWN_CHARACTERS_MAX
+        return repr(body) if rest <= 0 else f"{body[:-rest]!r}… ({len(body)} in all)"
+    text = repr(body)
+    rest = len(text) - _BODY_SHOWN_CHARACTERS_MAX
+    return text if rest <= 0 else f"{text[:-rest]}… ({len(text)} characters)"
 
 
 def message_to_record(
@@ -285,7 +305,14 @@ def _message_id(message: Message) -> bytes:
         key_bytes = len(message.dedupe_key.encode())
     except (UnicodeEncodeError, AttributeError) as error:
         raise _not_of_form("dedupe_key", "text that can be encoded", message.dedupe_key) from error
-    if not 1 <= key_bytes <= DEDUPE_KEY_BYTES_MAX:
+    if not key_bytes:
+        raise InvalidMessageError(
+            field="dedupe_key",
+            limit=f"1 to {DEDUPE_KEY_BYTES_MAX} bytes of UTF-8",
+            value="an empty text",
+            remedy="Name what happened, or leave it out.",
+        )
+    if key_bytes > DEDUPE_KEY_BYTES_MAX:
         raise TooLargeError(
             field="dedupe_key",
             limit=f"1 to {DEDUPE_KEY_BYTES_MAX} bytes of UTF-8",

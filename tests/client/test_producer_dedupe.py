@@ -152,24 +152,25 @@ def test_O2_a_refusal_of_another_kind_or_of_a_random_id_does_not_count_as_sent(
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "says"),
     [
-        {"dedupe_key": "a", "message_id": "0" * 32},
-        {"dedupe_key": ""},
-        {"dedupe_key": "x" * 256},
-        {"dedupe_key": "\ud800"},
-        {"dedupe_key": 7},
-        {"dedupe_key": "a", "subject": "no name"},
-        {"dedupe_key": "a", "subject": 7},
+        ({"dedupe_key": "a", "message_id": "0" * 32}, "no message_id beside it"),
+        ({"dedupe_key": ""}, "an empty text"),
+        ({"dedupe_key": "x" * 256}, "256 bytes"),
+        ({"dedupe_key": "\ud800"}, "can be encoded"),
+        ({"dedupe_key": 7}, "can be encoded"),
+        ({"dedupe_key": "a", "subject": "no name"}, "Choose another subject"),
+        ({"dedupe_key": "a", "subject": 7}, "Choose another subject"),
     ],
     ids=["two ids", "empty", "long", "surrogate", "number", "bad subject", "no subject"],
 )
 def test_S7_a_dedupe_key_that_cannot_work_is_refused_before_any_sql(
-    tmp_path: Path, fields: dict[str, Any]
+    tmp_path: Path, fields: dict[str, Any], says: str
 ) -> None:
     with a_world(tmp_path) as world:
         statements = Statements(world.sync_engine)
-        with Session(world.sync_engine) as session, pytest.raises(InvalidMessageError):
+        refused = pytest.raises(InvalidMessageError, match=says)
+        with Session(world.sync_engine) as session, refused:
             world.producer.send(Message(**{"subject": SUBJECT, **fields}), session=session)
         assert statements.texts == []
 

@@ -359,6 +359,20 @@ def test_a_message_is_a_value() -> None:
         message.key = "other"  # type: ignore[misc]  # the mistake
 
 
+def test_a_message_is_shown_by_what_was_given_and_the_beginning_of_its_body() -> None:
+    shown = "Message('flight', {'a': 1}, key='k', tags=('t',), delay=4)"
+    assert repr(Message("flight", {"a": 1}, key="k", tags=("t",), delay=4)) == shown
+    assert repr(Message("flight")) == "Message('flight', b'')"
+    for body, end in (
+        (bytes(4_000_000), " (4000000 in all))"),
+        ("x" * 4_000_000, " (4000000 in all))"),
+        ([1] * 1_000_000, " (3000000 characters))"),
+    ):
+        text = repr(Message("flight", body))
+        assert text.endswith(end)
+        assert len(text) < 5_000
+
+
 @pytest.mark.parametrize("value", [{"a": 1}, "text", None])
 def test_what_is_no_message_is_refused_with_what_to_give(value: Any) -> None:
     with pytest.raises(InvalidMessageError, match=r"Give Message\(subject, body\)"):
