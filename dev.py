@@ -42,6 +42,8 @@ CODE = (
     "watchdog/qmq_watchdog",
     "migrations/qmq_migrations",
     "pipeline/qmq_pipeline",
+    "pipeline/pyspark_qmq",
+    "pipeline/pyspark_qmq_outbox",
     "dev.py",
     "tests",
     "examples",
@@ -209,7 +211,11 @@ def prepare(groups: Iterable[str]) -> None:
     if not PYTHON.exists():
         make_environment()
     wanted = sorted(known.union(groups))
-    print(f"dev.py: installing into {VENV.name} (log: {LOG.relative_to(ROOT)})", flush=True)
+    print(
+        f"dev.py: installing the project and {', '.join(wanted) or 'nothing else'} into {VENV.name}"
+        f" (log: {LOG.relative_to(ROOT)})",
+        flush=True,
+    )
     requirements = group_requirements(text.decode(), wanted)
     logged([*installer(), "--editable", str(ROOT), *requirements], "installing the project")
     STAMP.write_text(json.dumps({"pyproject": digest, "groups": wanted}))

@@ -90,11 +90,15 @@ def _run(plan: Plan, options: argparse.Namespace) -> int:
             with Run(plan, flights, screen.show) as run:
                 run.go()
                 run.stop()
+            print("the services have stopped; comparing the run with the file", file=sys.stderr)
             judgement = judge(plan, expected)
     except ProcessError as error:
         print(f"\nThe demo failed: {error}", file=sys.stderr)
         return 1
-    proof = None if options.no_spark else prove(plan, is_kept=options.keep is not None)
+    proof = None
+    if not options.no_spark:
+        print("making the pipeline's tables; this may take minutes", file=sys.stderr)
+        proof = prove(plan, is_kept=options.keep is not None)
     result = collect(run, expected, judgement, proof, version_of(plan.databases[BOARD]))
     print_result(result)
     for line in proof.lines() if proof is not None else ():

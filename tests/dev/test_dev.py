@@ -64,12 +64,13 @@ def test_installs_once_until_pyproject_changes(root: Path, installs: list[list[s
 
 
 def test_a_further_group_is_added_to_those_that_are_there(
-    root: Path, installs: list[list[str]]
+    root: Path, installs: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     dev.prepare(["test"])
     dev.prepare(["lint"])
     dev.prepare(["test", "lint"])
     assert len(installs) == 2
+    assert "installing the project and lint, test into" in capsys.readouterr().out
     assert {"ruff", "hypothesis"} <= set(installs[1])
 
 
