@@ -43,12 +43,13 @@ def open_databases(kind: str, directory: Path) -> Iterator[dict[str, str]]:
     # Late: the ladder needs the drivers of both servers.
     from tests.services.databases import Databases
     from tests.services.ladder import ServiceMissingError
+    from tests.services.private import NotStartedError
 
     server, made = Databases(), {}
     try:
         try:
             address = server.service(KINDS[kind]).url
-        except ServiceMissingError as error:
+        except (ServiceMissingError, NotStartedError) as error:
             raise ServerMissingError(str(error)) from error
         for name in (BOARD, TALLIES):
             unique = f"qmq_flights_{name}_{os.urandom(4).hex()}"

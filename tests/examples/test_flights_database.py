@@ -14,7 +14,9 @@ from examples.flights.database import open_databases, open_engine, read, version
 from examples.flights.models import TallyBase
 from tests.services.databases import Database
 from tests.services.ladder import VARIABLES
+from tests.services.mysql import CHOSEN as CHOSEN_SERVER
 from tests.services.run import TestRun
+from tests.services.rungs import CHOSEN as CHOSEN_RUNGS
 
 ROW = dict(zip(PLACE, ("departed", "JFK", "UA", "2013-01-01"), strict=True))
 QUERY = "SELECT count FROM tallies"
@@ -51,6 +53,25 @@ def test_a_demo_without_a_server_says_what_was_tried(
     assert demo.main(["--database", "postgresql", "--days", "3"]) == 1
     run.close()
     assert "The demo cannot start: no postgresql for the tests. planted" in capsys.readouterr().err
+
+
+def test_a_demo_whose_server_does_not_start_shows_what_the_server_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "mysqld"
+    program.write_text(
+        '#!/bin/sh\ncase "$*" in --version | *--initialize*) exit 0 ;; esac\n'
+        "echo no folder for my files >&2\nexit 1\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.delenv(VARIABLES["mysql"], raising=False)
+    monkeypatch.setenv(CHOSEN_SERVER, str(program))
+    monkeypatch.setenv(CHOSEN_RUNGS, "private")
+    monkeypatch.setenv("PYTEST_XDIST_TESTRUNUID", os.urandom(6).hex())
+    assert demo.main(["--database", "mariadb", "--days", "3"]) == 1
+    said = capsys.readouterr().err
+    assert "The demo cannot start: mysql does not start" in said
+    assert "no folder for my files" in said
 
 
 def test_the_databases_of_a_server_are_dropped_after_the_run(

@@ -21,8 +21,14 @@ WITHOUT_TLS: Final = "ssl_disabled"
 _INSTALLERS: Final = ("mariadb-install-db", "mysql_install_db")
 #: Where distributions keep servers that are on nobody's PATH.
 _PLACES: Final = ("/usr/sbin", "/usr/local/sbin", "/usr/libexec", "/usr/local/mysql/bin")
-#: Its second protocol, at a port that all servers of this machine share; names that change by version.
-_AS_MYSQL: Final = ("--loose-mysqlx=OFF", "--loose-innodb-redo-log-capacity=32M")
+#: Its second protocol, at a port that all servers of this machine share; a folder of the package for
+#: its service, which it would not start without and only its service's user may enter; names that
+#: change by version.
+_AS_MYSQL: Final = (
+    "--loose-mysqlx=OFF",
+    "--secure-file-priv=NULL",
+    "--loose-innodb-redo-log-capacity=32M",
+)
 #: Run at every start; a user for TCP from any name of this machine.
 _USERS: Final = (
     "CREATE USER IF NOT EXISTS 'qmq'@'%';\n"

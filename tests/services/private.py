@@ -25,6 +25,10 @@ _PORTS_MAX: Final = 5
 _LOG_CHARACTERS: Final = 2000
 
 
+class NotStartedError(AssertionError):
+    """The server is installed and does not start; the text has the end of its log."""
+
+
 class Recipe(Protocol):
     """How one kind of server is made and started; see `mysql.py` and `postgresql.py`."""
 
@@ -87,7 +91,7 @@ class PrivateServer:
                 return
             # Somebody may have taken the port meanwhile.
             self._forget()
-        raise AssertionError(f"{self.kind} does not start:\n{self.log()}")
+        raise NotStartedError(f"{self.kind} does not start:\n{self.log()}")
 
     def kill(self) -> None:
         """SIGKILL: memory is lost, what was written to the files is there."""
