@@ -86,8 +86,9 @@ def test_the_wheel_under_the_name_of_a_zip_file_is_the_commands_and_the_sources(
     """What executors do with shipped code, without Spark: import it from where it was put."""
     code = shipped_code(tmp_path)
     program = (
-        "import qmq_pipeline.cli, qmq_pipeline.work.ranges, qmq_pipeline.sources.register\n"
+        "import pkgutil, qmq_pipeline.cli, qmq_pipeline.work.ranges, qmq_pipeline.sources.register\n"
         "print(qmq_pipeline.cli.__file__, *sorted(qmq_pipeline.cli.pipeline.commands))\n"
+        f"print(*(one.name for one in pkgutil.iter_modules([{str(code)!r}])))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -98,9 +99,10 @@ def test_the_wheel_under_the_name_of_a_zip_file_is_the_commands_and_the_sources(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    file, *commands = done.stdout.split()
+    (file, *commands), found = (line.split() for line in done.stdout.splitlines())
     assert file.startswith(str(code))
     assert {"ingest", "audit", "run"} <= set(commands)
+    assert {"pyspark_qmq", "pyspark_qmq_outbox"} <= set(found), "Spark would not find the formats"
 
 
 def spark_home(folder: Path) -> Path:

@@ -21,6 +21,8 @@ PACKAGES = {
     "qmq_watchdog": ROOT / "watchdog" / "qmq_watchdog",
     "qmq_migrations": ROOT / "migrations" / "qmq_migrations",
     "qmq_pipeline": ROOT / "pipeline" / "qmq_pipeline",
+    "pyspark_qmq": ROOT / "pipeline" / "pyspark_qmq",
+    "pyspark_qmq_outbox": ROOT / "pipeline" / "pyspark_qmq_outbox",
 }
 
 #: Folders that hold what was made, not what was written.
