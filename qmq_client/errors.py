@@ -152,18 +152,18 @@ class InboxTransactionError(OutboxError):
 
 
 class InboxRowLostError(OutboxError):
-    """The database took the INSERT of an id into the inbox and stored no row for it.
+    """The database took an id for the inbox, or called it known, and has no row for it.
 
-    A trigger or row security keeps it out. Without its row an effect could come twice, so the handler
-    was not called; the message comes again. `qmq doctor` looks for the cause.
+    A trigger or row security keeps it out or alters it. Without its row an effect could come twice or
+    never, so the handler was not called; the message comes again. `qmq doctor` looks for the cause.
     """
 
     code = "inbox_row_lost"
 
     def __init__(self, table: str, message_ids: Sequence[bytes]) -> None:
         super().__init__(
-            f"{table} has not got every row that was inserted, and no error says why: a trigger or row "
-            f"security keeps rows out ({' or '.join(map(bytes.hex, message_ids[:_IDS_TOLD]))}"
+            f"{table} lacks a row that it took or called known, and no error says why: a trigger or row "
+            f"security keeps rows out or alters them ({' or '.join(map(bytes.hex, message_ids[:_IDS_TOLD]))}"
             f"{', …' if len(message_ids) > _IDS_TOLD else ''}). The handler was not called, and the "
             "message comes again. `qmq doctor` looks for the cause"
         )

@@ -1,10 +1,14 @@
 """The inbox on MySQL and MariaDB: two statements before the handler and one after it, besides COMMIT.
 
-A plain INSERT of all ids, and only when it meets a known one a look at which they are. `INSERT IGNORE`
-would hide other faults, and `ON DUPLICATE KEY UPDATE` does not say which rows were there. A deadlock or
-a definition of tables ends the transaction without a word to a handler that swallows the error; the
-savepoint around its work is gone then, and its RELEASE fails. Two consumers that note the same ids can
-meet in a deadlock; the server undoes one of them, nothing of it is acked, and its message comes again.
+A plain INSERT of all ids, and only when it meets a known row a look at which ids are there. The error
+alone is no proof: a trigger may have put another id in place of a new one, or another unique key of the
+table refused it. `INSERT IGNORE` would hide other faults, and `ON DUPLICATE KEY UPDATE` does not say
+which rows were there.
+
+A deadlock or a definition of tables ends the transaction without a word to a handler that swallows the
+error; the savepoint around its work is gone then, and its RELEASE fails. Two consumers that note the
+same ids can meet in a deadlock; the server undoes one of them, nothing of it is acked, and its message
+comes again.
 """
 
 from __future__ import annotations
@@ -74,21 +78,36 @@ class MySqlInboxDialect:
         if self._try(connection, group, ids):
             return set(ids)
         if len(ids) == 1:
+            self._see(connection, group, ids[0])
             return set()
         # What this read does not see yet (a snapshot older than this) is met again below.
-        columns = self._inbox.c
-        known = set(
-            connection.scalars(
-                sa.select(columns.message_id).where(
-                    columns.consumer_group == group, columns.message_id.in_(ids)
-                ),
-                execution_options=AS_NAMED,
-            )
-        )
+        known = set(connection.scalars(self._find(group, ids), execution_options=AS_NAMED))
         left = [one for one in ids if one not in known]
         if not left or self._try(connection, group, left):
             return set(left)
-        return {one for one in left if self._try(connection, group, [one])}
+        new = set()
+        for one in left:
+            if self._try(connection, group, [one]):
+                new.add(one)
+            else:
+                self._see(connection, group, one)
+        return new
+
+    def _see(self, connection: sa.Connection, group: str, message_id: bytes) -> None:
+        """Raise `InboxRowLostError` unless this id, whose INSERT has met a row, is there.
+
+        The INSERT has locked the row that it met, so this read, which locks too, waits for nobody.
+        A plain one may be of a snapshot that does not have the row yet.
+        """
+        here = self._find(group, [message_id]).with_for_update(read=True)
+        if connection.scalar(here, execution_options=AS_NAMED) is None:
+            raise self._texts.refuse([message_id])
+
+    def _find(self, group: str, ids: Sequence[bytes]) -> sa.Select[Any]:
+        columns = self._inbox.c
+        return sa.select(columns.message_id).where(
+            columns.consumer_group == group, columns.message_id.in_(ids)
+        )
 
     def _try(self, connection: sa.Connection, group: str, ids: Sequence[bytes]) -> bool:
         """Insert all of these or, when one of them is known, none; whether they were inserted.

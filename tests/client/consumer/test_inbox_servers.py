@@ -169,10 +169,10 @@ def test_C5_an_id_that_was_purged_and_noted_anew_is_not_purged_by_another_that_f
     assert note(inbox, 1, 2) == {2}
 
 
-#: Statements before and after the handler, BEGIN and COMMIT aside: one id, several, and several with
-#: known ones among them, where PostgreSQL looks whether they are there, and MySQL tries, looks which
-#: they are, and tries again.
-COSTS = {"mysql": [3, 3, 5], "postgresql": [2, 2, 3]}
+#: Statements before and after the handler, BEGIN and COMMIT aside: one id, several, several with known
+#: ones among them, where PostgreSQL looks whether they are there, and MySQL tries, looks which they
+#: are, and tries again; and one that is known, at which both look.
+COSTS = {"mysql": [3, 3, 5, 4], "postgresql": [2, 2, 3, 2]}
 
 
 def test_what_an_inbox_adds_to_a_transaction(a_server_database: Database) -> None:
@@ -185,7 +185,7 @@ def test_what_an_inbox_adds_to_a_transaction(a_server_database: Database) -> Non
 
     sa.event.listen(engine, "before_cursor_execute", on_statement)
     costs = []
-    for numbers in ((1,), (2, 3, 4), (3, 4, 5)):
+    for numbers in ((1,), (2, 3, 4), (3, 4, 5), (5,)):
         statements.clear()
         note(inbox, *numbers)
         costs.append(len(statements))

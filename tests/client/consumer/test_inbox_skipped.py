@@ -1,4 +1,4 @@
-"""A trigger that skips the INSERT of an id without a word: no effect without its row, and no ack without effect."""
+"""A trigger that skips an id or puts a known one in its place: no effect without its row, no ack without effect."""
 
 from __future__ import annotations
 
@@ -24,6 +24,18 @@ SKIPPING = {
     ],
     "postgresql": [
         "CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RETURN NULL; END$$",
+        "CREATE TRIGGER skip BEFORE INSERT ON qmq_inbox FOR EACH ROW "
+        "WHEN (NEW.message_id = '\\x{id}') EXECUTE FUNCTION skip()",
+    ],
+}
+ALTERING = {
+    "mysql": [
+        "CREATE TRIGGER skip BEFORE INSERT ON qmq_inbox FOR EACH ROW "
+        "SET NEW.message_id = IF(NEW.message_id = x'{id}', x'{known}', NEW.message_id)"
+    ],
+    "postgresql": [
+        "CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$BEGIN NEW.message_id := '\\x{known}'; RETURN NEW; END$$",
         "CREATE TRIGGER skip BEFORE INSERT ON qmq_inbox FOR EACH ROW "
         "WHEN (NEW.message_id = '\\x{id}') EXECUTE FUNCTION skip()",
     ],
@@ -85,6 +97,35 @@ def test_C2_C5_an_id_that_the_database_leaves_out_is_neither_handled_nor_acked(
     assert count_of(shop) == len(noted)
     assert "duplicates" not in bench.counters(consumers)
     unskip_now()
+    bench.clock.advance(3_600_000)
+    drain(consumers)
+    assert count_of(shop) == 3
+    assert bench.broker.lag(SUBJECT, GROUP) == 0
+
+
+@pytest.mark.parametrize("batch_size", [1, 10])
+def test_C2_C5_an_id_in_whose_place_the_database_puts_a_known_one_is_not_taken_for_a_duplicate(
+    bench: Bench, a_server_database: Database, batch_size: int
+) -> None:
+    make_engine(a_server_database.url).dispose()
+    shop = a_server_database.engine()
+
+    @consumer(SUBJECT, group=GROUP, inbox=sessionmaker(shop), batch_size=batch_size)
+    def handle(bodies: Any, session: Session) -> None:
+        count = len(bodies) if batch_size > 1 else 1
+        session.execute(sa.text("UPDATE tally SET n = n + :count"), {"count": count})
+
+    (known,) = bench.put(0)
+    consumers = bench.consumers(handle)
+    drain(consumers)
+    bad, _ = bench.put(1, 2)
+    with shop.begin() as connection:
+        for statement in ALTERING[a_server_database.kind]:
+            connection.exec_driver_sql(statement.format(id=bad, known=known))
+    drain(consumers)
+    assert count_of(shop) == (2 if batch_size == 1 else 1)
+    assert "duplicates" not in bench.counters(consumers)
+    unskip(shop)
     bench.clock.advance(3_600_000)
     drain(consumers)
     assert count_of(shop) == 3
