@@ -152,6 +152,8 @@ def test_a_consumer_with_an_inbox_needs_no_more_than_the_page_says(
             member.check()
         drain(consumers)
         assert handled == [1, 2]
+        with Inbox(engine, group="shipping").open([bytes(15) + b"\1"]) as work:
+            assert work.new == set()
 
 
 def test_a_consumer_that_purges_needs_no_more_than_the_page_says(
