@@ -2,6 +2,7 @@
 
 A rule of this folder is a function from one `Source` to the list of its faults, so that every rule can
 be shown a planted fault. The tree is walked, not asked from git: the tests also run where git is not.
+What `.gitignore` names is passed over, and so is every virtual environment, whatever its name.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
@@ -25,8 +27,8 @@ PACKAGES = {
     "pyspark_qmq_outbox": ROOT / "pipeline" / "pyspark_qmq_outbox",
 }
 
-#: Folders that hold what was made, not what was written.
-MADE = {".git", ".venv", ".cache", ".hypothesis", "__pycache__", "build", "dist", "var"}
+#: What every virtual environment has in it.
+ENVIRONMENT = "pyvenv.cfg"
 TEXT = {".py", ".md", ".toml", ".sql", ".sh", ".yaml", ".yml", ".html", ".js", ".css", ".ini", ""}
 
 
@@ -49,12 +51,20 @@ class Source:
         return self.path.rsplit("/", 1)[-1]
 
 
+def made_names() -> list[str]:
+    """Return names and patterns of what was made, not written."""
+    lines = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    return [".git", *(line.rstrip("/") for line in lines if line and not line.startswith("#"))]
+
+
 def files() -> Iterator[Path]:
     """Yield every file that was written by somebody, in a fixed order."""
-    folders = [ROOT]
+    made, folders = made_names(), [ROOT]
     while folders:
         for path in sorted(folders.pop().iterdir()):
-            if path.name in MADE or path.name.endswith(("_cache", ".egg-info")):
+            if any(fnmatchcase(path.name, name) for name in made):
+                continue
+            if (path / ENVIRONMENT).exists():
                 continue
             if path.is_dir() and not path.is_symlink():
                 folders.append(path)
