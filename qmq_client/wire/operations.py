@@ -70,6 +70,25 @@ class DeadAnswer(msgspec.Struct, frozen=True, kw_only=True):
     has_more: bool = False
 
 
+class KeepRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything below these offsets is kept elsewhere; retention waits for the rest."""
+
+    #: Of whoever keeps it: a name as those of groups.
+    name: str
+    #: Of which store, 32 hex digits: offsets of another one mean nothing.
+    store_id: str
+    #: Of the commit log …
+    kept_offset: Natural
+    #: … and of the action log.
+    kept_actions_offset: Natural
+
+
+class KeeperRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One keeper: to be waited for no longer."""
+
+    name: str
+
+
 class StateChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of `POST /v1/state`."""
 

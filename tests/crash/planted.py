@@ -29,6 +29,7 @@ from tests.crash.scenarios import (
     checkpoints_and_flushes,
     failed_syncs,
     first_start,
+    keepers,
     kills,
     kills_among_recycled_segments,
     repeats,
@@ -221,6 +222,16 @@ MORE_BUGS: dict[str, Bug] = {
     "a snapshot ahead of its log": Bug(
         writing.a_snapshot_before_the_sync_of_its_actions,
         partial(crashed, lives=(snapshots_and_kills,)),
+    ),
+    "a keeper is answered before it is noted": Bug(
+        writing.a_keeper_is_answered_before_it_is_noted, partial(crashed, lives=(keepers,))
+    ),
+    "the note of keepers is not synced": Bug(
+        search=partial(crashed, lives=(keepers,)),
+        make_disk=forgetful("sync", layout.draft_path(layout.KEEPERS)),
+    ),
+    "retention asks no keeper": Bug(
+        writing.retention_asks_no_keeper, partial(crashed, lives=(keepers,))
     ),
     "files go before the note": retaining(writing.files_go_before_the_note),
     "sequences are not noted": retaining(writing.sequences_are_not_noted),

@@ -46,7 +46,7 @@ def names_in_state_are_believed_unsynced(monkeypatch: pytest.MonkeyPatch) -> Non
     def forget(self: RecordingDisk, path: str) -> None:
         # The second call for this directory in an opening is the one of the small file itself.
         caller = sys._getframe(1).f_code.co_name
-        if not (path == layout.STATE and caller == "run"):
+        if not (path == layout.STATE and caller == "_make_names_durable"):
             sync(self, path)
 
     monkeypatch.setattr(RecordingDisk, "sync_directory", forget)

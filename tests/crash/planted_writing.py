@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from qmq_broker.errors import DiskError, DiskFullError
+from qmq_broker.storage import keepers
 from qmq_broker.storage.commit_log import CommitLog
+from qmq_broker.storage.files.keepers import Keeper
 from qmq_broker.storage.files.snapshots import SnapshotFiles
 from qmq_broker.storage.ids import journal as id_journal
+from qmq_broker.storage.keepers import Keepers, LogOffsets
 from qmq_broker.storage.logs import segmented_log
 from qmq_broker.storage.logs.action_log import ActionLog
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
@@ -176,6 +179,24 @@ def files_go_before_the_note(monkeypatch: pytest.MonkeyPatch) -> None:
         note(self, first_offset)
 
     monkeypatch.setattr(Retention, "_note", files_first)
+
+
+def a_keeper_is_answered_before_it_is_noted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keep = Keepers.keep
+
+    def at_once(self: Keepers, name: str, told: LogOffsets, at_ms: int, **bounds: Any) -> Keeper:
+        with monkeypatch.context() as patch:
+            patch.setattr(keepers, "write_keepers", lambda *_: None)
+            return keep(self, name, told, at_ms, **bounds)
+
+    monkeypatch.setattr(Keepers, "keep", at_once)
+
+
+def retention_asks_no_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = LogOffsets(keepers.NOBODY, keepers.NOBODY)
+    monkeypatch.setattr(Keepers, "needed", nobody)
 
 
 def sequences_are_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:

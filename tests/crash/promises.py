@@ -11,9 +11,11 @@ from qmq_client.wire.errors import QmqError
 from qmq_client.wire.message_id import MessageIds
 from tests.crash.recording_disk import Image, PassingDisk
 from tests.crash.world import (
+    KEEPER,
     BrokenPromiseError,
     History,
     Sent,
+    Told,
     make_frame,
     records_at,
     records_of,
@@ -43,6 +45,7 @@ def _check_all(disk: Disk, known: History, *, goes_on: bool) -> None:
     _check_epoch(store, known)
     if store.first_offset > max((offset for offset, _ in known.given_up), default=0):
         raise BrokenPromiseError(f"B12: the log begins at {store.first_offset}: {known.given_up}")
+    _check_keeper(store, known.told)
     survivors = check_messages(store, known.sent)
     _check_actions(store, known)
     if goes_on:
@@ -52,6 +55,21 @@ def _check_all(disk: Disk, known: History, *, goes_on: bool) -> None:
 def _check_epoch(store: Store, known: History) -> None:
     if any(store.epoch <= epoch for epoch, _ in known.epochs):
         raise BrokenPromiseError(f"C3: epoch {store.epoch} was used before: {known.epochs}")
+
+
+def _check_keeper(store: Store, told: Sequence[Told]) -> None:
+    """It is as far as it was answered last, or as it said since, and nothing went before it had it."""
+    answered = [number for number, one in enumerate(told) if one.acknowledged_at is not None]
+    possible = [one.offset for one in told[answered[-1] :]] if answered else [None, *_offsets(told)]
+    found = next((one.kept_offset for one in store.keepers.all if one.name == KEEPER), None)
+    if found not in possible:
+        raise BrokenPromiseError(f"B12: the keeper has {found}; it told {possible}")
+    if found is not None and store.first_offset > found:
+        raise BrokenPromiseError(f"B12: {store.first_offset} is given up, {found} is kept")
+
+
+def _offsets(told: Sequence[Told]) -> list[int | None]:
+    return [one.offset for one in told]
 
 
 def check_messages(store: Store, sent: Sequence[Sent]) -> int:

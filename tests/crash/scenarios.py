@@ -240,6 +240,29 @@ def retention_by_age(disk: RecordingDisk) -> World:
     return world
 
 
+def keepers(disk: RecordingDisk) -> World:
+    """Retention waits for a keeper: before it comes, while it lags, over kills, and when it is no more."""
+    world = _retaining(disk)
+    kept_offset = 0
+    for round_ in range(18):
+        _send_and_wait(world, 400)
+        if round_ == 2:
+            world.keep(0)
+        if round_ in (6, 9, 12):
+            kept_offset += world.options.segment_bytes
+            world.keep(kept_offset)
+        if round_ in (4, 7, 8, 10, 14):
+            world.give_up()
+        if round_ in (5, 11):
+            disk.unlock()
+            world = after_kill(world)
+    assert world.store.first_offset > 0
+    world.end_keeper()
+    assert world.give_up() > 0
+    world.send(world.frame(orders=5))
+    return world
+
+
 def a_full_disk(disk: RecordingDisk) -> World:
     """There is no room, then there is a little, then there is enough."""
     world = World(disk)
@@ -327,6 +350,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     snapshots,
     snapshots_and_kills,
     retention_by_age,
+    keepers,
     a_full_disk,
     failed_syncs,
     restarts_without_messages,

@@ -23,6 +23,7 @@ from tests.crash.scenarios import (
     appends_before_a_sync,
     checkpoints_and_flushes,
     first_start,
+    keepers,
     kills,
     kills_among_recycled_segments,
     retention,
@@ -82,6 +83,7 @@ RECOVERED: tuple[tuple[Scenario, int], ...] = (
     (actions_among_messages, 11),
     (kills, 11),
     (retention, 41),
+    (keepers, 53),
     (kills_among_recycled_segments, 67),
 )
 

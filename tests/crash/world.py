@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from qmq_broker.options import StoreOptions
+from qmq_broker.storage.keepers import LogOffsets
 from qmq_broker.storage.logs.actions import Acked, Action
 from qmq_broker.storage.store import Placed, Store
 from qmq_client.wire.frame import MessageFrame, build_message_frame, parse_message_frame
@@ -36,6 +37,10 @@ OPTIONS = StoreOptions(
 RETAINING = replace(OPTIONS, dedupe_ids=6)
 
 
+#: The one that retention waits for in these lives.
+KEEPER = "archive"
+
+
 class BrokenPromiseError(AssertionError):
     """A promise was broken."""
 
@@ -58,6 +63,15 @@ class Sent:
 
 
 @dataclass(slots=True, kw_only=True)
+class Told:
+    """How far the one keeper said that it is, and whether it was answered; None that it is no more."""
+
+    offset: int | None
+    submitted_at: int
+    acknowledged_at: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
 class History:
     """What happened in the lives before a crash."""
 
@@ -71,6 +85,8 @@ class History:
     epochs: list[tuple[int, int]] = field(default_factory=list)
     #: Below which offset segments were given up at most, with the operations before that.
     given_up: list[tuple[int, int]] = field(default_factory=list)
+    #: What the keeper told, in order.
+    told: list[Told] = field(default_factory=list)
 
     def mark(self) -> tuple[int, ...]:
         """Equal for equal knowledge of one life."""
@@ -81,6 +97,8 @@ class History:
             max((count for count, _ in self.synced_actions), default=0),
             len(self.epochs),
             len(self.given_up),
+            len(self.told),
+            sum(one.acknowledged_at is not None for one in self.told),
         )
 
     def up_to(self, count: int) -> History:
@@ -101,6 +119,17 @@ class History:
             actions=[(action, 0) for action, written_at in self.actions if written_at <= count],
             synced_actions=[(n, 0) for n, at in self.synced_actions if at <= count],
             epochs=[(epoch, 0) for epoch, at in self.epochs if at <= count],
+            told=[
+                Told(
+                    offset=one.offset,
+                    submitted_at=0,
+                    acknowledged_at=None
+                    if one.acknowledged_at is None or one.acknowledged_at > count
+                    else 0,
+                )
+                for one in self.told
+                if one.submitted_at <= count
+            ],
         )
 
 
@@ -173,6 +202,20 @@ class World:
         offset = self.store.written_offset
         self.history.given_up.append((offset, self._now))
         return self.store.give_up_below(offset)
+
+    def keep(self, offset: int) -> None:
+        """The keeper has everything below."""
+        told = Told(offset=offset, submitted_at=self._now)
+        self.history.told.append(told)
+        self.store.keep(KEEPER, LogOffsets(offset, 0), self.clock.now_ms())
+        told.acknowledged_at = self._now
+
+    def end_keeper(self) -> None:
+        """Nobody is waited for any more."""
+        told = Told(offset=None, submitted_at=self._now)
+        self.history.told.append(told)
+        self.store.end_keeper(KEEPER)
+        told.acknowledged_at = self._now
 
     def expire(self) -> None:
         """Let go of what is older than the options say; a younger message may not go."""

@@ -11,7 +11,7 @@ import pytest
 from qmq_broker.options import SEGMENT_BYTES, StoreOptions
 from qmq_broker.service.delivery import snapshot
 from qmq_broker.storage import recovery
-from qmq_broker.storage.files import checkpoint, format_file, retained, snapshots
+from qmq_broker.storage.files import checkpoint, format_file, keepers, retained, snapshots
 from qmq_broker.storage.files.small_file import unseal
 from qmq_broker.storage.logs import lost
 from qmq_broker.storage.logs import segments as segment_files
@@ -38,6 +38,7 @@ EXAMPLES = {
     "consume-queue.md": "queue_entries",
     "action-log.md": "actions_frame",
     "checkpoint.md": "checkpoint_slot",
+    "keepers.md": "keepers",
 }
 
 
@@ -77,6 +78,8 @@ def test_the_checkpoint_slot_is_the_struct_of_the_code() -> None:
         ("schedule.md", "BucketState", schedule_bucket.BucketState),
         ("schedule.md", "Cancelled", cancelled.Cancelled),
         ("retained.md", "Retained", retained.Retained),
+        ("keepers.md", "KeeperTable", keepers.KeeperTable),
+        ("keepers.md", "Keeper", keepers.Keeper),
         ("quarantine.md", "LostRun", lost.LostRun),
         ("snapshot.md", "Snapshot", snapshots.Snapshot),
         ("snapshot.md", "SnapshotImage", snapshot.SnapshotImage),

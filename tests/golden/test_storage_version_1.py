@@ -53,6 +53,7 @@ FILES = {
     "journal_entries",
     "format_file",
     "clean_stop",
+    "keepers",
     "actions_aside",
     "actions_groups",
     "record_expiring",

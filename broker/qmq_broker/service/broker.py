@@ -25,6 +25,7 @@ from qmq_broker.service.delivery.redelivery import Backoff
 from qmq_broker.service.housekeeping import Housekeeping
 from qmq_broker.service.indexer import Indexer
 from qmq_broker.service.intake import Intake
+from qmq_broker.service.keeping import Keeping
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.measures import Measures
 from qmq_broker.service.query import Query
@@ -101,16 +102,12 @@ class Broker:
         )
         self._indexer = Indexer(store, clock)
         self.delayed = Delayed(store, self.writer, clock, settings.limits, post=post)
+        self.keeping = Keeping(store, self.writer, post=post)
         self.setting_aside = SettingAside(
             store, self.delivery, self.writer, self.time, settings.limits, self.delayed
         )
-        self._housekeeping = Housekeeping(
-            store,
-            self.delivery,
-            self.writer,
-            self._action_sync,
-            options=settings.store,
-            limits=settings.limits,
+        self._housekeeping = _housekeeping(
+            store, self.delivery, self.writer, self._action_sync, self.keeping, settings
         )
         self._threads = _threads(self.writer, self._action_sync, self._indexer, self.delayed)
         #: Called once, in the loop thread, when the broker can serve no longer.
@@ -138,6 +135,11 @@ class Broker:
     def disk(self) -> Disk:
         """The files of the store, for those that read them beside it."""
         return self._store.disk
+
+    @property
+    def store_id(self) -> str:
+        """Names the store, in 32 hex digits."""
+        return self._store.store_id.hex()
 
     @property
     def durable_offsets(self) -> tuple[int, int]:
@@ -232,6 +234,25 @@ def _intake(
         limits=settings.limits,
         reserve_bytes=settings.store.reserve_bytes,
         now_ms=time.now_ms,
+    )
+
+
+def _housekeeping(
+    store: Store,
+    delivery: Delivery,
+    writer: CommitWriter,
+    action_sync: ActionSync,
+    keeping: Keeping,
+    settings: BrokerSettings,
+) -> Housekeeping:
+    return Housekeeping(
+        store,
+        delivery,
+        writer,
+        action_sync,
+        keeping,
+        options=settings.store,
+        limits=settings.limits,
     )
 
 

@@ -4,8 +4,8 @@ and the groups are noted down in snapshots.
 Decided in the loop thread, where the groups live, and done beside it: segments by the writer, snapshots
 by the thread that syncs the action log. Files of delayed messages go by the log's own time; while nobody
 sends, the writer is asked to let that go on. A segment of the commit log may go when it is older than the
-retention, or when the log is longer, and only when every group on every subject in it has got past it;
-`force_retention` lifts that bound, and what a group loses by it is counted for the group.
+retention, or when the log is longer, and only when every group on every subject in it has got past it and every
+keeper has it elsewhere; `force_retention` lifts that bound, and what a group or a keeper loses by it is counted for it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Final
 from qmq_broker.options import StoreOptions
 from qmq_broker.service.action_sync import ActionSync
 from qmq_broker.service.delivery.delivery import Delivery
+from qmq_broker.service.keeping import Keeping
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
 from qmq_broker.storage.store import Store
@@ -32,6 +33,7 @@ class Housekeeping:
         delivery: Delivery,
         writer: CommitWriter,
         action_sync: ActionSync,
+        keeping: Keeping,
         *,
         options: StoreOptions,
         limits: ServiceLimits,
@@ -40,6 +42,7 @@ class Housekeeping:
         self._delivery = delivery
         self._writer = writer
         self._action_sync = action_sync
+        self._keeping = keeping
         self._options = options
         self._limits = limits
         self._next_ms = 0
@@ -56,6 +59,7 @@ class Housekeeping:
         self._delivery.registry.end_idle(now_ms)
         self._note_groups(now_ms)
         self._retain(now_ms)
+        self._keeping.tell_losses()
         if self._store.schedule.waits_for_time(now_ms) and not self._is_marking:
             self._is_marking = True
             self._writer.run_soon(self._note_time)

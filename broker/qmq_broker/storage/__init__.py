@@ -5,6 +5,7 @@
     store.py         the face of all of it, for the service
       retention.py   where the log begins, and how it gets shorter
       saving.py      what an open store writes down for the next start
+      keepers.py     whom retention waits for
       recovery.py    one start: examine, derive, mend, raise the epoch
       commit_log.py  append messages
       reading.py     read messages back

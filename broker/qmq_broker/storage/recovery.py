@@ -33,6 +33,7 @@ from qmq_broker.storage.files.snapshots import SnapshotFiles
 from qmq_broker.storage.ids.journal import IdJournal
 from qmq_broker.storage.ids.runs import IdRun, is_remembered, scanned_id_runs
 from qmq_broker.storage.ids.window import DedupeWindow
+from qmq_broker.storage.keepers import Keepers, LogOffsets
 from qmq_broker.storage.logs.action_log import ACTION_KINDS
 from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame
 from qmq_broker.storage.logs.kinds import COMMIT_KINDS
@@ -104,6 +105,7 @@ class Recovered:
     ids: IdJournal
     schedule: Schedule
     retained: Retained
+    keepers: Keepers
     snapshots: SnapshotFiles
     report: RecoveryReport
 
@@ -117,6 +119,7 @@ class Recovery:
         self._store_id = format_.store_id
         self._spares_max = options.spare_segments
         self._retained = read_retained(disk, format_.store_id)
+        self._keepers = Keepers(disk, options, format_.store_id)
         self._snapshots = SnapshotFiles(disk, format_.store_id)
         self._commit = Segments(disk, layout.COMMIT_LOG, format_.segment_bytes)
         self._actions = Segments(disk, layout.ACTION_LOG, format_.action_segment_bytes)
@@ -143,13 +146,7 @@ class Recovery:
         self._copier = ScheduleCopier(
             self._schedule, epoch=max(last.epoch if last else 0, commit.epoch)
         )
-        # Names, of FORMAT above all, may be known to this kernel and not to the disk when the last
-        # process was killed: nothing is built on them before they are durable.
-        self._disk.sync_directory(layout.ROOT)
-        for directory in _DIRECTORIES:
-            self._disk.make_directory(directory)
-        # The same for the notes of what may be given up: segments go below by their word.
-        self._disk.sync_directory(layout.STATE)
+        self._make_names_durable()
         if has_schedule:
             clear_strays(self._schedule)
         self._derive(commit, has_schedule=has_schedule)
@@ -173,6 +170,7 @@ class Recovery:
             ids=self._ids,
             schedule=self._schedule,
             retained=self._retained,
+            keepers=self._keepers,
             snapshots=self._snapshots,
             report=RecoveryReport(
                 clean=clean,
@@ -220,6 +218,15 @@ class Recovery:
                 reason=f"the log ends here, but the snapshot of the groups ends at {snapshot_offset}",
             )
         return commit, actions
+
+    def _make_names_durable(self) -> None:
+        # Names, of FORMAT above all, may be known to this kernel and not to the disk when the last
+        # process was killed: nothing is built on them before they are durable.
+        self._disk.sync_directory(layout.ROOT)
+        for directory in _DIRECTORIES:
+            self._disk.make_directory(directory)
+        # The same for the notes of what may be given up: segments go below by their word.
+        self._disk.sync_directory(layout.STATE)
 
     def _derive(self, commit: LogFinding, *, has_schedule: bool) -> None:
         """Fill queues, window and schedule from the frames that they do not know."""
@@ -275,6 +282,7 @@ class Recovery:
             self._disk.unlink(layout.CLEAN)
         self._disk.sync_directory(layout.ROOT)
         self._note_clock(commit.last_stored_at_ms)
+        self._keepers.limit(LogOffsets(commit.next_offset, actions.next_offset))
         for segments, finding in ((self._commit, commit), (self._actions, actions)):
             if finding.torn_bytes:
                 _log.warning(
@@ -287,7 +295,8 @@ class Recovery:
             if segments is self._commit:
                 first_offset, spares_max = self._retained.first_offset, self._spares_max
             else:
-                first_offset, spares_max = self._snapshots.first_offset, 0
+                kept_offset = self._keepers.needed.actions
+                first_offset, spares_max = min(self._snapshots.first_offset, kept_offset), 0
             mend(segments, finding, first_offset=first_offset, spares_max=spares_max)
         self._queues.remove_given_up()
 

@@ -11,7 +11,8 @@ second to remove a GiB: the writer only begins such work and later asks how it w
 old beginning, or the new one and files below it, which the next start removes.
 
 Never given up is what a restart needs: the segment of the last checkpoint, ids that may be repeated,
-entries that are not in their files, delayed messages that were not copied.
+entries that are not in their files, delayed messages that were not copied. Nor, but by force, is what a
+keeper has not got yet (`keepers.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from qmq_broker.errors import NoRoomError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.retained import Retained, write_retained
+from qmq_broker.storage.keepers import Keepers
 from qmq_broker.storage.saving import Saved, Saver
 from qmq_broker.storage.schedule.beside import Beside
 
@@ -36,13 +38,23 @@ class Retention:
     """
 
     def __init__(
-        self, disk: Disk, options: StoreOptions, parts: Saved, saver: Saver, *, retained: Retained
+        self,
+        disk: Disk,
+        options: StoreOptions,
+        parts: Saved,
+        saver: Saver,
+        *,
+        retained: Retained,
+        keepers: Keepers,
     ) -> None:
         self._disk = disk
         self._options = options
         self._parts = parts
         self._saver = saver
         self._retained = retained
+        self._keepers = keepers
+        #: Where the log begins, or will when what is under way is done: nobody new is waited for below.
+        self.coming_offset = retained.first_offset
         #: What was noted beside the writer, and is to be taken over by it.
         self._noted: Retained | None = None
         #: Does what takes long.
@@ -54,7 +66,11 @@ class Retention:
         return self._retained.first_offset
 
     def expired_offset(self, now_ms: int) -> int:
-        """Up to where the log may go by age and by length; a segment begins there. In any thread."""
+        """Up to where the log may go by age, by length and for its keepers. In any thread."""
+        return min(self.old_offset(now_ms), self._keepers.needed.commit)
+
+    def old_offset(self, now_ms: int) -> int:
+        """Up to where it may go by age and by length; a segment begins there. In any thread."""
         log, options = self._parts.commit_log, self._options
         too_long_offset = log.written_offset - options.retain_bytes if options.retain_bytes else 0
         bases = log.bases()
@@ -78,6 +94,7 @@ class Retention:
         if self.step():
             first_offset = log.base_of(max(0, min(offset, self._needed_offset())))
             if first_offset > self.first_offset:
+                self.coming_offset = first_offset
                 self.beside.begin(lambda: self._note(first_offset))
                 self.step()
         return self.first_offset - before
@@ -103,9 +120,10 @@ class Retention:
         self.beside.wait()
 
     def _needed_offset(self) -> int:
-        """What a restart reads of the log begins here."""
+        """What a restart reads of the log, or a keeper has not got, begins here."""
         parts, last = self._parts, self._saver.last
         return min(
+            self._keepers.needed.commit,
             last.commit_log.last_frame_offset,
             last.window_offset,  # what is remembered by now begins there or later
             parts.queues.indexed_offset,

@@ -25,7 +25,7 @@ from qmq_broker.storage.ids.journal import IdJournal
 from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.queues.consume_queues import UNFLUSHED_BYTES_MAX, ConsumeQueues
-from qmq_broker.storage.recovery import write_clean_stop
+from qmq_broker.storage.recovery import Recovered, write_clean_stop
 from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_broker.storage.schedule.schedule import Schedule
 
@@ -47,6 +47,19 @@ class Saved:
     ids: IdJournal
     schedule: Schedule
     copier: ScheduleCopier
+
+    @classmethod
+    def of(cls, recovered: Recovered, commit_log: SegmentedLog, action_log: SegmentedLog) -> Saved:
+        """Of a data directory that was just opened."""
+        return cls(
+            commit_log=commit_log,
+            action_log=action_log,
+            queues=recovered.queues,
+            window=recovered.window,
+            ids=recovered.ids,
+            schedule=recovered.schedule,
+            copier=ScheduleCopier(recovered.schedule, epoch=recovered.checkpoint.epoch),
+        )
 
 
 class Saver:

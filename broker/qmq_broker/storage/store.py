@@ -22,9 +22,11 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import CheckpointFiles
 from qmq_broker.storage.files.disk import Disk, DiskLock
 from qmq_broker.storage.files.format_file import Format, open_format
+from qmq_broker.storage.files.keepers import Keeper
 from qmq_broker.storage.files.sharing import refuse_shared
 from qmq_broker.storage.index.key_index import KeyIndex
 from qmq_broker.storage.index.key_search import KeySearch
+from qmq_broker.storage.keepers import LogOffsets
 from qmq_broker.storage.logs.action_log import ActionLog
 from qmq_broker.storage.logs.frame_seek import LogRange, offset_at
 from qmq_broker.storage.logs.log_settings import log_settings
@@ -38,7 +40,6 @@ from qmq_broker.storage.retention import Retention
 from qmq_broker.storage.saving import Saved, Saver
 from qmq_broker.storage.schedule.beside import Work
 from qmq_broker.storage.schedule.cancelled import Cancelled
-from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_client.wire.frame import MessageFrame
 
@@ -73,6 +74,8 @@ class Store:
         """For `open` only."""
         self._disk = self.disk = disk  # its files, also for those that read them beside it
         self._options = options
+        #: Names the store; a backup of it has the same.
+        self.store_id = format_.store_id
         self._lock = lock
         self._checkpoints = checkpoints
         self._queues = recovered.queues
@@ -85,37 +88,36 @@ class Store:
         #: because copies of a directory that are both opened have store id and epoch in common.
         self.hand_out_token = _TOKEN_BIT | secrets.randbits(_TOKEN_BITS)
         self.recovery = recovered.report
-        log, action_log = _logs(recovered, clock, options, format_.store_id)
+        store_id, segments, bounds = self.store_id, recovered.commit_segments, self._log_range
+        log, action_log = _logs(recovered, clock, options, store_id)
         #: Messages that wait for their time.
         self.schedule = recovered.schedule
         self._commit_log = CommitLog(log, recovered.queues, recovered.window, self.schedule)
-        self._commit_segments = recovered.commit_segments
+        self._commit_segments = segments
+        #: Whom retention waits for.
+        self.keepers = keepers = recovered.keepers
+        snapshots, kept = recovered.snapshots, keepers.given_up_actions
         #: What consumers did.
         self.actions = ActionLog(
-            action_log, recovered.action_segments, format_.store_id, recovered.snapshots
+            action_log, recovered.action_segments, store_id, snapshots, kept=kept
         )
         self._ids = recovered.ids
-        parts = _saved(recovered, log, action_log)
+        parts = Saved.of(recovered, log, action_log)
         self._saver = Saver(clock, options, parts, checkpoints, recovered.checkpoint)
         #: Where the commit log begins.
-        self.retention = Retention(disk, options, parts, self._saver, retained=recovered.retained)
+        self.retention = Retention(
+            disk, options, parts, self._saver, retained=recovered.retained, keepers=keepers
+        )
         #: Ids and keys of messages; one thread steps it, and none does so without harm.
-        self.index = KeyIndex(
-            disk, self._commit_segments, options, store_id=format_.store_id, bounds=self._log_range
-        )
+        self.index = KeyIndex(disk, segments, options, store_id=store_id, bounds=bounds)
         #: What sealed segments hold; stepped by the thread of the index.
-        self.summaries = Summaries(
-            disk, self._commit_segments, store_id=format_.store_id, bounds=self._log_range
-        )
+        self.summaries = Summaries(disk, segments, store_id=store_id, bounds=bounds)
         #: Makes room ahead of need; stepped by the thread of the index.
         self.spare_maker = SpareMaker(disk, log, options)
         #: Messages by id or key, for any thread.
+        summary_of = self.summaries.find
         self.search = KeySearch(
-            self._commit_segments,
-            self.index,
-            store_id=format_.store_id,
-            bounds=self._log_range,
-            summary_of=self.summaries.find,
+            segments, self.index, store_id=store_id, bounds=bounds, summary_of=summary_of
         )
 
     @classmethod
@@ -253,6 +255,19 @@ class Store:
         with self._poisoning("retention"):
             return self.retention.give_up_below(offset)
 
+    def keep(self, name: str, told: LogOffsets, at_ms: int) -> Keeper:
+        """Let retention wait for this keeper, as far as it has told; see `Keepers.keep`."""
+        self._check()
+        self._check_place()
+        durable = LogOffsets(self.durable_offset, self.actions.log.durable_offset)
+        return self.keepers.keep(name, told, at_ms, first=self._beginning, durable=durable)
+
+    def end_keeper(self, name: str) -> Keeper | None:
+        """Wait for this one no longer; durable on return. What it was; None when there is none."""
+        self._check()
+        self._check_place()
+        return self.keepers.end(name)
+
     def subjects(self) -> list[str]:
         """Subjects with visible messages, sorted."""
         return self._queues.subjects()
@@ -329,6 +344,9 @@ class Store:
     def _log_range(self) -> LogRange:
         return LogRange(self.first_offset, self.durable_offset)
 
+    def _beginning(self) -> LogOffsets:
+        return LogOffsets(self.retention.coming_offset, self.actions.first_offset)
+
     def _check(self) -> None:
         if self._is_closed:
             raise ClosedError("the store is closed")
@@ -365,16 +383,4 @@ def _logs(
     return (
         SegmentedLog(recovered.commit_segments, clock, settings, recovered.commit_finding),
         SegmentedLog(recovered.action_segments, clock, action_settings, recovered.action_finding),
-    )
-
-
-def _saved(recovered: Recovered, commit_log: SegmentedLog, action_log: SegmentedLog) -> Saved:
-    return Saved(
-        commit_log=commit_log,
-        action_log=action_log,
-        queues=recovered.queues,
-        window=recovered.window,
-        ids=recovered.ids,
-        schedule=recovered.schedule,
-        copier=ScheduleCopier(recovered.schedule, epoch=recovered.checkpoint.epoch),
     )

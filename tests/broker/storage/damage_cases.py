@@ -316,4 +316,8 @@ CASES: dict[str, Case] = {
     "retained is nonsense": Case(
         harm=add(layout.RETAINED), level=DAMAGED, file=layout.RETAINED, start="halts"
     ),
+    # whom retention waits for
+    "keepers is nonsense": Case(
+        harm=add(layout.KEEPERS), level=DAMAGED, file=layout.KEEPERS, start="halts"
+    ),
 }

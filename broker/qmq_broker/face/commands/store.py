@@ -35,6 +35,7 @@ DUMPED: Final = (
     "format",
     "frames",
     "ids",
+    "keepers",
     "queues",
     "records",
     "retained",

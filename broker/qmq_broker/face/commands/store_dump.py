@@ -23,6 +23,7 @@ from qmq_broker.service.delivery.snapshot import SnapshotImage
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.format_file import Format, read_format
+from qmq_broker.storage.files.keepers import read_keepers
 from qmq_broker.storage.files.retained import read_retained
 from qmq_broker.storage.files.small_file import read_file, unseal
 from qmq_broker.storage.files.snapshots import Snapshot
@@ -100,6 +101,15 @@ def _retained(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[R
         yield _damaged(layout.RETAINED, 0, None, error.reason)
         return
     yield {"first_offset": retained.first_offset, "first_sequences": retained.first_sequences}
+
+
+def _keepers(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
+    try:
+        keepers = read_keepers(disk, format_.store_id)
+    except CorruptionError as error:
+        yield _damaged(layout.KEEPERS, 0, None, error.reason)
+        return
+    yield from map(_named, keepers)
 
 
 def _queues(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
@@ -331,6 +341,7 @@ KINDS: Final[Mapping[str, Callable[[Disk, Format, DumpQuestion], Iterator[Row]]]
     "format": _format,
     "frames": _frames,
     "ids": lambda disk, format_, _: id_rows(disk, format_),
+    "keepers": _keepers,
     "queues": _queues,
     "records": _records,
     "retained": _retained,

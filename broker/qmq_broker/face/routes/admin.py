@@ -30,6 +30,7 @@ from qmq_broker.face.routes.delayed import delayed_routes
 from qmq_broker.face.routes.find import Finder
 from qmq_broker.face.routes.groups import group_routes
 from qmq_broker.face.routes.json_messages import dead_to_json, record_to_json
+from qmq_broker.face.routes.keepers import keeper_routes
 from qmq_broker.face.routes.openapi import document
 from qmq_broker.face.routes.queries import NUMBER_MAX, number
 from qmq_broker.face.routes.ranges import range_routes
@@ -68,6 +69,7 @@ def admin_app(broker: Broker) -> Starlette:
             Route("/v1/state", admin.change_state, methods=["POST"]),
             *group_routes(broker),
             *delayed_routes(broker),
+            *keeper_routes(broker),
             *range_routes(broker),
             *metric_routes(broker),
         ],

@@ -12,6 +12,7 @@ from typing import Any, Final
 from qmq_broker.face.routes.delayed import JsonDelayed
 from qmq_broker.face.routes.find import JsonSearch, JsonTrace
 from qmq_broker.face.routes.json_messages import JsonDeliveries, JsonSend
+from qmq_broker.service.keeping import KeeperStatus
 from qmq_broker.service.query import GroupStatus
 from qmq_client.wire.delayed import (
     CancelAnswer,
@@ -24,6 +25,8 @@ from qmq_client.wire.operations import (
     DeadAnswer,
     DeadRequest,
     GroupRequest,
+    KeeperRequest,
+    KeepRequest,
     SeekRequest,
     StateChange,
 )
@@ -213,6 +216,22 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         body=RescheduleRequest,
         answer=RescheduleAnswer,
         statuses=(404, 429, 507, *_BODY),
+    ),
+    "GET /v1/keepers": Operation(
+        about="Who keeps the logs elsewhere, and how far: retention waits for them.",
+        answer=("keepers",),
+    ),
+    "POST /v1/keepers/keep": Operation(
+        about="Let retention wait for what is not kept elsewhere yet.",
+        body=KeepRequest,
+        answer=KeeperStatus,
+        statuses=(507, *_BODY),
+    ),
+    "POST /v1/keepers/remove": Operation(
+        about="Wait for a keeper no longer.",
+        body=KeeperRequest,
+        answer=KeeperStatus,
+        statuses=(404, 507, *_BODY),
     ),
     "POST /v1/state": Operation(
         about="Take messages or not, or stop in order.",

@@ -69,6 +69,10 @@ RULES: Final[Mapping[str, Rule]] = {
     "POST /v1/delayed/retry": Rule(about=About.ALL),
     "POST /v1/delayed/cancel": Rule(roles=(Role.PRODUCER,), about=About.IN_BODY),
     "POST /v1/delayed/reschedule": Rule(roles=(Role.PRODUCER,), about=About.IN_BODY),
+    "GET /v1/keepers": Rule(roles=READERS, about=About.ALL),
+    # As a group of theirs would hold the log, and they may read all of it.
+    "POST /v1/keepers/keep": Rule(roles=(Role.CONSUMER,), about=About.ALL),
+    "POST /v1/keepers/remove": Rule(about=About.ALL),
     "POST /v1/state": Rule(about=About.ALL),
     "POST /v1/groups/pause": Rule(about=About.IN_BODY),
     "POST /v1/groups/resume": Rule(about=About.IN_BODY),

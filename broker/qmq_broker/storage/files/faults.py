@@ -52,6 +52,8 @@ RESTORE: Final = (
 PUT_BACK: Final = {
     layout.FORMAT: "It never changes: put it back from any backup of this store.",
     layout.RETAINED: "Restore a backup; no quarantine passes over this file.",
+    layout.KEEPERS: "Remove it, start the broker, and archive at once: until an archive has run, retention does not "
+    "wait for it.",
 }
 NOT_STARTED: Final = "The broker does not start (exit code 4)."
 NOTHING: Final = "Nothing needs to be done."

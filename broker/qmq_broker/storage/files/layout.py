@@ -11,6 +11,7 @@
     quarantine/<20 digits>-<20 digits>.raw    bytes of the commit log that were damaged, a .json beside
     state/queues                              how far the consume queues are in their files
     state/retained                            where the commit log begins
+    state/keepers                             who keeps the logs elsewhere, and how far
     state/groups.0  state/groups.1            where the groups were at some point of the action log
     index/<17 digits>                         key index, by the time of its first entry
     state/index                               how far the key index is in its files
@@ -49,6 +50,7 @@ QUEUE_TABLE: Final = "state/queues"
 #: The table, and the one before it.
 QUEUE_TABLES: Final = (QUEUE_TABLE, "state/queues.before")
 RETAINED: Final = "state/retained"
+KEEPERS: Final = "state/keepers"
 SCHEDULE: Final = "schedule"
 DISPATCH: Final = "dispatch"
 SORTED: Final = "sorted"

@@ -8,7 +8,8 @@ loss, so the service may sync at an interval.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import msgspec
@@ -32,13 +33,25 @@ _LENGTH: Final = struct.Struct(">I")
 _FRAME_TABLE_BYTES: Final = FRAME_HEADER_BYTES + _LENGTH.size + 8
 
 
+def _by_nobody() -> AbstractContextManager[int]:
+    return nullcontext(2**63 - 1)
+
+
 class ActionLog:
     """Actions on disk. `append` belongs to one thread; `sync` may run in another meanwhile."""
 
     def __init__(
-        self, log: SegmentedLog, segments: Segments, store_id: bytes, snapshots: SnapshotFiles
+        self,
+        log: SegmentedLog,
+        segments: Segments,
+        store_id: bytes,
+        snapshots: SnapshotFiles,
+        *,
+        kept: Callable[[], AbstractContextManager[int]] = _by_nobody,
     ) -> None:
+        """`kept`: while it is entered, segments below this offset may go, as far as keepers are concerned."""
         self.log = log
+        self._kept = kept
         self._segments = segments
         self._store_id = store_id
         self._snapshots = snapshots
@@ -47,6 +60,11 @@ class ActionLog:
         #: Where the newest snapshot ends and what it holds; empty when there is none.
         self.snapshot_offset = 0 if newest is None else newest.offset
         self.snapshot = b"" if newest is None else newest.content
+
+    @property
+    def first_offset(self) -> int:
+        """Where the log begins, in any thread."""
+        return next(iter(self.log.bases()), self.log.written_offset)
 
     def append(self, actions: Sequence[Action]) -> None:
         """Write actions behind those that are there; with the operating system on return.
@@ -70,7 +88,8 @@ class ActionLog:
         self.log.sync()
         self._snapshots.write(offset, content)
         self.snapshot_offset, self.snapshot = offset, b""
-        given_up = self.log.give_up_below(self._snapshots.first_offset)
+        with self._kept() as kept_offset:
+            given_up = self.log.give_up_below(min(self._snapshots.first_offset, kept_offset))
         self.log.put_away()
         return given_up
 
@@ -101,8 +120,7 @@ class ActionLog:
         May run beside `append`, in any thread. Raises `CorruptionError`.
         """
         next_offset = self.log.written_offset
-        first_offset = next(iter(self.log.bases()), next_offset)
-        within = LogRange(first_offset, next_offset)
+        within = LogRange(min(self.first_offset, next_offset), next_offset)
         return LogRange(offset_at(self._segments, time_ms, within), next_offset)
 
     def between(self, within: LogRange) -> Iterator[tuple[int, list[Action]]]:

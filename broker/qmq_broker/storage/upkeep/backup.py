@@ -3,7 +3,8 @@
 It reads what the broker has written and asks the broker for nothing; the order of the steps makes the
 copy consistent:
 
-1. the newest checkpoint: what it says was synced will be in the copy, or the backup fails;
+1. who keeps the logs elsewhere, up to where they are in the copy, and the newest checkpoint: what it says was
+   synced will be in the copy, or the backup fails;
 2. delayed messages as far as their table says, which the commit log goes on from;
 3. sealed segments of the commit log, linked where the file system can, so that they stay;
 4. snapshots and action log; consumers may be further by now, so their messages are in
@@ -33,6 +34,7 @@ from qmq_broker.storage.files.checkpoint import START, Checkpoint, CheckpointFil
 from qmq_broker.storage.files.copying import copy_file
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.format_file import Format, read_format
+from qmq_broker.storage.files.keepers import read_keepers, write_keepers
 from qmq_broker.storage.files.retained import Retained, read_retained, write_retained
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
 from qmq_broker.storage.files.snapshots import Snapshot
@@ -107,6 +109,8 @@ class _Backup:
         for directory in (layout.COMMIT_LOG, layout.ACTION_LOG, layout.SUMMARIES, layout.STATE):
             self._target.make_directory(directory)
         self._target.sync_directory(layout.ROOT)
+        if keepers := read_keepers(self._source, self._format.store_id):
+            write_keepers(self._target, self._format.store_id, keepers)
         schedule = take_schedule(self._source, self._target, self._format.store_id)
         self._copied_bytes += schedule.copied_bytes
         checkpoint = CheckpointFiles(self._source).read()

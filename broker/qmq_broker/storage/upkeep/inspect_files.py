@@ -18,6 +18,7 @@ from qmq_broker.storage.files.checkpoint import SLOT_BYTES, Checkpoint, decode_s
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.faults import Fault, damaged, ignored, rebuilt
 from qmq_broker.storage.files.format_file import Format
+from qmq_broker.storage.files.keepers import read_keepers
 from qmq_broker.storage.files.retained import Retained, read_retained
 from qmq_broker.storage.files.small_file import read_file, unseal
 from qmq_broker.storage.files.snapshots import Snapshot
@@ -54,6 +55,7 @@ _STATE_FILES: Final = frozenset(
         layout.INDEX_TABLE,
         layout.SCHEDULE_TABLE,
         layout.RETAINED,
+        layout.KEEPERS,
         *layout.SNAPSHOTS,
     }
 )
@@ -89,6 +91,7 @@ def inspect_files(disk: Disk, format_: Format, check_groups: CheckGroups) -> Sma
     _checkpoints(disk, files)
     _clean(disk, files)
     _retained(disk, format_, files)
+    _keepers(disk, format_, files)
     _table(disk, format_, files)
     schedule = read_table(disk, format_.store_id)
     files.copied_offset = schedule.copied_offset if schedule else 0
@@ -184,6 +187,13 @@ def _retained(disk: Disk, format_: Format, files: SmallFiles) -> None:
     if files.retained.first_offset % format_.segment_bytes:
         what = f"first offset {files.retained.first_offset} is no beginning of a segment"
         files.faults.append(damaged(layout.RETAINED, what))
+
+
+def _keepers(disk: Disk, format_: Format, files: SmallFiles) -> None:
+    try:
+        read_keepers(disk, format_.store_id)
+    except CorruptionError as error:
+        files.faults.append(damaged(layout.KEEPERS, error.reason))
 
 
 def _table(disk: Disk, format_: Format, files: SmallFiles) -> None:

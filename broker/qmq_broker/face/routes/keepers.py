@@ -1,0 +1,89 @@
+"""The routes of those who keep the logs elsewhere: retention waits for them.
+
+Answered when it is durable: what a keeper was told holds over a power cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from qmq_broker.face.routes.bodies import read_body
+from qmq_broker.service.broker import Broker
+from qmq_broker.service.keeping import KeeperStatus, OnKept
+from qmq_broker.storage.files.keepers import Keeper
+from qmq_broker.storage.keepers import LogOffsets
+from qmq_client.wire.errors import InvalidMessageError
+from qmq_client.wire.names import check_name, shorten
+from qmq_client.wire.operations import KeeperRequest, KeepRequest
+from qmq_client.wire.requests import JSON_CONTENT_TYPE
+
+
+def keeper_routes(broker: Broker) -> list[Route]:
+    """The routes, for the application of `admin.py`."""
+    keepers = _Keepers(broker)
+    return [
+        Route("/v1/keepers", keepers.listed),
+        Route("/v1/keepers/keep", keepers.keep, methods=["POST"]),
+        Route("/v1/keepers/remove", keepers.remove, methods=["POST"]),
+    ]
+
+
+class _Keepers:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def listed(self, _: Request) -> Response:
+        """Every keeper, by name."""
+        now_ms = self._broker.time.now_ms()
+        return _json({"keepers": self._broker.keeping.statuses(now_ms)})
+
+    async def keep(self, request: Request) -> Response:
+        """Let retention wait for a keeper, as far as it has told."""
+        wanted = await read_body(request, KeepRequest)
+        check_name(wanted.name, field="name")
+        store_id = self._broker.store_id
+        if wanted.store_id != store_id:
+            raise InvalidMessageError(
+                field="store_id",
+                limit=f"{store_id}, which this broker serves",
+                value=shorten(wanted.store_id),
+                remedy="Ask the broker whose logs are kept.",
+            )
+        told = LogOffsets(wanted.kept_offset, wanted.kept_actions_offset)
+        now_ms = self._broker.time.now_ms()
+        keep = self._broker.keeping.keep
+        return await self._changed(lambda on_done: keep(wanted.name, told, now_ms, on_done))
+
+    async def remove(self, request: Request) -> Response:
+        """Wait for a keeper no longer."""
+        wanted = await read_body(request, KeeperRequest)
+        check_name(wanted.name, field="name")
+        end = self._broker.keeping.end
+        return await self._changed(lambda on_done: end(wanted.name, on_done))
+
+    async def _changed(self, change: Callable[[OnKept], None]) -> Response:
+        self._broker.serving.check_delivers()
+        done: asyncio.Future[Keeper] = asyncio.get_running_loop().create_future()
+
+        def on_done(outcome: Keeper | Exception) -> None:
+            if done.done():  # whoever asked has gone
+                return
+            if isinstance(outcome, Exception):
+                done.set_exception(outcome)
+            else:
+                done.set_result(outcome)
+
+        change(on_done)
+        keeper = await done
+        status = self._broker.keeping.status(keeper, self._broker.time.now_ms())
+        return _json(status)
+
+
+def _json(value: KeeperStatus | dict[str, list[KeeperStatus]]) -> Response:
+    return Response(msgspec.json.encode(value), media_type=JSON_CONTENT_TYPE)

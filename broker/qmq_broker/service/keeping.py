@@ -1,0 +1,136 @@
+"""What keepers tell, and what is told of them; changes are done by the writer, between two commits.
+
+The writer also gives up segments: a keeper that was answered is known to whatever is given up afterwards.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from qmq_broker.errors import NotFoundError
+from qmq_broker.service.writer import CommitWriter
+from qmq_broker.storage.files.keepers import Keeper
+from qmq_broker.storage.keepers import LogOffsets, lost_bytes
+from qmq_broker.storage.store import Store
+from qmq_client.wire.errors import InvalidMessageError
+
+_log = logging.getLogger(__name__)
+#: Told in the loop thread: how the keeper is, durably, or why nothing was done.
+OnKept = Callable[[Keeper | Exception], None]
+
+
+class KeeperStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody who keeps the logs elsewhere: retention waits for it."""
+
+    name: str
+    #: Everything below, of the commit log, is kept elsewhere …
+    kept_offset: int
+    #: … and of the action log.
+    kept_actions_offset: int
+    #: How long ago it was last heard of.
+    age_s: float
+    #: Bytes of each log that are durable and not kept yet. A segment is archived when it is full.
+    lag_bytes: int
+    lag_actions_bytes: int
+    #: Bytes of the commit log that retention would have given up by their age, or the log's length, were it not for
+    #: this keeper; groups may wait for them too.
+    held_bytes: int
+    #: Bytes that were given up by force before they were kept; of actions also where the disk had no room.
+    lost_bytes: int
+    lost_actions_bytes: int
+
+
+class Keeping:
+    """The keepers of one broker; belongs to the loop thread."""
+
+    def __init__(
+        self, store: Store, writer: CommitWriter, *, post: Callable[[Callable[[], None]], object]
+    ) -> None:
+        self._store = store
+        self._writer = writer
+        self._post = post
+        #: What was lost by each when that was last looked at.
+        self._lost = {keeper.name: self._lost_by(keeper) for keeper in store.keepers.all}
+
+    def statuses(self, now_ms: int) -> list[KeeperStatus]:
+        """Every keeper, by name."""
+        keepers = self._store.keepers.all
+        old_offset = self._store.retention.old_offset(now_ms) if keepers else 0
+        return [self._status(keeper, old_offset, now_ms) for keeper in keepers]
+
+    def status(self, keeper: Keeper, now_ms: int) -> KeeperStatus:
+        """One of them, as it is or was."""
+        return self._status(keeper, self._store.retention.old_offset(now_ms), now_ms)
+
+    def keep(self, name: str, told: LogOffsets, now_ms: int, on_done: OnKept) -> None:
+        """Let retention wait for this keeper, as far as it has told; see `Keepers.keep`."""
+        self._run(lambda: self._store.keep(name, told, now_ms), on_done)
+
+    def end(self, name: str, on_done: OnKept) -> None:
+        """Wait for it no longer; `NotFoundError` when nobody is waited for under this name."""
+
+        def end() -> Keeper:
+            keeper = self._store.end_keeper(name)
+            if keeper is None:
+                raise NotFoundError(f"there is no keeper {name}")
+            return keeper
+
+        self._run(end, on_done)
+
+    def tell_losses(self) -> int:
+        """Log what was given up before it was kept; returns of how many keepers that is."""
+        told = 0
+        for keeper in self._store.keepers.all:
+            lost, before = self._lost_by(keeper), self._lost.get(keeper.name, LogOffsets(0, 0))
+            more = [max(0, now - then) for now, then in zip(lost, before, strict=True)]
+            if any(more):
+                told += 1
+                _log.warning(
+                    "given up before it was kept: keeper=%s bytes=%d actions_bytes=%d",
+                    keeper.name,
+                    *more,
+                )
+            self._lost[keeper.name] = lost
+        return told
+
+    def _lost_by(self, keeper: Keeper) -> LogOffsets:
+        store = self._store
+        return lost_bytes(keeper, LogOffsets(store.first_offset, store.actions.first_offset))
+
+    def _status(self, keeper: Keeper, old_offset: int, now_ms: int) -> KeeperStatus:
+        store, lost = self._store, self._lost_by(keeper)
+        first_offset = max(keeper.kept_offset, store.first_offset)
+        first_action = max(keeper.kept_actions_offset, store.actions.first_offset)
+        return KeeperStatus(
+            name=keeper.name,
+            kept_offset=keeper.kept_offset,
+            kept_actions_offset=keeper.kept_actions_offset,
+            age_s=max(0, now_ms - keeper.told_at_ms) / 1000,
+            lag_bytes=max(0, store.durable_offset - first_offset),
+            lag_actions_bytes=max(0, store.actions.log.durable_offset - first_action),
+            held_bytes=max(0, old_offset - first_offset),
+            lost_bytes=lost.commit,
+            lost_actions_bytes=lost.actions,
+        )
+
+    def _run(self, change: Callable[[], Keeper], on_done: OnKept) -> None:
+        """Have the writer do it; a refusal is no failure of the store."""
+
+        def chore() -> None:
+            try:
+                keeper = change()
+            except (InvalidMessageError, NotFoundError) as refusal:
+                self._tell(on_done, refusal)
+            except Exception as error:  # whoever waits is told; the writer decides what it means
+                self._tell(on_done, error)
+                raise
+            else:
+                self._tell(on_done, keeper)
+
+        self._writer.run_soon(chore, on_poisoned=lambda error: self._tell(on_done, error))
+
+    def _tell(self, on_done: OnKept, outcome: Keeper | Exception) -> None:
+        self._post(lambda: on_done(outcome))

@@ -1,0 +1,72 @@
+"""Who keeps the logs elsewhere, and how far: retention waits for each of them.
+
+::
+
+    state/keepers    MessagePack of KeeperTable and a checksum line
+
+Truth, not derived: nothing else on the disk says what an archive has not got yet. Written, and durable, before a
+keeper is told that it was heard. No file means that nobody is waited for.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from qmq_broker.errors import CorruptionError
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
+from qmq_client.wire.names import is_name
+from qmq_client.wire.requests import Natural
+
+
+class Keeper(msgspec.Struct, frozen=True, array_like=True):
+    """Somebody who keeps the logs elsewhere, such as an archive."""
+
+    name: str
+    #: Everything below, of the commit log, is kept elsewhere …
+    kept_offset: Natural
+    #: … and of the action log.
+    kept_actions_offset: Natural
+    #: When it was last heard of.
+    told_at_ms: Natural
+    #: Bytes that it has passed and that were given up by force before it had them.
+    lost_bytes: Natural = 0
+    lost_actions_bytes: Natural = 0
+
+
+class KeeperTable(msgspec.Struct, frozen=True, array_like=True):
+    """All keepers of one store."""
+
+    store_id: bytes
+    #: By name.
+    keepers: tuple[Keeper, ...]
+
+
+def read_keepers(disk: Disk, store_id: bytes) -> tuple[Keeper, ...]:
+    """All keepers, by name; raises `CorruptionError` for a file that is not whole."""
+    data = read_file(disk, layout.KEEPERS)
+    if data is None:
+        return ()
+    content = unseal(data)
+    try:
+        if content is None:
+            raise msgspec.DecodeError("its checksum does not fit")
+        table = msgspec.msgpack.decode(content, type=KeeperTable)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _damaged(str(error)) from error
+    if table.store_id != store_id:
+        raise _damaged(f"of store {table.store_id.hex()}; this is store {store_id.hex()}")
+    names = [keeper.name for keeper in table.keepers]
+    if names != sorted(set(names)) or not all(map(is_name, names)):
+        raise _damaged("its names are not in order, or none")
+    return table.keepers
+
+
+def write_keepers(disk: Disk, store_id: bytes, keepers: tuple[Keeper, ...]) -> None:
+    """Let these be the keepers; durable on return."""
+    replace_file(disk, layout.KEEPERS, msgspec.msgpack.encode(KeeperTable(store_id, keepers)))
+
+
+def _damaged(reason: str) -> CorruptionError:
+    return CorruptionError(segment=layout.KEEPERS, offset=0, reason=reason)

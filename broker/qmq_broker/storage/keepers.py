@@ -1,0 +1,189 @@
+"""Retention waits for keepers: whoever keeps the logs elsewhere says how far, and no segment goes before.
+
+A keeper is a name with a place in each log. It only moves on, never beyond what is durable, and holds over a
+restart. What it loses by force is not counted when it happens, when a crash could come between: it is the distance from
+the keeper's place to where the log begins, added up when the keeper passes it.
+
+The action log waits only while the disk has its reserve: below it pulls and acks go on, and need the room.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+import msgspec
+
+from qmq_broker.options import StoreOptions
+from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.keepers import Keeper, read_keepers, write_keepers
+from qmq_client.wire.errors import InvalidMessageError
+from qmq_client.wire.names import shorten
+
+_log = logging.getLogger(__name__)
+#: Each may fill the disk; an archive, a second one elsewhere and a mirror are three.
+KEEPERS_MAX: Final = 16
+#: Where nobody is waited for.
+NOBODY: Final = 2**63 - 1
+
+
+class LogOffsets(NamedTuple):
+    """A place in each log."""
+
+    commit: int
+    actions: int
+
+
+class Keepers:
+    """The keepers of one store. Changed by the writer thread, asked in any."""
+
+    def __init__(self, disk: Disk, options: StoreOptions, store_id: bytes) -> None:
+        """As they stand on the disk; raises `CorruptionError` for a file that is not whole."""
+        self._disk = disk
+        self._options = options
+        self._store_id = store_id
+        self._by_name = {keeper.name: keeper for keeper in read_keepers(disk, store_id)}
+        #: Held while a keeper comes in, and while actions are given up.
+        self._lock = threading.Lock()
+
+    @property
+    def all(self) -> tuple[Keeper, ...]:
+        """Every keeper, by name."""
+        by_name = self._by_name
+        return tuple(by_name[name] for name in sorted(by_name))
+
+    @property
+    def needed(self) -> LogOffsets:
+        """What retention may not pass; `NOBODY` where it waits for nobody."""
+        keepers = () if self._options.force_retention else self.all
+        return LogOffsets(
+            min((one.kept_offset for one in keepers), default=NOBODY),
+            min((one.kept_actions_offset for one in keepers), default=NOBODY),
+        )
+
+    @contextmanager
+    def given_up_actions(self) -> Iterator[int]:
+        """What the action log may be given up to, by those who keep it; nobody new comes in meanwhile."""
+        has_room = self._disk.free_bytes() >= self._options.reserve_bytes
+        with self._lock:
+            yield self.needed.actions if has_room else NOBODY
+
+    def limit(self, end: LogOffsets) -> int:
+        """Move back those that are ahead of where the logs end, durably; returns how many.
+
+        They kept another log, such as this one before a backup: what comes behind the end is new to them.
+        """
+        ahead: dict[str, Keeper] = {}
+        for one in self.all:
+            if one.kept_offset > end.commit or one.kept_actions_offset > end.actions:
+                _log.warning(
+                    "keeper ahead of the log: keeper=%s end=%d actions_end=%d", one.name, *end
+                )
+                ahead[one.name] = msgspec.structs.replace(
+                    one,
+                    kept_offset=min(one.kept_offset, end.commit),
+                    kept_actions_offset=min(one.kept_actions_offset, end.actions),
+                )
+        if ahead:
+            self._replace(self._by_name | ahead, self._by_name)
+        return len(ahead)
+
+    def keep(
+        self,
+        name: str,
+        told: LogOffsets,
+        at_ms: int,
+        *,
+        first: Callable[[], LogOffsets],
+        durable: LogOffsets,
+    ) -> Keeper:
+        """Wait for this keeper from now on, as far as it has told; durable on return.
+
+        A new one is waited for from `first` on, where the logs begin, at the lowest. Raises `InvalidMessageError` for one
+        that goes back, is beyond what is `durable`, or is one too many; `NoRoomError`; nothing is changed then.
+        """
+        before = self._by_name
+        known = before.get(name)
+        self._check(name, known, told, durable)
+        draft = known or Keeper(name, told.commit, told.actions, at_ms)
+        with self._lock:  # from here on nothing above is given up
+            self._by_name = {**before, name: draft}
+        begins = first()
+        if known is None:
+            offset, actions_offset = map(max, told, begins)
+            keeper = Keeper(name, offset, actions_offset, at_ms)
+        else:
+            lost = lost_bytes(known, begins)
+            keeper = Keeper(
+                name,
+                told.commit,
+                told.actions,
+                at_ms,
+                lost.commit if told.commit >= begins.commit else known.lost_bytes,
+                lost.actions if told.actions >= begins.actions else known.lost_actions_bytes,
+            )
+        self._replace({**before, name: keeper}, before)
+        return keeper
+
+    def end(self, name: str) -> Keeper | None:
+        """Wait for this one no longer; durable on return. What it was; None when there is none."""
+        before = self._by_name
+        keeper = before.get(name)
+        if keeper is not None:
+            self._replace({key: one for key, one in before.items() if key != name}, before)
+        return keeper
+
+    def _replace(self, by_name: dict[str, Keeper], before: dict[str, Keeper]) -> None:
+        ordered = tuple(by_name[name] for name in sorted(by_name))
+        try:
+            write_keepers(self._disk, self._store_id, ordered)
+        except BaseException:
+            self._by_name = before
+            raise
+        self._by_name = by_name
+
+    def _check(
+        self, name: str, known: Keeper | None, told: LogOffsets, durable: LogOffsets
+    ) -> None:
+        if known is None and len(self._by_name) >= KEEPERS_MAX:
+            raise _refused(
+                "name",
+                f"{KEEPERS_MAX} keepers",
+                shorten(name),
+                "Remove one that is no longer run: qmq broker keepers, then "
+                "qmq broker remove-keeper NAME.",
+            )
+        before = (0, 0) if known is None else (known.kept_offset, known.kept_actions_offset)
+        fields = ("kept_offset", "kept_actions_offset")
+        for field, value, low, high in zip(fields, told, before, durable, strict=True):
+            if value > high:
+                raise _refused(
+                    field,
+                    f"up to {high}, where this log ends",
+                    str(value),
+                    "What is kept is of another log, or of this one before it was restored from a "
+                    "backup: begin it anew, under a name of its own.",
+                )
+            if value < low:
+                raise _refused(
+                    field,
+                    f"at least {low}, which keeper {name} has told before",
+                    str(value),
+                    "Two archives may not have one name: give this one a name of its own, or remove the "
+                    f"keeper (qmq broker remove-keeper {name}) when the other one is gone.",
+                )
+
+
+def lost_bytes(keeper: Keeper, first: LogOffsets) -> LogOffsets:
+    """What was given up of each log before this keeper had it; the logs begin at `first`."""
+    return LogOffsets(
+        keeper.lost_bytes + max(0, first.commit - keeper.kept_offset),
+        keeper.lost_actions_bytes + max(0, first.actions - keeper.kept_actions_offset),
+    )
+
+
+def _refused(field: str, limit: str, value: str, remedy: str) -> InvalidMessageError:
+    return InvalidMessageError(field=field, limit=limit, value=value, remedy=remedy)
