@@ -64,7 +64,7 @@ def open_engine(
     if backend not in KNOWN_DATABASES:
         raise ConfigurationError(
             setting=f"database.{section.name}.url",
-            value=f"{mask_secrets(section.url)} is a {backend} database",
+            value=f"{mask_secrets(section.url)}: the kind is {backend}",
             remedy=f"The outbox knows {', '.join(KNOWN_DATABASES)}.",
         )
     if backend == "sqlite" and _is_in_memory(url):
@@ -246,7 +246,11 @@ def _file(arguments: Sequence[Any]) -> Path | None:
 def _reason(error: sa.exc.SQLAlchemyError) -> str:
     origin = error.orig if isinstance(error, sa.exc.DBAPIError) else None
     cause = error if origin is None else origin
-    text = " ".join(str(cause).split()) or type(cause).__name__
+    text = str(cause)
+    match cause.args:
+        case int(number), str(said):  # PyMySQL's, which would be shown as a tuple
+            text = f"{said} (error {number})"
+    text = " ".join(text.split()) or type(cause).__name__
     return mask_secrets(text)[:_ERROR_CHARACTERS_MAX]
 
 

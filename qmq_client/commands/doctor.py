@@ -98,4 +98,4 @@ def _show_error(name: str, error: DatabaseUnavailableError, *, as_json: bool) ->
     if as_json:
         click.echo(json.dumps({"name": name, "ok": False, "error": text}))
     else:
-        click.echo(f"{name}: {text}", err=True)
+        click.echo(f"Error: {text}", err=True)

@@ -218,6 +218,21 @@ def test_a_database_that_is_not_there_is_none_that_a_migration_would_make(
         engine.connect()
 
 
+def test_a_mysql_where_nobody_listens_is_told_in_words_not_as_a_tuple() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        engine = open_engine(section(f"mysql://a@127.0.0.1:{closed.getsockname()[1]}/shop"), {})
+        says = r"^database shop: Can't connect to MySQL server .* \(error 2003\)$"
+        with pytest.raises(DatabaseUnavailableError, match=says), database_errors("shop"):
+            engine.connect()
+
+
+def test_a_kind_of_database_that_has_no_outbox_is_named_with_those_that_have_one() -> None:
+    says = r"^database.shop.url: oracle://b/c: the kind is oracle\. The outbox knows .*sqlite\.$"
+    with pytest.raises(ConfigurationError, match=says):
+        open_engine(section("oracle://b/c"), {})
+
+
 def test_a_schema_that_is_missing_is_told_apart_from_a_server_that_is_away(
     a_server_database: Database,
 ) -> None:

@@ -8,6 +8,7 @@ process at once. See `exit_codes.py` for how it can end.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -56,6 +57,13 @@ _TICK_AFTER_FAILURE_S: Final = 1.0
 #: A collection begins after so many objects; an answer of a thousand messages makes as many thousands.
 _YOUNG_OBJECTS: Final = 20_000
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_OTHER_ADDRESS: Final = "Choose another address with --listen HOST:PORT."
+#: What to do about an address that cannot be had, by the system's error number.
+_ADDRESS_REMEDIES: Final = {
+    errno.EADDRINUSE: "Stop what listens there, or choose another address with --listen HOST:PORT.",
+    errno.EACCES: "Choose a port from 1024 on with --listen HOST:PORT; lower ones need a privilege.",
+    errno.EADDRNOTAVAIL: "Give an address of this machine with --listen HOST:PORT.",
+}
 
 
 def serve(
@@ -331,7 +339,7 @@ def _bind(options: ServeOptions) -> socket.socket | None:
             "address_not_available",
             address=address,
             reason=error.strerror or error,
-            remedy="Stop what listens there, or choose another address with --listen HOST:PORT.",
+            remedy=_ADDRESS_REMEDIES.get(error.errno or 0, _OTHER_ADDRESS),
         )
         return None
     return listener

@@ -287,8 +287,15 @@ def test_a_taken_port_is_named_with_its_remedy_and_no_directory_is_made(tmp_path
         second = BrokerProcess(other, listen=f"127.0.0.1:{first.port}")
         assert second.run_to_end() == ExitCode.ADDRESS
         assert f"address=127.0.0.1:{first.port}" in second.log
+        assert 'remedy="Stop what listens there, or' in second.log
         assert "--listen HOST:PORT" in second.log
         assert not other.exists()
+
+
+def test_an_address_that_is_not_of_this_machine_is_called_so(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path / "data", "--insecure", listen="192.0.2.1:9470")
+    assert broker.run_to_end() == ExitCode.ADDRESS
+    assert 'remedy="Give an address of this machine' in broker.log
 
 
 @pytest.mark.parametrize(
