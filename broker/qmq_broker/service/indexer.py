@@ -1,7 +1,8 @@
 """What is done in the background: key index, summaries of segments, and spare segments made ahead.
 
 The threads of this process share one interpreter, so what is saved here is what senders get. While
-much is being written the index is left behind, up to a bound; a search looks through what is missing.
+much is being written, and until that has been over for a moment, the index is left behind, up to a bound;
+a search looks through what is missing.
 Beyond the bound, and when little comes in, it is worked on in small steps, each some hundred
 messages, with a rest behind it that is a multiple of the time it took. Nothing that goes wrong here
 ends the broker.
@@ -28,8 +29,11 @@ LAG_BYTES_MAX: Final = 64 * 1024 * 1024
 #: Rest after a step, as a multiple of its time: a tenth of a processor while much is written.
 REST_WHILE_BUSY: Final = 9
 REST_WHILE_QUIET: Final = 1
-#: How long nothing is done before it is looked again.
+#: How long nothing is done before it is looked again, and over which it is seen how much is written.
 IDLE_S: Final = 0.1
+#: How long much counts as being written after it was: senders come in bursts, and each would find the index
+#: at work on the one before.
+BUSY_S: Final = 1.0
 _REST_S_MIN: Final = 0.0005
 _REST_S_MAX: Final = 1.0
 
@@ -41,19 +45,23 @@ class Indexer:
         self._store = store
         self._clock = clock
         self._stopped = threading.Event()
-        self._looked_s = clock.monotonic_s()
-        self._looked_offset = store.written_offset
+        #: Since when it is seen how much is written, and how much there was then.
+        self._since_s = clock.monotonic_s()
+        self._since_offset = store.written_offset
+        self._busy_until_s = self._since_s
         #: Whether much was written lately.
         self.is_busy = False
 
     def look(self) -> bool:
         """See how much is written; whether there should be a step now."""
-        now_s = self._clock.monotonic_s()
-        if now_s - self._looked_s >= IDLE_S:
-            written_offset = self._store.written_offset
-            new_bytes = written_offset - self._looked_offset
-            self.is_busy = new_bytes > BUSY_BYTES_PER_S * (now_s - self._looked_s)
-            self._looked_s, self._looked_offset = now_s, written_offset
+        now_s, written_offset = self._clock.monotonic_s(), self._store.written_offset
+        if written_offset - self._since_offset > BUSY_BYTES_PER_S * max(
+            now_s - self._since_s, IDLE_S
+        ):
+            self._busy_until_s = now_s + BUSY_S
+        if now_s - self._since_s >= IDLE_S:
+            self._since_s, self._since_offset = now_s, written_offset
+        self.is_busy = now_s < self._busy_until_s
         if not self.is_busy:
             return True
         return self._store.durable_offset - self._store.index.indexed_offset > LAG_BYTES_MAX

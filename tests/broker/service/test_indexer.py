@@ -103,9 +103,35 @@ def test_while_much_is_written_the_index_waits_until_it_is_far_behind(
         looks.append(indexer.look())
     assert indexer.is_busy
     assert looks == [False, False, False, True, True]
-    rig.clock.pass_ms(100)
+    rig.clock.pass_ms(1_000)
     assert indexer.look()
     assert not indexer.is_busy
+
+
+def test_between_bursts_that_follow_each_other_the_index_waits_as_within_one(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexer_module, "BUSY_BYTES_PER_S", 5_000)
+    indexer = Indexer(rig.store, rig.clock)
+    for _ in range(3):
+        rig.send(b"x" * 900)
+        rig.clock.pass_ms(2)
+        assert not indexer.look()  # it is seen while it begins
+        rig.clock.pass_ms(400)
+        assert not indexer.look()
+    rig.clock.pass_ms(600)
+    assert indexer.look()
+
+
+def test_a_little_that_comes_again_and_again_is_indexed_at_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexer_module, "BUSY_BYTES_PER_S", 50_000)
+    indexer = Indexer(rig.store, rig.clock)
+    for _ in range(20):
+        rig.send(b"x" * 900)
+        rig.clock.pass_ms(50)
+        assert indexer.look()
 
 
 def test_the_rest_is_longer_while_much_is_written(rig: Rig) -> None:
