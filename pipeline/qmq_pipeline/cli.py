@@ -163,17 +163,36 @@ def audit(*, cross_check: bool, **options: Any) -> None:
 
 @pipeline.command()
 @job_options
-def archive(**options: Any) -> None:
-    """Write sealed segments as Parquet into the folder --tables, and verify each row."""
-    from qmq_pipeline.jobs.archive import archive as work
+@click.option(
+    "--keeper",
+    metavar="NAME",
+    help="Name by which the broker waits for this archive.  [default: archive]",
+)
+@click.option("--no-keeper", is_flag=True, help="Do not let retention wait for this archive.")
+def archive(*, keeper: str | None, no_keeper: bool, **options: Any) -> None:
+    """Write sealed segments as Parquet into the folder --tables, and verify each row.
 
+    With --broker, retention waits for this archive from then on. With --path and --broker the
+    segments are read from the directory, and the broker, which must be the one that has it, waits.
+    """
+    from qmq_pipeline.jobs.archive import archive as work
+    from qmq_pipeline.jobs.keeping import keeping_of
+
+    keeping = keeping_of(options, name=keeper, is_wanted=not no_keeper)
+    if options["path"]:
+        options["broker_url"] = None
     with running_job(options) as job:
-        done = work(job.workers(), job.config, on_progress=job.on_progress)
+        done = work(job.workers(), job.config, keeping=keeping, on_progress=job.on_progress)
         strange = f", {done.not_records:,} are no records" if done.not_records else ""
+        waits = (
+            f"retention waits for keeper {done.keeper}"
+            if done.keeper
+            else f"retention does not wait: {done.not_waited_for}"
+        )
         job.answer(
             asdict(done),
             f"archived {done.segments:,} segments with {done.messages:,} messages, "
-            f"{done.verified:,} of them verified{strange}",
+            f"{done.verified:,} of them verified{strange}; {waits}",
         )
 
 

@@ -172,8 +172,8 @@ class Keepers:
                     field,
                     f"at least {low}, which keeper {name} has told before",
                     str(value),
-                    "Two archives may not have one name: give this one a name of its own, or remove the "
-                    f"keeper (qmq broker remove-keeper {name}) when the other one is gone.",
+                    "Two archives may not have one name: give this one a name of its own (--keeper), or remove "
+                    f"the keeper (qmq broker remove-keeper {name}) when the other one is gone.",
                 )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Final
 
 import httpx
+import msgspec
 from tenacity import (
     RetryError,
     Retrying,
@@ -21,6 +22,9 @@ from tenacity import (
 from qmq_broker.errors import DiskError
 from qmq_broker.storage.files.disk_port import DiskFile
 from qmq_client.transport.address import BrokerAddress
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.operations import KeepRequest
+from qmq_client.wire.requests import ErrorAnswer, decode_json
 from qmq_pipeline.errors import SourceError, UnreachableError
 from qmq_pipeline.places.disks import ReadDisk, ReadFile
 
@@ -74,14 +78,44 @@ class RemoteDisk(ReadDisk):
         """Bytes of one file."""
         return self._get("/v1/files/read", {"path": path, "first": first, "count": count}).content
 
+    def keep(self, request: KeepRequest) -> dict[str, Any] | None:
+        """Tell the broker how far its logs are kept elsewhere; the keeper as it is then.
+
+        None from a broker that does not know keepers. Raises `SourceError` where it refuses.
+        """
+        answer = self._try("POST", "/v1/keepers/keep", json=msgspec.to_builtins(request))
+        if answer.status_code == httpx.codes.OK:
+            kept: dict[str, Any] = answer.json()
+            return kept
+        refused = _refusal(answer)
+        if refused is None:
+            raise _unusable(self._url, f"status {answer.status_code} for a keeper")
+        if refused.code == "not_found":
+            return None
+        remedy = refused.remedy or "What was committed stays; try again"
+        said = refused.message.removesuffix(remedy).rstrip(". ")
+        raise SourceError(
+            source=self._url,
+            reason=f"retention does not wait for {request.name}: {said}",
+            remedy=remedy,
+        )
+
     def _get(self, route: str, parameters: dict[str, Any]) -> httpx.Response:
+        answer = self._try("GET", route, params=parameters)
+        if answer.status_code == httpx.codes.NOT_FOUND and route.endswith("/read"):
+            raise DiskError(operation="read", path=str(parameters["path"]), reason="it is gone")
+        if answer.status_code != httpx.codes.OK:
+            raise _unusable(self._url, f"status {answer.status_code} for {route}")
+        return answer
+
+    def _try(self, method: str, route: str, **request: Any) -> httpx.Response:
         tries = Retrying(
             retry=retry_if_exception_type(_AgainError),
             stop=stop_after_attempt(_TRIES),
             wait=wait_random_exponential(multiplier=0.1, max=_WAIT_S_MAX),
         )
         try:
-            return tries(self._get_once, route, parameters)
+            return tries(self._try_once, method, route, **request)
         except RetryError as error:
             reason = error.last_attempt.exception()
             raise UnreachableError(
@@ -90,9 +124,9 @@ class RemoteDisk(ReadDisk):
                 remedy="See whether it runs there (`qmq doctor --broker URL`), and try again",
             ) from error
 
-    def _get_once(self, route: str, parameters: dict[str, Any]) -> httpx.Response:
+    def _try_once(self, method: str, route: str, **request: Any) -> httpx.Response:
         try:
-            answer = self._client.get(route, params=parameters)
+            answer = self._client.request(method, route, **request)
         except httpx.UnsupportedProtocol as error:
             raise _unusable(self._url, str(error)) from error
         except httpx.HTTPError as error:
@@ -105,10 +139,6 @@ class RemoteDisk(ReadDisk):
                 reason=f"the broker refuses this token (status {answer.status_code})",
                 remedy="Give one that may consume all subjects as --token-file or QMQ_BROKER_TOKEN",
             )
-        if answer.status_code == httpx.codes.NOT_FOUND and route.endswith("/read"):
-            raise DiskError(operation="read", path=str(parameters["path"]), reason="it is gone")
-        if answer.status_code != httpx.codes.OK:
-            raise _unusable(self._url, f"status {answer.status_code} for {route}")
         return answer
 
 
@@ -147,6 +177,14 @@ class _RemoteFile(ReadFile):
         self._first = 0
         self._block = self._disk.read(self._path, 0, AHEAD_BYTES)
         return len(self._block)
+
+
+def _refusal(answer: httpx.Response) -> ErrorAnswer | None:
+    """What a broker says of a refusal; None when it is no broker's answer."""
+    try:
+        return decode_json(answer.content, ErrorAnswer)
+    except ProtocolError:
+        return None
 
 
 def _unusable(url: str, reason: str) -> SourceError:

@@ -1,0 +1,67 @@
+"""Telling a broker how far an archive keeps its logs, so that retention waits for the rest.
+
+The broker is told when files are written, verified and synced and the commit that names them counts, never before: whoever
+dies in between is behind what it has, and tells more the next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from qmq_client.wire.operations import KeepRequest
+from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG
+from qmq_pipeline.places.options import Place
+
+#: By which a broker knows an archive, if nothing else is said.
+KEEPER: Final = "archive"
+UNKNOWN: Final = "the broker is of a version that waits for nobody"
+NOT_WANTED: Final = "not wanted (--no-keeper)"
+
+
+@dataclass(slots=True, kw_only=True)
+class Keeping:
+    """One archive, and the broker whose logs it keeps."""
+
+    #: The broker, with its token; None where there is nobody to tell.
+    place: Place | None
+    name: str = KEEPER
+    #: Why retention does not wait for this archive; empty while it does.
+    not_waited_for: str = ""
+    #: Log → offset below which this archive has everything.
+    kept: dict[str, int] = field(default_factory=dict)
+
+    def tell(self, store_id: str, kept: Mapping[str, int]) -> bool:
+        """Say how far each log is kept, besides what was said before; whether retention waits for the rest.
+
+        Raises `SourceError` when the broker refuses: it is of another store, or another archive has this name.
+        """
+        self.kept |= kept
+        if self.place is None or self.not_waited_for:
+            return False
+        # Late: it brings HTTP, which a directory does not need.
+        from qmq_pipeline.places.remote import RemoteDisk
+
+        request = KeepRequest(
+            name=self.name,
+            store_id=store_id,
+            kept_offset=self.kept.get(COMMIT_LOG, 0),
+            kept_actions_offset=self.kept.get(ACTION_LOG, 0),
+        )
+        broker = RemoteDisk(self.place.address)
+        try:
+            if broker.keep(request) is None:
+                self.not_waited_for = UNKNOWN
+        finally:
+            broker.close()
+        return not self.not_waited_for
+
+
+def keeping_of(options: Mapping[str, Any], *, name: str | None, is_wanted: bool) -> Keeping:
+    """What the options of a command say: `broker_url` and `token_file`, whatever is read from."""
+    if not is_wanted:
+        return Keeping(place=None, not_waited_for=NOT_WANTED)
+    broker_url, token_file = options["broker_url"], options["token_file"] or ""
+    place = Place(broker_url=broker_url, token_file=token_file) if broker_url else None
+    return Keeping(place=place, name=KEEPER if name is None else name)

@@ -1,0 +1,276 @@
+"""Retention waits for an archive: told when files count and never before, by its name, at its own store."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from qmq_broker.storage.logs.actions import Acked
+from qmq_client.commands.exit_codes import DONE, WRONG_CALL
+from qmq_client.wire.message_id import MessageIds
+from qmq_pipeline.cli import pipeline
+from qmq_pipeline.errors import SourceError, UnreachableError
+from qmq_pipeline.jobs.archive import NO_BROKER, Archived, archive
+from qmq_pipeline.jobs.keeping import NOT_WANTED, UNKNOWN, Keeping
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.places.options import Place
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import ACTIONS, MESSAGES
+from qmq_pipeline.work.workers import LocalWorkers
+from tests.kit.broker_process import BrokerProcess
+from tests.pipeline.quick import quick_environment
+from tests.pipeline.world import FORGETFUL, START_MS, DataDirectory, messages
+
+SEGMENT = FORGETFUL.segment_bytes
+ARCHIVE = (sys.executable, "-m", "qmq_client", "pipeline", "archive", "--quiet")
+#: Nothing is old enough to go …
+FOR_EVER = ("--retain-hours", "800000", "--reserve-bytes", "0")
+#: … or everything is.
+AT_ONCE = ("--retain-hours", "1", "--reserve-bytes", "0")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Some sealed segments of old messages that no group consumes."""
+    directory = DataDirectory(tmp_path / "broker", FORGETFUL)
+    directory.append(messages(MessageIds(1), 4000, subjects=("orders",)), frame_records=20)
+    assert directory.store.durable_offset > 4 * SEGMENT
+    directory.close()
+    return directory.path
+
+
+def keepers(broker: BrokerProcess) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = httpx.get(f"{broker.url}/v1/keepers").json()["keepers"]
+    return found
+
+
+def run(place: Place, folder: Path, keeping: Keeping | None = None) -> Archived:
+    config = PipelineConfig(tables=str(folder), place=place)
+    with LocalWorkers(1) as workers:
+        return archive(workers, config, keeping=keeping)
+
+
+def test_B12_retention_waits_for_the_archive_and_goes_as_far_as_it_has_come(
+    data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "archive"
+    with BrokerProcess(data, *FOR_EVER) as broker:
+        register = Keeping(place=Place(broker_url=broker.url))
+        store_id = run_store_id(data)
+        assert register.tell(store_id, {})
+        broker.stop()
+    with BrokerProcess(data, *AT_ONCE) as broker:
+        (keeper,) = keepers(broker)
+        assert (keeper["name"], keeper["kept_offset"], keeper["lost_bytes"]) == ("archive", 0, 0)
+        assert keeper["held_bytes"] > 0
+        done = run(Place(broker_url=broker.url), folder)
+        assert (done.keeper, done.not_waited_for) == ("archive", "")
+        assert done.segments >= 4
+        broker.wait_for("segments given up: ")
+        (keeper,) = keepers(broker)
+        sealed = done.next_offsets["commitlog"]
+        assert (keeper["kept_offset"], keeper["lost_bytes"]) == (sealed, 0)
+        assert run(Place(broker_url=broker.url), folder).segments == 0
+    assert Lake(str(folder)).ranges(MESSAGES)[0].first == 0
+
+
+def run_store_id(data: Path) -> str:
+    content = (data / "FORMAT").read_text(encoding="utf-8").splitlines()[0]
+    store_id: str = json.loads(content)["store_id"]
+    return store_id
+
+
+@pytest.mark.parametrize("died", ["before", "behind"])
+def test_B12_whoever_is_killed_around_telling_has_told_no_more_than_counts(
+    data: Path, tmp_path: Path, died: str
+) -> None:
+    folder = tmp_path / "archive"
+    lake = Lake(str(folder))
+    with BrokerProcess(data, *FOR_EVER) as broker:
+        with killing_at(broker, told=2, is_before=died == "before") as (url, watch):
+            process = subprocess.Popen(
+                [*ARCHIVE, "--tables", str(folder), "--path", str(data), "--broker", url],
+                env=quick_environment(),
+            )
+            watch(process)
+            assert process.wait(100) == -signal.SIGKILL
+        (keeper,) = keepers(broker)
+        committed = lake.ranges(MESSAGES)[-1].next
+        assert committed >= 4 * SEGMENT
+        assert keeper["kept_offset"] == (0 if died == "before" else committed)
+        done = run(Place(broker_url=broker.url), folder)
+        assert done.segments == 0
+        (keeper,) = keepers(broker)
+        assert keeper["kept_offset"] == committed
+
+
+@contextmanager
+def killing_at(
+    broker: BrokerProcess, *, told: int, is_before: bool
+) -> Iterator[tuple[str, Callable[[subprocess.Popen[bytes]], None]]]:
+    """A way to the broker on which the process that tells for this many times is killed then."""
+    watched: list[subprocess.Popen[bytes]] = []
+    is_watched = threading.Event()
+    count = [0]
+
+    class Way(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            count[0] += 1
+            is_last = count[0] == told
+            if is_last and is_before:
+                self._kill()
+                return
+            answer = httpx.post(f"{broker.url}{self.path}", content=body)
+            if is_last:
+                self._kill()
+                return
+            self.send_response(answer.status_code)
+            self.send_header("content-length", str(len(answer.content)))
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        def _kill(self) -> None:
+            assert is_watched.wait(60)
+            watched[0].kill()
+            watched[0].wait(60)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing is to be said."""
+
+    def watch(process: subprocess.Popen[bytes]) -> None:
+        watched.append(process)
+        is_watched.set()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Way)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", watch
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(60)
+
+
+def test_two_archives_may_not_have_one_name_and_the_second_is_told_so(
+    data: Path, tmp_path: Path
+) -> None:
+    with BrokerProcess(data, *FOR_EVER) as broker:
+        place = Place(broker_url=broker.url)
+        run(place, tmp_path / "one")
+        with pytest.raises(SourceError, match="keeper archive has told before") as raised:
+            run(place, tmp_path / "two")
+        assert "give this one a name of its own" in str(raised.value)
+        assert str(raised.value).count("Two archives may not have one name") == 1
+        done = run(place, tmp_path / "two", Keeping(place=place, name="second"))
+        assert done.keeper == "second"
+        assert [one["name"] for one in keepers(broker)] == ["archive", "second"]
+
+
+def test_a_broker_of_another_store_is_not_told(data: Path, tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "other", *FOR_EVER) as broker:
+        keeping = Keeping(place=Place(broker_url=broker.url))
+        with pytest.raises(SourceError, match="store_id"):
+            run(Place(path=str(data)), tmp_path / "archive", keeping)
+        assert keepers(broker) == []
+
+
+def test_a_broker_that_does_not_know_keepers_is_archived_with_a_word_about_it(
+    data: Path, tmp_path: Path
+) -> None:
+    class Old(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            answer = json.dumps({"code": "not_found", "message": "there is nothing at this path"})
+            self.send_response(404)
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Nothing is to be said."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Old)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}"
+        done = run(
+            Place(path=str(data)), tmp_path / "archive", Keeping(place=Place(broker_url=url))
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(60)
+    assert (done.keeper, done.not_waited_for) == (None, UNKNOWN)
+    assert done.segments >= 4
+
+
+def test_without_a_broker_that_answers_nothing_is_archived_and_without_one_retention_does_not_wait(
+    data: Path, tmp_path: Path
+) -> None:
+    nobody = Keeping(place=Place(broker_url="http://127.0.0.1:1"))
+    with pytest.raises(UnreachableError):
+        run(Place(path=str(data)), tmp_path / "archive", nobody)
+    done = run(Place(path=str(data)), tmp_path / "archive")
+    assert (done.keeper, done.not_waited_for) == (None, NO_BROKER)
+    assert done.segments >= 4
+
+
+def test_the_command_says_whether_retention_waits(data: Path, tmp_path: Path) -> None:
+    def called(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(pipeline, ["archive", "--quiet", *arguments])
+        return done.exit_code, done.output
+
+    tables, here = ("--tables", str(tmp_path / "archive")), ("--path", str(data))
+    with BrokerProcess(data, *FOR_EVER) as broker:
+        there = ("--broker", broker.url)
+        code, said = called(*tables, *here, *there)
+        assert (code, "retention waits for keeper archive" in said) == (DONE, True), said
+        code, said = called(*tables, *there, "--json")
+        assert json.loads(said)["keeper"] == "archive"
+        code, said = called(*tables, *here)
+        assert (code, f"retention does not wait: {NO_BROKER}" in said) == (DONE, True), said
+        code, said = called(*tables, *there, "--no-keeper")
+        assert (code, f"retention does not wait: {NOT_WANTED}" in said) == (DONE, True), said
+        code, said = called(*tables, *there, "--keeper", "no/name")
+        assert (code, "name" in said) == (WRONG_CALL, True), said
+        assert [one["name"] for one in keepers(broker)] == ["archive"]
+
+
+def test_actions_that_went_before_they_were_archived_leave_a_gap_and_the_archive_goes_on(
+    tmp_path: Path,
+) -> None:
+    options = replace(FORGETFUL, action_segment_bytes=4096)
+    directory = DataDirectory(tmp_path / "broker", options)
+    place, folder = Place(path=str(directory.path)), tmp_path / "archive"
+    ends = []
+    for _ in range(3):
+        for number in range(200):
+            directory.act([Acked(START_MS, "orders", "billing", "one", number, number + 1)])
+        ends.append(run(place, folder).next_offsets["actionlog"])
+        for _ in range(3):
+            actions = directory.store.actions
+            actions.write_snapshot(actions.log.written_offset, b"")
+        for number in range(200):
+            directory.act([Acked(START_MS, "orders", "billing", "one", number, number + 1)])
+        actions.write_snapshot(actions.log.written_offset, b"")
+        actions.write_snapshot(actions.log.written_offset, b"")
+    directory.close()
+    assert 0 < ends[0] < ends[1] < ends[2]
+    ranges = Lake(str(folder)).ranges(ACTIONS)
+    assert any(one.next < other.first for one, other in pairwise(ranges)), "there is a gap"
