@@ -87,10 +87,9 @@ def _follow(every_s: float, *, skip_expired: bool, **options: Any) -> None:
     with running_job(options) as job:
         if job.config.place is None:
             raise click.UsageError("--follow needs --path or --broker: it follows a log")
-        spark = job.spark()
         with until_signalled() as stop:
             done = follow(
-                spark,
+                job.workers(),
                 job.config,
                 stop,
                 every_s=every_s,

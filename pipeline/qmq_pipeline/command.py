@@ -197,9 +197,10 @@ def until_signalled() -> Iterator[Event]:
     before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
 
     def on_signal(_: int, __: FrameType | None) -> None:
-        stop.set()
+        # First: should `set` wait for the very `wait` that the signal came in, the second signal ends that.
         for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
+        stop.set()
 
     for number in _STOP_SIGNALS:
         signal.signal(number, on_signal)

@@ -10,7 +10,8 @@
         │   ├── ExpiredRangeError   retention has passed the range
         │   └── DamagedRangeError   accepted data is not as it was written
         ├── IncompleteError         rows are missing between the first and the last one
-        ├── LakeError               the tables' folder is of another version or in use
+        ├── LakeError               the tables' folder is of another version
+        │   └── LakeInUseError      another run writes them; the same call may work later
         └── JavaError               no Java that Spark can run on
 
 They travel from workers to the driver as text, so the text says everything.
@@ -95,6 +96,12 @@ class LakeError(PipelineError):
         self.path = path
         self.reason = reason
         self.remedy = remedy
+
+
+class LakeInUseError(LakeError):
+    """Another run writes the tables; the same call may work later."""
+
+    code = "lake_in_use"
 
 
 class JavaError(PipelineError):

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
 from typing import IO, TYPE_CHECKING
@@ -14,64 +16,117 @@ from typing import IO, TYPE_CHECKING
 import pytest
 
 from qmq_client.wire.message_id import MessageIds
-from qmq_pipeline.errors import LakeError
+from qmq_pipeline.errors import ExpiredRangeError, LakeError, LakeInUseError
 from qmq_pipeline.jobs.follow import follow
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import MESSAGES
+from qmq_pipeline.work.workers import LocalWorkers
 from tests.pipeline.gold import pulled
-from tests.pipeline.quick import quick_environment
-from tests.pipeline.world import DataDirectory, messages
+from tests.pipeline.world import FORGETFUL, DataDirectory, messages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyspark.sql import SparkSession
-
 START = "import sys; from qmq_client.commands.root import root; root(sys.argv[1:])"
 
 
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[DataDirectory]:
+    made = DataDirectory(tmp_path / "broker")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def config(directory: DataDirectory, tmp_path: Path) -> PipelineConfig:
+    return PipelineConfig(tables=str(tmp_path / "tables"), place=Place(path=str(directory.path)))
+
+
 def test_what_comes_into_both_logs_comes_into_the_tables_until_it_is_stopped(
-    spark: SparkSession, tmp_path: Path
+    directory: DataDirectory, config: PipelineConfig
 ) -> None:
-    directory = DataDirectory(tmp_path / "broker")
     directory.append(messages(MessageIds(1), 30))
-    config = PipelineConfig(tables=str(tmp_path / "tables"), place=Place(path=str(directory.path)))
     stop = Event()
     seen: list[Mapping[str, int]] = []
 
     def on_batch(rows: Mapping[str, int]) -> None:
         seen.append(rows)
-        if len(seen) == 1:  # this is the end of the first look; the streams begin behind it
+        if len(seen) == 1:  # this is the end of the first run; looks at what is new follow it
             directory.append(messages(MessageIds(2), 20))
         elif sum(one.get("actions", 0) for one in seen):
             stop.set()
         elif sum(one.get("messages", 0) for one in seen) == 50:
             directory.act([pulled(0, 5, directory.clock.now_ms())])
 
-    done = follow(spark, config, stop, every_s=0.1, on_batch=on_batch)
+    with LocalWorkers() as workers:
+        done = follow(workers, config, stop, every_s=0.1, on_batch=on_batch)
     assert (done.rows["messages"], done.rows["actions"]) == (50, 1)
-    assert Lake(config.tables).read(spark, MESSAGES).count() == 50
-    assert not spark.streams.active
-    directory.close()
+    assert rows_of(config) == 50
 
 
 def test_an_error_on_the_way_ends_it_and_is_raised_as_it_was(
-    spark: SparkSession, tmp_path: Path
+    directory: DataDirectory, config: PipelineConfig
 ) -> None:
-    directory = DataDirectory(tmp_path / "broker")
     directory.append(messages(MessageIds(1), 10))
-    config = PipelineConfig(tables=str(tmp_path / "tables"), place=Place(path=str(directory.path)))
 
     def on_batch(_: Mapping[str, int]) -> None:
-        (tmp_path / "tables" / "LAKE").write_text('{"version": 9}')
+        (Path(config.tables) / "LAKE").write_text('{"version": 9}')
         directory.append(messages(MessageIds(2), 10))
 
-    with pytest.raises(LakeError, match="version 9"):
-        follow(spark, config, Event(), every_s=0.1, on_batch=on_batch)
-    assert not spark.streams.active
+    with LocalWorkers() as workers, pytest.raises(LakeError, match="version 9"):
+        follow(workers, config, Event(), every_s=0.1, on_batch=on_batch)
+
+
+def test_while_another_job_writes_the_tables_news_wait_and_none_is_lost(
+    directory: DataDirectory, config: PipelineConfig
+) -> None:
+    directory.append(messages(MessageIds(1), 10))
+    stop, other = Event(), ExitStack()
+    looks: list[None] = []
+
+    class Looked(Event):
+        """Counts the waits, which are between two looks."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            looks.append(None)
+            if len(looks) == 5:
+                assert rows_of(config) == 10, "not before the other job is done"
+                other.close()
+            return stop.is_set() or super().wait(timeout)
+
+    def on_batch(_: Mapping[str, int]) -> None:
+        if looks:
+            stop.set()
+            return
+        other.enter_context(Lake(config.tables).writing())
+        directory.append(messages(MessageIds(2), 10))
+
+    with LocalWorkers() as workers:
+        with Lake(config.tables).writing(), pytest.raises(LakeInUseError):
+            follow(workers, config, stop, every_s=0.1, on_batch=on_batch)
+        done = follow(workers, config, Looked(), every_s=0.01, on_batch=on_batch)
+    assert (done.batches, rows_of(config)) == (2, 20)
+
+
+def test_what_retention_passed_between_two_looks_is_told_as_that(tmp_path: Path) -> None:
+    """Not as a log that was restored: the frame that was read last is not there any more either way."""
+    directory = DataDirectory(tmp_path / "broker", FORGETFUL)
+    config = PipelineConfig(tables=str(tmp_path / "tables"), place=Place(path=str(directory.path)))
+    directory.append(messages(MessageIds(1), 400))
+
+    def on_batch(_: Mapping[str, int]) -> None:
+        directory.append(messages(MessageIds(2), 3000), frame_records=20)
+        directory.forget(segments=3)
+
+    with LocalWorkers() as workers, pytest.raises(ExpiredRangeError, match="Ingest more often"):
+        follow(workers, config, Event(), every_s=0.1, on_batch=on_batch)
     directory.close()
+
+
+def rows_of(config: PipelineConfig) -> int:
+    return sum(one.rows for one in Lake(config.tables).ranges(MESSAGES))
 
 
 #: Waits for a signal as the command does, without anything to follow.
@@ -100,11 +155,11 @@ def test_the_first_signal_asks_to_end_and_the_second_ends(number: signal.Signals
     assert process.returncode == -number
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.xdist_group("spark")
-def test_ctrl_c_ends_the_command_with_all_committed_and_exit_code_0(tmp_path: Path) -> None:
-    """What a terminal does: SIGINT for the whole group of processes, the JVM and its workers among them."""
-    directory = DataDirectory(tmp_path / "broker")
+@pytest.mark.timeout(120)
+def test_ctrl_c_ends_the_command_with_all_committed_and_exit_code_0(
+    directory: DataDirectory, tmp_path: Path
+) -> None:
+    """What a terminal does: SIGINT for the whole group of processes, its workers among them. It has no Java."""
     directory.append(messages(MessageIds(1), 30))
     folders = ["--tables", str(tmp_path / "tables"), "--path", str(directory.path)]
     command = subprocess.Popen(
@@ -120,7 +175,11 @@ def test_ctrl_c_ends_the_command_with_all_committed_and_exit_code_0(tmp_path: Pa
             "--json",
             *folders,
         ],
-        env=quick_environment(),
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "JAVA_HOME": str(tmp_path / "none"),
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -136,7 +195,6 @@ def test_ctrl_c_ends_the_command_with_all_committed_and_exit_code_0(tmp_path: Pa
     assert json.loads(said)["rows"]["messages"] == 50
     ranges = Lake(str(tmp_path / "tables")).ranges(MESSAGES)
     assert sum(one.rows for one in ranges) == 50
-    directory.close()
 
 
 def _next(output: IO[str]) -> dict[str, dict[str, int]]:

@@ -244,12 +244,7 @@ def test_tables_of_another_store_or_of_a_restored_log_are_not_gone_on_with(
     (last,) = lake.commits(MESSAGES)[-1].ranges
     offset, crc = last.notes["last_frame"]
     changed = {**last.notes, "last_frame": [offset, crc ^ 1]}
-    lake.commit(
-        MESSAGES,
-        [replace(last, notes=changed)],
-        replaces=[lake.commits(MESSAGES)[-1].name],
-        name="z",
-    )
+    lake.commit(MESSAGES, [replace(last, notes=changed)])
     with pytest.raises(SourceError, match="restored"):
         ingest(spark, config_of(one, tmp_path / "tables"))
     one.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +68,19 @@ def test_answers_come_in_order_from_no_more_processes_than_there_is_work_for(
         assert told == [(done, 40) for done in range(1, 41)]
         assert len(started) == 2
     assert [one.returncode for one in started] == [0, 0]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_ctrl_c_does_not_reach_a_process_that_has_only_just_been_started(
+    started: list[subprocess.Popen[str]],
+) -> None:
+    """It comes to all processes of a terminal, and one that is still importing could only die of it."""
+    with LocalWorkers(1) as workers:
+        workers.run(_FUNCTION, [piece(1)])
+        status = Path(f"/proc/{started[0].pid}/status").read_text()
+        (blocked,) = re.findall(r"^SigBlk:\s*(\w+)$", status, re.MULTILINE)
+        assert int(blocked, 16) & 1 << (signal.SIGINT - 1)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_where_a_system_does_not_tell_which_cores_are_for_this_process_it_has_all_of_them(

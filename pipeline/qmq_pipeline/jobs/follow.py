@@ -1,36 +1,30 @@
-"""`qmq pipeline ingest --follow`: what comes into the logs comes into the bronze tables, until somebody stops it.
+"""`qmq pipeline ingest --follow`: tables that are kept up to date until somebody stops it.
 
-Two streams of the source tell when there is something new, in messages or in actions; a micro-batch of both is
-one run of `ingest`, whose workers write the files. So no row goes through the JVM, and the tables are kept by
-their own commits: what the streams have in their checkpoint is worth nothing, and is a temporary folder.
+It looks at the ends of both logs, and where there is something new makes one run of `ingest`: the same tables, the
+same commits, nothing else to keep in mind. What a look and a run cost does not grow with the tables: the ends of logs
+and of tables are looked at, not what is before them. While another job writes the tables, news wait.
+
+Not for: rows elsewhere than in these tables. A query of one's own reads the stream of the source (`log_stream.py`).
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from threading import Event, Lock
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from threading import Event
+from typing import TYPE_CHECKING
 
-from qmq_pipeline.jobs.ingest import Ingested, ingest
+from qmq_client.clock import SYSTEM_CLOCK
+from qmq_pipeline.errors import LakeInUseError
+from qmq_pipeline.jobs.ingest import Ingested, ingest, watched_logs
 from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 from qmq_pipeline.places.config import PipelineConfig
-from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG
+from qmq_pipeline.places.log_watch import LogWatch
 from qmq_pipeline.places.places import with_token
-from qmq_pipeline.sources.log_source import FORMAT
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-#: Log → the table whose stream tells of it, and the least column of it.
-_STREAMS: Final = {
-    COMMIT_LOG: ("messages", "physical_offset"),
-    ACTION_LOG: ("actions", "action_offset"),
-}
-#: How long the main thread sleeps at a time: a signal is heard between two sleeps at the latest.
-_LOOK_S: Final = 0.2
+    from qmq_pipeline.sources.tasks import Workers
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,46 +40,8 @@ class Followed:
 OnBatch = Callable[[Mapping[str, int]], None]
 
 
-class _Follower:
-    """What is shared between the thread that waits and the one in which Spark runs batches."""
-
-    def __init__(
-        self, spark: SparkSession, config: PipelineConfig, stop: Event, on_batch: OnBatch
-    ) -> None:
-        self._spark = spark
-        self._config = config
-        self._stop = stop
-        self._on_batch = on_batch
-        self.busy = Lock()
-        self.done = Followed()
-        self.error: Exception | None = None
-
-    def batch(self, _: DataFrame, __: int) -> None:
-        """One micro-batch; what the stream would give is not looked at."""
-        with self.busy:
-            if not self._stop.is_set():
-                try:
-                    self.run_once()
-                except Exception as error:  # is raised again where somebody reads it
-                    self.error = error
-                    self._stop.set()
-
-    def run_once(self, *, skip_expired: bool = False) -> Ingested:
-        """One run of `ingest`; expired ranges may be skipped by the first alone: later ones are new."""
-        # The outboxes first: what they show as sent is in the log when that is read.
-        outbox = ingest_outbox(self._spark, self._config)
-        found = ingest(self._spark, self._config, skip_expired=skip_expired)
-        rows = {**({"outbox": sum(outbox.values())} if outbox else {}), **found.rows}
-        self.done.batches += 1
-        for name, count in rows.items():
-            self.done.rows[name] = self.done.rows.get(name, 0) + count
-        if any(rows.values()) or self.done.batches == 1:
-            self._on_batch(rows)
-        return found
-
-
 def follow(
-    spark: SparkSession,
+    workers: Workers,
     config: PipelineConfig,
     stop: Event,
     *,
@@ -93,51 +49,66 @@ def follow(
     skip_expired: bool = False,
     on_batch: OnBatch,
 ) -> Followed:
-    """Ingest what is there, then what comes, at most every so often, until `stop` is set.
+    """Ingest what is there, then look for what comes, once in so many seconds, until `stop` is set.
 
-    A batch that is under way then is brought to its end. Raises a `PipelineError`, as `ingest` does.
+    A batch that is under way then is brought to its end. `workers`: a session, or `LocalWorkers`. Requires: a place to
+    read from. Raises a `PipelineError`, as `ingest` does; that another run writes the tables only at the start.
     """
-    follower = _Follower(spark, config, stop, on_batch)
-    begin = follower.run_once(skip_expired=skip_expired)
-    with tempfile.TemporaryDirectory(prefix="qmq-follow-") as folder:
-        query = (
-            _news(spark, config, begin.next_offsets)
-            .writeStream.foreachBatch(follower.batch)
-            .option("checkpointLocation", f"file://{folder}")
-            .trigger(processingTime=f"{round(every_s * 1000)} milliseconds")
-            .start()
-        )
-        try:
-            while query.isActive and not stop.wait(_LOOK_S):
-                pass
-        finally:
-            stop.set()
-            with follower.busy:
-                query.stop()
-        failed = query.exception()
-    if follower.error is not None:
-        raise follower.error
-    if failed is not None:
-        raise failed
+    assert config.place is not None
+    place = with_token(config.place, os.environ)
+    with watched_logs(place) as watches:
+        follower = _Follower(workers, config, watches, on_batch)
+        looked_s = SYSTEM_CLOCK.monotonic_s()
+        follower.run_once(skip_expired=skip_expired)
+        while not stop.wait(max(0.0, looked_s + every_s - SYSTEM_CLOCK.monotonic_s())):
+            looked_s = SYSTEM_CLOCK.monotonic_s()
+            if follower.has_news():
+                follower.run_once_or_later()
     return follower.done
 
 
-def _news(spark: SparkSession, config: PipelineConfig, offsets: Mapping[str, int]) -> DataFrame:
-    """A row for whatever is stored or done behind these offsets."""
-    assert config.place is not None
-    place = {
-        name: str(value)
-        for name, value in asdict(with_token(config.place, os.environ)).items()
-        if value
-    }
-    streams = [
-        spark.readStream.format(FORMAT)
-        .options(**place)
-        .option("table", table)
-        .option("columns", column)
-        .option("first_offset", str(offsets[log]))
-        .load()
-        .selectExpr(f"{column} AS news")
-        for log, (table, column) in _STREAMS.items()
-    ]
-    return streams[0].unionByName(streams[1])
+class _Follower:
+    """The runs of `ingest` one after the other."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        config: PipelineConfig,
+        watches: Mapping[str, LogWatch],
+        on_batch: OnBatch,
+    ) -> None:
+        self._workers = workers
+        self._config = config
+        self._watches = watches
+        self._on_batch = on_batch
+        #: Log → offset up to which it is in the tables.
+        self._ends: Mapping[str, int] = {}
+        self.done = Followed()
+
+    def has_news(self) -> bool:
+        """Whether there is something in a log that is not in the tables."""
+        return any(
+            watch.look().next_offset > self._ends[log] for log, watch in self._watches.items()
+        )
+
+    def run_once_or_later(self) -> None:
+        """One run, or none while another one writes the tables: what is new then is new at the next look, too."""
+        try:
+            self.run_once()
+        except LakeInUseError:
+            return
+
+    def run_once(self, *, skip_expired: bool = False) -> None:
+        """One run of `ingest`; expired ranges may be skipped by the first alone: later ones are new."""
+        # The outboxes first: what they show as sent is in the log when that is read.
+        outbox = ingest_outbox(self._workers, self._config)
+        found: Ingested = ingest(
+            self._workers, self._config, watches=self._watches, skip_expired=skip_expired
+        )
+        self._ends = found.next_offsets
+        rows = {**({"outbox": sum(outbox.values())} if outbox else {}), **found.rows}
+        self.done.batches += 1
+        for name, count in rows.items():
+            self.done.rows[name] = self.done.rows.get(name, 0) + count
+        if any(rows.values()) or self.done.batches == 1:
+            self._on_batch(rows)

@@ -7,7 +7,8 @@ frame ended, so that a log that was restored to an older state is not taken for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -17,11 +18,12 @@ from qmq_pipeline.errors import ExpiredRangeError, SourceError
 from qmq_pipeline.jobs.log_tables import Written, commit, prepared, written
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.places.config import PipelineConfig
-from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG, LogBounds, LogReader
+from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG, LogBounds
+from qmq_pipeline.places.log_watch import LogWatch
 from qmq_pipeline.places.options import Place
-from qmq_pipeline.places.places import open_log
 from qmq_pipeline.tables.commits import RangeFacts
 from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.log_end import LogEnd
 from qmq_pipeline.tables.schemas import ACTIONS, MESSAGES, TABLES
 from qmq_pipeline.tables.table import Table
 from qmq_pipeline.work.ranges import TABLES_OF
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from qmq_pipeline.sources.tasks import Workers
 
 _WORK: Final = "qmq_pipeline.work.ranges.ingest_piece"
+_LOGS: Final = (COMMIT_LOG, ACTION_LOG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,52 +51,64 @@ def ingest(
     workers: Workers,
     config: PipelineConfig,
     *,
+    watches: Mapping[str, LogWatch] | None = None,
     skip_expired: bool = False,
     on_progress: OnProgress = nobody,
 ) -> Ingested:
     """Bring messages, delayed messages and actions up to the durable end of the logs.
 
-    `workers`: a session, or `LocalWorkers`. `skip_expired`: go on behind what retention has given up, and note the gap, instead of failing.
+    `workers`: a session, or `LocalWorkers`. `watches`: both logs, of who looks at them again and again. `skip_expired`: go on behind what retention has given up, and note the gap, instead of failing.
     Raises a `PipelineError`; what was committed before it stays.
     """
     place, lake = prepared(config, "read")
     done = Ingested(rows={}, next_offsets={}, quarantined=0, ranges=0)
-    with lake.writing():
-        for log in (COMMIT_LOG, ACTION_LOG):
-            run = _Run(workers, config, place, lake, log)
+    with lake.writing(), ExitStack() as own:
+        if watches is None:
+            watches = own.enter_context(watched_logs(place))
+        for log in _LOGS:
+            run = _Run(workers, config, place, lake, watches[log], log)
             done = run.go(done, skip_expired=skip_expired, on_progress=on_progress)
     return done
+
+
+@contextmanager
+def watched_logs(place: Place) -> Iterator[dict[str, LogWatch]]:
+    """Both logs at a place, as `ingest` takes them from who calls it again and again."""
+    with ExitStack() as every:
+        yield {log: every.enter_context(LogWatch(place, log)) for log in _LOGS}
 
 
 class _Run:
     """One log in one run."""
 
     def __init__(
-        self, workers: Workers, config: PipelineConfig, place: Place, lake: Lake, log: str
+        self,
+        workers: Workers,
+        config: PipelineConfig,
+        place: Place,
+        lake: Lake,
+        watch: LogWatch,
+        log: str,
     ) -> None:
         self._workers = workers
         self._config = config
         self._place = place
         self._lake = lake
+        self._watch = watch
         self._log = log
         self._tables: Sequence[Table] = TABLES_OF[log]
 
     def go(self, before: Ingested, *, skip_expired: bool, on_progress: OnProgress) -> Ingested:
-        known_end = max((one.next for one in self._lake.ranges(self._tables[0])), default=0)
-        for table in self._tables[1:]:
-            self._lake.cut(table, known_end)
-        for table in self._tables:
-            self._lake.sweep(table)
-        reader = open_log(self._place, self._log)
-        try:
-            read_at_ms = SYSTEM_CLOCK.now_ms()
-            bounds = reader.bounds()
-            last = self._last(bounds)
-            gap = self._check_continued(reader, bounds, last, skip_expired=skip_expired)
-            first = bounds.first_offset if last is None or gap is not None else last.next
-            ranges = reader.ranges(first, bounds.next_offset, self._config.partition_bytes)
-        finally:
-            reader.close()
+        ends = [LogEnd(self._lake, table) for table in self._tables]
+        last = ends[0].last()
+        for end in ends:
+            end.clear_behind(last)
+        read_at_ms = SYSTEM_CLOCK.now_ms()
+        bounds = self._continued_bounds(last)
+        gap = self._gap(bounds, last, skip_expired=skip_expired)
+        first = bounds.first_offset if last is None or gap is not None else last.next
+        reader = self._watch.reader
+        ranges = reader.ranges(first, bounds.next_offset, self._config.partition_bytes)
         known = dict(last.notes.get("next_sequences", {})) if last else {}
         is_from_start = first == 0 or last is not None
         result, total = before, len(ranges)
@@ -120,33 +135,42 @@ class _Run:
         self._lake.write_state(self._tables[0], state)
         return result
 
-    def _last(self, bounds: LogBounds) -> RangeFacts | None:
-        """The last committed range; refuses tables of another store."""
-        ranges = self._lake.ranges(self._tables[0])
-        strangers = [one.source for one in ranges if one.source != bounds.store_id]
-        if strangers:
+    def _continued_bounds(self, last: RangeFacts | None) -> LogBounds:
+        """What the log holds; refuses one that is not the one that the tables are of."""
+        bounds = self._watch.look()
+        if last is None:
+            return bounds
+        if last.source != bounds.store_id:
             raise SourceError(
                 source=self._place.name,
                 reason=f"it is store {bounds.store_id}, and the tables in {self._lake.root} are of "
-                f"store {strangers[0]}",
+                f"store {last.source}",
                 remedy="Give each broker a folder of its own",
             )
-        return ranges[-1] if ranges else None
-
-    def _check_continued(
-        self, reader: LogReader, bounds: LogBounds, last: RangeFacts | None, *, skip_expired: bool
-    ) -> RangeFacts | None:
-        """Make sure that the log goes on where the tables end; the gap that may be left out."""
-        if last is None:
-            return None
-        if last.next > bounds.next_offset or not self._has_stamp(reader, bounds, last):
+        if not self._has_stamp(
+            bounds, last
+        ):  # or retention has passed that frame since it was seen
+            bounds = self._watch.look_anew()
+        if last.next > bounds.next_offset or not self._has_stamp(bounds, last):
             raise SourceError(
                 source=self._place.name,
                 reason=f"its {self._log} is not the one that was ingested up to offset {last.next}: "
                 "was it restored from a backup?",
                 remedy="Ingest it into another folder",
             )
-        if last.next >= bounds.first_offset:
+        return bounds
+
+    def _has_stamp(self, bounds: LogBounds, last: RangeFacts) -> bool:
+        offset, stamp_crc = last.notes.get("last_frame", (-1, 0))
+        if offset < bounds.first_offset:
+            return True
+        return self._watch.reader.stamp_crc(int(offset)) == int(stamp_crc)
+
+    def _gap(
+        self, bounds: LogBounds, last: RangeFacts | None, *, skip_expired: bool
+    ) -> RangeFacts | None:
+        """What retention gave up before it was ingested, where that may be left out."""
+        if last is None or last.next >= bounds.first_offset:
             return None
         if not skip_expired:
             raise ExpiredRangeError(
@@ -163,12 +187,6 @@ class _Run:
             files=(),
             notes={"is_expired": True},
         )
-
-    def _has_stamp(self, reader: LogReader, bounds: LogBounds, last: RangeFacts) -> bool:
-        offset, stamp_crc = last.notes.get("last_frame", (-1, 0))
-        if offset < bounds.first_offset:
-            return True
-        return reader.stamp_crc(int(offset)) == int(stamp_crc)
 
     def _work(self, ranges: Sequence[LogRange]) -> Written:
         """Let workers write these ranges."""

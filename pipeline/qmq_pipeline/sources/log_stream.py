@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from qmq_pipeline.errors import SourceError
-from qmq_pipeline.places.log import LogBounds, LogReader
+from qmq_pipeline.places.log import LogBounds
+from qmq_pipeline.places.log_watch import LogWatch
 from qmq_pipeline.places.options import LogOptions
-from qmq_pipeline.places.places import open_log
 from qmq_pipeline.sources.log_partitions import (
     LogPartition,
     check_retained,
@@ -46,19 +46,17 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: LogOptions) -> None:
         self._options = options
-        self._log: LogReader | None = None
-        #: What it held when it was last looked at.
-        self._known: LogBounds | None = None
+        self._watch = LogWatch(options.place, log_of(options))
         #: Where the log ended when a query for what is available began; None for any other query.
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        log = self._open()
+        log = self._watch.reader
         first, _ = chosen_offsets(log, self._options)
         return _position(log.store_id, first)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._bounds().next_offset
+        self._target = self._watch.look().next_offset
 
     def getDefaultReadLimit(self) -> Any:
         bytes_max = self._options.batch_bytes_max
@@ -67,61 +65,45 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(
         self, start: dict[str, Any] | None = None, limit: Any = None
     ) -> dict[str, Any]:
-        bounds = self._bounds()
+        bounds = self._watch.look()
         end = bounds.next_offset if self._target is None else self._target
         if start is None:  # Spark before 4.2 neither says where it stands nor asks for less
             return _position(bounds.store_id, end)
         here = _offset_of(start, bounds, self._options)
         bytes_max = getattr(limit, "max_bytes", None)
         if bytes_max is not None and here + bytes_max < end:
-            end = min(end, self._open().frame_from(here + int(bytes_max), bounds))
+            end = min(end, self._watch.reader.frame_from(here + int(bytes_max), bounds))
         return _position(bounds.store_id, max(here, end))
 
     def reportLatestOffset(self) -> dict[str, Any]:
         # For who watches the query: Spark asks in each micro-batch, right after it asked for the batch's end.
-        bounds = self._known or self._bounds()
+        bounds = self._watch.known or self._watch.look()
         return _position(bounds.store_id, bounds.next_offset)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         # A batch is planned right after its end was asked for; one that is planned again after a crash was not.
-        bounds = self._known or self._bounds()
+        bounds = self._watch.known or self._watch.look()
         first = _offset_of(start, bounds, self._options)
         after = _offset_of(end, bounds, self._options)
         if after > bounds.next_offset:
-            bounds = self._bounds()
+            bounds = self._watch.look()
         if first >= after:
             return []
         check_retained(first, bounds, self._options)
-        return plan(self._open(), self._options, first, after)
+        return plan(self._watch.reader, self._options, first, after)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         return read_partition(partition) if isinstance(partition, LogPartition) else iter(())
 
     def stop(self) -> None:
-        if self._log is not None:
-            self._log.close()
-            self._log = self._known = None
-
-    def _bounds(self) -> LogBounds:
-        """By what has come since the last look, or by a look at all that there is."""
-        seen = None if self._known is None else self._open().bounds_since(self._known)
-        if seen is None:
-            self.stop()
-            seen = self._open().bounds()
-        self._known = seen
-        return seen
-
-    def _open(self) -> LogReader:
-        if self._log is None:
-            self._log = open_log(self._options.place, log_of(self._options))
-        return self._log
+        self._watch.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options, "_target": self._target}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._log = self._known = None
+        self._watch = LogWatch(self._options.place, log_of(self._options))
 
 
 def _position(store_id: str, offset: int) -> dict[str, Any]:

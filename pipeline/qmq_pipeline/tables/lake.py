@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 LAKE_VERSION: Final = 2
 #: Says that a folder is one of tables.
 MARKER: Final = "LAKE"
-_COMMITS: Final = "_commits"
+#: Folder of the commits, in that of a table.
+COMMITS: Final = "_commits"
 #: Beside the commits: what the last run saw, for those who want to know how fresh a table is.
 _STATE: Final = "_state.json"
 _DIGITS: Final = 20
@@ -98,7 +99,7 @@ class Lake:
         return True
 
     def writing(self) -> AbstractContextManager[None]:
-        """Be the one who writes these tables; raises `LakeError` at once when another run does.
+        """Be the one who writes these tables; raises `LakeInUseError` at once when another run does.
 
         Object stores have no lock: there it is for the schedule to start one run at a time.
         """
@@ -120,7 +121,7 @@ class Lake:
     def _all_commits(self, table: Table) -> tuple[list[Commit], set[str]]:
         found = [
             Commit.from_json(self._files.read_text(path) or "{}")
-            for path in sorted(self._files.names(f"{self.folder(table)}/{_COMMITS}"))
+            for path in sorted(self._files.names(f"{self.folder(table)}/{COMMITS}"))
             if path.endswith(".json") and DRAFT not in path and not path.endswith(_STATE)
         ]
         return found, {name for one in found for name in one.replaces}
@@ -152,17 +153,17 @@ class Lake:
             replaces=tuple(replaces),
             notes=notes or {},
         )
-        self._files.write_text(f"{self.folder(table)}/{_COMMITS}/{name}.json", made.to_json())
+        self._files.write_text(f"{self.folder(table)}/{COMMITS}/{name}.json", made.to_json())
         return made
 
     def write_state(self, table: Table, state: Mapping[str, Any]) -> None:
         """Keep what the last run found, whether it added something or not."""
-        self._files.write_text(f"{self.folder(table)}/{_COMMITS}/{_STATE}", json.dumps(state))
+        self._files.write_text(f"{self.folder(table)}/{COMMITS}/{_STATE}", json.dumps(state))
 
     def read_state(self, table: Table) -> dict[str, Any]:
         """What the last run found; nothing when there was none."""
         found: dict[str, Any] = json.loads(
-            self._files.read_text(f"{self.folder(table)}/{_COMMITS}/{_STATE}") or "{}"
+            self._files.read_text(f"{self.folder(table)}/{COMMITS}/{_STATE}") or "{}"
         )
         return found
 
@@ -238,7 +239,7 @@ class Lake:
         # The oldest goes first: it is never there without the one that replaces it.
         for one in commits:
             if one.name in replaced:
-                self._files.delete(f"{folder}/{_COMMITS}/{one.name}.json")
+                self._files.delete(f"{folder}/{COMMITS}/{one.name}.json")
         kept = {
             file.path
             for commit in commits
@@ -250,18 +251,11 @@ class Lake:
         doomed = [
             path
             for path in self._files.names(folder, is_deep=True)
-            if f"/{_COMMITS}/" not in path and path.removeprefix(f"{folder}/") not in kept
+            if f"/{COMMITS}/" not in path and path.removeprefix(f"{folder}/") not in kept
         ]
         for path in doomed:
             self._files.delete(path)
         return len(doomed)
-
-    def cut(self, table: Table, after: int) -> None:
-        """Take back commits of ranges behind `after`: of a run that died before it committed its other tables."""
-        for one in self.commits(table):
-            if any(facts.next > after for facts in one.ranges):
-                name = f"{self.folder(table)}/{_COMMITS}/{one.name}.json"
-                self._files.delete(name)
 
     def write(self, table: Table, path: str, batches: Iterable[pa.RecordBatch]) -> DataFile:
         """Write one data file below the table's folder, whole or not at all."""

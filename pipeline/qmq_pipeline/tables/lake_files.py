@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from qmq_pipeline.errors import LakeError
+from qmq_pipeline.errors import LakeError, LakeInUseError
 from qmq_pipeline.tables.table import Table
 
 LOCK: Final = "LOCK"
@@ -59,7 +59,7 @@ class LakeFiles:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the one who writes below this folder; raises `LakeError` at once when another one does.
+        """Be the one who writes below this folder; raises `LakeInUseError` at once when another one does.
 
         Held by the operating system, so it ends with the process. Nothing on an object store.
         """
@@ -72,7 +72,7 @@ class LakeFiles:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise LakeError(
+                raise LakeInUseError(
                     path=self.root,
                     reason="another run writes these tables",
                     remedy="Wait for its end, or give another folder",
@@ -87,11 +87,35 @@ class LakeFiles:
 
     def names(self, folder: str, *, is_deep: bool = False) -> Iterator[str]:
         """Paths of the files in a folder; of those below it too when it `is_deep`."""
+        if (
+            self._is_disk and not is_deep
+        ):  # a folder of many thousand: without a look at each of them
+            yield from (f"{folder}/{name}" for name in self._entries(folder, are_folders=False))
+            return
         selector = pafs.FileSelector(self._full(folder), allow_not_found=True, recursive=is_deep)
         prefix = self._full("")
         for one in self._files.get_file_info(selector):
             if one.type == pafs.FileType.File:
                 yield one.path.removeprefix(prefix)
+
+    def folders(self, folder: str) -> Iterator[str]:
+        """Paths of the folders in a folder."""
+        if self._is_disk:
+            yield from (f"{folder}/{name}" for name in self._entries(folder, are_folders=True))
+            return
+        selector = pafs.FileSelector(self._full(folder), allow_not_found=True)
+        prefix = self._full("")
+        for one in self._files.get_file_info(selector):
+            if one.type == pafs.FileType.Directory:
+                yield one.path.removeprefix(prefix)
+
+    def _entries(self, folder: str, *, are_folders: bool) -> Iterator[str]:
+        """Names of the files, or of the folders, in a folder of a disk; none when it is not there."""
+        try:
+            with os.scandir(self._full(folder)) as entries:
+                yield from (one.name for one in entries if one.is_dir() is are_folders)
+        except FileNotFoundError:
+            return
 
     def delete(self, path: str) -> None:
         """Remove one file, which must be there."""

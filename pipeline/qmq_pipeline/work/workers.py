@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -110,6 +111,19 @@ class LocalWorkers:
         self.close()
 
 
+@contextlib.contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """For a process that is started in it: Ctrl-C comes to all of a terminal, and it has yet to say that it ignores it.
+
+    For this one the signal comes a moment later.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _Process:
     """One worker; one thread at a time."""
 
@@ -117,14 +131,15 @@ class _Process:
         # It finds its modules where this process does, and nothing in the folder that it happens to stand in.
         found = os.pathsep.join(filter(None, sys.path))
         environment = os.environ | {"PYTHONPATH": found, "PYTHONSAFEPATH": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-            encoding="utf-8",
-        )
+        with _sigint_blocked():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", _MODULE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                text=True,
+                encoding="utf-8",
+            )
 
     @property
     def is_alive(self) -> bool:
