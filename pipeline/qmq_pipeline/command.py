@@ -213,11 +213,15 @@ def until_signalled() -> Iterator[Event]:
 
 @contextmanager
 def running_job(options: dict[str, Any]) -> Iterator[Job]:
-    """Run a job; whatever it fails with becomes one line and an exit code."""
+    """Run a job; whatever it fails with becomes one line and an exit code.
+
+    What the JVM said is kept only where that line names its file.
+    """
     from qmq_pipeline.spark.explain import explain
     from qmq_pipeline.spark.session import log_path
 
     job: Job | None = None
+    is_log_named = False
     try:
         job = Job(options)
         yield job
@@ -227,12 +231,14 @@ def running_job(options: dict[str, Any]) -> Iterator[Job]:
         click.echo("interrupted", err=True)
         sys.exit(INTERRUPTED)
     except Exception as error:  # the outermost place of a command: nothing above would be clearer
-        told = explain(error, str(log_path()))
+        told, is_log_named = explain(error, str(log_path())), True
         click.echo(f"\rError: {' '.join(str(told).split())}", err=True)
         sys.exit(_exit_code(told))
     finally:
         if job is not None:
             job.close()
+        if not is_log_named:
+            log_path().unlink(missing_ok=True)
 
 
 def _exit_code(error: QmqError) -> int:

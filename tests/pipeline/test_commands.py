@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,9 @@ from qmq_client.wire.deliveries import Delivered
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import record_message_id
 from qmq_client.wire.requests import PullRequest, Reject, Settlement, SettleRequest
+from qmq_pipeline.command import running_job
 from qmq_pipeline.spark.explain import explain
+from qmq_pipeline.spark.session import log_path
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import LIFECYCLE
 from tests.kit.broker_process import BrokerProcess
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 COUNT = 40
+QUIET = {"config_file": None, "quiet": True, "as_json": False}
 
 
 def qmq(*arguments: str | Path) -> Result:
@@ -41,6 +46,21 @@ def answer(*arguments: str | Path) -> Any:
     result = qmq(*arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_kept"), [(None, False), (SystemExit(1), False), (ValueError("damaged"), True)]
+)
+def test_the_log_of_java_stays_only_when_an_error_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | None, is_kept: bool
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    given = {"tables": str(tmp_path), "path": None, "broker_url": None, "databases": ()}
+    with contextlib.suppress(SystemExit), running_job({**given, **QUIET}):
+        log_path().write_text("what Java said")
+        if error is not None:
+            raise error
+    assert log_path().exists() is is_kept
 
 
 def test_the_life_of_messages_from_commit_to_replay_through_the_commands(
