@@ -17,6 +17,7 @@ from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.commands.exit_codes import ATTENTION, DONE, WRONG_CALL
 from qmq_pipeline.command import (
     audit_options,
+    expose_options,
     full_option,
     job_options,
     running_job,
@@ -25,8 +26,10 @@ from qmq_pipeline.command import (
 
 if TYPE_CHECKING:
     from qmq_pipeline.jobs.audit import AuditResult
-    from qmq_pipeline.places.config import AuditOptions
+    from qmq_pipeline.jobs.expose import Exposed
+    from qmq_pipeline.places.config import AuditOptions, ExposeOptions
 
+_FORMATS: Final = click.Choice(("delta", "iceberg"))
 _NEEDED: Final = ("pyspark", "pyarrow", "numpy")
 
 
@@ -241,13 +244,40 @@ def replay(*, where: str, to: str, name: str | None, **options: Any) -> None:
 
 @pipeline.command()
 @job_options
+@click.option("--as", "format_", type=_FORMATS, required=True, help="Format of the listing.")
+@click.option(
+    "--table",
+    "tables_of",
+    metavar="NAME",
+    multiple=True,
+    help="Table to expose; all by default. May be repeated.",
+)
+@expose_options
+def expose(*, format_: str, **options: Any) -> None:
+    """Let programs that read Delta or Iceberg find the tables; copies nothing.
+
+    Says which files the tables have now; repeat it after each job that changes them.
+    """
+    from qmq_pipeline.jobs.expose import expose as work
+
+    with running_job(options) as job:
+        done = work(job.config, _expose_options(format_, **options), on_progress=job.on_progress)
+        job.answer(asdict(done), _exposed_text(done, format_))
+
+
+@pipeline.command()
+@job_options
 @audit_options
 @full_option
 @click.option("--skip-expired", is_flag=True, help="Continue behind what retention has deleted.")
 @click.option(
     "--out", metavar="FILE", default="qmq-report.html", show_default=True, help="The report."
 )
-def run(*, skip_expired: bool, is_full: bool, out: str, **options: Any) -> None:
+@click.option("--expose", "format_", type=_FORMATS, help="Expose the tables at the end.")
+@expose_options
+def run(
+    *, skip_expired: bool, is_full: bool, out: str, format_: str | None, **options: Any
+) -> None:
     """Run ingest, lifecycle, marts, audit and report, in this order.
 
     Exit codes: 0 nothing was found, 1 findings, 2 wrong call, 3 unreachable.
@@ -255,7 +285,8 @@ def run(*, skip_expired: bool, is_full: bool, out: str, **options: Any) -> None:
     from qmq_pipeline.jobs.run import run as work
 
     with running_job(options) as job:
-        config = replace(job.config, audit=_audit_options(options))
+        exposing = None if format_ is None else _expose_options(format_, **options)
+        config = replace(job.config, audit=_audit_options(options), expose=exposing)
         done = work(
             job.spark(),
             config,
@@ -270,6 +301,7 @@ def run(*, skip_expired: bool, is_full: bool, out: str, **options: Any) -> None:
         }
         lines = [_ingested_text(rows, done.ingested.quarantined), audit_text(done.audit)]
         lines += [f"wrote {done.report.path}"] if done.report is not None else []
+        lines += [_exposed_text(done.exposed, format_)] if done.exposed is not None else []
         job.answer(asdict(done), "\n".join(lines))
         found = not done.audit.is_clean
     sys.exit(ATTENTION if found else DONE)
@@ -304,6 +336,24 @@ def _audit_options(options: dict[str, Any]) -> AuditOptions:
         are_rows_kept=options["rows_kept"],
         since_ms=time_ms("since"),
         until_ms=time_ms("until"),
+    )
+
+
+def _expose_options(
+    format_: str, *, catalog: str, namespace: str, tables_of: tuple[str, ...] = (), **_: Any
+) -> ExposeOptions:
+    from qmq_pipeline.places.config import ExposeOptions
+
+    return ExposeOptions(format=format_, tables=tables_of, catalog=catalog, namespace=namespace)
+
+
+def _exposed_text(done: Exposed, format_: str | None) -> str:
+    added = sum(one.added for one in done.tables.values())
+    removed = sum(one.removed for one in done.tables.values())
+    rows = sum(one.rows for one in done.tables.values())
+    return (
+        f"exposed {len(done.tables)} tables as {format_}, {rows:,} rows: "
+        f"{added:,} files listed anew, {removed:,} no more"
     )
 
 

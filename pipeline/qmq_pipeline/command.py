@@ -106,6 +106,28 @@ def audit_options(function: _Function) -> _Function:
     return function
 
 
+def expose_options(function: _Function) -> _Function:
+    """Where tables are exposed, besides as what."""
+    for option in reversed(
+        (
+            click.option(
+                "--catalog",
+                default="",
+                metavar="NAME",
+                help="Of Iceberg: a catalog of pyiceberg's configuration; its default one otherwise.",
+            ),
+            click.option(
+                "--namespace",
+                default="qmq",
+                show_default=True,
+                help="Of Iceberg: the namespace in the catalog.",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
 def full_option(function: _Function) -> _Function:
     """For jobs whose tables follow from others."""
     text = "Rebuild the tables completely, not only what has changed."

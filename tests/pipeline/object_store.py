@@ -78,6 +78,9 @@ class _Handler(BaseHTTPRequestHandler):
             path.mkdir(exist_ok=True)
         elif self._is_folder():
             path.mkdir(parents=True, exist_ok=True)
+        elif self.headers.get("If-None-Match") == "*" and path.exists():
+            self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+            return
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)

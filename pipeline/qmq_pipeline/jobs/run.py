@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_pipeline.jobs.audit import AuditResult, audit
+from qmq_pipeline.jobs.expose import Exposed, expose, require_package
 from qmq_pipeline.jobs.ingest import Ingested, ingest
 from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 from qmq_pipeline.jobs.lifecycle import Lived, lifecycle
@@ -36,6 +37,8 @@ class RunResult:
     audit: AuditResult
     #: The page; None when none was asked for.
     report: Reported | None
+    #: What other programs find; None when the tables are not exposed.
+    exposed: Exposed | None
     #: Job → how long it took.
     seconds: dict[str, float]
 
@@ -62,12 +65,14 @@ def run(
     report_path: str | None = None,
     on_progress: OnProgress = nobody,
 ) -> RunResult:
-    """Ingest, make the tables, judge, and write the report where `report_path` says.
+    """Ingest, make the tables, judge, write the report where `report_path` says, and expose the tables if `config` says so.
 
     Raises what its jobs raise; what was done stays. `is_full`: tables that follow from others are made anew.
 
     A `config` without a place brings in outboxes alone, as one without databases brings in logs alone.
     """
+    if config.expose is not None:
+        require_package(config.expose.format)
     watch = _Watch()
     outbox = ingest_outbox(spark, config, on_progress=on_progress)
     ingested = Ingested(rows={}, next_offsets={}, quarantined=0, ranges=0)
@@ -80,10 +85,13 @@ def run(
     watch.lap("marts")
     judged = audit(spark, config, on_progress=on_progress)
     watch.lap("audit")
-    page = None
+    page = exposed = None
     if report_path is not None:
         page = report(spark, config, report_path, on_progress=on_progress)
         watch.lap("report")
+    if config.expose is not None:
+        exposed = expose(config, config.expose, on_progress=on_progress)
+        watch.lap("expose")
     return RunResult(
         outbox=outbox,
         ingested=ingested,
@@ -91,5 +99,6 @@ def run(
         marts=made,
         audit=judged,
         report=page,
+        exposed=exposed,
         seconds=watch.seconds,
     )

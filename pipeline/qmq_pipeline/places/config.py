@@ -5,6 +5,7 @@ Every job is a function of `(spark, config)`. Nothing is read from the environme
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -45,6 +46,22 @@ class AuditOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExposeOptions:
+    """How other programs are to find the tables."""
+
+    #: "delta" or "iceberg".
+    format: str
+    #: Names of tables; empty for all that there are.
+    tables: tuple[str, ...] = ()
+    #: Of Iceberg: a catalog that pyiceberg is configured for; "" for its default one.
+    catalog: str = ""
+    #: … and what that configuration does not say of it, by pyiceberg's names: "uri" and so on.
+    catalog_properties: Mapping[str, str] = field(default_factory=dict)
+    #: Of Iceberg: where in the catalog.
+    namespace: str = "qmq"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineConfig:
     """One pipeline."""
 
@@ -67,6 +84,8 @@ class PipelineConfig:
     #: Bytes of log in one part of `lifecycle`: what is made anew when a message of it changed.
     window_bytes: int = WINDOW_BYTES
     audit: AuditOptions = field(default_factory=AuditOptions)
+    #: What `run` exposes the tables as when it is done; None for not at all.
+    expose: ExposeOptions | None = None
 
     def __post_init__(self) -> None:
         if not self.tables:

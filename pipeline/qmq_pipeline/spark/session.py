@@ -65,6 +65,8 @@ _LOUD_LOGGERS: Final = ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextL
 _NEEDED: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Spark's own kind of times in Parquet has no statistics, and readers of Iceberg do not take it.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 
 

@@ -7,6 +7,7 @@
     <tables>/bronze/messages/_commits/<from>-<to>.json          ranges, their files, rows and sequences
     <tables>/bronze/messages/_tallies/1/day=…/<from>-<to>.parquet  what that file holds, see `tallies.py`
     <tables>/silver/lifecycle/_commits/…                        the same for derived tables
+    <tables>/silver/lifecycle/_kept/delta.json                  files that a listing names, see `listing.py`
 
 A data file counts once a commit names it. Files are named by the range they hold: who writes a range
 again (a retry, a speculative twin, a second run after a crash) writes the same file; rows of an outbox change
@@ -32,7 +33,7 @@ import pyarrow as pa
 
 from qmq_pipeline.errors import LakeError
 from qmq_pipeline.tables.commits import Commit, DataFile, RangeFacts
-from qmq_pipeline.tables.lake_files import DRAFT, LakeFiles
+from qmq_pipeline.tables.lake_files import DRAFT, LakeFiles, Statistics
 from qmq_pipeline.tables.table import Table
 from qmq_pipeline.tables.tallies import TALLY, Columns, Tallying, tally_columns, tally_path
 
@@ -46,6 +47,10 @@ MARKER: Final = "LAKE"
 COMMITS: Final = "_commits"
 #: Beside the commits: what the last run saw, for those who want to know how fresh a table is.
 _STATE: Final = "_state.json"
+#: Files that stay although no commit names them any more, by who names them instead.
+_KEPT: Final = "_kept"
+#: Of these folders of a table nothing is ever swept; the last is that of Delta.
+_NOT_SWEPT: Final = (f"{COMMITS}/", f"{_KEPT}/", "_delta_log/")
 _DIGITS: Final = 20
 #: Column of a frame that says to which part of a derived table a row belongs; it is in no file.
 PART: Final = "part"
@@ -231,8 +236,8 @@ class Lake:
     def sweep(self, table: Table) -> int:
         """Remove data files that no commit names, and commits that were replaced. Returns how many files.
 
-        Such files are of a run that did not end, or of parts that were made anew since. Requires: no
-        other run writes this table.
+        Such files are of a run that did not end, or of parts that were made anew since. What somebody else
+        lists stays, see `keep`. Requires: no other run writes this table.
         """
         commits, replaced = self._all_commits(table)
         folder = self.folder(table)
@@ -247,15 +252,27 @@ class Lake:
             for one in commit.ranges
             for file in one.files
         }
-        kept |= {tally_path(path) for path in kept}
-        doomed = [
-            path
-            for path in self._files.names(folder, is_deep=True)
-            if f"/{COMMITS}/" not in path and path.removeprefix(f"{folder}/") not in kept
-        ]
+        kept |= {tally_path(path) for path in kept} | self._kept(table)
+        found = (
+            path.removeprefix(f"{folder}/") for path in self._files.names(folder, is_deep=True)
+        )
+        doomed = [path for path in found if path not in kept and not path.startswith(_NOT_SWEPT)]
         for path in doomed:
-            self._files.delete(path)
+            self._files.delete(f"{folder}/{path}")
         return len(doomed)
+
+    def keep(self, table: Table, name: str, paths: Iterable[str]) -> None:
+        """Let data files of a table stay because `name` lists them, in place of those it listed before."""
+        text = json.dumps({"files": sorted(paths)})
+        self._files.write_text(f"{self.folder(table)}/{_KEPT}/{name}.json", text)
+
+    def _kept(self, table: Table) -> set[str]:
+        texts = [
+            self._files.read_text(path)
+            for path in self._files.names(f"{self.folder(table)}/{_KEPT}")
+            if DRAFT not in path
+        ]
+        return {path for text in texts if text is not None for path in json.loads(text)["files"]}
 
     def write(self, table: Table, path: str, batches: Iterable[pa.RecordBatch]) -> DataFile:
         """Write one data file below the table's folder, whole or not at all."""
@@ -293,6 +310,10 @@ class Lake:
             for name, count in found.items():
                 counts[name] += count
         return counts
+
+    def file_statistics(self, table: Table, file: DataFile) -> dict[str, Statistics]:
+        """Column → the ends of its values in a data file, of the columns that the file tells it of."""
+        return self._files.statistics(f"{self.folder(table)}/{file.path}")
 
     def sync_files(self, table: Table, files: Iterable[DataFile]) -> None:
         """Make files, and their names, survive a power cut; an object store does that by itself."""

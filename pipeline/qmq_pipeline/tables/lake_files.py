@@ -11,6 +11,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -28,6 +29,15 @@ ROW_GROUP_ROWS: Final = 100_000
 COMPRESSION: Final = "snappy"
 #: What Hadoop calls a store, and what pyarrow calls it.
 _ARROW_SCHEMES: Final = {"s3a": "s3"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """What a Parquet file tells of the values of one column."""
+
+    least: Any
+    greatest: Any
+    nulls: int
 
 
 class LakeFiles:
@@ -174,6 +184,23 @@ class LakeFiles:
                 for name in known:
                     counts[name] += _values(parquet, number, name)
         return counts
+
+    def statistics(self, path: str) -> dict[str, Statistics]:
+        """Column of a Parquet file → the ends of its values; none of a column that has no value or is not told of."""
+        with self._files.open_input_file(self._full(path)) as file:
+            metadata = pq.ParquetFile(file).metadata
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        found: dict[str, Statistics] = {}
+        for place in range(metadata.num_columns if groups else 0):
+            name = groups[0].column(place).path_in_schema
+            told = [group.column(place).statistics for group in groups]
+            if all(one is not None and one.has_min_max and one.has_null_count for one in told):
+                found[name] = Statistics(
+                    least=min(one.min for one in told),
+                    greatest=max(one.max for one in told),
+                    nulls=sum(one.null_count for one in told),
+                )
+        return found
 
     def rows_and_bytes(self, path: str) -> tuple[int, int]:
         """How many rows a Parquet file has, and its length."""

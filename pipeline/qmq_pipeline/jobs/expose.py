@@ -1,0 +1,121 @@
+"""`qmq pipeline expose`: let programs that read Delta or Iceberg find the tables; no row is copied.
+
+Each table's listing is made to name the files that the table's commits name now. First the files of both are
+kept from being swept, then the listing changes in one step, then only its own are kept: whenever a run dies, what
+is listed is there, and the next run goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Final
+
+from qmq_pipeline.errors import OptionError
+from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
+from qmq_pipeline.places.config import ExposeOptions, PipelineConfig
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.listing import Change, Listing
+from qmq_pipeline.tables.schemas import TABLES
+from qmq_pipeline.tables.table import Table
+
+#: Format → the package that writes it.
+_PACKAGES: Final = {"delta": "deltalake", "iceberg": "pyiceberg"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExposedTable:
+    """What one run did for one table."""
+
+    #: The folder or URL of a Delta table, the name of one in an Iceberg catalog.
+    where: str
+    rows: int
+    #: Files that were not listed before, and that are no more.
+    added: int
+    removed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposed:
+    """What one run did."""
+
+    #: By the table's name.
+    tables: dict[str, ExposedTable]
+
+
+def expose(
+    config: PipelineConfig, options: ExposeOptions, *, on_progress: OnProgress = nobody
+) -> Exposed:
+    """Bring the listings up to date with the tables. Needs no Spark.
+
+    Raises `OptionError` and `LakeError`; what was exposed before it stays.
+    """
+    require_package(options.format)
+    lake = Lake(config.tables)
+    lake.require()
+    chosen = _chosen(lake, options.tables)
+    listing_of = _listings(lake, options)
+    done: dict[str, ExposedTable] = {}
+    with lake.writing():
+        for number, table in enumerate(chosen, start=1):
+            done[table.name] = _expose(lake, table, listing_of(table), options.format)
+            rows = sum(one.rows for one in done.values())
+            stage = f"expose {options.format}"
+            on_progress(Progress(stage=stage, done=number, total=len(chosen), rows=rows))
+    return Exposed(tables=done)
+
+
+def require_package(name: str) -> None:
+    """Raise `OptionError` when this format is not known, or its package not installed."""
+    package = _PACKAGES.get(name)
+    if package is None or find_spec(package) is None:
+        raise OptionError(
+            option="format",
+            value=name if package is None else f"{name}, and {package} is not installed",
+            allowed=" or ".join(_PACKAGES),
+            remedy=f'Install the extra: pip install "qmq[pipeline-{name}]", or ".[pipeline-{name}]" in '
+            "the folder of the project.",
+        )
+
+
+def _chosen(lake: Lake, names: Sequence[str]) -> list[Table]:
+    for name in names:
+        if name not in TABLES:
+            raise OptionError(
+                option="--table",
+                value=name,
+                allowed=", ".join(TABLES),
+                remedy="Name one of these tables.",
+            )
+    every = [TABLES[name] for name in dict.fromkeys(names)] or list(TABLES.values())
+    return [table for table in every if lake.newest(table) is not None]
+
+
+def _listings(lake: Lake, options: ExposeOptions) -> Callable[[Table], Listing]:
+    if options.format == "delta":
+        from qmq_pipeline.tables.delta import DeltaListing
+
+        return lambda table: DeltaListing(lake, table)
+    from qmq_pipeline.tables.iceberg import IcebergListing, open_catalog
+
+    catalog = open_catalog(options.catalog, options.catalog_properties)
+    return lambda table: IcebergListing(lake, table, catalog, options.namespace)
+
+
+def _expose(lake: Lake, table: Table, listing: Listing, name: str) -> ExposedTable:
+    commits = lake.commits(table)
+    ranges = [one for commit in commits for one in commit.ranges]
+    wanted = {file.path: file for one in ranges for file in one.files if file.rows}
+    found = listing.files()
+    listed = found or {}
+    added = [file for path, file in wanted.items() if listed.get(path) != file.bytes]
+    removed = [
+        path for path, size in listed.items() if path not in wanted or wanted[path].bytes != size
+    ]
+    if found is None or added or removed:
+        lake.keep(table, name, {*wanted, *listed})
+        listing.apply(Change(commit=commits[-1].name, added=added, removed=removed))
+    lake.keep(table, name, wanted)
+    rows = sum(file.rows for file in wanted.values())
+    return ExposedTable(where=listing.name, rows=rows, added=len(added), removed=len(removed))
