@@ -19,6 +19,9 @@ from qmq_client.commands.broker_json import (
     print_json,
 )
 from qmq_client.commands.exit_codes import ATTENTION
+from qmq_client.commands.keepers import keeper_lines
+from qmq_client.errors import TransportError
+from qmq_client.transport.address import BrokerAddress
 
 #: A read-only broker is among them: it serves its consumers.
 _SERVING: Final = frozenset({"serving", "read-only"})
@@ -28,7 +31,7 @@ _reason_option = click.option("--reason", help="Shown to clients that are refuse
 @click.command()
 @broker_options
 def status(broker: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Show whether the broker serves, and if not, why.
+    """Show whether the broker serves, and if not, why; and who keeps its logs elsewhere.
 
     Exit codes: 0 it serves (if read-only, its consumers), 1 it serves nobody, 2 bad usage, 3 no
     broker answers.
@@ -36,7 +39,10 @@ def status(broker: str | None, config_file: Path | None, as_json: bool) -> None:
     address = broker_address(broker, config_file)
     # 503 is what load balancers go by; the answer is a whole one.
     answer = get_json(address, "/readyz", {}, known=("status",), statuses=(200, 503))
-    _show(answer, as_json)
+    kept = _keepers(address) if answer["status"] in _SERVING else []
+    _show(answer | ({"keepers": kept} if kept else {}), as_json)
+    if kept and not as_json:
+        click.echo("\n".join(keeper_lines(kept)))
     if answer["status"] not in _SERVING:
         raise SystemExit(ATTENTION)
 
@@ -72,6 +78,16 @@ def drain(
     address = broker_address(broker, config_file)
     wanted = {"state": "draining", "reason": reason}
     _show(post_json(address, "/v1/state", wanted, known=("status",)), as_json)
+
+
+def _keepers(address: BrokerAddress) -> list[dict[str, Any]]:
+    """Those that there are; a caller who may not see all subjects is not told, nor by an old broker."""
+    try:
+        answer = get_json(address, "/v1/keepers", {}, known=("keepers",))
+    except TransportError:
+        return []
+    found: list[dict[str, Any]] = answer["keepers"]
+    return found
 
 
 def _show(answer: dict[str, Any], as_json: bool) -> None:

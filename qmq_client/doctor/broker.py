@@ -53,6 +53,7 @@ def broker(given: str | BrokerAddress) -> Findings:
         yield found("broker.durability", read, "run the broker without its weaker mode")
     yield from _access(address)
     yield from _delayed(address)
+    yield from _keepers(address)
 
 
 def _access(address: BrokerAddress) -> Findings:
@@ -87,6 +88,23 @@ def _delayed(address: BrokerAddress) -> Findings:
             f"qmq delayed retry --broker {url}"
         )
         yield found("broker.delayed_damage", read, fix)
+
+
+def _keepers(address: BrokerAddress) -> Findings:
+    """Who keeps retention from what is old. A caller who may not see all subjects is not told, nor by an old broker."""
+    answer = _ask(address, "/v1/keepers")
+    if isinstance(answer, str) or answer[0] != 200:
+        return
+    url = mask_secrets(address.url)
+    for keeper in answer[1].get("keepers") or ():
+        if held_bytes := keeper.get("held_bytes"):
+            name = keeper.get("name")
+            read = (
+                f"{url}: keeper {name}: heard of {keeper.get('age_s', 0):.0f} s ago; {held_bytes} bytes that "
+                "retention would delete wait for it"
+            )
+            fix = f"run its archive; when there is none any more: qmq broker remove-keeper {name} --broker {url}"
+            yield found("broker.keeper", read, fix)
 
 
 def _ask(

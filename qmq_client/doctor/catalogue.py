@@ -387,6 +387,7 @@ CHECKS: Final = (
         _BROKER,
         "Some delayed messages cannot be read and are held back; the others are released on time.",
     ),
+    _check("broker.keeper", _RISK, "B6", _BROKER, "Segments wait for an archive: the disk fills."),
     _check(
         "broker.token_in_clear",
         _RISK,

@@ -1,7 +1,7 @@
 """All that `GET /metrics` shows, as one table; docs/metrics.md has the same.
 
-The labels `subject` and `group` have at most `LISTED_MAX` values each; `reason`, `state` and `log` are
-from short, fixed lists. No message id, no consumer and no error text becomes a label.
+The labels `subject` and `group` have at most `LISTED_MAX` values each, and `keeper` a few; `reason`, `state` and `log`
+are from short, fixed lists. No message id, no consumer and no error text becomes a label.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from qmq_broker.face.routes.reading import GroupReading, Reading, Steps
+from qmq_broker.service.keeping import KeeperStatus
 from qmq_broker.service.query import Held
 from qmq_broker.service.serving import Serving
 
@@ -93,6 +94,17 @@ def _of_group(
 
     return PlainMetric(
         name=f"group_{name}", kind=kind, about=about, labels=("subject", "group"), read=rows
+    )
+
+
+def _of_keeper(name: str, about: str, read: Callable[[KeeperStatus], float]) -> PlainMetric:
+    """By keeper."""
+
+    def rows(reading: Reading) -> Rows:
+        return [((one.name,), read(one)) for one in reading.keepers]
+
+    return PlainMetric(
+        name=f"keeper_{name}", kind="gauge", about=about, labels=("keeper",), read=rows
     )
 
 
@@ -182,6 +194,22 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
         "Files of the log.",
         lambda held: held.segments,
         lambda held: held.action_segments,
+    ),
+    _of_keeper("age_seconds", "Since the keeper was last heard of.", lambda one: one.age_s),
+    _of_keeper(
+        "lag_bytes",
+        "What is durable in the commit log and not kept yet.",
+        lambda one: one.lag_bytes,
+    ),
+    _of_keeper(
+        "held_bytes",
+        "What retention would have deleted if it did not wait for the keeper.",
+        lambda one: one.held_bytes,
+    ),
+    _of_keeper(
+        "lost_bytes",
+        "What was deleted by force before it was kept, in both logs.",
+        lambda one: one.lost_bytes + one.lost_actions_bytes,
     ),
     _one(
         "stored_ahead_seconds",

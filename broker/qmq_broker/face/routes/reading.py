@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.delay.counts import LATE_BOUNDS_MS
 from qmq_broker.service.delay.query import DelayStatus
+from qmq_broker.service.keeping import KeeperStatus
 from qmq_broker.service.measures import OTHER_SUBJECTS, Histogram, steps_of
 from qmq_broker.service.query import LISTED_MAX, GroupStatus, Held
 from qmq_broker.service.serving import Serving
@@ -60,6 +61,7 @@ class Reading:
     delayed: DelayStatus
     delayed_pending: list[tuple[str, int]]
     lost_copies: int
+    keepers: list[KeeperStatus]
     late_s: Steps
 
     @classmethod
@@ -97,6 +99,7 @@ class Reading:
             delayed=delayed,
             delayed_pending=_bounded(delayed.subjects),
             lost_copies=broker.setting_aside.lost_copies,
+            keepers=broker.keeping.statuses(now_ms),
             late_s=(late, counts.late_sum_ms / 1000),
         )
 
