@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -17,6 +15,7 @@ from qmq_client.wire.message_id import format_message_id
 from qmq_client.wire.requests import SendAnswer
 from qmq_watchdog.databases import Database
 from qmq_watchdog.sweep import Sweep, SweepOptions
+from tests.watchdog.executors import LateExecutor
 from tests.watchdog.rows import OUTBOX, left, make_due, put_rows
 from tests.watchdog.transports import sent_ids
 
@@ -33,24 +32,6 @@ class FrameTransport(MemoryTransport):
     def send(self, frame: bytes) -> SendAnswer:
         self._on_frame(self.calls["send"] + 1, parse_message_frame(frame).message_ids())
         return super().send(frame)
-
-
-class _Late(Future[Any]):
-    """Done when somebody asks for it."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        super().__init__()
-        self._work = work
-
-    def result(self, timeout: float | None = None) -> Any:
-        return self._work()
-
-
-class LateExecutor(Executor):
-    """The slowest thread that there can be."""
-
-    def submit(self, work: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
-        return _Late(lambda: work(*args, **options))
 
 
 @pytest.mark.parametrize("stolen", [2, 6], ids=["beside the next", "the last"])

@@ -92,7 +92,7 @@ def test_large_records_make_the_next_claim_smaller(
     # However slow this machine is, no claim ends before it is sent.
     options = SweepOptions(batch_rows=40, lease_ms=600_000)
     sweep = Sweep(database, MemoryTransport(broker), options)
-    for claims in ([40, 0], [9, 9, 9, 9, 4]):
+    for claims in ([40, 0], [9, 9, 9, 9, 4, 0]):
         put_rows(database, 40, body=body)
         with executed() as statements:
             assert sweep.step().sent == 40

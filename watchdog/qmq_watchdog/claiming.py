@@ -1,21 +1,31 @@
-"""Claims of one sweep: the next batch is taken from the database while this one goes to the broker.
+"""Claims of one sweep: the next batches are taken from the database while this one goes to the broker.
 
-At most one claim is ahead, and only of a sweep that gets on well: a full batch was sent before. Its
-lease runs from its own begin. One that is not wanted any more, because the sweep has ended, is given
-back by `Sweep`.
+Up to two claims are ahead, and only of a sweep that gets on well: a full batch was sent before. A claim
+is the server's work first, and then that of this process, which reads what was found: of two, one keeps
+the server busy while the other is read. They are begun one after the other, a request to the broker
+apart: begun at once they would take the rows in turns, and rows in one piece are quicker to change.
+
+The lease of each runs from its own begin. Those that are not wanted any more, because the sweep has
+ended, are given back by `Sweep`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Final
 
 from qmq_client.clock import Clock
 from qmq_client.ids import new_token
 from qmq_client.outbox.database.claiming import CLAIM_BYTES_MAX
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import OutboxRow
+from qmq_watchdog.beside import Beside
+
+#: What is claimed and not yet looked at must find room in memory, and be sent within its lease.
+CLAIMS_AHEAD_MAX: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,69 +39,59 @@ class Claim:
     lease_end_s: float
 
 
-def one_thread() -> Executor:
-    """A thread beside the sweep's own, for the claim ahead."""
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="qmq-claim")
-
-
 class Claims:
-    """Claims on one database. One thread at a time; it uses another one for itself."""
+    """Claims on one database. One thread at a time; claims ahead run beside it."""
 
     def __init__(
-        self,
-        store: Callable[[], OutboxStore],
-        clock: Clock,
-        *,
-        lease_ms: int,
-        beside: Callable[[], Executor] = one_thread,
+        self, store: Callable[[], OutboxStore], clock: Clock, beside: Beside, *, lease_ms: int
     ) -> None:
-        """`beside` makes what runs the claim ahead; it is shut down at the end of each sweep."""
         self._store = store
         self._clock = clock
-        self._lease_ms = lease_ms
         self._beside = beside
-        self._thread: Executor | None = None
-        self._ahead: Future[Claim] | None = None
+        self._lease_ms = lease_ms
+        #: The next one first, each with the rows that it may bring.
+        self._ahead: deque[tuple[Future[Claim], int]] = deque()
 
     @property
     def is_ahead(self) -> bool:
         """Whether the next claim has been begun."""
-        return self._ahead is not None
+        return bool(self._ahead)
+
+    @property
+    def rows_ahead_max(self) -> int:
+        """Rows that the claims ahead may bring."""
+        return sum(limit for _, limit in self._ahead)
 
     def take(self, limit: int) -> Claim:
-        """The claim that was begun ahead, or a new one of up to `limit` rows."""
-        ahead, self._ahead = self._ahead, None
-        return self._claim(limit) if ahead is None else ahead.result()
+        """The first claim that was begun ahead, or a new one of up to `limit` rows."""
+        if not self._ahead:
+            return self._claim(limit)
+        ahead, _ = self._ahead.popleft()
+        return ahead.result()
 
     def take_followers(self, keys: Sequence[str], limit: int) -> Claim | None:
         """Rows behind those of these ordering keys that were just sent; None when there are none.
 
         Also None while a claim is ahead: that one comes first.
         """
-        if not keys or self._ahead is not None:
+        if not keys or self._ahead:
             return None
         claim = self._claim(limit, keys)
         return claim if claim.rows else None
 
     def look_ahead(self, limit: int) -> None:
-        """Begin the next claim, beside whatever this thread does meanwhile."""
-        if self._thread is None:
-            self._thread = self._beside()
-        self._ahead = self._thread.submit(self._claim, limit)
+        """Begin one more claim, beside whatever this thread does meanwhile, unless enough are ahead."""
+        if limit > 0 and len(self._ahead) < CLAIMS_AHEAD_MAX:
+            self._ahead.append((self._beside.submit(self._claim, limit), limit))
 
-    def end(self) -> Claim | None:
-        """End of a sweep: the claim that nobody will take any more; its errors are dropped.
+    def end(self) -> list[Claim]:
+        """End of a sweep: the claims that nobody will take any more; their errors are dropped.
 
-        Waits for a claim under way: its statements end by themselves.
+        Waits for claims under way: their statements end by themselves.
         """
-        thread, self._thread = self._thread, None
-        ahead, self._ahead = self._ahead, None
-        if thread is not None:
-            thread.shutdown(wait=True)
-            self._store().rest()
-        if ahead is None or ahead.exception() is not None:
-            return None
-        return ahead.result()
+        ended = [ahead for ahead, _ in self._ahead]
+        self._ahead.clear()
+        return [ahead.result() for ahead in ended if ahead.exception() is None]
 
     def _claim(self, limit: int, keys: Sequence[str] = ()) -> Claim:
         token = new_token()

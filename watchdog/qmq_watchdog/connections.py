@@ -3,7 +3,7 @@
 Hundreds of databases must not hold hundreds of connections of servers that have other users. A
 connection is kept while there is room; beyond, it is closed after its sweep, except that one which
 has just had work takes the place of one that had none. A database at rest has one connection, as
-`claiming.py` sees to; one that is swept has at most `CONNECTIONS_PER_RUN`.
+`sweep.py` sees to; one that is swept has at most `CONNECTIONS_PER_RUN`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import threading
 from typing import Final
 
+from qmq_watchdog.beside import THREADS
 from qmq_watchdog.databases import Database
 
-#: Of a sweep: one, and one more for the claim ahead (`claiming.py`).
-CONNECTIONS_PER_RUN: Final = 2
+#: Of a sweep: its own or, while it gets on well, those of the threads beside it.
+CONNECTIONS_PER_RUN: Final = THREADS
 
 
 class ConnectionBudget:

@@ -8,11 +8,12 @@ error, is told when it is waited for: before the next one begins, and at the end
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import BatchOutcome, OutboxRow
+from qmq_watchdog.beside import Beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,20 +30,14 @@ class Settlement:
 
 
 class Settlements:
-    """Settlements on one database. One thread at a time; it uses another one for itself."""
+    """Settlements on one database. One thread at a time; one settlement runs beside it."""
 
     def __init__(
-        self,
-        store: Callable[[], OutboxStore],
-        *,
-        keep_sent_ms: int | None,
-        beside: Callable[[], Executor],
+        self, store: Callable[[], OutboxStore], beside: Beside, *, keep_sent_ms: int | None
     ) -> None:
-        """`beside`: as for `Claims`; it is shut down with `end`."""
         self._store = store
-        self._keep_sent_ms = keep_sent_ms
         self._beside = beside
-        self._thread: Executor | None = None
+        self._keep_sent_ms = keep_sent_ms
         self._under_way: Future[int] | None = None
 
     def settle(self, settlement: Settlement) -> int:
@@ -59,20 +54,9 @@ class Settlements:
 
     def begin(self, settlement: Settlement) -> None:
         """Write it down beside whatever this thread does next. Requires: none is under way."""
-        if self._thread is None:
-            self._thread = self._beside()
-        self._under_way = self._thread.submit(self.settle, settlement)
+        self._under_way = self._beside.submit(self.settle, settlement)
 
     def wait(self) -> int:
         """The end of the one under way: what `settle` returns; 0 when there is none."""
         under_way, self._under_way = self._under_way, None
         return 0 if under_way is None else under_way.result()
-
-    def end(self) -> int:
-        """End of a sweep: `wait`, and the thread ends."""
-        try:
-            return self.wait()
-        finally:
-            thread, self._thread = self._thread, None
-            if thread is not None:
-                thread.shutdown(wait=True)

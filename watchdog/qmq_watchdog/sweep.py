@@ -22,12 +22,13 @@ from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.database import database_errors
 from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError, QmqError
 from qmq_client.outbox.row import BatchOutcome, FailedRow, OutboxRow
-from qmq_client.publishing.ordering import turns_of
+from qmq_client.publishing.ordering import Turns, turns_of
 from qmq_client.publishing.publish import NOT_ITS_TURN, publish_rows
 from qmq_client.retry import Backoff
 from qmq_client.settings.config import WatchdogSection
 from qmq_client.transport.port import Transport
-from qmq_watchdog.claiming import Claims, one_thread
+from qmq_watchdog.beside import Beside, two_threads
+from qmq_watchdog.claiming import Claims
 from qmq_watchdog.databases import Database
 from qmq_watchdog.rate import RowRate
 from qmq_watchdog.settling import Settlement, Settlements
@@ -131,9 +132,9 @@ class Sweep:
         *,
         clock: Clock = SYSTEM_CLOCK,
         random: Callable[[], float] = random_source.random,
-        beside: Callable[[], Executor] = one_thread,
+        beside: Callable[[], Executor] = two_threads,
     ) -> None:
-        """`beside`: see `Claims`."""
+        """`beside` makes what runs claims and settlements beside this thread, for each sweep anew."""
         self.database = database
         self._transport = transport
         self._options = SweepOptions() if options is None else options
@@ -144,11 +145,12 @@ class Sweep:
         self._limit_rows = min(PROBE_ROWS, self._options.batch_rows)
         #: Ordering keys of which rows were just sent: those behind them need not wait for their time.
         self._keys: list[str] = []
+        self._beside = Beside(beside)
         self._claims = Claims(
-            lambda: self.database.store, clock, lease_ms=self._options.lease_ms, beside=beside
+            lambda: self.database.store, clock, self._beside, lease_ms=self._options.lease_ms
         )
         self._settlements = Settlements(
-            lambda: self.database.store, keep_sent_ms=database.keep_sent_ms, beside=beside
+            lambda: self.database.store, self._beside, keep_sent_ms=database.keep_sent_ms
         )
 
     @property
@@ -186,7 +188,7 @@ class Sweep:
                             counts.is_cut_short = True
                             break
                 finally:
-                    counts.lost += self._settlements.end()
+                    counts.lost += self._settlements.wait()
         except (DatabaseUnavailableError, OutboxMissingError) as error:
             counts.error = error
         finally:
@@ -221,7 +223,7 @@ class Sweep:
         claim = self._claims.take_followers(keys, limit) or self._claims.take(limit)
         rows = claim.rows
         if not rows:
-            return False
+            return self._claims.is_ahead
         counts.claimed += len(rows)
         self._rate.take(len(rows))
         if self._clock.monotonic_s() >= claim.lease_end_s:
@@ -229,13 +231,10 @@ class Sweep:
             counts.lost += len(rows)
             return True
         self._adapt(rows)
-        is_more_wanted = claim.is_full and counts.claimed < self._options.rows_max
-        if counts.sent and is_more_wanted and allowed is None and not keys:
-            self._claims.look_ahead(min(self._limit_rows, self._options.rows_max - counts.claimed))
-        if any(row.ordering_key is not None for row in rows):
-            # What is before them must be seen as it is.
-            counts.lost += self._settlements.wait()
-        turns = turns_of(rows, self.database.store)
+        if counts.sent and claim.is_full and allowed is None and not keys:
+            self._look_ahead(counts)
+        is_keyed = any(row.ordering_key is not None for row in rows)
+        turns = self._turns(rows, counts) if is_keyed else Turns(free=rows)
         outcome = publish_rows(
             turns.free,
             transport=self._transport,
@@ -244,6 +243,8 @@ class Sweep:
             random=self._random,
         )
         counts.add(outcome)
+        if self._claims.is_ahead and claim.is_full and not is_keyed and not outcome.unreachable:
+            self._look_ahead(counts)
         is_late = self._clock.monotonic_s() >= claim.lease_end_s
         self._settle(
             Settlement(
@@ -256,27 +257,40 @@ class Sweep:
         )
         counts.held += len(turns.held)
         self._keys = _keys_sent(turns.free, outcome)
-        return (claim.is_full or bool(self._keys)) and not outcome.unreachable
+        is_more = claim.is_full or self._claims.is_ahead or bool(self._keys)
+        return is_more and not outcome.unreachable
+
+    def _look_ahead(self, counts: SweepCounts) -> None:
+        """Begin a claim beside this batch, within the bound of the sweep."""
+        rows_left = self._options.rows_max - counts.claimed - self._claims.rows_ahead_max
+        self._claims.look_ahead(min(self._limit_rows, rows_left))
+
+    def _turns(self, rows: Sequence[OutboxRow], counts: SweepCounts) -> Turns:
+        """Whose turn it is, of rows with an ordering key."""
+        counts.lost += self._settlements.wait()  # what is before them must be seen as it is
+        if self._claims.is_ahead:
+            return self._beside.submit(turns_of, rows, self.database.store).result()
+        return turns_of(rows, self.database.store)
 
     def _give_back_ahead(self, counts: SweepCounts) -> None:
         """Rows that were claimed ahead and will not be sent by this sweep: soon due again."""
-        claim = self._claims.end()
-        if claim is None or not claim.rows:
-            return
+        claims = self._claims.end()
+        if self._beside.end():
+            self.database.store.rest()
         delay_ms = self._options.backoff.delay_ms(1, self._random()) if counts.unreachable else 0
-        back = tuple(
-            FailedRow(
-                message_id=row.message_id,
-                delay_ms=delay_ms,
-                error=counts.last_error if counts.unreachable else NOT_ITS_TURN,
-                is_attempt=False,
+        for claim in claims:
+            back = tuple(
+                FailedRow(
+                    message_id=row.message_id,
+                    delay_ms=delay_ms,
+                    error=counts.last_error if counts.unreachable else NOT_ITS_TURN,
+                    is_attempt=False,
+                )
+                for row in claim.rows
             )
-            for row in claim.rows
-        )
-        store = self.database.store
-        # When this fails, too, they fall due with the end of their lease.
-        with suppress(DatabaseUnavailableError, OutboxMissingError), database_errors(self.name):
-            store.settle(BatchOutcome(failed=back), token=claim.token)
+            # When this fails, too, they fall due with the end of their lease.
+            with suppress(DatabaseUnavailableError, OutboxMissingError), database_errors(self.name):
+                self.database.store.settle(BatchOutcome(failed=back), token=claim.token)
 
     def _settle(self, settlement: Settlement, counts: SweepCounts) -> None:
         """Write down what the batch has come to, beside the next one where that is at hand."""

@@ -1,0 +1,175 @@
+"""The next batches are claimed while one is sent: how many, on how many connections, and what of those
+that are not sent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import sqlalchemy as sa
+
+from qmq_client.outbox.row import RowFilter
+from qmq_client.outbox.table import create_tables
+from qmq_client.publishing.ordering import turns_of
+from qmq_client.settings.sections import DatabaseSection
+from qmq_client.transport.memory import MemoryBroker
+from qmq_watchdog.claiming import Claim
+from qmq_watchdog.connections import CONNECTIONS_PER_RUN
+from qmq_watchdog.databases import Database, open_database
+from qmq_watchdog.sweep import Sweep, SweepOptions
+from tests.services.databases import Database as ServedDatabase
+from tests.watchdog.executors import EagerExecutor, LateExecutor
+from tests.watchdog.rows import DEAD_SENDER, OUTBOX, left, put_rows
+from tests.watchdog.transports import WatchedTransport
+
+DEADLINE_S = 30.0
+BATCH = SweepOptions(batch_rows=10)
+
+
+def untouched(database: Database) -> int:
+    """Rows that were never claimed."""
+    with database.engine.connect() as connection:
+        chosen = sa.select(sa.func.count()).where(OUTBOX.c.token == DEAD_SENDER)
+        return connection.scalar(chosen) or 0
+
+
+def test_two_claims_are_ahead_of_a_sweep_that_gets_on_well_and_never_more(
+    database: Database, broker: MemoryBroker
+) -> None:
+    put_rows(database, 80)
+    claimed: list[int] = []
+    watched = WatchedTransport(broker, lambda: claimed.append(80 - untouched(database)))
+    assert Sweep(database, watched, BATCH, beside=EagerExecutor).step().sent == 80
+    # The one that is sent and, from the second on, one ahead of it; another when that was accepted.
+    assert claimed == [10, 30, 50, 60, 70, 80, 80, 80]
+
+
+def test_claims_ahead_take_no_more_than_a_sweep_may_send(
+    database: Database, broker: MemoryBroker
+) -> None:
+    put_rows(database, 60)
+    options = SweepOptions(batch_rows=10, rows_max=45)
+    counts = Sweep(database, WatchedTransport(broker), options, beside=EagerExecutor).step()
+    assert (counts.sent, untouched(database), len(left(database))) == (45, 15, 15)
+
+
+def test_O3_all_that_was_claimed_ahead_and_is_not_sent_is_due_again_without_an_attempt(
+    database: Database, broker: MemoryBroker
+) -> None:
+    put_rows(database, 60)
+    sent: list[int] = []
+    watched = WatchedTransport(broker, lambda: sent.append(len(sent)))
+    counts = Sweep(database, watched, BATCH, beside=EagerExecutor).step(lambda: len(sent) == 3)
+    assert (counts.sent, counts.claimed, untouched(database)) == (30, 30, 10)
+    assert database.store.counts().due == 30
+    assert {row.attempts for row in database.store.list_rows(RowFilter())} == {0}
+
+
+def test_W1_rows_of_a_claim_ahead_are_sent_although_the_one_before_was_not_full(
+    database: Database, broker: MemoryBroker
+) -> None:
+    put_rows(database, 25)
+    sent: list[int] = []
+
+    def on_send() -> None:
+        sent.append(len(sent))
+        if len(sent) == 3:  # the five that are left; the claim behind it is under way
+            put_rows(database, 3)
+
+    watched = WatchedTransport(broker, on_send)
+    counts = Sweep(database, watched, BATCH, beside=LateExecutor).step()
+    assert (counts.sent, counts.claimed, left(database)) == (28, 28, set())
+
+
+def test_W1_rows_of_a_claim_ahead_are_sent_although_the_one_before_was_empty(
+    database: Database, broker: MemoryBroker
+) -> None:
+    put_rows(database, 20)
+    found: list[int] = []
+
+    class Watching(LateExecutor):
+        def submit(self, work: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+            def watched() -> Any:
+                result = work(*args, **options)
+                if isinstance(result, Claim):
+                    found.append(len(result.rows))
+                    if found == [0]:
+                        put_rows(database, 3)
+                return result
+
+            return super().submit(watched)
+
+    counts = Sweep(database, WatchedTransport(broker), BATCH, beside=Watching).step()
+    assert (found, counts.sent, left(database)) == ([0, 3], 23, set())
+
+
+class HeldClaims(ThreadPoolExecutor):
+    """Two threads whose claims, from a moment on, keep their connections until somebody wants a third."""
+
+    def __init__(self) -> None:
+        super().__init__(max_workers=2)
+        self.is_holding = False
+        self.let_go = threading.Event()
+        self.held = threading.local()
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        if work is turns_of:
+            self.let_go.set()
+        is_held = self.is_holding and work is not turns_of and "settle" not in work.__name__
+
+        def held() -> Any:
+            self.held.here = is_held
+            return work(*args, **options)
+
+        return super().submit(held)
+
+    def on_checkout(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            if self.is_holding:
+                self.let_go.set()
+        elif self.held.here:
+            assert self.let_go.wait(DEADLINE_S)
+
+
+def test_a_sweep_has_two_connections_and_no_third_also_where_rows_wait_for_their_turn(
+    a_server_database: ServedDatabase, broker: MemoryBroker
+) -> None:
+    create_tables(a_server_database.engine())
+    database = open_database(DatabaseSection(name="shop", url=a_server_database.url), {})
+    put_rows(database, 60)
+    keyed = put_rows(database, 60)
+    with database.engine.begin() as connection:
+        chosen = sa.update(OUTBOX).where(OUTBOX.c.message_id.in_(keyed))
+        connection.execute(chosen.values(ordering_key="order-17"))
+    database.engine.dispose()
+    beside = HeldClaims()
+    in_use: set[object] = set()
+    most: list[int] = []
+    frames: list[int] = []
+
+    def on_checkout(driver: Any, *_: Any) -> None:
+        in_use.add(driver)
+        most.append(len(in_use))
+        beside.on_checkout()
+
+    def on_checkin(driver: Any, _: Any) -> None:
+        in_use.discard(driver)
+
+    def on_send() -> None:
+        frames.append(len(frames))
+        beside.is_holding = len(frames) == 6  # the last one without a key
+
+    sa.event.listen(sa.Pool, "checkout", on_checkout)
+    sa.event.listen(sa.Pool, "checkin", on_checkin)
+    try:
+        watched = WatchedTransport(broker, on_send)
+        counts = Sweep(database, watched, BATCH, beside=lambda: beside).step()
+    finally:
+        sa.event.remove(sa.Pool, "checkout", on_checkout)
+        sa.event.remove(sa.Pool, "checkin", on_checkin)
+        database.close()
+    assert counts.error is None
+    assert beside.let_go.is_set()
+    assert max(most) <= CONNECTIONS_PER_RUN
