@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from qmq_broker.errors import StoreError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import SLOT_BYTES, decode_slot, encode_slot
+from qmq_broker.storage.keepers import LogOffsets
 from qmq_broker.storage.logs.actions import Acked
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
@@ -40,6 +41,8 @@ def directory() -> Keyed:
         world.store.actions.write_snapshot(world.store.actions.log.written_offset, b"\x90")
         if number == 9:
             world.store.give_up_below(world.store.written_offset)
+            kept = LogOffsets(world.store.first_offset, 0)
+            world.store.keep("archive", kept, world.clock.now_ms())
     catch_up(world.store)
     world.store.close()
     return world
@@ -112,6 +115,7 @@ SMALL_FILES = (
     layout.CLEAN,
     layout.QUEUE_TABLE,
     layout.RETAINED,
+    layout.KEEPERS,
     "state/groups.",
     layout.INDEX_TABLE,
 )

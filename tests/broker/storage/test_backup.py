@@ -55,6 +55,35 @@ def copied(source: RecordingDisk) -> RecordingDisk:
     return target
 
 
+def test_X3_B12_a_backup_waits_for_the_keepers_of_its_store_as_far_as_they_are_in_it() -> None:
+    world = live(is_retaining=True)
+    world.keep(world.store.durable_offset)
+    known = world.store.keepers.all
+    target = copied(world.disk)
+    assert verify_store(target, FakeClock(), check_groups=len).faults == []
+    store = Store.open(target, FakeClock(), world.options)
+    assert store.keepers.all == known
+    assert store.keepers.needed.commit <= store.durable_offset
+    store.close()
+
+
+def test_a_store_whose_keepers_hold_actions_below_the_snapshots_is_sound() -> None:
+    world = World(RecordingDisk())
+    world.keep(0)
+    for _ in range(6):
+        world.act(30)
+        world.note_groups()
+    first = layout.segment_path(layout.ACTION_LOG, 0)
+    store = world.store
+    assert first in world.disk.image.names
+    assert len(store.actions.log.bases()) > 3
+    store.close()
+    assert verify_store(world.disk, FakeClock(), check_groups=len).faults == []
+    store = Store.open(world.disk, FakeClock(), world.options)
+    assert first in world.disk.image.names
+    store.close()
+
+
 @pytest.mark.parametrize("is_retaining", [False, True])
 def test_X3_a_backup_of_a_running_store_opens_with_everything_acknowledged(
     is_retaining: bool,
