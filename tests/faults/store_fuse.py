@@ -3,6 +3,7 @@
 What survives is decided by the model of `tests/crash`: content by sectors, names one by one. Mounted by
 a process of its own (run as a module). `mkdir .cut-<seed>` in its root cuts the power, when nobody has a
 file open; with `--forget` a sync does nothing and a cut leaves nothing, which a test must notice.
+`mkdir .quota-<bytes>` lets this user have no more than that, of which the free space says nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from tests.kit.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 CUT = ".cut-"
+QUOTA = ".quota-"
+UNLIMITED = 1 << 40
 _FREE_BLOCKS = 1 << 20
 
 
@@ -38,6 +41,7 @@ class Files:
         self._image = Image()
         self._is_forgetful = is_forgetful
         self._next_number = 1
+        self._quota_bytes = UNLIMITED
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         is_directory = path == "/"
@@ -55,6 +59,8 @@ class Files:
     def mkdir(self, path: str, mode: int) -> int:
         if path.startswith(f"/{CUT}"):
             self._cut(int(path.removeprefix(f"/{CUT}")))
+        elif path.startswith(f"/{QUOTA}"):
+            self._quota_bytes = int(path.removeprefix(f"/{QUOTA}"))
         elif _plain(path) in self._image.names:
             raise OSError(errno.EEXIST, path)
         else:
@@ -78,6 +84,10 @@ class Files:
 
     def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
         inode = self._image.inodes[fh]
+        room_bytes = len(inode.seen) + self._left_bytes() - offset
+        data = data[: max(0, room_bytes, len(inode.seen) - offset)]
+        if not data:
+            return -errno.EDQUOT
         inode.change(offset, bytes(data), max(len(inode.seen), offset + len(data)))
         return len(data)
 
@@ -91,6 +101,8 @@ class Files:
         inode = self._image.inodes[fh]
         if mode or len(inode.seen) >= offset + size:
             return -errno.EOPNOTSUPP if mode else 0
+        if offset + size - len(inode.seen) > self._left_bytes():
+            return -errno.EDQUOT
         inode.change(0, b"", offset + size)
         return 0
 
@@ -122,6 +134,11 @@ class Files:
         if number == -1:
             raise OSError(errno.ENOENT, path)
         return number
+
+    def _left_bytes(self) -> int:
+        """By how much files may grow; what is taken may be written over, whatever the quota is."""
+        numbers = {number for number in self._image.names.values() if number is not None}
+        return self._quota_bytes - sum(len(self._image.inodes[number].seen) for number in numbers)
 
     def _cut(self, seed: int) -> None:
         rng = random.Random(seed)
@@ -169,6 +186,17 @@ def cut_power(place: Path, seed: int) -> None:
     """Requires: nobody has a file open."""
     with suppress(FileNotFoundError):  # the kernel looks for what it was told to make
         (place / f"{CUT}{seed}").mkdir()
+
+
+def set_quota(place: Path, quota_bytes: int = UNLIMITED) -> None:
+    """Let nobody have more; what is there already stays."""
+    with suppress(FileNotFoundError):
+        (place / f"{QUOTA}{quota_bytes}").mkdir()
+
+
+def used_bytes(place: Path) -> int:
+    """What counts for the quota."""
+    return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
 
 
 def main() -> None:

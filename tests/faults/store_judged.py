@@ -27,9 +27,14 @@ MESSAGES_MAX: Final = 90
 
 
 def judged(
-    data: Path, ends: int, *, kind: str, after_each: Callable[[random.Random], object]
+    data: Path,
+    ends: int,
+    *,
+    kind: str,
+    after_each: Callable[[random.Random], object],
+    end: Callable[[StoreProcess], object] = StoreProcess.kill,
 ) -> Verdict:
-    """A broker that is killed so often, each time followed by what else this fault does."""
+    """A broker that is ended so often, each time followed by what else this fault does."""
     rng = random.Random(SEED)
     broker = StoreProcess(data, "--keep-all")
     broker.start()
@@ -39,7 +44,7 @@ def judged(
         for _ in range(ends):
             load.wait_for_accepted(rng.randint(1, MESSAGES_MAX))
             load.events.append(Fault(kind=kind, target="broker", phase="begin"))
-            broker.kill()
+            end(broker)
             broker.clean_up()
             after_each(rng)
             broker.start()

@@ -18,6 +18,7 @@ from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.face.logs import start_logging
 from qmq_broker.face.server import serve
 from qmq_broker.options import ServeOptions, StoreOptions
+from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk, OsFile, OsLock
 from qmq_client.wire.limits import Limits
 
@@ -56,7 +57,7 @@ class RecordedFile(OsFile):
     """A file whose changes are written down before they are made."""
 
     def __init__(self, file: OsFile, record: Record) -> None:
-        super().__init__(file.path, os.dup(file._descriptor))
+        super().__init__(file.path, os.dup(file._descriptor), file._witness)
         file.close()
         self._record = record
         #: As the operating system sees it: a file keeps its descriptor when it is renamed.
@@ -68,6 +69,7 @@ class RecordedFile(OsFile):
 
     def sync(self) -> None:
         self._record.note("sync", self.present_path)
+        self._record.note("allocate", layout.LOCK)  # which has the room: is it still taken?
         super().sync()
 
     def allocate(self, length: int) -> None:
@@ -104,6 +106,7 @@ class RecordedDisk(OsDisk):
         self._noted("make directory", path, super().make_directory)
 
     def sync_directory(self, path: str) -> None:
+        self._record.note("allocate", layout.LOCK)
         self._noted("sync", path, super().sync_directory)
 
     def rename(self, old: str, new: str) -> None:

@@ -1,4 +1,8 @@
-"""F27: a disk that is full, for real: producers are refused, the rest goes on, and it heals by itself."""
+"""F27: a disk that is full, for real: producers are refused, the rest goes on, and it heals by itself.
+
+A quota is a full disk of which the free space says nothing, so no reserve can be kept: whatever needs room
+is refused until there is some.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.message_id import MessageIds
 from tests.contract.asking import acks, pull, settle
 from tests.faults.store_disk import KINDS, fill, small_disk
+from tests.faults.store_fuse import mounted, set_quota, used_bytes
 from tests.faults.store_life import SUBJECTS, Sent, StoreProcess, check_survivors, frame_of
 
 #: Below it the broker takes no room for messages; pulls and acknowledgements may have it.
@@ -83,3 +88,31 @@ def test_B6_a_stop_on_a_full_disk_is_a_stop_without_its_mark_and_loses_nothing(
         assert " not_closed " not in broker.log
         ballast.unlink()
         check_survivors(place / "data", sent)
+
+
+@pytest.mark.parametrize("more_bytes", [0, 3_000], ids=["nothing left", "little left"])
+def test_B6_a_quota_that_is_used_up_refuses_by_name_loses_nothing_and_heals_when_it_is_raised(
+    more_bytes: int, tmp_path: Path
+) -> None:
+    sent, ids = Sent(), MessageIds(5)
+    with mounted(tmp_path / "disk") as place:
+        data = place / "data"
+        with StoreProcess(data, "--keep-all", "--reserve-bytes", str(RESERVE_BYTES)) as broker:
+            transport = HttpTransport(broker.url)
+            assert _send(transport, sent, ids, FRAMES) == FRAMES
+            set_quota(place, used_bytes(place) + more_bytes)
+            accepted = _send(transport, sent, ids, REFUSED_WITHIN)
+            assert accepted < REFUSED_WITHIN
+            assert "Disk quota exceeded" in str(sent.errors[-1])
+            with pytest.raises(BrokerBusyError, match="507"):
+                _consume(transport)
+            broker.kill()
+            broker.start()  # which needs no room that it has not
+            set_quota(place)
+            assert _send(transport, sent, ids, FRAMES) == FRAMES
+            # What was handed out before it was killed comes when its lease ends.
+            assert _consume(transport) >= len(SUBJECTS) * FRAMES
+            transport.close()
+            assert broker.stop() == ExitCode.OK, broker.log
+        assert "Traceback" not in broker.log
+        check_survivors(data, sent)

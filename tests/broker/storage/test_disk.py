@@ -197,6 +197,22 @@ def test_errors_of_the_machine_become_errors_of_ours(
         disk.names("")
 
 
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "Make room on the disk"),
+        (errno.EDQUOT, "below this quota, or raise it"),
+        (errno.EMFILE, "Raise the limit of open files"),
+        (errno.EROFS, "mount it for writing"),
+        (errno.EACCES, "as the user who owns"),
+    ],
+)
+def test_an_error_of_the_machine_says_what_to_do(number: int, remedy: str) -> None:
+    error = translate(OSError(number, os.strerror(number)), "write", "a")
+    assert os.strerror(number) in str(error)
+    assert remedy in str(error)
+
+
 def test_without_preallocation_a_file_still_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from qmq_broker.errors import DiskError
 from qmq_broker.storage.files import disk
 from qmq_broker.storage.files.disk import OsDisk, choose_syncs
 
@@ -86,3 +89,68 @@ def test_names_above_a_directory_that_may_not_be_looked_into_are_left(
 def test_a_look_at_a_directory_syncs_and_makes_nothing(tmp_path: Path, synced: list[Path]) -> None:
     OsDisk(str(tmp_path), is_read_only=True).close()
     assert not synced
+
+
+#: What a sync may be asked of, once the directory is locked.
+SYNCS: dict[str, Callable[[OsDisk], None]] = {
+    "file": lambda made: made.open("a").sync(),
+    "names": lambda made: made.sync_directory(""),
+}
+
+
+def _locked(root: Path) -> OsDisk:
+    made = OsDisk(str(root))
+    made.open("a", is_new=True).write(0, [b"accepted"])
+    made.lock("LOCK", "pid 7")
+    return made
+
+
+@pytest.mark.parametrize("sync", SYNCS.values(), ids=SYNCS)
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EIO])
+def test_B1_B5_a_sync_that_says_yes_on_a_file_system_that_takes_no_changes_is_not_believed(
+    number: int,
+    sync: Callable[[OsDisk], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = _locked(tmp_path)
+
+    def refuse(descriptor: int, position: int, length: int) -> None:
+        assert Path(os.readlink(f"/proc/self/fd/{descriptor}")).name == "LOCK"
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(disk, "_allocate", refuse)
+    with pytest.raises(DiskError, match=os.strerror(number)):
+        sync(made)
+
+
+@pytest.mark.parametrize("sync", SYNCS.values(), ids=SYNCS)
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP])
+def test_B6_a_sync_is_believed_on_a_full_disk_and_on_one_without_preallocation(
+    number: int,
+    sync: Callable[[OsDisk], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = _locked(tmp_path)
+    asked: list[int] = []
+
+    def refuse(descriptor: int, position: int, length: int) -> None:
+        asked.append(length)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(disk, "_allocate", refuse)
+    sync(made)
+    assert asked == [1]
+
+
+def test_B9_whether_syncs_are_believed_is_found_out_without_keeping_the_lock(
+    tmp_path: Path,
+) -> None:
+    made = OsDisk(str(tmp_path))
+    lock = made.lock("LOCK", "pid 7")
+    file = made.open("a", is_new=True)
+    lock.release()
+    made.lock("LOCK", "pid 8").release()
+    file.sync()
+    assert (tmp_path / "LOCK").read_bytes() == b"pid 8"

@@ -1,14 +1,13 @@
 """The only door to the operating system's files.
 
-`Disk` and `DiskFile` (`disk_port.py`) are what all storage code is written against; `OsDisk` is the
-real one, rooted at a data directory. Crash tests put a recording disk in its place. Paths are
-relative to the root, with forward slashes; a symbolic link anywhere below the root is refused, so
-that nobody can lead the broker's writes elsewhere.
+`Disk` and `DiskFile` (`disk_port.py`) are what all storage code is written against; `OsDisk` is the real one, rooted
+at a data directory. Crash tests put a recording disk in its place. Paths are relative to the root, with forward
+slashes; a symbolic link anywhere below the root is refused, so that nobody can lead the writes elsewhere.
 
-Durability, by POSIX and nothing more: `DiskFile.sync` makes content and length of a file durable,
-`sync_directory` makes names durable. Every `OSError` becomes `DiskError`, or `DiskFullError` when
-there is no space, or `FilesFullError` when no more files may be open. Not for: caching, retries (a
-failed sync is never tried again), memory maps (a fault in one cannot be caught).
+Durability, by POSIX: `DiskFile.sync` makes content and length of a file durable, `sync_directory` makes names
+durable. Every `OSError` becomes `DiskError`, or `DiskFullError` when there is no space, or `FilesFullError` when no
+more files may be open. A sync that says yes is believed when the file system still takes changes (`confirm`). Not for:
+caching, retries (a failed sync is never tried again), memory maps (a fault in one cannot be caught).
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final
 
-from qmq_broker.errors import DiskError, LockedError
+from qmq_broker.errors import DiskError, DiskFullError, LockedError
 from qmq_broker.storage.files.disk_errors import translate
 from qmq_broker.storage.files.disk_port import Disk, DiskFile, DiskLock
 
@@ -65,7 +65,7 @@ _sync_data, _sync_all = choose_syncs(
 class OsDisk:
     """The files of the machine below `root`, which is made when absent.
 
-    Safe for several threads. Holds one descriptor, of the root, until `close`. One that is read-only makes
+    Safe for several threads. Holds descriptors of the root and of the lock file until `close`. One that is read-only makes
     nothing and asks for no right to write: for a look at a backup, at a disk that takes no writes any more,
     or beside a broker of another user. Only a lock it takes as any other where that may be.
     """
@@ -73,6 +73,7 @@ class OsDisk:
     def __init__(self, root: str, *, is_read_only: bool = False) -> None:
         self.root = os.path.abspath(root)
         self._access = os.O_RDONLY if is_read_only else os.O_RDWR
+        self._witness: OsFile | None = None  # the lock file, once it is locked
         try:
             if not is_read_only:
                 _make_root(self.root)
@@ -85,6 +86,8 @@ class OsDisk:
         if self._root >= 0:
             os.close(self._root)
             self._root = -1
+        if self._witness is not None:
+            self._witness.close()
 
     def lock(self, path: str, holder: str) -> OsLock:
         try:
@@ -104,6 +107,8 @@ class OsDisk:
             if is_writable:
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, holder.encode(), 0)
+                # Opened by itself: a copy of the locked descriptor would keep the lock after its release.
+                self._witness = OsFile(path, self._open(path, os.O_RDWR))
             return OsLock(self.root, path, root=os.dup(self._root), descriptor=descriptor)
         except OSError as error:
             os.close(descriptor)
@@ -122,17 +127,14 @@ class OsDisk:
         is_made = is_new and self._access == os.O_RDWR
         flags = self._access | (os.O_CREAT if is_made else 0)
         try:
-            return OsFile(path, self._open(path, flags))
+            return OsFile(path, self._open(path, flags), self._witness)
         except OSError as error:
             raise translate(error, "open", path) from error
 
     def names(self, directory: str) -> list[str]:
         try:
-            descriptor = self._open_directory(directory)
-            try:
+            with self._directory(directory) as descriptor:
                 return sorted(os.listdir(descriptor))
-            finally:
-                os.close(descriptor)
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -140,11 +142,8 @@ class OsDisk:
 
     def make_directory(self, path: str) -> None:
         try:
-            parent = self._open_directory(path.rpartition("/")[0])
-            try:
+            with self._directory(path.rpartition("/")[0]) as parent:
                 os.mkdir(path.rpartition("/")[2], _DIRECTORY_MODE, dir_fd=parent)
-            finally:
-                os.close(parent)
         except FileExistsError:
             return
         except OSError as error:
@@ -152,32 +151,24 @@ class OsDisk:
 
     def sync_directory(self, path: str) -> None:
         try:
-            descriptor = self._open_directory(path)
-            try:
+            with self._directory(path) as descriptor:
                 _sync_all(descriptor)
-            finally:
-                os.close(descriptor)
         except OSError as error:
             raise translate(error, "sync of directory", path) from error
+        confirm(self._witness)
 
     def rename(self, old: str, new: str) -> None:
         try:
-            parent = self._open_directory(old.rpartition("/")[0])
-            try:
+            with self._directory(old.rpartition("/")[0]) as parent:
                 old_name, new_name = old.rpartition("/")[2], new.rpartition("/")[2]
                 os.replace(old_name, new_name, src_dir_fd=parent, dst_dir_fd=parent)
-            finally:
-                os.close(parent)
         except OSError as error:
             raise translate(error, "rename", old) from error
 
     def unlink(self, path: str) -> None:
         try:
-            parent = self._open_directory(path.rpartition("/")[0])
-            try:
+            with self._directory(path.rpartition("/")[0]) as parent:
                 os.unlink(path.rpartition("/")[2], dir_fd=parent)
-            finally:
-                os.close(parent)
         except OSError as error:
             raise translate(error, "unlink", path) from error
 
@@ -189,17 +180,13 @@ class OsDisk:
         return status.f_bavail * status.f_frsize
 
     def _open(self, path: str, flags: int) -> int:
-        parent = self._open_directory(path.rpartition("/")[0])
-        try:
-            name = path.rpartition("/")[2]
-            return os.open(
-                name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode=_FILE_MODE, dir_fd=parent
-            )
-        finally:
-            os.close(parent)
+        flags |= os.O_CLOEXEC | os.O_NOFOLLOW
+        with self._directory(path.rpartition("/")[0]) as parent:
+            return os.open(path.rpartition("/")[2], flags, mode=_FILE_MODE, dir_fd=parent)
 
-    def _open_directory(self, path: str) -> int:
-        """A descriptor of a directory, each step down without following a link."""
+    @contextmanager
+    def _directory(self, path: str) -> Iterator[int]:
+        """A descriptor of a directory, reached by steps down that follow no link."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.dup(self._root)
         for name in path.split("/") if path else ():
@@ -208,7 +195,10 @@ class OsDisk:
             finally:
                 os.close(descriptor)
             descriptor = below
-        return descriptor
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
 
 def link_file(source: OsDisk, path: str, target: OsDisk) -> bool:
@@ -233,9 +223,9 @@ class OsFile:
     until the read is over, and no longer, because only then does the disk have its room back.
     """
 
-    def __init__(self, path: str, descriptor: int) -> None:
-        self.path = path
-        self._descriptor = descriptor
+    def __init__(self, path: str, descriptor: int, witness: OsFile | None = None) -> None:
+        """The descriptor becomes this file's own; see `confirm` for the witness."""
+        self.path, self._descriptor, self._witness = path, descriptor, witness
 
     def read(self, position: int, count: int) -> bytes:
         try:
@@ -279,6 +269,7 @@ class OsFile:
             raise translate(error, "sync", self.path) from error
         if not names:
             raise DiskError(operation="sync", path=self.path, reason="the file was removed")
+        confirm(self._witness)
 
     def allocate(self, length: int) -> None:
         try:
@@ -313,12 +304,30 @@ class OsFile:
         except OSError as error:
             raise translate(error, "look", self.path) from error
 
+    @property
+    def is_open(self) -> bool:
+        return self._descriptor >= 0
+
     def close(self) -> None:
-        if self._descriptor >= 0:
+        if self.is_open:
             os.close(self._descriptor)
             self._descriptor = -1
 
     __del__ = close
+
+
+def confirm(witness: OsFile | None) -> None:
+    """Raise unless the file system still takes changes, so that the sync before this may be believed.
+
+    An ext4 that gives up after an error says yes to some syncs that stored nothing (docs/decisions/0037), and then
+    does not let even the first byte of the lock file be taken, which it has. The synced file is not asked for that:
+    its next sync would have to wait for it.
+    """
+    if witness is not None and witness.is_open:
+        with suppress(
+            DiskFullError
+        ):  # without room it is refused as well, and what is synced stays
+            witness.allocate(1)
 
 
 class OsLock:

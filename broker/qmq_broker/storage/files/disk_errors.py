@@ -7,7 +7,11 @@ from typing import Final
 
 from qmq_broker.errors import DiskError, DiskFullError, FilesFullError, StoreError
 
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+#: What to do when there is no room.
+_FULL: Final = {
+    errno.ENOSPC: "Make room on the disk.",
+    errno.EDQUOT: "Make room below this quota, or raise it: the free space of the disk does not show it.",
+}
 _FILES_FULL: Final = frozenset({errno.EMFILE, errno.ENFILE})
 #: For want of rights; of a disk that takes no writes from anybody the system says something else.
 _NOT_PERMITTED: Final = frozenset({errno.EACCES, errno.EPERM})
@@ -17,11 +21,13 @@ def translate(error: OSError, operation: str, path: str) -> StoreError:
     """The error for a call that failed on a path below the data directory."""
     reason = error.strerror or str(error)
     if error.errno in _FULL:
-        return DiskFullError(f"{operation} of {path}: {reason}. Make room on the disk.")
+        return DiskFullError(f"{operation} of {path}: {reason}. {_FULL[error.errno]}")
     if error.errno in _FILES_FULL:
         return FilesFullError(f"{operation} of {path}: {reason}. Raise the limit of open files.")
     if error.errno == errno.ELOOP:
         reason += " (symbolic links are not followed below the data directory)"
+    if error.errno == errno.EROFS:
+        reason += " (the log of the system says why; check it and mount it for writing)"
     if error.errno in _NOT_PERMITTED:
         reason += " (run this as the user who owns the data directory)"
     return DiskError(operation=operation, path=path or ".", reason=reason)
