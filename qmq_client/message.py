@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from qmq_client.json_body import encode_json
 from qmq_client.request_headers import (
     DEDUPE_HEADER,
     RESERVED_PREFIX,
@@ -43,9 +44,6 @@ from qmq_client.wire.record import BodyKind, Record
 #: As long as an ordering key; only its hash is kept.
 DEDUPE_KEY_BYTES_MAX: Final = 255
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-#: Types of values in which no mapping can be.
-_WITHOUT_KEYS: Final = frozenset({str, int, float, bool, type(None), bytes})
-_CONTAINERS: Final = (dict, list, tuple, set, frozenset)
 #: Messages that come together were mostly made together: several within one millisecond.
 _MOMENTS_KEPT_MAX: Final = 64
 #: As much of a body as helps in a log or a failed test; bodies may have megabytes.
@@ -197,7 +195,7 @@ def encode_body(body: Any) -> tuple[BodyKind, bytes]:
     try:
         if isinstance(body, str):
             return BodyKind.TEXT, body.encode()
-        return BodyKind.JSON, _encode_json(body)
+        return BodyKind.JSON, encode_json(body)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise EncodingError(
             field="body",
@@ -223,49 +221,6 @@ def decode_body(body_kind: BodyKind, body: bytes, body_type: Any = Any) -> Any:
         return json_as(body, body_type)
     except (ValueError, TypeError, RecursionError, msgspec.MsgspecError) as error:
         raise ProtocolError(f"JSON body: {error}") from error
-
-
-def _encode_json(body: Any) -> bytes:
-    dump = getattr(body, "model_dump_json", None)
-    data: bytes = dump().encode() if dump is not None else msgspec.json.encode(body)
-    # NaN and infinities are written as null, which would alter the body. The look at each value is
-    # spared where no null was written.
-    if b"null" in data:
-        builtins = msgspec.to_builtins(body) if dump is None else body.model_dump()
-        if _has_non_finite(builtins):
-            raise ValueError("JSON has no NaN and no infinities")
-    if dump is None and type(body) not in _WITHOUT_KEYS and _has_name_twice(body):
-        raise ValueError("two keys of one mapping are the same name in JSON")
-    return data
-
-
-def _has_non_finite(value: Any) -> bool:
-    if isinstance(value, float):
-        return not math.isfinite(value)
-    if isinstance(value, dict):
-        return any(map(_has_non_finite, value.values()))
-    if isinstance(value, list | tuple | set | frozenset):
-        return any(map(_has_non_finite, value))
-    return False
-
-
-def _has_name_twice(body: Any) -> bool:
-    """Whether a mapping in it has keys that JSON writes alike, as 1 and "1"; one would be lost."""
-    inside = [body]
-    while inside:
-        value = inside.pop()
-        if not isinstance(value, _CONTAINERS):
-            value = msgspec.to_builtins(value)
-            if not isinstance(value, _CONTAINERS):
-                continue
-        if isinstance(value, dict):
-            if len(set(map(type, value))) > 1:
-                names = msgspec.to_builtins(dict.fromkeys(value), str_keys=True)
-                if len(names) < len(value):
-                    return True
-            value = value.values()
-        inside += [each for each in value if type(each) not in _WITHOUT_KEYS]
-    return False
 
 
 def _as_tags(tags: Any) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qmq_client.json_body import LEVELS_MAX
 from qmq_client.message import (
     Message,
     decode_body,
@@ -171,11 +172,16 @@ def test_what_json_can_say_comes_back_as_json_has_it(body: Any, as_json: Any) ->
     assert through(body) == as_json
 
 
-def nested(depth: int, make: Callable[[Any], Any] = lambda inner: [inner]) -> Any:
-    body: Any = 1
+def nested(depth: int, make: Callable[[Any], Any] = lambda inner: [inner], *, leaf: Any = 1) -> Any:
+    body: Any = leaf
     for _ in range(depth):
         body = make(body)
     return body
+
+
+@pytest.mark.parametrize("leaf", [1, "2013-01-01", datetime.date(2013, 1, 1)])
+def test_as_many_levels_as_are_allowed_come_back(leaf: Any) -> None:
+    assert through(nested(LEVELS_MAX, leaf=leaf)) == nested(LEVELS_MAX, leaf=through([leaf])[0])
 
 
 class Silent:
@@ -214,8 +220,9 @@ NOT_ENCODABLE: dict[str, Any] = {
     "one name twice by two types": {datetime.date(2013, 1, 1): 1, Severity.FIRST_OF_2013: 2},
     "one name twice in a struct": Bags({17: 1, "17": 2}),
     "loop": LOOP,
-    "nest of lists": nested(100_000),
-    "nest of dicts": nested(100_000, lambda inner: {"a": inner}),
+    "nest of lists": nested(LEVELS_MAX + 1),
+    "nest of dicts": nested(LEVELS_MAX + 1, lambda inner: {"a": inner}),
+    "bottomless nest": nested(100_000),
     "model that refuses": Silent(),
     "ellipsis": ...,
 }
