@@ -157,6 +157,30 @@ def test_B12_a_keeper_that_comes_while_segments_go_is_told_from_where_on_it_is_w
     assert status(rig).lost_bytes == 0
 
 
+def test_B12_a_keeper_that_comes_between_the_choice_and_the_writer_loses_nothing(rig: Rig) -> None:
+    send(rig, 30)
+    outcomes: list[Keeper | Exception] = []
+    rig.broker.keeping.keep(NAME, LogOffsets(0, 0), rig.now_ms, outcomes.append)
+    rig.clock.pass_ms(3_600_000)
+    rig.broker.step()
+    assert rig.store.keepers.all == (), "retention has chosen without it"
+    for _ in range(4):
+        rig.broker.writer.step()
+    rig.run_posted()
+    (kept,) = outcomes
+    assert isinstance(kept, Keeper)
+    assert kept.kept_offset == rig.store.first_offset == 0
+
+
+def test_while_a_keeper_holds_everything_back_the_writer_is_not_asked(rig: Rig) -> None:
+    send(rig, 30)
+    keep(rig)
+    for _ in range(3):
+        rig.clock.pass_ms(3_600_000)
+        rig.broker.step()
+        assert rig.broker.writer._chores.empty()
+
+
 def test_keepers_are_few_and_one_too_many_is_refused_with_a_remedy(rig: Rig) -> None:
     for number in range(KEEPERS_MAX):
         keep(rig, name=f"keeper-{number}")
