@@ -7,12 +7,12 @@ group of `commands/root.py`. The exit codes of all sub-commands are in `commands
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
 from qmq_client.commands.listing import found_commands, help_text
+from qmq_client.commands.refused_output import let_go_of_output
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,8 +34,7 @@ def _tell(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError as error:
-        # Else the interpreter tries once more when it ends, and shows how that fails.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        let_go_of_output()
         if isinstance(error, BrokenPipeError):
             raise SystemExit(1) from None
         print(f"Error: {error}", file=sys.stderr)

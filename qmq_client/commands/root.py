@@ -15,6 +15,7 @@ import click
 
 from qmq_client.commands.exit_codes import UNREACHABLE, exit_code_of
 from qmq_client.commands.listing import COMMANDS_GROUP, found_commands, help_text
+from qmq_client.commands.refused_output import let_go_of_output
 from qmq_client.errors import QmqError
 
 _DISK_REFUSES: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -74,6 +75,7 @@ class RootGroup(click.Group):
         except OSError as error:
             if error.errno not in _DISK_REFUSES:
                 raise
+            let_go_of_output()
             click.echo(f"Error: {error}", err=True)
             ctx.exit(UNREACHABLE)
 

@@ -84,7 +84,7 @@ def test_a_transaction_longer_than_the_takeover_is_claimed_anew_before_the_send(
         world.send("late", session)
     world.clock.advance(60_000)
     world.change(
-        f"UPDATE {OUTBOX} SET token = :other WHERE id = (SELECT max(id) - 1 FROM {OUTBOX})",
+        f"UPDATE {OUTBOX} SET token = ? WHERE id = (SELECT max(id) - 1 FROM {OUTBOX})",
         WATCHDOG,
     )
     assert world.producer.flush().is_done

@@ -85,7 +85,7 @@ def test_an_empty_pull_asks_nothing_more_of_the_broker() -> None:
 
 
 def test_a_lease_is_extended_at_once(broker: MemoryBroker) -> None:
-    with pulled(broker, lease_ms=100) as deliveries:
+    with pulled(broker, lease_ms=20_000) as deliveries:
         for one in deliveries:
             one.extend(60_000)
         due_ms = broker.next_due_ms(SUBJECT, GROUP)
