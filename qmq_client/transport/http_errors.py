@@ -37,6 +37,8 @@ BUSY: Final = frozenset({408, 429, 503, 507})
 ACCESS: Final = frozenset({401, 403})
 #: Of a reason that the broker gave: some of them are an operator's words.
 _SAID_CHARACTERS_MAX: Final = 1_000
+#: What OpenSSL says, before 3.5 and since, when the peer answers a handshake in plain text.
+_SAID_WITHOUT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 #: What the system numbers, and where a library's source says it: of no use to who reads an error.
 _REASON: Final = re.compile(r"^\[Errno -?\d+\] | \(_ssl\.c:\d+\)$")
 
@@ -151,7 +153,7 @@ def _may_be_our_certificate(error: Exception) -> bool:
 
 def _connection_hint(error: BaseException) -> str:
     """What to do about a connection that did not come about."""
-    if "WRONG_VERSION_NUMBER" in str(error):
+    if any(said in str(error) for said in _SAID_WITHOUT_TLS):
         return "What listens there speaks no TLS: its address begins with http://."
     return "Start a broker there, or give the address of a running one."
 
