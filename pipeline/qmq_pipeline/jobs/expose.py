@@ -1,8 +1,6 @@
 """`qmq pipeline expose`: let programs that read Delta or Iceberg find the tables; no row is copied.
 
-Each table's listing is made to name the files that the table's commits name now. First the files of both are
-kept from being swept, then the listing changes in one step, then only its own are kept: whenever a run dies, what
-is listed is there, and the next run goes on.
+Each table's listing is made to name the files that the table's commits name now, see `tables/listing.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from qmq_pipeline.errors import OptionError
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.places.config import ExposeOptions, PipelineConfig
 from qmq_pipeline.tables.lake import Lake
-from qmq_pipeline.tables.listing import Change, Listing
+from qmq_pipeline.tables.listing import Listing, Updated, update
 from qmq_pipeline.tables.schemas import TABLES
 from qmq_pipeline.tables.table import Table
 
@@ -25,23 +23,11 @@ _PACKAGES: Final = {"delta": "deltalake", "iceberg": "pyiceberg"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExposedTable:
-    """What one run did for one table."""
-
-    #: The folder or URL of a Delta table, the name of one in an Iceberg catalog.
-    where: str
-    rows: int
-    #: Files that were not listed before, and that are no more.
-    added: int
-    removed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Exposed:
     """What one run did."""
 
     #: By the table's name.
-    tables: dict[str, ExposedTable]
+    tables: dict[str, Updated]
 
 
 def expose(
@@ -56,10 +42,10 @@ def expose(
     lake.require()
     chosen = _chosen(lake, options.tables)
     listing_of = _listings(lake, options)
-    done: dict[str, ExposedTable] = {}
+    done: dict[str, Updated] = {}
     with lake.writing():
         for number, table in enumerate(chosen, start=1):
-            done[table.name] = _expose(lake, table, listing_of(table), options.format)
+            done[table.name] = update(lake, table, listing_of(table), options.format)
             rows = sum(one.rows for one in done.values())
             stage = f"expose {options.format}"
             on_progress(Progress(stage=stage, done=number, total=len(chosen), rows=rows))
@@ -101,21 +87,3 @@ def _listings(lake: Lake, options: ExposeOptions) -> Callable[[Table], Listing]:
 
     catalog = open_catalog(options.catalog, options.catalog_properties)
     return lambda table: IcebergListing(lake, table, catalog, options.namespace)
-
-
-def _expose(lake: Lake, table: Table, listing: Listing, name: str) -> ExposedTable:
-    commits = lake.commits(table)
-    ranges = [one for commit in commits for one in commit.ranges]
-    wanted = {file.path: file for one in ranges for file in one.files if file.rows}
-    found = listing.files()
-    listed = found or {}
-    added = [file for path, file in wanted.items() if listed.get(path) != file.bytes]
-    removed = [
-        path for path, size in listed.items() if path not in wanted or wanted[path].bytes != size
-    ]
-    if found is None or added or removed:
-        lake.keep(table, name, {*wanted, *listed})
-        listing.apply(Change(commit=commits[-1].name, added=added, removed=removed))
-    lake.keep(table, name, wanted)
-    rows = sum(file.rows for file in wanted.values())
-    return ExposedTable(where=listing.name, rows=rows, added=len(added), removed=len(removed))

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from qmq_pipeline.tables.commits import DataFile
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +40,39 @@ class Listing(Protocol):
 
     def apply(self, change: Change) -> None:
         """Make the change, with the columns that the table has by now; makes the listing if it is not there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Updated:
+    """What one update did."""
+
+    #: Where programs find the table, see `Listing.name`.
+    where: str
+    rows: int
+    #: Files that were not listed before, and that are no more.
+    added: int
+    removed: int
+
+
+def update(lake: Lake, table: Table, listing: Listing, name: str) -> Updated:
+    """Let a listing name the files that the table's commits name now; `name` is that of its kind.
+
+    First the files of both are kept from being swept, then the listing changes in one step, then only its own
+    are kept: whenever a run dies, what is listed is there, and the next one goes on. Requires: the table has a
+    commit, and no other run writes it.
+    """
+    commits = lake.commits(table)
+    ranges = [one for commit in commits for one in commit.ranges]
+    wanted = {file.path: file for one in ranges for file in one.files if file.rows}
+    found = listing.files()
+    listed = found or {}
+    added = [file for path, file in wanted.items() if listed.get(path) != file.bytes]
+    removed = [
+        path for path, size in listed.items() if path not in wanted or wanted[path].bytes != size
+    ]
+    if found is None or added or removed:
+        lake.keep(table, name, {*wanted, *listed})
+        listing.apply(Change(commit=commits[-1].name, added=added, removed=removed))
+    lake.keep(table, name, wanted)
+    rows = sum(file.rows for file in wanted.values())
+    return Updated(where=listing.name, rows=rows, added=len(added), removed=len(removed))
