@@ -64,7 +64,7 @@ def test_the_wire_and_the_whole_broker_load_no_sqlalchemy() -> None:
 
 def test_a_session_is_told_of_the_sources_without_what_reading_needs() -> None:
     """Each start of a session pays for it, and each process in which Spark asks for a reader once more."""
-    sources = "import pyspark_qmq, pyspark_qmq_outbox"
+    sources = "import pyspark_qmq, pyspark_qmq_outbox, qmq_pipeline.sources.register"
     assert loaded_by(sources) & {"sqlalchemy", "httpx", "pyarrow", "numpy", "msgspec"} == set()
     assert {"pyspark", "qmq_pipeline"} <= loaded_by(sources)
     assert "httpx" not in loaded_by("import qmq_pipeline.sources.log_batches")
