@@ -111,7 +111,7 @@ def lifecycle(*, is_full: bool, **options: Any) -> None:
     from qmq_pipeline.jobs.lifecycle import lifecycle as work
 
     with running_job(options) as job:
-        done = work(job.spark(), job.config, is_full=is_full, on_progress=job.on_progress)
+        done = work(job.spark, job.config, is_full=is_full, on_progress=job.on_progress)
         text = f"{done.lifecycle:,} rows of lifecycle, {done.deliveries:,} of deliveries"
         text += f"; made {done.parts_made:,} of {done.parts:,} parts anew"
         job.answer(asdict(done), text + (", nothing new" if done.is_unchanged else ""))
@@ -125,7 +125,7 @@ def marts(*, is_full: bool, **options: Any) -> None:
     from qmq_pipeline.jobs.marts import marts as work
 
     with running_job(options) as job:
-        done = work(job.spark(), job.config, is_full=is_full, on_progress=job.on_progress)
+        done = work(job.spark, job.config, is_full=is_full, on_progress=job.on_progress)
         text = ", ".join(f"{count:,} {name}" for name, count in done.rows.items())
         job.answer(asdict(done), text + (", nothing new" if done.is_unchanged else ""))
 
@@ -140,7 +140,7 @@ def report(*, out: str, **options: Any) -> None:
     from qmq_pipeline.jobs.report import report as work
 
     with running_job(options) as job:
-        done = work(job.spark(), job.config, out, on_progress=job.on_progress)
+        done = work(job.spark, job.config, out, on_progress=job.on_progress)
         job.answer(asdict(done), f"wrote {done.path}, {done.bytes:,} bytes")
 
 
@@ -288,8 +288,9 @@ def run(
         exposing = None if format_ is None else _expose_options(format_, **options)
         config = replace(job.config, audit=_audit_options(options), expose=exposing)
         done = work(
-            job.spark(),
+            job.spark,
             config,
+            workers=job.workers(),
             skip_expired=skip_expired,
             is_full=is_full,
             report_path=out,

@@ -162,6 +162,7 @@ class Job:
         if not is_there:
             self._display.over("starting Spark …")
         self._session, self._is_own = get_session(), not is_there
+        self._own.close()  # what processes of our own did executors do from now on
         self._watching.enter_context(watched_tasks(self._session, self._display.tasks))
         return self._session
 

@@ -13,9 +13,12 @@ from pathlib import Path
 from threading import Event
 from typing import IO, TYPE_CHECKING
 
+import msgspec
 import pytest
 
+from qmq_client.wire.frame import build_message_frame
 from qmq_client.wire.message_id import MessageIds
+from qmq_client.wire.record import encode_record
 from qmq_pipeline.errors import ExpiredRangeError, LakeError, LakeInUseError
 from qmq_pipeline.jobs.follow import follow
 from qmq_pipeline.places.config import PipelineConfig
@@ -122,6 +125,33 @@ def test_what_retention_passed_between_two_looks_is_told_as_that(tmp_path: Path)
 
     with LocalWorkers() as workers, pytest.raises(ExpiredRangeError, match="Ingest more often"):
         follow(workers, config, Event(), every_s=0.1, on_batch=on_batch)
+    directory.close()
+
+
+def test_it_goes_on_when_retention_has_passed_the_frame_that_was_read_last(tmp_path: Path) -> None:
+    """The frame fills its segment to the last byte, so the log goes on in the next one, and this one may go."""
+    directory = DataDirectory(tmp_path / "broker", FORGETFUL)
+    config = PipelineConfig(tables=str(tmp_path / "tables"), place=Place(path=str(directory.path)))
+    directory.append(messages(MessageIds(1), 100))
+    (last,) = messages(MessageIds(2), 1)
+    room = FORGETFUL.segment_bytes - directory.store.durable_offset
+    taken = len(build_message_frame({last.subject: [encode_record(last)]}))
+    body = last.body + b"." * (room - taken)
+    filling = msgspec.structs.replace(last, body=body)
+    directory.append([filling])
+    stop = Event()
+
+    def on_batch(rows: Mapping[str, int]) -> None:
+        if rows["messages"] == 20:
+            stop.set()
+            return
+        assert directory.store.durable_offset == FORGETFUL.segment_bytes
+        directory.append(messages(MessageIds(3), 20))
+        directory.forget(segments=1)
+
+    with LocalWorkers() as workers:
+        follow(workers, config, stop, every_s=0.1, on_batch=on_batch)
+    assert rows_of(config) == 121
     directory.close()
 
 

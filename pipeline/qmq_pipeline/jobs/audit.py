@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -42,6 +43,7 @@ from qmq_pipeline.jobs.audit_words import REASONS, Kept
 from qmq_pipeline.jobs.deliveries import folded
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.places.config import AuditOptions, PipelineConfig
+from qmq_pipeline.spark.session import session_of
 from qmq_pipeline.tables.columns import Numbers
 from qmq_pipeline.tables.commits import RangeFacts
 from qmq_pipeline.tables.lake import Lake
@@ -49,6 +51,8 @@ from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, AUDIT_RUN, DELIVERIES, M
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from qmq_pipeline.spark.session import Spark
 
 KINDS: Final = ("lost", "ghost", "duplicate", "late", "altered")
 
@@ -77,7 +81,7 @@ class AuditResult:
 
 
 def audit(
-    spark: SparkSession | Callable[[], SparkSession],
+    spark: Spark,
     config: PipelineConfig,
     *,
     cross_check: bool = False,
@@ -88,7 +92,7 @@ def audit(
     `spark`: a session, or a function that gives one: it is called only when rows have to be looked at,
     so an audit without a doubt starts no Spark.
     """
-    get_spark = spark if callable(spark) else lambda: spark
+    get_spark = partial(session_of, spark)
     lake = Lake(config.tables)
     lake.require()
     window = judged_window(lake, config)

@@ -29,6 +29,7 @@ from qmq_pipeline.jobs.deliveries import (
 from qmq_pipeline.jobs.lookup import stored_windows
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.spark.session import session_of
 from qmq_pipeline.tables.commits import RangeFacts
 from qmq_pipeline.tables.lake import PART, Lake
 from qmq_pipeline.tables.schemas import (
@@ -43,6 +44,8 @@ from qmq_pipeline.work.fold import bucket_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from qmq_pipeline.spark.session import Spark
 
 _STEPS: Final = 2
 _OUTBOX_COLUMNS: Final = (
@@ -73,13 +76,16 @@ class Lived:
 
 
 def lifecycle(
-    spark: SparkSession,
+    spark: Spark,
     config: PipelineConfig,
     *,
     is_full: bool = False,
     on_progress: OnProgress = nobody,
 ) -> Lived:
-    """Bring `deliveries` and `lifecycle` up to what is in bronze; `is_full` makes all of it anew."""
+    """Bring `deliveries` and `lifecycle` up to what is in bronze; `is_full` makes all of it anew.
+
+    `spark`: a session, or a function that gives one: where nothing has come in it is not called.
+    """
     lake = Lake(config.tables)
     lake.require()
     before = lake.newest(LIFECYCLE)
@@ -90,14 +96,15 @@ def lifecycle(
     new = _New(lake, seen)
     if seen and before is not None and new.is_nothing:
         return _lived(seen, before.ranges, made=0, is_unchanged=True)
+    session = session_of(spark)
     run = f"{SYSTEM_CLOCK.now_ms():020d}"
     with lake.writing():
-        folded = fold_actions(spark, config, lake, run, seen=seen.get("actions"))
+        folded = fold_actions(session, config, lake, run, seen=seen.get("actions"))
         on_progress(Progress(stage="deliveries", done=1, total=_STEPS, rows=folded.rows))
         if seen and folded.since > seen["actions"]:  # somebody folded it anew meanwhile
             seen, new = {}, _New(lake, {})
-        made = changed_parts(spark, config, lake, new, folded) if seen else None
-        frame = _frame(spark, config, lake, new, folded, made)
+        made = changed_parts(session, config, lake, new, folded) if seen else None
+        frame = _frame(session, config, lake, new, folded, made)
         notes = {
             **new.marks,
             "actions": folded.actions,
@@ -146,7 +153,7 @@ class _New:
         self.marks = {"log": log_end, "outbox": scans}
         self.is_nothing = (
             not self.log
-            and self.marks["outbox"] == seen.get("outbox")
+            and not any(one.rows for one in self.outbox)  # a scan that found nothing says nothing
             and actions_end(lake) == seen.get("actions")
         )
 

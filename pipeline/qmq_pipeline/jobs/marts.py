@@ -20,6 +20,7 @@ from qmq_pipeline.errors import LakeError
 from qmq_pipeline.jobs.marts_sql import BY_DAY, BY_WINDOW, DAYS, SUMMED, of_days
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.spark.session import session_of
 from qmq_pipeline.tables.commits import RangeFacts
 from qmq_pipeline.tables.lake import PART, Lake
 from qmq_pipeline.tables.schemas import FLOW_MINUTE, GROUP_SPANS, LIFECYCLE, PRODUCER_PARTS
@@ -27,6 +28,8 @@ from qmq_pipeline.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from qmq_pipeline.spark.session import Spark
 
 #: In the order they are made in; `flow_minute` goes last, and its notes say what all of them stand on.
 _MADE: Final = (*BY_WINDOW, *SUMMED, *BY_DAY)
@@ -46,7 +49,7 @@ class Marts:
 
 
 def marts(
-    spark: SparkSession,
+    spark: Spark,
     config: PipelineConfig,
     *,
     is_full: bool = False,
@@ -54,7 +57,8 @@ def marts(
 ) -> Marts:
     """Bring the gold tables up to what is in silver; `is_full` makes all of them anew.
 
-    Raises `LakeError` where there is no silver.
+    `spark`: a session, or a function that gives one: where silver is as it was it is not called. Raises `LakeError`
+    where there is no silver.
     """
     lake = Lake(config.tables)
     lake.require()
@@ -70,8 +74,9 @@ def marts(
     if seen is not None and before is not None and before.notes["lifecycle"] == lived.name:
         rows = {table.name: sum(one.rows for one in lake.ranges(table)) for table in MARTS}
         return Marts(rows=rows, days_made=0, is_unchanged=True)
+    session = session_of(spark)
     with lake.writing():
-        return _Run(spark, lake, lived.name, seen, on_progress).go(lived.ranges)
+        return _Run(session, lake, lived.name, seen, on_progress).go(lived.ranges)
 
 
 class _Run:

@@ -20,9 +20,11 @@ from qmq_pipeline.jobs.marts import Marts, marts
 from qmq_pipeline.jobs.progress import OnProgress, nobody
 from qmq_pipeline.jobs.report import Reported, report
 from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.spark.session import session_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from qmq_pipeline.sources.tasks import Workers
+    from qmq_pipeline.spark.session import Spark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +59,10 @@ class _Watch:
 
 
 def run(
-    spark: SparkSession,
+    spark: Spark,
     config: PipelineConfig,
     *,
+    workers: Workers | None = None,
     skip_expired: bool = False,
     is_full: bool = False,
     report_path: str | None = None,
@@ -69,15 +72,19 @@ def run(
 
     Raises what its jobs raise; what was done stays. `is_full`: tables that follow from others are made anew.
 
+    `spark`: a session, or a function that gives one: it is called when a table has to be made, so a run that finds
+    nothing new starts no Spark. `workers`: who ingests; Spark's executors when it is None.
+
     A `config` without a place brings in outboxes alone, as one without databases brings in logs alone.
     """
     if config.expose is not None:
         require_package(config.expose.format)
     watch = _Watch()
-    outbox = ingest_outbox(spark, config, on_progress=on_progress)
+    hands = session_of(spark) if workers is None else workers
+    outbox = ingest_outbox(hands, config, on_progress=on_progress)
     ingested = Ingested(rows={}, next_offsets={}, quarantined=0, ranges=0)
     if config.place is not None or not config.databases:
-        ingested = ingest(spark, config, skip_expired=skip_expired, on_progress=on_progress)
+        ingested = ingest(hands, config, skip_expired=skip_expired, on_progress=on_progress)
     watch.lap("ingest")
     lived = lifecycle(spark, config, is_full=is_full, on_progress=on_progress)
     watch.lap("lifecycle")

@@ -65,19 +65,15 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportFacts:
-    """Everything on the page."""
+class GoldFacts:
+    """What the page shows of the gold tables."""
 
-    made_at: datetime
-    #: Where the tables are.
-    tables: str
     first_at: datetime | None
     last_at: datetime | None
     #: Length of a bucket of the charts.
     bucket_s: int
     #: Name → value, shown large at the top.
     totals: dict[str, int | str]
-    verdict: Verdict | None
     flow: TimeChart
     latency: TimeChart
     lag: TimeChart
@@ -89,6 +85,16 @@ class ReportFacts:
     groups: Grid
     dead: Grid
     delays: Grid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportFacts(GoldFacts):
+    """Everything on the page."""
+
+    made_at: datetime
+    #: Where the tables are.
+    tables: str
+    verdict: Verdict | None
     #: Kind of finding → its table, in the order of the audit.
     findings: dict[str, Grid] = field(default_factory=dict)
 

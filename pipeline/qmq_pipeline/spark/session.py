@@ -14,10 +14,10 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from qmq_client.clock import SystemClock
 from qmq_pipeline.errors import JavaError
@@ -32,6 +32,9 @@ from qmq_pipeline.spark.shared_classes import (
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    #: A session, or a function that gives one: it is called by who needs it, so nobody starts Spark for nothing.
+    Spark: TypeAlias = SparkSession | Callable[[], SparkSession]
 
 #: Small joins and sorts of a laptop; a cluster sets its own.
 SHUFFLE_PARTITIONS: Final = 8
@@ -100,6 +103,11 @@ def get_session(options: SessionOptions | None = None) -> SparkSession:
 
     register(session)
     return session
+
+
+def session_of(spark: Spark) -> SparkSession:
+    """The session that was given, or that the function gives."""
+    return spark() if callable(spark) else spark
 
 
 def _start(options: SessionOptions) -> SparkSession:

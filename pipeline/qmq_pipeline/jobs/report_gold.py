@@ -1,0 +1,282 @@
+"""What the report shows of the gold tables: a few small queries, and values that can be kept for the next page.
+
+Minutes are rolled up to at most some hundred buckets by merging sketches; every list is bounded, and says
+of how many it shows the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from qmq_pipeline.jobs.marts import MARTS
+from qmq_pipeline.report.buckets import Buckets, buckets_of, held, length_text
+from qmq_pipeline.report.facts import Bar, GoldFacts, Grid, Series, TimeChart
+from qmq_pipeline.tables.lake import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row, SparkSession
+
+#: Rows of each table on the page, and lines of a chart.
+ROWS_MAX: Final = 50
+_LINES_MAX: Final = 8
+_SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+
+def gold_facts(spark: SparkSession, lake: Lake) -> GoldFacts:
+    """All that the page shows but the audit. Requires: the tables are there."""
+    for table in MARTS:
+        lake.read(spark, table).createOrReplaceTempView(f"qmq_{table.name}")
+    span = spark.sql("SELECT MIN(minute) AS first, MAX(minute) AS last FROM qmq_flow_minute").head()
+    assert span is not None
+    buckets = buckets_of(span["first"], span["last"])
+    collector = _Collector(spark, buckets)
+    flow, subjects, totals = collector.flow()
+    latency, stages = collector.latency()
+    lag, redeliveries, groups = collector.lag()
+    bars, dead = collector.dead()
+    lateness, delays = collector.lateness()
+    return GoldFacts(
+        first_at=_utc(span["first"]),
+        last_at=_utc(span["last"]),
+        bucket_s=buckets.length_s,
+        totals={**totals, "dead letters": dead.total or 0, "groups": collector.groups()},
+        flow=flow,
+        latency=latency,
+        lag=lag,
+        redeliveries=redeliveries,
+        lateness=lateness,
+        dead_by_reason=bars,
+        subjects=subjects,
+        stages=stages,
+        groups=groups,
+        dead=dead,
+        delays=delays,
+    )
+
+
+class _Collector:
+    """The queries of one page. Requires: the views of `gold_facts`."""
+
+    def __init__(self, spark: SparkSession, buckets: Buckets) -> None:
+        self._spark = spark
+        self._buckets = buckets
+
+    def flow(self) -> tuple[TimeChart, Grid, dict[str, int | str]]:
+        """Messages over time, by subject, and altogether."""
+        sums = "SUM(committed) AS committed, SUM(stored) AS stored, SUM(settled) AS settled"
+        rows = self._rows(
+            f"SELECT {self._buckets.sql('minute')} AS bucket, {sums} FROM qmq_flow_minute "
+            "GROUP BY bucket"
+        )
+        names = ("committed", "stored", "settled")
+        unit = "per " + length_text(self._buckets.length_s)
+        nothing = 0.0 if rows else None
+        chart = self._chart("Messages", unit, rows, names, nothing=nothing)
+        more = f"{sums}, SUM(delivered) AS delivered, SUM(copies) AS copies, SUM(bytes) AS bytes"
+        grid = self._grid(
+            "Subjects",
+            f"SELECT subject, {more} FROM qmq_flow_minute GROUP BY subject ORDER BY stored DESC, subject",
+            {
+                "subject": "subject",
+                "committed": "committed",
+                "stored": "stored",
+                "delivered": "deliveries",
+                "settled": "acked",
+                "copies": "stored twice",
+                "bytes": "bytes",
+            },
+        )
+        one = self._rows(f"SELECT {more} FROM qmq_flow_minute")[0]
+        totals: dict[str, int | str] = {
+            "committed": int(one["committed"] or 0),
+            "stored": int(one["stored"] or 0),
+            "deliveries": int(one["delivered"] or 0),
+            "acked": int(one["settled"] or 0),
+        }
+        return chart, grid, totals
+
+    def latency(self) -> tuple[TimeChart, Grid]:
+        """From commit to ack over time, and each stage by subject and group."""
+        rows = self._rows(
+            f"SELECT bucket, {_quantiles('sketch')} FROM ("
+            f"SELECT {self._buckets.sql('minute')} AS bucket, kll_merge_agg_double(sketch) AS sketch "
+            "FROM qmq_latency_minute WHERE stage = 'total' GROUP BY bucket)"
+        )
+        chart = self._chart("From commit to ack", "ms", rows, tuple(_SHARES), is_logarithmic=True)
+        grid = self._grid(
+            "Stages by subject and group",
+            f"SELECT subject, consumer_group, stage, count, {_quantiles('sketch')}, max_ms FROM ("
+            "SELECT subject, consumer_group, stage, SUM(count) AS count, MAX(max_ms) AS max_ms, "
+            "kll_merge_agg_double(sketch) AS sketch FROM qmq_latency_minute "
+            "GROUP BY subject, consumer_group, stage) ORDER BY count DESC, subject, "
+            "consumer_group NULLS FIRST, stage",
+            {
+                "subject": "subject",
+                "consumer_group": "group",
+                "stage": "stage",
+                "count": "messages",
+                "p50": "p50 ms",
+                "p95": "p95 ms",
+                "p99": "p99 ms",
+                "max_ms": "max ms",
+            },
+        )
+        return chart, grid
+
+    def groups(self) -> int:
+        """How many groups there are; one that consumes two subjects is one."""
+        return int(self._rows("SELECT COUNT(DISTINCT consumer_group) FROM qmq_group_lag")[0][0])
+
+    def lag(self) -> tuple[TimeChart, TimeChart, Grid]:
+        """What groups are behind, what they got again, and where they stand now."""
+        grid = self._grid(
+            "Groups",
+            "SELECT subject, consumer_group, MAX_BY(lag, minute) AS lag, "
+            "MAX_BY(lag_s, minute) AS lag_s, MAX(lag) AS most, SUM(redeliveries) AS again, "
+            "MAX(minute) AS at FROM qmq_group_lag GROUP BY subject, consumer_group "
+            "ORDER BY lag DESC, most DESC, subject, consumer_group",
+            {
+                "subject": "subject",
+                "consumer_group": "group",
+                "lag": "lag",
+                "lag_s": "oldest, s",
+                "most": "most at a time",
+                "again": "redeliveries",
+                "at": "last change",
+            },
+        )
+        shown = [(row[0], row[1]) for row in grid.rows[:_LINES_MAX]]
+        rows = self._rows(
+            f"SELECT subject, consumer_group, {self._buckets.sql('minute')} AS bucket, "
+            "MAX_BY(lag, minute) AS lag FROM qmq_group_lag GROUP BY subject, consumer_group, bucket"
+        )
+        series = [
+            Series(
+                name=f"{subject} · {group}",
+                values=held(
+                    self._buckets.spread(
+                        [one for one in rows if (one[0], one[1]) == (subject, group)], "lag"
+                    )
+                ),
+            )
+            for subject, group in shown
+        ]
+        title = "Messages that wait for a group"
+        lag = TimeChart(
+            title=title, unit="messages", times=self._buckets.times, series=tuple(series)
+        )
+        again = self._rows(
+            f"SELECT {self._buckets.sql('minute')} AS bucket, SUM(redeliveries) AS redeliveries "
+            "FROM qmq_group_lag GROUP BY bucket HAVING SUM(redeliveries) > 0"
+        )
+        unit = "per " + length_text(self._buckets.length_s)
+        nothing = 0.0 if again else None
+        chart = self._chart("Redeliveries", unit, again, ("redeliveries",), nothing=nothing)
+        return lag, chart, grid
+
+    def dead(self) -> tuple[tuple[Bar, ...], Grid]:
+        """Dead letters by reason, and the newest of them."""
+        rows = self._rows(
+            "SELECT COALESCE(reason, 'unknown') AS reason, COUNT(*) AS count FROM qmq_dead_letters "
+            f"GROUP BY ALL ORDER BY count DESC LIMIT {_LINES_MAX}"
+        )
+        grid = self._grid(
+            "Dead letters",
+            "SELECT dead_at, subject, consumer_group, sequence, message_id, attempts, reason, error "
+            "FROM qmq_dead_letters ORDER BY dead_at DESC, subject, sequence",
+            {
+                "dead_at": "at",
+                "subject": "subject",
+                "consumer_group": "group",
+                "message_id": "message",
+                "attempts": "attempts",
+                "reason": "reason",
+                "error": "last error",
+            },
+        )
+        return tuple(Bar(name=row["reason"], value=row["count"]) for row in rows), grid
+
+    def lateness(self) -> tuple[TimeChart, Grid]:
+        """How long after their due time delayed messages could be pulled."""
+        rows = self._rows(
+            f"SELECT bucket, {_quantiles('sketch')} FROM ("
+            f"SELECT {self._buckets.sql('minute')} AS bucket, kll_merge_agg_double(sketch) AS sketch "
+            "FROM qmq_delay_lateness GROUP BY bucket)"
+        )
+        grid = self._grid(
+            "Delayed messages",
+            f"SELECT subject, count, early, {_quantiles('sketch')}, max_ms FROM ("
+            "SELECT subject, SUM(count) AS count, SUM(early) AS early, MAX(max_ms) AS max_ms, "
+            "kll_merge_agg_double(sketch) AS sketch FROM qmq_delay_lateness GROUP BY subject) "
+            "ORDER BY count DESC, subject",
+            {
+                "subject": "subject",
+                "count": "released",
+                "early": "too early",
+                "p50": "p50 ms",
+                "p95": "p95 ms",
+                "p99": "p99 ms",
+                "max_ms": "max ms",
+            },
+        )
+        return self._chart("Lateness", "ms", rows, tuple(_SHARES)), grid
+
+    def _rows(self, query: str) -> list[Row]:
+        return self._spark.sql(query).collect()
+
+    def _grid(self, title: str, query: str, columns: dict[str, str]) -> Grid:
+        frame = self._spark.sql(query)
+        rows = frame.limit(ROWS_MAX + 1).collect()
+        total = frame.count() if len(rows) > ROWS_MAX else len(rows)
+        return as_grid(title, rows[:ROWS_MAX], columns, total)
+
+    def _chart(
+        self,
+        title: str,
+        unit: str,
+        rows: Sequence[Row],
+        names: Sequence[str],
+        *,
+        is_logarithmic: bool = False,
+        nothing: float | None = None,
+    ) -> TimeChart:
+        return TimeChart(
+            title=title,
+            unit=unit,
+            times=self._buckets.times,
+            series=tuple(
+                Series(name=name, values=self._buckets.spread(rows, name, nothing=nothing))
+                for name in names
+            ),
+            is_logarithmic=is_logarithmic,
+        )
+
+
+def as_grid(
+    title: str, rows: Sequence[Row | Mapping[str, Any]], columns: dict[str, str], total: int
+) -> Grid:
+    """Rows as a table: `columns` is their names → what stands above them."""
+    return Grid(
+        title=title,
+        columns=tuple(columns.values()),
+        rows=tuple(tuple(_value(row[name]) for name in columns) for row in rows),
+        total=total,
+    )
+
+
+def _value(found: Any) -> object:
+    return _utc(found) if isinstance(found, datetime) else found
+
+
+def _utc(at: datetime | None) -> datetime | None:
+    """Spark gives local times without a zone."""
+    return None if at is None else at.astimezone(UTC)
+
+
+def _quantiles(sketch: str) -> str:
+    return ", ".join(
+        f"kll_sketch_get_quantile_double({sketch}, {share}D) AS {name}"
+        for name, share in _SHARES.items()
+    )
