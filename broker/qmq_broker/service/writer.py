@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final
 
+import msgspec
+
 from qmq_broker.clock import Clock
 from qmq_broker.errors import BusyError, ConflictError, NoRoomError, PoisonedError
 from qmq_broker.service.limits import ServiceLimits
@@ -42,8 +44,7 @@ _WAKE: Final = object()
 OnDone = Callable[[Placed | Exception], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Submission:
+class _Submission(msgspec.Struct, frozen=True, kw_only=True):
     frame: MessageFrame
     on_done: OnDone
 
@@ -54,8 +55,7 @@ class _Chore:
     on_poisoned: Callable[[PoisonedError], object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitCounts:
+class CommitCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What one pass of the writer did."""
 
     requests: int

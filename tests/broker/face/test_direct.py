@@ -89,7 +89,7 @@ def test_the_short_way_is_for_posts_of_the_usual_form(
         protocol.data_received(data[: -len(PULL)])
         is_direct = isinstance(protocol.cycle, DirectExchange)
         protocol.connection_lost(None)
-        await asyncio.gather(*protocol.tasks)
+        await asyncio.wait_for(all_answered(protocol), 30)
         return is_direct
 
     assert asyncio.run(look()) is is_short
@@ -114,8 +114,8 @@ def test_a_request_behind_one_that_waits_is_answered_behind_it(client: Client) -
 
 
 async def all_answered(protocol: BoundedProtocol) -> None:
-    while protocol.tasks:
-        await asyncio.gather(*protocol.tasks)
+    while protocol.tasks or protocol.routes:
+        await asyncio.gather(*protocol.tasks, asyncio.sleep(0))
 
 
 def test_a_pull_that_waits_is_answered_by_a_message_or_when_its_time_is_up(client: Client) -> None:
@@ -195,7 +195,7 @@ def test_B10_an_answer_ends_when_its_reader_has_most_of_it(client: Client) -> No
         protocol.resume_writing()
         await asyncio.wait_for(answering, 30)
         protocol.connection_lost(None)
-        await asyncio.gather(*protocol.tasks)
+        await asyncio.wait_for(all_answered(protocol), 30)
         return [before, exchange.response_complete]
 
     assert asyncio.run(look()) == [False, True]
@@ -215,7 +215,7 @@ def test_B10_an_answer_begins_when_the_one_before_has_its_reader(client: Client)
         await asyncio.wait_for(answering, 30)
         written.append(wire.written[:12])
         protocol.connection_lost(None)
-        await asyncio.gather(*protocol.tasks)
+        await asyncio.wait_for(all_answered(protocol), 30)
         return written
 
     assert asyncio.run(look()) == [b"", b"HTTP/1.1 200"]
@@ -235,7 +235,7 @@ def test_B10_a_long_answer_is_not_over_while_its_reader_has_little_of_it(client:
         await asyncio.wait_for(answering, 30)
         over.append(exchange.response_complete)
         protocol.connection_lost(None)
-        await asyncio.gather(*protocol.tasks)
+        await asyncio.wait_for(all_answered(protocol), 30)
         return over
 
     assert asyncio.run(look()) == [False, True]
@@ -266,17 +266,58 @@ def test_a_wait_that_was_woken_leaves_no_timer_behind(
     assert asyncio.run(look()) == [True]
 
 
-def test_a_connection_without_a_whole_answer_is_closed(client: Client) -> None:
-    async def look() -> bool:
-        protocol, wire = connect(client)
-        protocol.data_received(request()[:-1])
-        for task in protocol.tasks:
-            task.cancel()
-        await asyncio.gather(*protocol.tasks, return_exceptions=True)
+@pytest.mark.parametrize("error", [None, ZeroDivisionError(), asyncio.CancelledError()])
+def test_a_connection_without_a_whole_answer_is_closed(
+    client: Client, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
+) -> None:
+    async def serve(*_: object) -> None:
         await asyncio.sleep(0)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(client.app, "serve", serve)
+    told: list[object] = []
+
+    async def look() -> bool:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, what: told.append(what["exception"])
+        )
+        protocol, wire = connect(client)
+        protocol.data_received(request())
+        await asyncio.wait_for(all_answered(protocol), 30)
         return wire.is_closed
 
     assert asyncio.run(look())
+    assert told == [error] * (error is not None)
+
+
+def test_a_request_that_is_there_at_once_is_answered_before_the_loop_goes_on(
+    client: Client,
+) -> None:
+    async def look() -> bytes:
+        protocol, wire = connect(client)
+        protocol.data_received(request())
+        return wire.written
+
+    assert asyncio.run(look()).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_commit_that_is_told_is_answered_before_the_loop_goes_on(client: Client) -> None:
+    frame = make_frame([b"x"])
+    length = b"%d" % len(frame)
+    head = request(b"/v1/send", content_length=length, content_type=FRAME_CONTENT_TYPE.encode())
+
+    async def look() -> list[bytes]:
+        protocol, wire = connect(client)
+        protocol.data_received(head.removesuffix(PULL) + frame)
+        client.rig.broker.writer.step()
+        written = [wire.written]
+        client.rig.run_posted()
+        written.append(wire.written[:15])
+        await asyncio.wait_for(all_answered(protocol), 30)
+        return written
+
+    assert asyncio.run(look()) == [b"", b"HTTP/1.1 200 OK"]
 
 
 @pytest.fixture(scope="module")

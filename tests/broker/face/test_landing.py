@@ -100,7 +100,7 @@ def test_a_long_body_is_whole_whatever_the_reads_are(client: Client, read_bytes:
 
 async def committed(client: Client, line: Line) -> None:
     """Let the request that was received be answered."""
-    while line.connection.tasks:
+    while line.connection.routes or line.connection.tasks:
         await asyncio.sleep(0)
         client.rig.broker.writer.step()
         client.rig.run_posted()

@@ -81,3 +81,37 @@ def test_B10_a_body_that_stands_still_in_its_own_time_has_a_pass_of_its_own(tmp_
         assert watched.look(LIMITS.request_ms + 1_001) == SLOW
 
     with_a_connection(tmp_path, story)
+
+
+def test_a_connection_that_asks_for_nothing_any_more_is_closed_and_no_other(tmp_path: Path) -> None:
+    def story(watched: Watched) -> None:
+        over_ms = 2 * LIMITS.idle_ms
+        for _ in range(2):
+            watched.connection.data_received(request())
+            assert watched.look(LIMITS.idle_ms - 1_000) == NONE
+            assert watched.look(LIMITS.idle_ms - 1_000) == NONE
+            assert watched.look(over_ms) == NONE
+            assert not watched.wire.is_closed
+            # What the broker had no time to read is read between two passes.
+            watched.connection.data_received(request())
+            assert watched.look(LIMITS.idle_ms - 1_000) == NONE
+        assert watched.look(over_ms) == NONE
+        assert watched.look(over_ms) == NONE
+        assert watched.wire.is_closed
+        assert watched.wire.written.count(b"HTTP/1.1 ") == 4
+        assert b"408" not in watched.wire.written
+
+    with_a_connection(tmp_path, story)
+
+
+def test_a_pull_that_waits_is_no_connection_that_asks_for_nothing(tmp_path: Path) -> None:
+    def story(watched: Watched) -> None:
+        waiting = b'{"subject":"a","group":"b","consumer":"c","wait_ms":60000}'
+        head = request(content_length=b"%d" % len(waiting))
+        watched.connection.data_received(request())
+        watched.connection.data_received(head[: head.index(b"\r\n\r\n") + 4] + waiting)
+        for _ in range(2):
+            assert watched.look(2 * LIMITS.idle_ms) == NONE
+        assert not watched.wire.is_closed
+
+    with_a_connection(tmp_path, story)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import Scope
 
 from qmq_broker.face.answers import RequestRefusedError
+from qmq_broker.face.connection.driven import Outcome
 from qmq_broker.face.exchanges.arriving import ArrivingBody
 from qmq_broker.face.exchanges.exchange import Headers
 from qmq_broker.face.exchanges.requests import BodyShare, ClientGone, Encoding
@@ -105,7 +106,7 @@ class DirectExchange:
         self._is_lost = True
         self._wake()
 
-    def end(self, _: object = None) -> None:
+    def end(self) -> None:
         """The route has returned; a client that has no whole answer must not wait for it."""
         if not self.response_complete:
             self._transport.close()
@@ -126,6 +127,10 @@ class DirectExchange:
         body = self._arriving.take()
         self._arriving.drop()
         return body
+
+    def outcome(self) -> Outcome[Any]:
+        """See `Exchange`."""
+        return Outcome()
 
     async def wait(self, woken: asyncio.Future[None], until_s: float) -> None:
         """See `Exchange`. It is the one that ends by itself at its time or by a lost connection."""

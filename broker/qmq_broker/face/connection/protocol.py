@@ -28,6 +28,7 @@ from qmq_broker.face.answers import RequestRefusedError, refuse, retry_after
 from qmq_broker.face.app import App
 from qmq_broker.face.callers.door import CERTIFICATE_NAMES, certificate_names
 from qmq_broker.face.connection.direct import DirectExchange, answer_head
+from qmq_broker.face.connection.driven import Driven
 from qmq_broker.face.limits import FaceLimits
 from qmq_client.wire.requests import JSON_CONTENT_TYPE, encode_json
 
@@ -79,8 +80,14 @@ class BoundedProtocol(HttpToolsProtocol):
         #: The newest request that took the short way, and whether it is the newest of all.
         self._direct: DirectExchange | None = None
         self._is_direct = False
+        #: The route of a request whose head was just read.
+        self._starting: Driven | None = None
+        #: Routes of the short way that are under way: one, or one that has just been answered and the next.
+        self.routes = 0
         #: Length of its body, by its head.
         self._body_bytes = 0
+        #: Loop time since when it was answered and asks for nothing.
+        self.idle_since_s: float | None = None
         #: Loop time since when the client has left an answer unread.
         self.unread_since_s: float | None = None
         #: Whether the pass before found it too slow. What came while the loop stood still, for a slow
@@ -130,6 +137,9 @@ class BoundedProtocol(HttpToolsProtocol):
             and not self.transport.is_closing()
         ):
             self._refuse_raw(self._head_too_long())
+        starting, self._starting = self._starting, None
+        if starting is not None:  # not before: the parser is done with what came
+            starting.go_on()
 
     @property
     def landing_bytes(self) -> int:
@@ -156,6 +166,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.idle_since_s = None
         self.is_in_head = True
         self.receiving_since_s = self.loop.time()
 
@@ -185,6 +196,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self.receiving_since_s = None
         self.is_in_head = True
         self._head_bytes = 0
+
+    def on_response_complete(self) -> None:
+        if self.pipeline:
+            super().on_response_complete()
+        else:  # the same, without its timer for each answer
+            self.server_state.total_requests += 1
+            if not self.transport.is_closing():
+                self.flow.resume_reading()
+                self.idle_since_s = self.loop.time()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -247,14 +267,17 @@ class BoundedProtocol(HttpToolsProtocol):
             on_end=self.on_response_complete,
         )
         self._direct, self.cycle = exchange, cast("RequestResponseCycle", exchange)
-        task = self.loop.create_task(self.face.serve(exchange, partial(route, exchange)))
-        task.add_done_callback(self.tasks.discard)
-        task.add_done_callback(exchange.end)
-        self.tasks.add(task)
+        work = self.face.serve(exchange, partial(route, exchange))
+        self._starting = Driven(work, partial(self._end_direct, exchange))
+        self.routes += 1
+
+    def _end_direct(self, exchange: DirectExchange) -> None:
+        self.routes -= 1
+        exchange.end()
 
     def _check_head(self) -> None:
         """Raise what the parser takes for its own refusal, which `send_400_response` then tells."""
-        head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        head_bytes = len(self.url) + sum([len(name) + len(value) for name, value in self.headers])
         what = ambiguity(self.headers)
         if head_bytes > self.limits.head_bytes:
             self._refusal = self._head_too_long()
@@ -294,25 +317,32 @@ def bounded_protocol(face: App, limits: FaceLimits) -> type[BoundedProtocol]:
 def end_slow_connections(
     connections: Iterable[object], now_s: float, limits: FaceLimits
 ) -> SweepCounts:
-    """One pass over all connections: end those that send or read too slowly, and did in the pass before."""
+    """One pass over all connections: end those that send or read too slowly, and did in the pass before.
+
+    Those that ask for nothing are closed too, after a while.
+    """
     slow = unread = 0
     for connection in list(connections):
         if not isinstance(connection, BoundedProtocol) or connection.transport.is_closing():
             continue
-        since_s, unread_since_s = connection.receiving_since_s, connection.unread_since_s
         allowed_ms = limits.head_ms if connection.is_in_head else limits.request_ms
-        is_slow = since_s is not None and (now_s - since_s) * 1000 > allowed_ms
-        is_unread = (
-            unread_since_s is not None and (now_s - unread_since_s) * 1000 > limits.unread_ms
-        )
-        was_slow, connection.was_slow = connection.was_slow, is_slow or is_unread
+        is_slow = _is_over(connection.receiving_since_s, now_s, allowed_ms)
+        is_unread = _is_over(connection.unread_since_s, now_s, limits.unread_ms)
+        is_idle = _is_over(connection.idle_since_s, now_s, limits.idle_ms)
+        was_slow, connection.was_slow = connection.was_slow, is_slow or is_unread or is_idle
         if was_slow and is_slow:
             connection.end_slow()
             slow += 1
         elif was_slow and is_unread:
             connection.transport.abort()
             unread += 1
+        elif was_slow and is_idle:
+            connection.transport.close()
     return SweepCounts(slow=slow, unread=unread)
+
+
+def _is_over(since_s: float | None, now_s: float, allowed_ms: int) -> bool:
+    return since_s is not None and (now_s - since_s) * 1000 > allowed_ms
 
 
 def ambiguity(headers: Iterable[tuple[bytes, bytes]]) -> str:

@@ -7,7 +7,8 @@ requests of the usual form on connections of ours. What a route does is the same
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from collections.abc import Generator
+from typing import Any, Protocol, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -19,7 +20,26 @@ from qmq_broker.face.exchanges.requests import (
     read_body,
 )
 
+T = TypeVar("T")
 Headers = tuple[tuple[bytes, bytes], ...]
+
+
+class Outcome(Protocol[T]):
+    """What will be known later; of an asyncio future, what a route needs."""
+
+    def done(self) -> bool:
+        """Whether it is known."""
+        ...
+
+    def set_result(self, result: T, /) -> None:
+        """It is this."""
+        ...
+
+    def set_exception(self, error: Exception, /) -> None:
+        """It is this failure."""
+        ...
+
+    def __await__(self) -> Generator[Any, None, T]: ...
 
 
 class Exchange(Protocol):
@@ -38,6 +58,10 @@ class Exchange(Protocol):
 
         Requires: `check_head` accepted the head with this bound.
         """
+        ...
+
+    def outcome(self) -> Outcome[Any]:
+        """Something to wait for, once; set in the loop thread by whoever is ready for all that follows."""
         ...
 
     async def wait(self, woken: asyncio.Future[None], until_s: float) -> None:
@@ -66,6 +90,10 @@ class AsgiExchange:
     async def body(self, body_bytes_max: int, share: BodyShare | None = None) -> bytes:
         """See `Exchange`."""
         return await read_body(self._receive, body_bytes_max, share)
+
+    def outcome(self) -> asyncio.Future[Any]:
+        """See `Exchange`."""
+        return asyncio.get_running_loop().create_future()
 
     async def wait(self, woken: asyncio.Future[None], until_s: float) -> None:
         """See `Exchange`."""

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -45,8 +44,7 @@ class ClientGone(Exception):  # noqa: N818  # not an error: nobody is there to b
     """The client closed the connection; there is nobody to answer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class Head(msgspec.Struct, frozen=True, kw_only=True):
     """What a request's headers say about bodies."""
 
     #: None when the request names no content type.
@@ -64,13 +62,10 @@ class Head:
         accepted = _ENCODINGS.get(self.accept or b"")
         if accepted is not None:  # one of the two and nothing else, as clients of ours say it
             return accepted
-        wanted = [
-            encoding
-            for encoding in Encoding
-            if self.accept is not None and encoding.value in self.accept
-        ]
-        if len(wanted) == 1:
-            return wanted[0]
+        if self.accept is not None:
+            wanted = [encoding for encoding in Encoding if encoding.value in self.accept]
+            if len(wanted) == 1:
+                return wanted[0]
         return _ENCODINGS.get(_media_type(self.content_type), Encoding.JSON)
 
 
@@ -133,16 +128,15 @@ class BodyRoom:
         self.unread_bytes = 0
         self.requests = 0
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """Count one request; raises `RequestRefusedError` when too many are under way."""
+    def begin_request(self) -> None:
+        """Count one request until `end_request`; raises `RequestRefusedError` when too many are under way."""
         if self.requests >= self._limits.requests:
             raise _busy(f"{self.requests} requests are under way")
         self.requests += 1
-        try:
-            yield
-        finally:
-            self.requests -= 1
+
+    def end_request(self) -> None:
+        """It is over, however it ended."""
+        self.requests -= 1
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -153,18 +147,13 @@ class BodyRoom:
         finally:
             self.requests += 1
 
-    @contextmanager
-    def body(self, claimed_bytes: int) -> Iterator[BodyShare]:
-        """The share of one body; raises `RequestRefusedError` when there is no room for it.
+    def body(self, claimed_bytes: int) -> BodyShare:
+        """The share of one body, to be closed; raises `RequestRefusedError` when there is no room for it.
 
         What a head claims takes no room: a few slow clients would hold all of it with a few bytes.
         """
         self._check_body(claimed_bytes)
-        share = BodyShare(self)
-        try:
-            yield share
-        finally:
-            self.taken_bytes -= share.taken_bytes
+        return BodyShare(self)
 
     def take(self, share: BodyShare, count: int) -> None:
         """Give more room to one body; raises `RequestRefusedError` when there is none."""
@@ -196,13 +185,19 @@ class BodyRoom:
 
 
 class BodyShare:
-    """What one body has taken of the room."""
+    """What one body has taken of the room; given back at the end of a `with`."""
 
     __slots__ = ("_room", "taken_bytes")
 
     def __init__(self, room: BodyRoom) -> None:
         self._room = room
         self.taken_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._room.taken_bytes -= self.taken_bytes
 
     def take(self, count: int) -> None:
         """So many bytes more have arrived."""

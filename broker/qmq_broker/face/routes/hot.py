@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from qmq_broker.face.answers import error_answer, error_code, error_headers, error_status, refuse
 from qmq_broker.face.callers.access import Role
-from qmq_broker.face.exchanges.exchange import Exchange
+from qmq_broker.face.exchanges.exchange import Exchange, Outcome
 from qmq_broker.face.exchanges.requests import (
     BodyRoom,
     ClientGone,
@@ -74,8 +74,11 @@ class HotRoutes:
         try:
             if exchange.scope["method"] != "POST":
                 raise _method_not_allowed(exchange.scope["method"])
-            with self._room.request():
+            self._room.begin_request()
+            try:
                 await work(head, exchange)
+            finally:
+                self._room.end_request()
         except QmqError as error:
             self._broker.measures.refused[error_code(error)] += 1
             await answer_error(exchange, head.answer_encoding(), error)
@@ -92,7 +95,7 @@ class HotRoutes:
             message_ids: tuple[str, ...] = ()
             if encoding is Encoding.JSON:
                 data, message_ids = self._frame_of(data)
-            durable: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
+            durable: Outcome[Placed] = exchange.outcome()
             may_send = partial(head.caller.check, Role.PRODUCER)
             frame = self._broker.send(data, partial(_resolve, durable), may_send)
             placed = await durable
@@ -205,7 +208,7 @@ async def answer_error(exchange: Exchange, encoding: Encoding, error: QmqError) 
     await exchange.answer(status, encoding, encode(encoding, error_answer(error)), headers)
 
 
-def _resolve(durable: asyncio.Future[Placed], outcome: Placed | Exception) -> None:
+def _resolve(durable: Outcome[Placed], outcome: Placed | Exception) -> None:
     if durable.done():  # the client went away meanwhile
         return
     if isinstance(outcome, Exception):

@@ -117,8 +117,10 @@ class SegmentedLog:
             if point.durable_offset == self._durable.durable_offset:
                 return
             file = self._segments.file(self._segments.base_of(point.last_frame_offset))
-        with self._poisoning("sync"):
+        try:
             file.sync()
+        except (DiskError, NoRoomError) as error:
+            raise self._poisoned("sync", error) from error
         with self._lock:
             if point.durable_offset > self._durable.durable_offset:
                 self._durable = point
