@@ -61,6 +61,6 @@ crc32c: Final[Checksum] = _CHOSEN[0]
 CRC32C_MADE_BY: Final[str] = _CHOSEN[1]
 
 
-def crc32c_without(data: bytes, first: int, after: int) -> int:
+def crc32c_without(data: bytes | memoryview, first: int, after: int) -> int:
     """CRC-32C of `data` without its bytes from `first` until before `after`; nothing long is copied."""
     return crc32c(memoryview(data)[after:], crc32c(data[:first]))

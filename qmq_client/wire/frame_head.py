@@ -162,7 +162,7 @@ def verify_stamp(header: FrameHeader, head: bytes) -> None:
         raise ChecksumError("frame stamp checksum", offset=_STAMP_CRC_POSITION)
 
 
-def verify_body(header: FrameHeader, frame: bytes) -> None:
+def verify_body(header: FrameHeader, frame: bytes | memoryview) -> None:
     """Check the sender's checksum over a whole frame; raises `ChecksumError`.
 
     Requires: `len(frame) == header.frame_bytes`. The fill of a padding frame is not covered.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -19,7 +21,7 @@ from qmq_client.wire.marks import Marks, pack_marks
 from qmq_client.wire.names import OWN_PREFIX
 from qmq_client.wire.record import BodyKind, Record, decode_record, encode_record
 from qmq_pipeline.rows.decode import Selection, batches, batches_by_subject
-from qmq_pipeline.tables.schemas import SCHEDULED
+from qmq_pipeline.tables.schemas import MESSAGES, SCHEDULED
 from tests.pipeline.world import scanned
 
 _NAMES = st.from_regex(r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,20}\Z")
@@ -52,6 +54,22 @@ def rows_of(frame: ScannedFrame, selection: Selection | None = None) -> list[dic
         batch.validate(full=True)
         rows += batch.to_pylist()
     return rows
+
+
+def in_one_block(frames: list[ScannedFrame]) -> list[ScannedFrame]:
+    """The same frames as if they had been read at once, one behind the other."""
+    block = b"".join(frame.data for frame in frames)
+    read: list[ScannedFrame] = []
+    for frame in frames:
+        first = sum(one.header.frame_bytes for one in read)
+        read.append(ScannedFrame(frame.offset, frame.header, block, first))
+    return read
+
+
+def large_frames(count: int) -> list[ScannedFrame]:
+    """Frames of 250 records of a KiB."""
+    one = Record(message_id=bytes(16), subject="a", body=bytes(1024), born_at_ms=1)
+    return [scanned([("a", encode_record(one))] * 250, offset=8 * n) for n in range(count)]
 
 
 def time(time_ms: int | None) -> datetime | None:
@@ -150,6 +168,57 @@ def test_text_that_is_not_utf_8_is_replaced_and_read_on() -> None:
     data = encode_record(record).replace(b"xx", b"\xff\xfe").replace(b"vv", b"\xc3\x28")
     (row,) = rows_of(scanned([("a", data)]))
     assert (row["key"], row["headers"], row["body"]) == ("��", [("h", "�(")], b"body")
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("subjects", [None, frozenset({"orders"})])
+def test_frames_that_were_read_at_once_have_the_rows_of_frames_by_themselves(
+    seed: int, subjects: frozenset[str] | None
+) -> None:
+    draw = random.Random(seed)
+    frames = []
+    for number in range(6):
+        kind = draw.choice([FrameKind.MESSAGES, FrameKind.DELAYED])
+        records = [
+            Record(
+                message_id=draw.randbytes(16),
+                subject=draw.choice(["orders", "flight.departed", "a"]),
+                key=draw.choice([None, "k", "key"]),
+                headers=draw.choice([(), (("h", "value"),), (("h", ""), ("other", "v"))]),
+                body=draw.randbytes(draw.randrange(60)),
+                born_at_ms=draw.randrange(10**12),
+                due_at_ms=draw.randrange(10**12) if kind is FrameKind.DELAYED else None,
+            )
+            for _ in range(draw.randint(1, 5))
+        ]
+        encoded = [(one.subject, encode_record(one)) for one in records]
+        frames.append(scanned(encoded, kind=kind, offset=8 * number))
+    cut = draw.randrange(6)
+    read = in_one_block(frames[:cut]) + in_one_block(frames[cut:])
+    for table in (MESSAGES, SCHEDULED):
+        selection = Selection(subjects=subjects, table=table, columns=table.names)
+        found = [row for batch in batches(read, selection) for row in batch.to_pylist()]
+        assert found == [row for frame in frames for row in rows_of(frame, selection)]
+
+
+def test_a_batch_ends_with_what_was_read_at_once_if_that_is_enough() -> None:
+    frames = in_one_block(large_frames(4)) + in_one_block(large_frames(4))
+    assert [batch.num_rows for batch in batches(frames, Selection())] == [1_000, 1_000]
+    few = in_one_block(large_frames(1)) + in_one_block(large_frames(1))
+    assert [batch.num_rows for batch in batches(few, Selection())] == [500]
+
+
+def test_bodies_that_are_not_asked_for_are_not_copied() -> None:
+    frames = in_one_block(large_frames(4))
+    selection = Selection(columns=("subject", "sequence", "message_id", "stored_at", "body_bytes"))
+    list(batches(frames, selection))  # what is made once
+    tracemalloc.start()
+    try:
+        (batch,) = batches(frames, selection)
+        assert tracemalloc.get_traced_memory()[1] < len(frames[0].block) // 2
+    finally:
+        tracemalloc.stop()
+    assert batch.num_rows == 1_000
 
 
 @pytest.mark.parametrize("length", [7, 10_000])

@@ -15,10 +15,11 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from qmq_broker.storage.logs.frame_scan import ScannedFrame
+from qmq_broker.storage.logs.frame_scan import SCAN_BLOCK_BYTES, ScannedFrame
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameKind, SubjectRun, parse_subjects
 from qmq_client.wire.frame_kind import mark_bytes
+from qmq_client.wire.limits import NAME_BYTES_MAX
 from qmq_client.wire.marks import read_marks
 from qmq_client.wire.names import OWN_PREFIX
 from qmq_client.wire.record import RECORD_FIXED_BYTES, TIME_MAX_MS
@@ -31,11 +32,15 @@ from qmq_pipeline.tables.table import Table
 #: and the heap of a small executor, large enough that the work for a batch does not count.
 BATCH_BYTES: Final = 16 * 1024 * 1024
 BATCH_ROWS: Final = 20_000
+#: With so much a batch ends where that costs nothing: with a block that was read at once, or with a subject.
+_ENOUGH_BYTES: Final = SCAN_BLOCK_BYTES * 3 // 4
 _ENOUGH_ROWS: Final = 5_000
 #: Columns of a frame in front of its records.
 _LENGTH: Final = np.dtype(">u4")
 _LENGTH_BYTES: Final = _LENGTH.itemsize
 _TAG_HASH_BYTES: Final = 8
+#: No subject takes more in the table of a frame: its number of records, and its name with the length.
+_SUBJECT_BYTES_MAX: Final = 5 + NAME_BYTES_MAX
 #: Frames whose messages have a place in their subject, and those of messages that wait for theirs.
 QUEUED_KINDS: Final = frozenset(kind for kind in FrameKind if kind.name in {"MESSAGES", "RELEASED"})
 SCHEDULED_KINDS: Final = frozenset(
@@ -63,6 +68,10 @@ class _Gathered:
 
     data: list[bytes | memoryview] = field(default_factory=list)
     data_bytes: int = 0
+    #: The block that the last of the data stands in, and where in it that begins and ends.
+    block: bytes = b""
+    block_first: int = 0
+    block_next: int = 0
     rows: int = 0
     #: Of each stretch of records that stand one behind the other: their lengths as the frame has them, where the
     #: first begins in the joined data, and where the last must have ended.
@@ -79,6 +88,36 @@ class _Gathered:
     offsets: list[int] = field(default_factory=list)
     stored_at_ms: list[int] = field(default_factory=list)
 
+    @property
+    def is_full(self) -> bool:
+        return self.data_bytes >= BATCH_BYTES or self.rows >= BATCH_ROWS
+
+    @property
+    def is_enough(self) -> bool:
+        return self.data_bytes >= _ENOUGH_BYTES or self.rows >= _ENOUGH_ROWS
+
+    def put(self, frame: ScannedFrame, view: memoryview) -> int:
+        """Put a frame behind the data, and say where in it the frame begins.
+
+        Frames that were read one behind the other are one piece of the data, which then need not be copied.
+        """
+        begin = self.data_bytes
+        self.data_bytes += len(view)
+        if not self.data or frame.block is not self.block or frame.first != self.block_next:
+            self.data.append(view)
+            self.block, self.block_first = frame.block, frame.first
+        self.block_next = frame.first + len(view)
+        self.data[-1] = memoryview(self.block)[self.block_first : self.block_next]
+        return begin
+
+    def let_go_of_blocks(self) -> None:
+        """Keep what is wanted of them and no more."""
+        self.data, self.block = [b"".join(self.data)], b""
+
+    def joined(self) -> bytes | memoryview:
+        """All data in one."""
+        return self.data[0] if len(self.data) == 1 else b"".join(self.data)
+
 
 def batches(frames: Iterable[ScannedFrame], selection: Selection) -> Iterator[pa.RecordBatch]:
     """Rows of these frames; each batch has the columns of the selection."""
@@ -90,8 +129,14 @@ def batches(frames: Iterable[ScannedFrame], selection: Selection) -> Iterator[pa
         stored_at_ms = frame.header.stored_at_ms
         if not selection.first_stored_at_ms <= stored_at_ms < selection.next_stored_at_ms:
             continue
+        if gathered.rows and frame.block is not gathered.block:
+            if gathered.is_enough:
+                yield _batch(gathered, selection)
+                gathered = _Gathered()
+            else:
+                gathered.let_go_of_blocks()
         _gather(gathered, frame, selection.subjects)
-        if gathered.data_bytes >= BATCH_BYTES or gathered.rows >= BATCH_ROWS:
+        if gathered.is_full:
             yield _batch(gathered, selection)
             gathered = _Gathered()
     if gathered.rows:
@@ -113,8 +158,7 @@ def batches_by_subject(
     pieces.sort(key=lambda piece: piece.subject)
     gathered, last = _Gathered(), ""
     for piece in pieces:
-        is_full = gathered.data_bytes >= BATCH_BYTES or gathered.rows >= BATCH_ROWS
-        if is_full or (gathered.rows >= _ENOUGH_ROWS and piece.subject != last):
+        if gathered.is_full or (gathered.rows >= _ENOUGH_ROWS and piece.subject != last):
             yield _batch(gathered, selection)
             gathered = _Gathered()
         last = piece.subject
@@ -127,7 +171,7 @@ def batches_by_subject(
 
 def frame_runs(frame: ScannedFrame) -> tuple[SubjectRun, ...]:
     """Which sequences of which subjects are in a message frame; not those of the broker's own."""
-    runs = parse_subjects(frame.data, frame.header)[0]
+    runs = _subjects_of(frame)[0]
     return tuple(run for run in runs if not run.subject.startswith(OWN_PREFIX))
 
 
@@ -167,13 +211,13 @@ class Piece:
 
 
 def _pieces(frame: ScannedFrame) -> Iterator[Piece]:
-    runs, column, begin = _parsed(frame)
+    data = frame.view
+    runs, column, begin = _parsed(frame, data)
     lengths = np.frombuffer(column, _LENGTH).astype(np.int64)
     ends = begin + np.cumsum(lengths)
-    if ends[-1] > len(frame.data) or lengths.min() < RECORD_FIXED_BYTES:
+    if ends[-1] > len(data) or lengths.min() < RECORD_FIXED_BYTES:
         raise _not_adding_up(frame.offset)
     put_off_ms = _put_off_ms(frame)
-    data = memoryview(frame.data)
     first = 0
     for run in runs:
         after = first + run.count
@@ -202,14 +246,24 @@ def _put_off_ms(frame: ScannedFrame) -> Numbers | None:
     count = mark_bytes(header.kind, header.record_count)
     if not count:
         return np.full(header.record_count, -1, np.int64)
-    return np.array(read_marks(header, frame.data[-count:]).due_at_ms, np.int64)
+    return np.array(read_marks(header, bytes(frame.view[-count:])).due_at_ms, np.int64)
 
 
-def _parsed(frame: ScannedFrame) -> tuple[tuple[SubjectRun, ...], memoryview, int]:
+def _subjects_of(frame: ScannedFrame) -> tuple[tuple[SubjectRun, ...], int]:
+    """The runs of a message frame, and the position behind its subject table."""
+    header, first = frame.header, frame.first
+    front_bytes = header.head_bytes + _SUBJECT_BYTES_MAX * header.subject_count
+    front = frame.block[first : first + min(front_bytes, header.frame_bytes)]
+    return parse_subjects(front, header)
+
+
+def _parsed(
+    frame: ScannedFrame, data: memoryview
+) -> tuple[tuple[SubjectRun, ...], memoryview, int]:
     """Runs of a message frame, its column of lengths, and where its records begin."""
-    runs, position = parse_subjects(frame.data, frame.header)
+    runs, position = _subjects_of(frame)
     count = frame.header.record_count
-    column = memoryview(frame.data)[position : position + _LENGTH_BYTES * count]
+    column = data[position : position + _LENGTH_BYTES * count]
     return runs, column, position + (_LENGTH_BYTES + _TAG_HASH_BYTES) * count
 
 
@@ -219,15 +273,17 @@ def _gather(gathered: _Gathered, frame: ScannedFrame, subjects: frozenset[str] |
     All numbers of all records are worked on at once, when the batch is made: some for each frame would take
     as long as everything else.
     """
-    runs, column, begin = _parsed(frame)
+    view = frame.view
+    runs, column, begin = _parsed(frame, view)
     put_off_ms = _put_off_ms(frame)
     counts = [run.count for run in runs]
     first_numbers = list(accumulate(counts, initial=0))[:-1]
     kept = [_is_wanted(run.subject, subjects) for run in runs]
     if not any(kept):
         return
-    bound = gathered.data_bytes + len(frame.data)
-    begin += gathered.data_bytes
+    frame_begin = gathered.put(frame, view)
+    bound = frame_begin + len(view)
+    begin += frame_begin
     if all(kept):
         gathered.lengths.append(column)
         gathered.begins.append(begin)
@@ -251,8 +307,6 @@ def _gather(gathered: _Gathered, frame: ScannedFrame, subjects: frozenset[str] |
     gathered.counts += counts
     gathered.offsets += [frame.offset] * len(runs)
     gathered.stored_at_ms += [frame.header.stored_at_ms] * len(runs)
-    gathered.data.append(frame.data)
-    gathered.data_bytes += len(frame.data)
     gathered.rows += sum(counts)
 
 
@@ -287,7 +341,7 @@ def _records(gathered: _Gathered) -> Records:
     if not is_whole.all() or lengths.min() < RECORD_FIXED_BYTES:
         raise _not_adding_up(gathered.offsets[0])
     positions = ends - lengths + np.repeat(moved, counts)
-    return Records(b"".join(gathered.data), positions, lengths, put_off_ms)
+    return Records(gathered.joined(), positions, lengths, put_off_ms)
 
 
 def _not_adding_up(offset: int) -> ProtocolError:
@@ -333,6 +387,5 @@ class _Runs:
         return np.repeat(begins, self._counts) + np.arange(self._rows)
 
     def _subjects(self) -> pa.Array:
-        code_of = {name: code for code, name in enumerate(dict.fromkeys(self._gathered.subjects))}
-        codes = np.array([code_of[name] for name in self._gathered.subjects], np.int32)
-        return repeated_text(list(code_of), np.repeat(codes, self._counts))
+        subjects = self._gathered.subjects
+        return repeated_text(subjects, np.repeat(np.arange(len(subjects)), self._counts))

@@ -11,7 +11,7 @@ key, tags or headers: one strange sender must not stop everybody's pipeline.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -39,10 +39,9 @@ _BODY_KIND_MASK: Final = 0b11
 _DELAYED_FLAG: Final = 0b100
 _EXPIRES_FLAG: Final = 0b1000
 _EXPIRES_BYTES: Final = 8
-#: In front of a header: the length of its name in one byte, that of its value in two.
-_PAIR_BYTES: Final = 3
-_VALUE_LENGTH: Final = np.dtype(">u2")
-_VALUE_LENGTH_BYTES: Final = _VALUE_LENGTH.itemsize
+_TIME: Final = np.dtype(">u8")
+#: In front of a header.
+_PAIR: Final = np.dtype([("name_bytes", "u1"), ("value_bytes", ">u2")])
 #: Fields of a record behind its fixed part, as numbers of `Pieces`.
 _KEY, _TAGS, _HEADERS, _EXPIRES, _BODY = range(5)
 _NOT_A_RECORD: Final = -1
@@ -52,17 +51,21 @@ class Records:
     """Columns that stand in the records; what several of them need is made once, when it is needed."""
 
     def __init__(
-        self, data: bytes, positions: Numbers, lengths: Numbers, put_off_ms: Numbers | None
+        self,
+        data: bytes | memoryview,
+        positions: Numbers,
+        lengths: Numbers,
+        put_off_ms: Numbers | None,
     ) -> None:
-        """`put_off_ms`: due times that others have set, -1 for the record's own; None for none."""
+        """`put_off_ms`: due times that others have set, -1 for the record's own; None for none.
+
+        Requires: `data` is shorter than 2³⁰ bytes, so that places in it are numbers of 32 bits.
+        """
         self._data = data
-        self._bytes = np.frombuffer(data, np.uint8)
-        self._positions = positions
-        self._next_positions = positions + lengths
+        self._positions = positions.astype(np.int32)
+        self._next_positions = (positions + lengths).astype(np.int32)
         self._put_off_ms = put_off_ms
-        windows = np.lib.stride_tricks.sliding_window_view(self._bytes, RECORD_FIXED_BYTES)
-        self._rows = windows[self._positions]
-        self._fixed = self._rows.view(_FIXED)[:, 0]
+        self._fixed = self._at(positions, _FIXED)
 
     @cached_property
     def _boundaries(self) -> Numbers:
@@ -81,7 +84,7 @@ class Records:
         return column
 
     def _message_id(self) -> pa.Array:
-        return hex_text(self._rows[:, _ID])
+        return hex_text(self._fixed.view(np.uint8).reshape(-1, RECORD_FIXED_BYTES)[:, _ID])
 
     def _producer(self) -> pa.Array:
         return longs(self._fixed["producer"])
@@ -112,11 +115,11 @@ class Records:
         return self._pieces.text(_KEY, self._length(_KEY) == 0)
 
     def _body_kind(self) -> pa.Array:
-        kinds = (self._fixed["flags"] & _BODY_KIND_MASK).astype(np.int32)
+        kinds = (self._flags & _BODY_KIND_MASK).astype(np.int32)
         return pa.array(np.where(self._is_record, kinds, _NOT_A_RECORD).astype(np.int32))
 
     def _body_bytes(self) -> pa.Array:
-        return pa.array(self._length(_BODY).astype(np.int32))
+        return pa.array(self._length(_BODY))
 
     def _body(self) -> pa.Array:
         return self._pieces.binary(_BODY)
@@ -126,22 +129,37 @@ class Records:
         return lengths
 
     def _has_flag(self, flag: int) -> Numbers:
-        has: Numbers = ((self._fixed["flags"] & flag) != 0) & self._is_record
+        has: Numbers = ((self._flags & flag) != 0) & self._is_record
         return has
+
+    @cached_property
+    def _flags(self) -> Numbers:
+        return np.ascontiguousarray(self._fixed["flags"])
+
+    def _at(self, positions: Numbers, kind: np.dtype[Any]) -> Numbers:
+        """What stands at these places, taken as one piece of memory each: numpy would go through its fields."""
+        count = len(self._data) - kind.itemsize + 1
+        piece = f"V{kind.itemsize}"
+        everywhere: Numbers = np.ndarray((count,), piece, buffer=self._data, strides=(1,))
+        return everywhere[positions].view(kind)
 
     @cached_property
     def _found(self) -> tuple[Numbers, Numbers]:
         """Where key, tags, headers, expiry and body begin and the body ends; which rows are records."""
-        fixed, next_positions = self._fixed, self._next_positions
-        flags = fixed["flags"]
-        boundaries = np.empty((len(fixed), 6), np.int64)
-        first = self._positions + RECORD_FIXED_BYTES
-        boundaries[:, _KEY] = first + DUE_BYTES * ((flags & _DELAYED_FLAG) != 0)
-        boundaries[:, _TAGS] = boundaries[:, _KEY] + fixed["key_bytes"]
-        boundaries[:, _HEADERS] = boundaries[:, _TAGS] + fixed["tags_bytes"]
-        boundaries[:, _EXPIRES] = boundaries[:, _HEADERS] + fixed["headers_bytes"]
-        expires_bytes = _EXPIRES_BYTES * ((flags & _EXPIRES_FLAG) != 0)
-        boundaries[:, _BODY] = boundaries[:, _EXPIRES] + expires_bytes
+        fixed, flags, next_positions = self._fixed, self._flags, self._next_positions
+        boundaries = np.empty((len(fixed), 6), np.int32)
+        first = self._positions + np.int32(RECORD_FIXED_BYTES)
+        lengths = (
+            np.where(flags & _DELAYED_FLAG, np.int32(DUE_BYTES), np.int32(0)),
+            fixed["key_bytes"],
+            fixed["tags_bytes"],
+            fixed["headers_bytes"],
+            np.where(flags & _EXPIRES_FLAG, np.int32(_EXPIRES_BYTES), np.int32(0)),
+        )
+        here = first
+        for piece, length in enumerate(lengths):
+            here = here + length.astype(np.int32)
+            boundaries[:, piece] = here
         boundaries[:, _BODY + 1] = next_positions
         known_flags = _BODY_KIND_MASK | _DELAYED_FLAG | _EXPIRES_FLAG
         is_record = (
@@ -157,8 +175,7 @@ class Records:
     def _time(self, positions: Numbers, is_there: Numbers) -> pa.Array:
         milliseconds = np.zeros(len(positions), np.int64)
         if is_there.any():
-            windows = np.lib.stride_tricks.sliding_window_view(self._bytes, DUE_BYTES)
-            found = windows[positions[is_there]].view(">u8")[:, 0]
+            found = self._at(positions[is_there], _TIME)
             milliseconds[is_there] = _bounded(found)
         return times(milliseconds, ~is_there)
 
@@ -197,11 +214,10 @@ class Records:
         return counts, None
 
     def _walk_headers(self, rows: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
-        here = self._boundaries[rows, _HEADERS].copy()
-        after = self._boundaries[rows, _EXPIRES]
+        here, after = self._boundaries[rows, _HEADERS], self._boundaries[rows, _EXPIRES]
         entries = np.cumsum(counts) - counts
         found = np.zeros((int(counts.sum()), 3), np.int32)
-        is_good = here + _PAIR_BYTES * counts <= after
+        is_good = here + _PAIR.itemsize * counts <= after
         left = np.arange(len(rows))
         # A sender may claim thousands of headers: a round costs what is left to do, and there are none for a false claim.
         for round_ in range(int(counts[is_good].max(initial=0))):
@@ -209,22 +225,18 @@ class Records:
             # Mostly all rows have as many, and numbers in order cost less than numbers picked out.
             at = slice(None) if len(left) == len(rows) else left
             first, bound = here[at], after[at]
-            is_good[at] &= first + _PAIR_BYTES <= bound
-            name = np.minimum(first, len(self._bytes) - _PAIR_BYTES) + _PAIR_BYTES
-            value = name + self._bytes[name - _PAIR_BYTES]
-            end = value + self._pairs_of_bytes[name - _VALUE_LENGTH_BYTES]
+            is_good[at] &= first + np.int32(_PAIR.itemsize) <= bound
+            pair = np.minimum(first, np.int32(len(self._data) - _PAIR.itemsize))
+            lengths = self._at(pair, _PAIR)
+            name = pair + np.int32(_PAIR.itemsize)
+            value = name + lengths["name_bytes"]
+            end = value + lengths["value_bytes"]
             is_good[at] &= end <= bound
             entry = entries[at] + round_
             found[entry, 0], found[entry, 1], found[entry, 2] = name, value, end
             here[at] = end
         is_good &= here == after
         return found, is_good
-
-    @cached_property
-    def _pairs_of_bytes(self) -> Numbers:
-        """At each byte the number that it and the next one are."""
-        count = max(0, len(self._bytes) - 1)
-        return np.ndarray((count,), _VALUE_LENGTH, buffer=self._data, strides=(1,))
 
 
 def _bounded(milliseconds: Numbers) -> Numbers:

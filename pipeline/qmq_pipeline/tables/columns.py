@@ -10,6 +10,7 @@ Not for: what the fields mean; that is `rows/decode.py`.
 
 from __future__ import annotations
 
+import binascii
 from typing import Any, Final
 
 import numpy as np
@@ -18,15 +19,13 @@ import pyarrow.compute as pc
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
-#: Two hex digits of every byte, as they stand in memory.
-_HEX: Final = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), dtype=np.uint16)
 TIME: Final = pa.timestamp("us", tz="UTC")
 
 
 class Pieces:
     """Consecutive pieces of a buffer: `boundaries` of shape (rows, fields), each row in order."""
 
-    def __init__(self, data: bytes, boundaries: Numbers) -> None:
+    def __init__(self, data: bytes | memoryview, boundaries: Numbers) -> None:
         """Requires: boundaries never decrease, also from one row to the next; below 2³¹."""
         flat = np.ascontiguousarray(boundaries, dtype=np.int32).reshape(-1)
         self._fields = boundaries.shape[1]
@@ -38,7 +37,7 @@ class Pieces:
     def binary(self, field: int, mask: Numbers | None = None) -> pa.Array:
         """What stands from boundary `field` to the next one of each row; null where `mask` says."""
         numbers = np.arange(field, self._rows * self._fields, self._fields, dtype=np.int32)
-        return self._array.take(pa.array(numbers, mask=mask))
+        return pc.take(self._array, pa.array(numbers, mask=mask), boundscheck=False)
 
     def text(self, field: int, mask: Numbers | None = None) -> pa.Array:
         """The same as text; what is not UTF-8 is replaced, for nobody checked it before."""
@@ -69,7 +68,7 @@ def values_of(array: pa.Array) -> tuple[Numbers, memoryview]:
 def hex_text(rows: Numbers) -> pa.Array:
     """Rows of bytes, shape (n, width), as text in hex digits."""
     count, width = rows.shape
-    digits = np.ascontiguousarray(_HEX[rows])
+    digits = binascii.hexlify(np.ascontiguousarray(rows).data)
     offsets = np.arange(count + 1, dtype=np.int32) * (2 * width)
     return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(digits))
 
@@ -81,7 +80,7 @@ def times(milliseconds: Numbers, mask: Numbers | None = None) -> pa.Array:
 
 def longs(numbers: Numbers, mask: Numbers | None = None) -> pa.Array:
     """Numbers of 64 bits; unsigned ones keep their bits."""
-    return pa.array(np.ascontiguousarray(numbers).astype(np.int64), mask=mask)
+    return pa.array(numbers.astype(np.int64), mask=mask)
 
 
 def repeated_text(values: list[str], codes: Numbers) -> pa.Array:

@@ -115,6 +115,25 @@ def test_a_scan_of_long_frames_of_one_length_reads_them_once(body_bytes: int) ->
     store.close()
 
 
+def test_frames_of_a_scan_stand_in_what_was_read_and_are_copied_when_that_is_asked_for() -> None:
+    store, disk = open_store()
+    ids = MessageIds(7)
+    first = store.written_offset
+    stored = store.append([make_frame(ids, {"orders": [100] * 500}) for _ in range(3)])
+    store.sync()
+    kept = read_format(disk)
+    assert kept is not None
+    segments = Segments(disk, layout.COMMIT_LOG, kept.segment_bytes)
+    frames = list(FrameScan(segments, COMMIT_KINDS, store_id=kept.store_id, first_offset=first))
+    assert len(frames) == len(stored) == 3
+    assert frames[0].block is frames[1].block is frames[2].block
+    for frame in frames:
+        assert frame.view.obj is frame.block
+        assert frame.data == bytes(frame.view) == segments.read(frame.offset, len(frame.view))
+        assert len(frame.data) == frame.header.frame_bytes
+    store.close()
+
+
 def message_frame(ids: MessageIds, count: int) -> tuple[MessageFrame, int]:
     """Messages of everyday size, and the bytes that are theirs."""
     subject, key, tag, header, body = (

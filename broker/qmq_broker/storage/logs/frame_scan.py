@@ -11,7 +11,9 @@ durable gap up to where the log had been synced when it was written.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple, Protocol
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Protocol
 
 from qmq_broker.storage.logs.segments import Segments, check_segment_head
 from qmq_client.wire.errors import ProtocolError
@@ -56,12 +58,27 @@ class ScanSource(Protocol):
         ...
 
 
-class ScannedFrame(NamedTuple):
-    """A good frame; `data` is all of it, for a padding frame its header only."""
+@dataclass(frozen=True)
+class ScannedFrame:
+    """A good frame, where it stands in what was read at once: who keeps it keeps all of that."""
 
     offset: int
     header: FrameHeader
-    data: bytes
+    #: What was read, and where in it this frame begins.
+    block: bytes
+    first: int = 0
+
+    @property
+    def view(self) -> memoryview:
+        """All of it, for a padding frame its header only; nothing is copied."""
+        is_padding = self.header.kind is FrameKind.PADDING
+        count = FRAME_HEADER_BYTES if is_padding else self.header.frame_bytes
+        return memoryview(self.block)[self.first : self.first + count]
+
+    @cached_property
+    def data(self) -> bytes:
+        """The same bytes by themselves; copied once."""
+        return bytes(self.view)
 
 
 class FrameScan:
@@ -127,24 +144,27 @@ class FrameScan:
         # The stamp is whole, so the length may be believed even if the body is not.
         self.search_offset = next_offset
         is_first = offset == base
-        return ScannedFrame(offset, header, self._content(offset, header, is_first, room_offset))
-
-    def _content(self, offset: int, header: FrameHeader, is_first: bool, room_offset: int) -> bytes:
-        if is_first != (header.kind is FrameKind.SEGMENT_HEAD):
-            raise ProtocolError(f"frame of kind {header.kind.name} at the wrong place")
-        if header.kind is FrameKind.PADDING:
-            data = self._bytes(offset, FRAME_HEADER_BYTES)
-            if offset + header.frame_bytes != room_offset:
-                raise ProtocolError("padding that does not end with its segment")
-        else:
-            data = self._bytes(offset, header.frame_bytes)
-            if len(data) < header.frame_bytes:
-                raise ProtocolError("segment ends inside a frame")
-        verify_body(header, data)
+        frame = self._whole(offset, header, is_first, room_offset)
+        verify_body(header, frame.view)
         if header.kind is FrameKind.SEGMENT_HEAD:
             path = self._segments.path(offset)
-            check_segment_head(data, store_id=self._store_id, segment=path, base=offset)
-        return data
+            check_segment_head(frame.data, store_id=self._store_id, segment=path, base=offset)
+        return frame
+
+    def _whole(
+        self, offset: int, header: FrameHeader, is_first: bool, room_offset: int
+    ) -> ScannedFrame:
+        if is_first != (header.kind is FrameKind.SEGMENT_HEAD):
+            raise ProtocolError(f"frame of kind {header.kind.name} at the wrong place")
+        count = header.frame_bytes
+        if header.kind is FrameKind.PADDING:
+            count = FRAME_HEADER_BYTES
+            if offset + header.frame_bytes != room_offset:
+                raise ProtocolError("padding that does not end with its segment")
+        first = self._place(offset, count)
+        if first + count > len(self._block):
+            raise ProtocolError("segment ends inside a frame")
+        return ScannedFrame(offset, header, self._block, first)
 
     def _bytes(self, offset: int, count: int) -> bytes:
         first = self._place(offset, count)
