@@ -106,6 +106,42 @@ async def committed(client: Client, line: Line) -> None:
         client.rig.run_posted()
 
 
+class Awaiting:
+    """A socket that notes how much it was told to wait for."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        assert (level, option) == (socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+        self.told.append(value)
+
+
+def told_to_await(client: Client, read_bytes: int) -> list[int]:
+    """What the socket of a long request is told, which is received by such reads."""
+
+    async def look() -> list[int]:
+        line, awaiting = Line(client), Awaiting()
+        line.landing._socket = awaiting  # type: ignore[assignment]  # all of it that is used
+        line.receive(send(make_frame([b"x" * LONG])), read_bytes)
+        await committed(client, line)
+        assert sequences(await line.answered()) == [0]
+        return awaiting.told
+
+    return asyncio.run(look())
+
+
+def test_a_socket_that_has_all_of_a_body_is_told_nothing(client: Client) -> None:
+    assert told_to_await(client, 1_000_000) == []
+
+
+def test_a_socket_that_has_less_than_there_is_memory_for_waits_for_the_rest(client: Client) -> None:
+    told = told_to_await(client, 100_000)
+    assert LONG - SHARED_BYTES - 100_000 <= told[0] < LONG - 100_000
+    assert told == sorted(told, reverse=True)
+    assert told[-1] == 1, "the next head is read however short it is"
+
+
 def test_requests_behind_a_long_body_are_read_from_the_same_connection(client: Client) -> None:
     frames = [make_frame([b"x" * LONG]), make_frame([b"small"]), make_frame([b"y" * LONG])]
 

@@ -3,7 +3,8 @@
 A transport asks for a buffer before each read. While the body of a request of the short way is
 awaited, that is the body's own memory (`exchanges/arriving.py`); all else is received into a buffer that the
 connections of a server share, and handed on to the parser. A long body comes in pieces as small as
-its sender's system makes them, and each would wake the loop: so the socket is told how much is awaited.
+its sender's system makes them, and each would wake the loop: so the socket is told how much is awaited, once
+less has come than there was memory for. A read that fills its memory is followed by the next one at once.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Landing(asyncio.BufferedProtocol):
         self._connection = connection
         self._shared = shared
         self._is_shared = True
+        #: Length of the buffer of the next read.
+        self._room_bytes = 0
         self._socket: socket.socket | None = None
         #: How much has to have come before the loop is woken.
         self._awaited_bytes = 1
@@ -56,7 +59,9 @@ class Landing(asyncio.BufferedProtocol):
         """Where the next read goes."""
         missing_bytes = self._connection.landing_bytes
         self._is_shared = not missing_bytes
-        return self._connection.room(missing_bytes) if missing_bytes else self._shared
+        room = self._connection.room(missing_bytes) if missing_bytes else self._shared
+        self._room_bytes = len(room)
+        return room
 
     def buffer_updated(self, count: int) -> None:
         """So many bytes were read."""
@@ -65,7 +70,8 @@ class Landing(asyncio.BufferedProtocol):
         else:
             self._connection.body_received(count)
         missing_bytes = self._connection.landing_bytes
-        if self._awaited_bytes > 1 or missing_bytes > SHARED_BYTES:
+        is_short = count < self._room_bytes
+        if self._awaited_bytes > 1 or (is_short and missing_bytes > SHARED_BYTES):
             self._await(min(missing_bytes, AWAITED_BYTES))
 
     def _await(self, count: int) -> None:
