@@ -3,7 +3,8 @@
 The frames are built beforehand. Over HTTP they go through raw sockets on two connections, so that the
 client takes next to nothing and the broker can write one frame while it receives another; the same client
 sends them to a server that does nothing but write and sync (`close_to_disk_floor.py`): what of the time is
-this machine's, and what is ours. A last row shows HttpTransport, one request at a time. Within a round the
+this machine's, and what is ours. The same once more with four connections, as of several publishers: while
+frames wait for the disk others are received. A last row shows HttpTransport, one request at a time. Within a round the
 ways take turns every few dozen frames, so that a slow moment of the machine meets all of them. All of them
 write over blocks that were written before: the brokers have a recycled segment, the others a file that is
 full.
@@ -15,10 +16,12 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from io import FileIO
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from benchmarks import close_to_disk_floor
 from benchmarks.blocks import make_recycled, segment_bytes_for, write_blocks
@@ -32,10 +35,11 @@ from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import read_header
 from qmq_client.wire.requests import FRAME_CONTENT_TYPE, SendAnswer, decode_control
 
-WAYS: Final = ("bare", "floor", "raw", "transport")
+WAYS: Final = ("bare", "floor", "raw", "floor of four", "four", "transport")
 #: How often each way has its turn within a round.
 TURNS: Final = 12
 CONNECTIONS: Final = 2
+CONNECTIONS_OF_MANY: Final = 4
 ANSWER_TIMEOUT_S: Final = 30.0
 HEAD_BYTES_MAX: Final = 16 * 1024
 
@@ -78,22 +82,41 @@ def run(bench: Bench) -> list[Row]:
     rounds = [run_round(bench, frames) for _ in range(bench.rounds)]
     rates = {way: [one.rates[way] for one in rounds] for way in WAYS}
     ratios = {way: paired_ratios(rates[way], rates["bare"]) for way in WAYS}
-    server_us = {way: [one.server_us[way] for one in rounds] for way in ("floor", "raw")}
+    server_us = {way: [one.server_us[way] for one in rounds] for way in rounds[0].server_us}
     raw_client = f"raw sockets, {CONNECTIONS} connections of one process"
-    floor_client = f"{raw_client}; a server that only writes and syncs"
+    four_client = f"raw sockets, {CONNECTIONS_OF_MANY} connections of one process"
+    is_floor = "; a server that only writes and syncs"
+    floor_client, floor_of_four_client = raw_client + is_floor, four_client + is_floor
     our_client = "HttpTransport, one connection"
     goal = Goal(bound=0.6, is_floor=True)
     to_floor = paired_ratios(rates["raw"], rates["floor"])
     figures: list[tuple[str, str, list[float], str, Goal | None]] = [
         ("bare loop", "messages/s", rates["bare"], "pwrite + fdatasync, one thread", None),
         ("over HTTP", "messages/s", rates["raw"], raw_client, None),
+        ("over HTTP, four", "messages/s", rates["four"], four_client, None),
         ("over HTTP, HttpTransport", "messages/s", rates["transport"], our_client, None),
         ("floor: over HTTP", "messages/s", rates["floor"], floor_client, None),
+        (
+            "floor: over HTTP, four",
+            "messages/s",
+            rates["floor of four"],
+            floor_of_four_client,
+            None,
+        ),
         ("over HTTP / bare loop", "ratio", ratios["raw"], raw_client, goal),
+        ("over HTTP, four / bare loop", "ratio", ratios["four"], four_client, None),
         ("over HTTP, HttpTransport / bare loop", "ratio", ratios["transport"], our_client, None),
         ("floor: over HTTP / bare loop", "ratio", ratios["floor"], floor_client, None),
+        (
+            "floor: over HTTP, four / bare loop",
+            "ratio",
+            ratios["floor of four"],
+            floor_of_four_client,
+            None,
+        ),
         ("over HTTP, to the floor's", "ratio", to_floor, raw_client, None),
         ("over HTTP, broker", "µs of CPU per frame", server_us["raw"], raw_client, None),
+        ("over HTTP, four, broker", "µs of CPU per frame", server_us["four"], four_client, None),
         ("floor: over HTTP, server", "µs of CPU per frame", server_us["floor"], floor_client, None),
     ]
     written_bytes = sum(len(frame) for frame in frames)
@@ -123,55 +146,67 @@ def run_round(bench: Bench, frames: list[bytes]) -> _Round:
     segment_bytes = segment_bytes_for(sum(map(len, frames)))
     with bench.processes() as processes:
         ways = {
-            "floor": start_floor(processes, len(frames), segment_bytes),
-            "raw": start_way(processes, "send_raw", len(frames), segment_bytes),
+            "floor": start_floor(processes, len(frames), segment_bytes, CONNECTIONS),
+            "floor of four": start_floor(
+                processes, len(frames), segment_bytes, CONNECTIONS_OF_MANY
+            ),
+            "raw": start_way(
+                processes, "send_raw", len(frames), segment_bytes, connections=CONNECTIONS
+            ),
+            "four": start_way(
+                processes, "send_raw", len(frames), segment_bytes, connections=CONNECTIONS_OF_MANY
+            ),
             "transport": start_way(processes, "send_by_transport", len(frames), segment_bytes),
         }
         shares = iter([frames[i * step : (i + 1) * step] for i in range(turns)])
         path = processes.directory / "bare"
         write_blocks(path, segment_bytes)
         with path.open("r+b", buffering=0) as file:
-            seconds = interleave(
-                {
-                    "bare": lambda: write_bare(file, next(shares)),
-                    "floor": lambda: ways["floor"].send(step),
-                    "raw": lambda: ways["raw"].send(step),
-                    "transport": lambda: ways["transport"].send(step),
-                },
-                rounds=turns,
-            )
+            work: dict[str, Callable[[], float]] = {
+                "bare": lambda: write_bare(file, next(shares)),
+                **{name: partial(way.send, step) for name, way in ways.items()},
+            }
+            seconds = interleave(work, rounds=turns)
     return _Round(
         rates={way: turns * step * BATCH_MESSAGES / sum(seconds[way]) for way in WAYS},
         server_us={name: 1e6 * way.used_s / (turns * step) for name, way in ways.items()},
     )
 
 
-def start_way(processes: Processes, function: str, frame_count: int, segment_bytes: int) -> _Way:
+def start_way(
+    processes: Processes,
+    function: str,
+    frame_count: int,
+    segment_bytes: int,
+    **more: int,
+) -> _Way:
     """A client process with its frames and a broker of its own, which has a recycled segment."""
-    data = processes.directory / f"data-{function}"
+    data = processes.directory / "-".join(("data", function, *map(str, more.values())))
     make_recycled(data, segment_bytes=segment_bytes)
     broker = processes.start_broker("--segment-bytes", str(segment_bytes), data=data)
     return _Way(
-        client=start_client(processes, function, broker.address, frame_count), server=broker
+        client=start_client(processes, function, broker.address, frame_count, **more),
+        server=broker,
     )
 
 
-def start_floor(processes: Processes, frame_count: int, file_bytes: int) -> _Way:
+def start_floor(processes: Processes, frame_count: int, file_bytes: int, connections: int) -> _Way:
     """The client of raw sockets with a server that only writes, over blocks that were written."""
-    path = processes.directory / "floor"
+    path = processes.directory / f"floor-{connections}"
     write_blocks(path, file_bytes)
     server = processes.start_worker(f"{close_to_disk_floor.__name__}:serve", path=str(path))
     address = ("127.0.0.1", server.hear())
-    return _Way(client=start_client(processes, "send_raw", address, frame_count), server=server)
+    client = start_client(processes, "send_raw", address, frame_count, connections=connections)
+    return _Way(client=client, server=server)
 
 
 def start_client(
-    processes: Processes, function: str, address: tuple[str, int], frame_count: int
+    processes: Processes, function: str, address: tuple[str, int], frame_count: int, **more: int
 ) -> Worker:
     """A client process, once its frames are built."""
     host, port = address
-    name = f"{__name__}:{function}"
-    worker = processes.start_worker(name, host=host, port=port, frame_count=frame_count)
+    arguments: dict[str, Any] = {"host": host, "port": port, "frame_count": frame_count, **more}
+    worker = processes.start_worker(f"{__name__}:{function}", **arguments)
     worker.hear()
     return worker
 
@@ -194,7 +229,7 @@ def make_frames(count: int) -> list[bytes]:
     return [make_frame(messages, BATCH_MESSAGES) for _ in range(count)]
 
 
-def send_raw(control: Control, *, host: str, port: int, frame_count: int) -> None:
+def send_raw(control: Control, *, host: str, port: int, frame_count: int, connections: int) -> None:
     """The client process: as many threads as connections, each with its share of an order."""
     frames = iter(make_frames(frame_count))
     control.tell("ready")
@@ -202,12 +237,12 @@ def send_raw(control: Control, *, host: str, port: int, frame_count: int) -> Non
         ordered = list(islice(frames, control.hear()))
         # New ones for each order: the broker closes what says nothing for some seconds.
         sockets = [
-            socket.create_connection((host, port), ANSWER_TIMEOUT_S) for _ in range(CONNECTIONS)
+            socket.create_connection((host, port), ANSWER_TIMEOUT_S) for _ in range(connections)
         ]
         errors: list[Exception] = []
         threads = [
-            threading.Thread(target=send_share, args=(sockets[i], ordered[i::CONNECTIONS], errors))
-            for i in range(CONNECTIONS)
+            threading.Thread(target=send_share, args=(sockets[i], ordered[i::connections], errors))
+            for i in range(connections)
         ]
         started_s = time.monotonic()
         for thread in threads:
