@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -127,40 +128,62 @@ def killing_at(
     is_watched = threading.Event()
     count = [0]
 
-    class Way(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            count[0] += 1
-            is_last = count[0] == told
-            if is_last and is_before:
-                self._kill()
-                return
-            answer = httpx.post(f"{broker.url}{self.path}", content=body)
-            if is_last:
-                self._kill()
-                return
-            self.send_response(answer.status_code)
-            self.send_header("content-length", str(len(answer.content)))
-            self.end_headers()
-            self.wfile.write(answer.content)
+    def kill() -> None:
+        assert is_watched.wait(60)
+        watched[0].kill()
+        watched[0].wait(60)
 
-        def _kill(self) -> None:
-            assert is_watched.wait(60)
-            watched[0].kill()
-            watched[0].wait(60)
-
-        def log_message(self, *_: object) -> None:
-            """Nothing is to be said."""
+    def on_post(way: Way, body: bytes) -> None:
+        count[0] += 1
+        is_last = count[0] == told
+        if is_last and is_before:
+            kill()
+            return
+        answer = httpx.post(f"{broker.url}{way.path}", content=body)
+        if is_last:
+            kill()
+            return
+        way.answer(answer.status_code, answer.content)
 
     def watch(process: subprocess.Popen[bytes]) -> None:
         watched.append(process)
         is_watched.set()
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Way)
+    with a_way_to(broker, on_post) as url:
+        yield url, watch
+
+
+class Way(BaseHTTPRequestHandler):
+    """Hands questions on to a broker; what is posted is the test's affair."""
+
+    broker: ClassVar[BrokerProcess]
+    on_post: ClassVar[Callable[[Way, bytes], None]]
+
+    def do_GET(self) -> None:
+        answer = httpx.get(f"{self.broker.url}{self.path}")
+        self.answer(answer.status_code, answer.content)
+
+    def do_POST(self) -> None:
+        type(self).on_post(self, self.rfile.read(int(self.headers["content-length"])))
+
+    def answer(self, status: int, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is to be said."""
+
+
+@contextmanager
+def a_way_to(broker: BrokerProcess, on_post: Callable[[Way, bytes], None]) -> Iterator[str]:
+    kind = type("ThisWay", (Way,), {"broker": broker, "on_post": on_post})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", watch
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()
@@ -190,32 +213,42 @@ def test_a_broker_of_another_store_is_not_told(data: Path, tmp_path: Path) -> No
         assert keepers(broker) == []
 
 
+@pytest.mark.parametrize("reads", ["the broker", "the directory"])
+def test_B12_a_broker_whose_log_is_another_one_than_the_archived_is_not_told(
+    data: Path, tmp_path: Path, reads: str
+) -> None:
+    """Restored from a backup it goes on differently: what it has there is not in the archive."""
+    restored = tmp_path / "restored"
+    shutil.copytree(data, restored)
+    for path, number in ((data, 2), (restored, 3)):
+        directory = DataDirectory(path, FORGETFUL)
+        records = messages(MessageIds(number), 4000, subjects=("orders",))
+        directory.append(records, frame_records=20, at_ms=START_MS + number * 60_000)
+        directory.close()
+    folder = tmp_path / "archive"
+    assert run(Place(path=str(data)), folder).segments >= 8
+    with BrokerProcess(restored, *FOR_EVER) as broker:
+        there = Place(broker_url=broker.url)
+        place = there if reads == "the broker" else Place(path=str(data))
+        with pytest.raises(SourceError, match="is not the one that was archived") as raised:
+            run(place, folder, Keeping(place=there))
+        assert broker.url in str(raised.value)
+        assert keepers(broker) == []
+        if reads == "the directory":
+            with pytest.raises(SourceError, match="is not the one that was archived"):
+                run(place, tmp_path / "new", Keeping(place=there))
+            assert [one["kept_offset"] for one in keepers(broker)] == [0]
+
+
 def test_a_broker_that_does_not_know_keepers_is_archived_with_a_word_about_it(
     data: Path, tmp_path: Path
 ) -> None:
-    class Old(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            answer = json.dumps({"code": "not_found", "message": "there is nothing at this path"})
-            self.send_response(404)
-            self.send_header("content-length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer.encode())
+    def on_post(way: Way, _: bytes) -> None:
+        refused = {"code": "not_found", "message": "there is nothing at this path"}
+        way.answer(404, json.dumps(refused).encode())
 
-        def log_message(self, *_: object) -> None:
-            """Nothing is to be said."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Old)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        url = f"http://127.0.0.1:{server.server_port}"
-        done = run(
-            Place(path=str(data)), tmp_path / "archive", Keeping(place=Place(broker_url=url))
-        )
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(60)
+    with BrokerProcess(data, *FOR_EVER) as broker, a_way_to(broker, on_post) as url:
+        done = run(Place(broker_url=url), tmp_path / "archive")
     assert (done.keeper, done.not_waited_for) == (None, UNKNOWN)
     assert done.segments >= 4
 

@@ -9,9 +9,7 @@ and before the first one that this archive is there: from then on retention wait
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from qmq_pipeline.errors import ExpiredRangeError, SourceError
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from qmq_pipeline.sources.tasks import Workers
 
 _WORK: Final = "qmq_pipeline.work.archive.archive_piece"
+_LOGS: Final = (COMMIT_LOG, ACTION_LOG)
 NO_BROKER: Final = "no broker was told of this archive (--broker URL)"
 #: Segments that are archived before they are committed.
 _SEGMENTS_PER_COMMIT: Final = 8
@@ -66,18 +65,13 @@ def archive(
     it reads from one. Raises a `PipelineError`; what was committed before it stays.
     """
     place, lake = prepared(config, "archived")
-    keeping = _keeping(keeping, place)
+    run = _Run(workers, place, lake, _keeping(keeping, place), on_progress)
     facts: list[RangeFacts] = []
     next_offsets: dict[str, int] = {}
     with lake.writing():
-        store_id = _checked_store(place, lake)
-        known = {log: _end(lake, log) for log in (COMMIT_LOG, ACTION_LOG)}
-        is_waited_for = keeping.tell(store_id, known)
-        for log in (COMMIT_LOG, ACTION_LOG):
-            tell = partial(_told, keeping, store_id, log)
-            made, next_offsets[log] = _archive_log(
-                workers, place, lake, log, tell, on_progress=on_progress
-            )
+        is_waited_for = run.begin()
+        for log in _LOGS:
+            made, next_offsets[log] = run.go(log)
             facts += made
     return Archived(
         segments=len(facts),
@@ -85,8 +79,8 @@ def archive(
         verified=sum(int(one.notes.get("verified", 0)) for one in facts),
         not_records=sum(int(one.notes.get("not_records", 0)) for one in facts),
         next_offsets=next_offsets,
-        keeper=keeping.name if is_waited_for else None,
-        not_waited_for=keeping.not_waited_for,
+        keeper=run.keeping.name if is_waited_for else None,
+        not_waited_for=run.keeping.not_waited_for,
     )
 
 
@@ -99,53 +93,108 @@ def _keeping(given: Keeping | None, place: Place) -> Keeping:
     return replace(given, place=with_token(given.place, os.environ))
 
 
-def _told(keeping: Keeping, store_id: str, log: str, next_offset: int) -> None:
-    keeping.tell(store_id, {log: next_offset})
+class _Run:
+    """One run. The broker is told before the first segment and after each commit."""
+
+    def __init__(
+        self, workers: Workers, place: Place, lake: Lake, keeping: Keeping, on_progress: OnProgress
+    ) -> None:
+        self._workers = workers
+        self._place = place
+        self._lake = lake
+        self.keeping = keeping
+        self._on_progress = on_progress
+
+    def begin(self) -> bool:
+        """Make sure that the log is the one that was archived, and say so; whether retention waits for the rest."""
+        known: dict[str, int] = {}
+        for log in _LOGS:
+            if last := self._last(log):
+                known[log] = last.next
+                for place in dict.fromkeys((self._place, self.keeping.place or self._place)):
+                    _check_same(place, self._lake, log, last)
+        reader = open_log(self._place, COMMIT_LOG)
+        try:
+            store_id = reader.store_id
+        finally:
+            reader.close()
+        return self.keeping.tell(store_id, known)
+
+    def go(self, log: str) -> tuple[list[RangeFacts], int]:
+        """Archive one log; what was added, and up to where everything is in the archive."""
+        tables, place, lake = TABLES_OF[log], self._place, self._lake
+        for table in tables:
+            lake.sweep(table)
+        reader = open_log(place, log)
+        try:
+            bounds, segment_bytes = reader.bounds(), reader.segment_bytes
+        finally:
+            reader.close()
+        last = self._last(log)
+        first = _first(place, log, bounds, last)
+        bases = range(first - first % segment_bytes, bounds.next_offset, segment_bytes)
+        sealed = [base for base in bases if base + segment_bytes <= bounds.next_offset]
+        known = dict(last.notes.get("next_sequences", {})) if last else {}
+        done: list[RangeFacts] = []
+        for i in range(0, len(sealed), _SEGMENTS_PER_COMMIT):
+            some = sealed[i : i + _SEGMENTS_PER_COMMIT]
+            pieces = [_piece(place, lake, log, base, segment_bytes) for base in some]
+            found = written(self._workers, _WORK, tables, pieces)
+            is_from_start = first == 0 or last is not None
+            known = commit(lake, tables, found, known, is_from_start=is_from_start)
+            done += found[tables[0].name]
+            self._tell(log, done[-1])
+            rows, count = sum(one.rows for one in done), i + len(some)
+            stage = f"archive {log}"
+            self._on_progress(Progress(stage=stage, done=count, total=len(sealed), rows=rows))
+        return done, sealed[-1] + segment_bytes if sealed else first
+
+    def _tell(self, log: str, last: RangeFacts) -> None:
+        place = self.keeping.place
+        if place not in (None, self._place):
+            _check_same(place, self._lake, log, last)
+        self.keeping.tell(last.source, {log: last.next})
+
+    def _last(self, log: str) -> RangeFacts | None:
+        """The last segment of the archive."""
+        ranges = self._lake.ranges(TABLES_OF[log][0])
+        return ranges[-1] if ranges else None
 
 
-def _end(lake: Lake, log: str) -> int:
-    """Below it everything of the log is in the archive; 0 while nothing is."""
-    ranges = lake.ranges(TABLES_OF[log][0])
-    return ranges[-1].next if ranges else 0
+def _first(place: Place, log: str, bounds: LogBounds, last: RangeFacts | None) -> int:
+    """Where a run begins; refuses a gap in messages. Actions that nobody waited for may be gone."""
+    if last is None:
+        return bounds.first_offset
+    if last.next < bounds.first_offset and log == COMMIT_LOG:
+        raise ExpiredRangeError(
+            source=place.name,
+            reason=f"offsets {last.next} to {bounds.first_offset} of {log} were given up before they "
+            "were archived",
+            remedy="Archive more often; begin a new archive for what is there",
+        )
+    return max(last.next, bounds.first_offset)
 
 
-def _archive_log(
-    workers: Workers,
-    place: Place,
-    lake: Lake,
-    log: str,
-    tell: Callable[[int], None],
-    *,
-    on_progress: OnProgress,
-) -> tuple[list[RangeFacts], int]:
-    tables = TABLES_OF[log]
-    for table in tables:
-        lake.sweep(table)
+def _check_same(place: Place, lake: Lake, log: str, last: RangeFacts) -> None:
+    """Make sure that the log at this place is the one whose segments are in the archive, up to the `last` one."""
     reader = open_log(place, log)
     try:
-        bounds, segment_bytes = reader.bounds(), reader.segment_bytes
+        if reader.store_id != last.source:
+            raise SourceError(
+                source=place.name,
+                reason=f"it is store {reader.store_id}, and the archive {lake.root} is of {last.source}",
+                remedy="Give each broker an archive of its own",
+            )
+        is_same = reader.has_stamp(*last.notes.get("last_frame", (-1, 0)))
+        if last.next > reader.bounds().next_offset or not is_same:
+            raise SourceError(
+                source=place.name,
+                reason=f"its {log} is not the one that was archived up to offset {last.next}: was it "
+                "restored from a backup?",
+                remedy="Begin another archive, with a keeper of its own (--keeper NAME)",
+            )
     finally:
         reader.close()
-    last = _last(lake, log, bounds, place)
-    # Actions that nobody waited for are gone: only they may be missing.
-    first = bounds.first_offset if last is None else max(last.next, bounds.first_offset)
-    bases = range(first - first % segment_bytes, bounds.next_offset, segment_bytes)
-    sealed = [base for base in bases if base + segment_bytes <= bounds.next_offset]
-    known = dict(last.notes.get("next_sequences", {})) if last else {}
-    done: list[RangeFacts] = []
-    for i in range(0, len(sealed), _SEGMENTS_PER_COMMIT):
-        some = sealed[i : i + _SEGMENTS_PER_COMMIT]
-        pieces = [_piece(place, lake, log, base, segment_bytes) for base in some]
-        found = written(workers, _WORK, tables, pieces)
-        is_from_start = first == 0 or last is not None
-        known = commit(lake, tables, found, known, is_from_start=is_from_start)
-        tell(some[-1] + segment_bytes)
-        done += found[tables[0].name]
-        rows = sum(one.rows for one in done)
-        on_progress(
-            Progress(stage=f"archive {log}", done=i + len(some), total=len(sealed), rows=rows)
-        )
-    return done, sealed[-1] + segment_bytes if sealed else first
 
 
 def _piece(place: Place, lake: Lake, log: str, base: int, segment_bytes: int) -> dict[str, Any]:
@@ -156,37 +205,3 @@ def _piece(place: Place, lake: Lake, log: str, base: int, segment_bytes: int) ->
         "first": base,
         "after": base + segment_bytes,
     }
-
-
-def _checked_store(place: Place, lake: Lake) -> str:
-    """The store at this place; refuses another one than that of the archive."""
-    reader = open_log(place, COMMIT_LOG)
-    try:
-        store_id = reader.store_id
-    finally:
-        reader.close()
-    for log in (COMMIT_LOG, ACTION_LOG):
-        for one in lake.ranges(TABLES_OF[log][0])[-1:]:
-            if one.source != store_id:
-                raise SourceError(
-                    source=place.name,
-                    reason=f"it is store {store_id}, and the archive {lake.root} is of {one.source}",
-                    remedy="Give each broker an archive of its own",
-                )
-    return store_id
-
-
-def _last(lake: Lake, log: str, bounds: LogBounds, place: Place) -> RangeFacts | None:
-    """The last segment of the archive; refuses a gap."""
-    ranges = lake.ranges(TABLES_OF[log][0])
-    if not ranges:
-        return None
-    last = ranges[-1]
-    if last.next < bounds.first_offset and log == COMMIT_LOG:
-        raise ExpiredRangeError(
-            source=place.name,
-            reason=f"offsets {last.next} to {bounds.first_offset} of {log} were given up before they "
-            "were archived",
-            remedy="Archive more often; begin a new archive for what is there",
-        )
-    return last

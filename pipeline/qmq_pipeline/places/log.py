@@ -132,6 +132,14 @@ class LogReader:
         except ProtocolError:
             return None
 
+    def has_stamp(self, offset: int, stamp_crc: int) -> bool:
+        """Whether the frame at `offset` is the one with this checksum, as far as the log still has it."""
+        try:
+            is_same = self.stamp_crc(offset) == stamp_crc
+        except DiskError:  # its segment has gone
+            is_same = False
+        return is_same or offset < self.bounds().first_offset
+
     def ranges(
         self, first_offset: int, next_offset: int, range_bytes: int = RANGE_BYTES
     ) -> list[LogRange]:
