@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 
 from qmq_client.outbox.row import RowFilter
@@ -22,7 +23,7 @@ from qmq_watchdog.sweep import Sweep, SweepOptions
 from tests.services.databases import Database as ServedDatabase
 from tests.watchdog.executors import EagerExecutor, LateExecutor
 from tests.watchdog.rows import DEAD_SENDER, OUTBOX, left, put_rows
-from tests.watchdog.transports import WatchedTransport
+from tests.watchdog.transports import HandClock, WatchedTransport
 
 DEADLINE_S = 30.0
 BATCH = SweepOptions(batch_rows=10)
@@ -65,6 +66,23 @@ def test_O3_all_that_was_claimed_ahead_and_is_not_sent_is_due_again_without_an_a
     assert (counts.sent, counts.claimed, untouched(database)) == (30, 30, 10)
     assert database.store.counts().due == 30
     assert {row.attempts for row in database.store.list_rows(RowFilter())} == {0}
+
+
+@pytest.mark.parametrize("request_s", [0.0, 1.0, 3.0, 4.5])
+def test_no_claim_ends_while_it_waits_for_batches_before_it(
+    database: Database, broker: MemoryBroker, request_s: float
+) -> None:
+    put_rows(database, 60)
+    clock = HandClock()
+
+    def on_send() -> None:
+        clock.elapsed_s += request_s
+
+    watched = WatchedTransport(broker, on_send)
+    sweep = Sweep(database, watched, BATCH, clock=clock, beside=EagerExecutor)
+    assert BATCH.lease_ms == 5_000
+    counts = sweep.step()
+    assert (counts.sent, counts.lost, left(database)) == (60, 0, set())
 
 
 def test_W1_rows_of_a_claim_ahead_are_sent_although_the_one_before_was_not_full(

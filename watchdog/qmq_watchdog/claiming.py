@@ -5,7 +5,8 @@ is the server's work first, and then that of this process, which reads what was 
 the server busy while the other is read. They are begun one after the other, a request to the broker
 apart: begun at once they would take the rows in turns, and rows in one piece are quicker to change.
 
-The lease of each runs from its own begin. Those that are not wanted any more, because the sweep has
+The lease of each runs from its own begin, so the second waits for two batches within it: where a batch
+takes long only one is ahead. Those that are not wanted any more, because the sweep has
 ended, are given back by `Sweep`.
 """
 
@@ -26,6 +27,8 @@ from qmq_watchdog.beside import Beside
 
 #: What is claimed and not yet looked at must find room in memory, and be sent within its lease.
 CLAIMS_AHEAD_MAX: Final = 2
+#: Of the lease: a second claim is ahead while a batch takes less. It waits for two of them.
+QUICK_SHARE: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +82,13 @@ class Claims:
         claim = self._claim(limit, keys)
         return claim if claim.rows else None
 
-    def look_ahead(self, limit: int) -> None:
-        """Begin one more claim, beside whatever this thread does meanwhile, unless enough are ahead."""
-        if limit > 0 and len(self._ahead) < CLAIMS_AHEAD_MAX:
+    def look_ahead(self, limit: int, *, batch_s: float) -> None:
+        """Begin one more claim, beside whatever this thread does meanwhile, unless enough are ahead.
+
+        `batch_s` is what the last batch took to be sent.
+        """
+        is_quick = batch_s * 1000 < self._lease_ms * QUICK_SHARE
+        if limit > 0 and len(self._ahead) < (CLAIMS_AHEAD_MAX if is_quick else 1):
             self._ahead.append((self._beside.submit(self._claim, limit), limit))
 
     def end(self) -> list[Claim]:

@@ -143,6 +143,8 @@ class Sweep:
         self._is_checked = False
         self._rate = RowRate(database.rows_per_s, clock.monotonic_s())
         self._limit_rows = min(PROBE_ROWS, self._options.batch_rows)
+        #: What the last batch took to be sent.
+        self._batch_s = math.inf
         #: Ordering keys of which rows were just sent: those behind them need not wait for their time.
         self._keys: list[str] = []
         self._beside = Beside(beside)
@@ -226,7 +228,8 @@ class Sweep:
             return self._claims.is_ahead
         counts.claimed += len(rows)
         self._rate.take(len(rows))
-        if self._clock.monotonic_s() >= claim.lease_end_s:
+        started_s = self._clock.monotonic_s()
+        if started_s >= claim.lease_end_s:
             # This process was stopped for so long that the rows may be another's: leave them.
             counts.lost += len(rows)
             return True
@@ -243,13 +246,14 @@ class Sweep:
             random=self._random,
         )
         counts.add(outcome)
+        sent_s = self._clock.monotonic_s()
+        self._batch_s = sent_s - started_s
         if self._claims.is_ahead and claim.is_full and not is_keyed and not outcome.unreachable:
             self._look_ahead(counts)
-        is_late = self._clock.monotonic_s() >= claim.lease_end_s
         self._settle(
             Settlement(
                 token=claim.token,
-                rows=() if is_late else rows,
+                rows=rows if sent_s < claim.lease_end_s else (),
                 outcome=outcome,
                 held=turns.given_back(),
             ),
@@ -263,7 +267,7 @@ class Sweep:
     def _look_ahead(self, counts: SweepCounts) -> None:
         """Begin a claim beside this batch, within the bound of the sweep."""
         rows_left = self._options.rows_max - counts.claimed - self._claims.rows_ahead_max
-        self._claims.look_ahead(min(self._limit_rows, rows_left))
+        self._claims.look_ahead(min(self._limit_rows, rows_left), batch_s=self._batch_s)
 
     def _turns(self, rows: Sequence[OutboxRow], counts: SweepCounts) -> Turns:
         """Whose turn it is, of rows with an ordering key."""
