@@ -74,7 +74,7 @@ def open_engine(
             remedy="Give a file, like sqlite:////var/lib/shop/orders.db.",
         )
     try:
-        # A second one is for a claim ahead, and goes when the database rests (`OutboxStore.rest`).
+        # A second one is for what a sweep does beside itself; it goes with `OutboxStore.rest`.
         engine = sa.create_engine(
             url,
             pool_size=2,
