@@ -1,11 +1,11 @@
 """`qmq watchdog run`: jobs at their own pace on the threads of `workers.py`.
 
-APScheduler keeps the times: a job that is to run later is one of its jobs, and all that this one does
-is to offer ours to the workers. A job runs once and is scheduled again when it has ended, so it never
-runs twice at once and a slow one piles nothing up. Jobs come and go while the daemon runs.
+`waits.py` keeps the times: at the end of its wait a job is offered to the workers. It runs once and
+waits again when it has ended, so it never runs twice at once and a slow one piles nothing up. Jobs
+come and go while the daemon runs.
 
-APScheduler goes by the wall clock, which may be set back; `step` notices and starts waiting jobs
-anew, so no outage is longer than the jump was noticed late.
+Waits go by the wall clock, which may be set back; `step` notices and starts waiting jobs anew, so no
+outage is longer than the jump was noticed late.
 """
 
 from __future__ import annotations
@@ -14,24 +14,17 @@ import logging
 import random as random_source
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Final, Protocol
-
-from apscheduler.executors.debug import DebugExecutor
-from apscheduler.jobstores.base import JobLookupError
-from apscheduler.schedulers.background import BackgroundScheduler
-from apscheduler.triggers.date import DateTrigger
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_watchdog.events import LOGGER, log_event
 from qmq_watchdog.job import DaemonOptions, SweepJob
 from qmq_watchdog.sweep import Sweep
+from qmq_watchdog.waits import Waits
 from qmq_watchdog.workers import Workers
 
 __all__ = ["Daemon", "DaemonOptions", "Job", "SweepJob"]
 
-_AT_ONCE: Final = datetime.fromtimestamp(0, UTC)
 #: A wall clock that moved this far against the monotonic one was set, not slewed.
 _JUMP_MS: Final = 2_000
 #: A run is slow when it takes this much longer than its share.
@@ -95,17 +88,13 @@ class Daemon:
             slow_s=options.share_s + _SLOW_S,
             clock=clock,
         )
-        self._scheduler = BackgroundScheduler(
-            timezone=UTC,
-            executors={"default": DebugExecutor()},  # in its own thread: offering takes no time
-            job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
-        )
+        self._waits = Waits()
         for sweep in sweeps:
             self.add(SweepJob(sweep, options, random, clock=clock))
 
     def start(self) -> None:
         """Do every job now and from now on."""
-        self._scheduler.start()
+        self._waits.start()
         with self._lock:
             self._is_started = True
             jobs = list(self._jobs.values())
@@ -160,9 +149,7 @@ class Daemon:
 
     def wake_all(self) -> None:
         """Let every waiting job run now."""
-        for waiting in self._scheduler.get_jobs():
-            with suppress(JobLookupError):  # it has just been started
-                waiting.modify(next_run_time=_AT_ONCE)
+        self._waits.call_all_now()
 
     def wait_idle(self, deadline_s: float) -> bool:
         """Wait until no job is under way; whether that came about in time."""
@@ -178,7 +165,7 @@ class Daemon:
         if is_first:
             self._workers.stop()
             if self._is_started:
-                self._scheduler.shutdown(wait=False)
+                self._waits.end()
         is_idle = self.wait_idle(deadline_s)
         if is_idle:
             for job in self.jobs().values():
@@ -214,12 +201,9 @@ class Daemon:
             self._workers.offer(job)
             return
         at_ms = self._clock.now_ms() + round(job.delay_s * 1000)
-        run_at = datetime.fromtimestamp(at_ms / 1000, UTC)
-        # Each wait is a scheduler's job with an id of its own: a job may be offered twice, but never
-        # be forgotten because another wait of it ended first.
-        self._scheduler.add_job(
-            self._workers.offer, DateTrigger(run_at), args=(job,), name=job.name
-        )
+        # Each wait is one of its own: a job may be offered twice, but never be forgotten because
+        # another wait of it ended first.
+        self._waits.call_at(at_ms, self._workers.offer, job)
 
     def _clock_difference_ms(self) -> int:
         return self._clock.now_ms() - round(self._clock.monotonic_s() * 1000)
