@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from click.testing import CliRunner, Result
 from deltalake import DeltaTable
 
 from qmq_client.commands.root import root
 from qmq_client.wire.message_id import MessageIds
+from qmq_pipeline.tables.columns import TIME
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, FLOW_MINUTE, TABLES
 from tests.pipeline.world import START_MS, DataDirectory, OutboxDatabase, messages
@@ -76,5 +78,11 @@ def test_one_command_does_all_in_order_and_says_by_its_exit_code_what_the_audit_
         ours = Lake(str(tables)).read(spark, TABLES[name]).toArrow()
         theirs = DeltaTable(one["where"]).to_pyarrow_table()
         assert in_order(theirs) == in_order(ours), f"Delta tells otherwise of {name}"
+        kinds = {
+            field.type
+            for uri in DeltaTable(one["where"]).file_uris()
+            for field in pq.read_schema(uri)
+        }
+        assert {kind for kind in kinds if pa.types.is_timestamp(kind)} <= {TIME}, "not for Iceberg"
     directory.close()
     database.close()
