@@ -22,6 +22,7 @@ from qmq_pipeline.places.options import Place
 from qmq_pipeline.places.places import open_log, with_token
 from qmq_pipeline.tables.commits import RangeFacts
 from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.log_end import LogEnd
 from qmq_pipeline.work.ranges import TABLES_OF
 
 if TYPE_CHECKING:
@@ -157,8 +158,7 @@ class _Run:
 
     def _last(self, log: str) -> RangeFacts | None:
         """The last segment of the archive."""
-        ranges = self._lake.ranges(TABLES_OF[log][0])
-        return ranges[-1] if ranges else None
+        return LogEnd(self._lake, TABLES_OF[log][0]).last()
 
 
 def _first(place: Place, log: str, bounds: LogBounds, last: RangeFacts | None) -> int:
