@@ -274,6 +274,36 @@ def test_what_is_not_known_is_refused(world: World, change: dict[str, Any], said
         expose(PipelineConfig(tables=world.lake.root), ExposeOptions(**change))
 
 
+@pytest.mark.parametrize("command", [("expose", "--as"), ("run", "--expose")])
+def test_without_its_package_a_format_is_refused_before_anything_is_done(
+    world: World, form: str, command: tuple[str, str]
+) -> None:
+    package = {"delta": "deltalake", "iceberg": "pyiceberg"}[form]
+    program = (
+        f"import sys; sys.modules[{package!r}] = None; from qmq_client.cli import main; main()"
+    )
+    verb, option = command
+    line = ["pipeline", verb, "--tables", str(Path(world.lake.root, "none")), option, form]
+    done = subprocess.run([sys.executable, "-c", program, *line], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"{package} is not installed" in done.stderr
+    assert f'pip install "qmq[pipeline-{form}]"' in done.stderr
+    assert "\n" not in done.stderr.strip()
+
+
+def test_a_catalog_is_found_in_the_configuration_of_pyiceberg(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(world, MESSAGES, 0, 10)
+    prefix = f"PYICEBERG_CATALOG__{CATALOG.upper()}__"
+    for name in ("type", "uri", "warehouse"):
+        monkeypatch.setenv(prefix + name.upper(), world.catalog.properties[name])
+    qmq = str(Path(sys.executable).with_name("qmq"))
+    where = ("--catalog", CATALOG, "--namespace", "events")
+    output(qmq, "pipeline", "expose", "--tables", world.lake.root, "--as", "iceberg", *where)
+    assert world.catalog.load_table("events.messages").scan().to_arrow().num_rows == 10
+
+
 def test_a_folder_without_tables_is_refused_and_not_made(tmp_path: Path) -> None:
     config = PipelineConfig(tables=str(tmp_path / "none"))
     with pytest.raises(LakeError, match="there are no tables here"):

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import Final
 
 from qmq_pipeline.errors import OptionError
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
@@ -17,9 +15,6 @@ from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.listing import Listing, Updated, update
 from qmq_pipeline.tables.schemas import TABLES
 from qmq_pipeline.tables.table import Table
-
-#: Format → the package that writes it.
-_PACKAGES: Final = {"delta": "deltalake", "iceberg": "pyiceberg"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +30,8 @@ def expose(
 ) -> Exposed:
     """Bring the listings up to date with the tables. Needs no Spark.
 
-    Raises `OptionError` and `LakeError`; what was exposed before it stays.
+    Raises `OptionError` for a table or catalog that is not known, and `LakeError`; what was exposed before it stays.
     """
-    require_package(options.format)
     lake = Lake(config.tables)
     lake.require()
     chosen = _chosen(lake, options.tables)
@@ -50,19 +44,6 @@ def expose(
             stage = f"expose {options.format}"
             on_progress(Progress(stage=stage, done=number, total=len(chosen), rows=rows))
     return Exposed(tables=done)
-
-
-def require_package(name: str) -> None:
-    """Raise `OptionError` when this format is not known, or its package not installed."""
-    package = _PACKAGES.get(name)
-    if package is None or find_spec(package) is None:
-        raise OptionError(
-            option="format",
-            value=name if package is None else f"{name}, and {package} is not installed",
-            allowed=" or ".join(_PACKAGES),
-            remedy=f'Install the extra: pip install "qmq[pipeline-{name}]", or ".[pipeline-{name}]" in '
-            "the folder of the project.",
-        )
 
 
 def _chosen(lake: Lake, names: Sequence[str]) -> list[Table]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_pipeline.jobs.audit import AuditResult, audit
-from qmq_pipeline.jobs.expose import Exposed, expose, require_package
+from qmq_pipeline.jobs.expose import Exposed, expose
 from qmq_pipeline.jobs.ingest import Ingested, ingest
 from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 from qmq_pipeline.jobs.lifecycle import Lived, lifecycle
@@ -77,8 +77,6 @@ def run(
 
     A `config` without a place brings in outboxes alone, as one without databases brings in logs alone.
     """
-    if config.expose is not None:
-        require_package(config.expose.format)
     watch = _Watch()
     hands = session_of(spark) if workers is None else workers
     outbox = ingest_outbox(hands, config, on_progress=on_progress)

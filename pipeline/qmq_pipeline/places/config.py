@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Final
 
 from qmq_client.settings.config import DatabaseSection
@@ -45,9 +46,16 @@ class AuditOptions:
     until_ms: int | None = None
 
 
+#: Format of a listing → the package that writes it, which an extra brings.
+_PACKAGES: Final = {"delta": "deltalake", "iceberg": "pyiceberg"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExposeOptions:
-    """How other programs are to find the tables."""
+    """How other programs are to find the tables.
+
+    Raises `OptionError` for a format that is not known, or whose package is not installed.
+    """
 
     #: "delta" or "iceberg".
     format: str
@@ -59,6 +67,19 @@ class ExposeOptions:
     catalog_properties: Mapping[str, str] = field(default_factory=dict)
     #: Of Iceberg: where in the catalog.
     namespace: str = "qmq"
+
+    def __post_init__(self) -> None:
+        package = _PACKAGES.get(self.format)
+        if package is None or find_spec(package) is None:
+            extra = f"qmq[pipeline-{self.format}]"
+            raise OptionError(
+                option="format",
+                value=f"{self.format}, and {package} is not installed" if package else self.format,
+                allowed=" or ".join(_PACKAGES),
+                remedy=f'Install its extra: pip install "{extra}"'
+                if package
+                else "Give one of them",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
