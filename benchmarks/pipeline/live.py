@@ -138,7 +138,6 @@ def _born_s(lake: Lake) -> list[float]:
 def _latencies_s(bench: Bench, spark: SparkSession, messages: int, folder: Path) -> list[float]:
     """Of every message behind the warm-up, how long after its send its row was there."""
     written: dict[int, float] = {}
-    rows_seen = [0]
     with bench.processes() as processes:
         broker = processes.start_broker()
         sender = processes.start_worker(
@@ -147,16 +146,14 @@ def _latencies_s(bench: Bench, spark: SparkSession, messages: int, folder: Path)
         sender.hear()  # the first frame is stored, so there is a log to follow
 
         def keep(frame: DataFrame, number: int) -> None:
-            batch = folder / f"batch={number}"
-            frame.write.parquet(str(batch))
+            frame.write.parquet(str(folder / f"batch={number}"))
             written[number] = time.time()
-            rows_seen[0] += sum(pq.read_metadata(file).num_rows for file in batch.glob("*.parquet"))
 
         query = _follow(spark, broker.url, folder, keep)
         try:
             sender.tell("go")
             sender.hear()
-            _wait_for(query, rows_seen, messages + _PER_FRAME)
+            _wait_for(query, folder, written, messages + _PER_FRAME)
         finally:
             query.stop()
     first_ms = 1000 * min(written.values())
@@ -178,13 +175,18 @@ def _follow(spark: SparkSession, url: str, folder: Path, keep: Any) -> Any:
     )
 
 
-def _wait_for(query: Any, rows_seen: list[int], rows: int) -> None:
+def _wait_for(query: Any, folder: Path, written: Mapping[int, float], rows: int) -> None:
+    """Until so many rows are there. They are counted here: in a batch the count would be of its time."""
     ends_at_s = time.monotonic() + _DEADLINE_S
-    while rows_seen[0] < rows:
+    counted: dict[int, int] = {}
+    while sum(counted.values()) < rows:
+        for number in written.keys() - counted.keys():
+            files = (folder / f"batch={number}").glob("*.parquet")
+            counted[number] = sum(pq.read_metadata(file).num_rows for file in files)
         if query.exception() is not None:
             raise query.exception()
         if time.monotonic() > ends_at_s:
-            raise TimeoutError(f"{rows_seen[0]} of {rows} rows came")
+            raise TimeoutError(f"{sum(counted.values())} of {rows} rows came")
         time.sleep(_LOOK_S)
 
 
