@@ -14,9 +14,11 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import reduce
 from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.crash.enumeration import Lived, quietly
 from tests.crash.random_lives import random_life
@@ -28,8 +30,21 @@ SEEDS_PER_TASK = 20
 SAMPLED = 13
 
 
-def crash_seed(seed: int) -> int:
-    """Check the crash states of one random life; returns how many different ones there were.
+class Tally(NamedTuple):
+    """What was gone through."""
+
+    #: Different ones, each judged once.
+    states: int = 0
+    #: How often one of them was reached.
+    reached: int = 0
+
+    def plus(self, other: Tally) -> Tally:
+        """Both together; states of two lives are different ones."""
+        return Tally(self.states + other.states, self.reached + other.reached)
+
+
+def crash_seed(seed: int) -> Tally:
+    """Check the crash states of one random life.
 
     The first opening of an empty directory is the same in all lives and is checked elsewhere.
     """
@@ -39,7 +54,7 @@ def crash_seed(seed: int) -> int:
         life.crash_in_recovery(every=SAMPLED)
     if seed % 3 == 1:
         life.crash_again(every=SAMPLED)
-    return len(life.census)
+    return Tally(len(life.census), life.census.reached)
 
 
 def crash_seeds(first: int, *, states: int) -> tuple[int, int]:
@@ -47,7 +62,7 @@ def crash_seeds(first: int, *, states: int) -> tuple[int, int]:
     found, seed = 0, first
     with quietly():
         while found < states:
-            found += crash_seed(seed)
+            found += crash_seed(seed).states
             seed += 1
     return found, seed - first
 
@@ -59,21 +74,22 @@ class Campaign:
         self._journal = journal
         self._first_seed = first_seed
         self._workers = workers
-        self.states = 0
+        self.tally = Tally()
         self.seeds = 0
         self._done: set[int] = set()
         for line in journal.read_text().splitlines() if journal.exists() else ():
             entry = json.loads(line)
-            self._note(entry["first_seed"], entry["states"])
+            first = entry.pop("first_seed")
+            self._note(first, Tally(**entry))
 
     def run(self, states: int) -> None:
-        """Go on until so many different states were checked, in all."""
+        """Go on until so many different states were judged, in all."""
         began_s = time.monotonic()
         tasks = self._tasks()
         context = get_context("spawn")
         with ProcessPoolExecutor(self._workers, mp_context=context) as pool:
-            running: dict[Future[int], int] = {}
-            while self.states < states:
+            running: dict[Future[Tally], int] = {}
+            while self.tally.states < states:
                 while len(running) < self._workers + 1:
                     first = next(tasks)
                     running[pool.submit(_task, first)] = first
@@ -85,23 +101,30 @@ class Campaign:
         firsts = count(self._first_seed, SEEDS_PER_TASK)
         return (first for first in firsts if first not in self._done)
 
-    def _finish(self, first: int, states: int, passed_s: float) -> None:
-        self._note(first, states)
+    def _finish(self, first: int, tally: Tally, passed_s: float) -> None:
+        self._note(first, tally)
         self._journal.parent.mkdir(parents=True, exist_ok=True)
         with self._journal.open("a") as journal:
-            journal.write(json.dumps({"first_seed": first, "states": states}) + "\n")
+            journal.write(json.dumps({"first_seed": first, **tally._asdict()}) + "\n")
         if len(self._done) % 50 == 0:
-            print(f"{self.states} states of {self.seeds} lives, {passed_s:.0f} s", flush=True)
+            print(f"{self.told}, {passed_s:.0f} s", flush=True)
 
-    def _note(self, first: int, states: int) -> None:
+    @property
+    def told(self) -> str:
+        """What was gone through, in words."""
+        states, reached = self.tally
+        return f"{states} different crash states of {self.seeds} lives, reached {reached} times"
+
+    def _note(self, first: int, tally: Tally) -> None:
         self._done.add(first)
-        self.states += states
+        self.tally = self.tally.plus(tally)
         self.seeds += SEEDS_PER_TASK
 
 
-def _task(first: int) -> int:
+def _task(first: int) -> Tally:
     with quietly():
-        return sum(crash_seed(seed) for seed in range(first, first + SEEDS_PER_TASK))
+        seeds = range(first, first + SEEDS_PER_TASK)
+        return reduce(Tally.plus, (crash_seed(seed) for seed in seeds))
 
 
 def main() -> None:
@@ -114,7 +137,7 @@ def main() -> None:
     options = parser.parse_args()
     campaign = Campaign(options.journal, first_seed=options.first_seed, workers=options.workers)
     campaign.run(options.states)
-    print(f"{campaign.states} different crash states of {campaign.seeds} lives, every promise held")
+    print(f"{campaign.told}: every promise held")
 
 
 if __name__ == "__main__":

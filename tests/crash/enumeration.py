@@ -36,6 +36,8 @@ class Census:
 
     def __init__(self, where: str) -> None:
         self.where = where
+        #: How often a state was reached, seen before or not.
+        self.reached = 0
         self._seen: set[tuple[int, tuple[int, ...]]] = set()
 
     def __len__(self) -> int:
@@ -71,6 +73,7 @@ class Census:
 
     def _add(self, key: tuple[int, tuple[int, ...]]) -> bool:
         before = len(self._seen)
+        self.reached += 1
         self._seen.add(key)
         return len(self._seen) > before
 

@@ -115,5 +115,5 @@ def test_B3_ten_million_crash_states(
         pytest.skip("only before a release")
     campaign = Campaign(JOURNAL, first_seed=10**9, workers=os.cpu_count() or 1)
     campaign.run(STATES_BEFORE_A_RELEASE)
-    count_states(campaign.states)
-    assert campaign.states >= STATES_BEFORE_A_RELEASE
+    count_states(campaign.tally.states)
+    assert campaign.tally.states >= STATES_BEFORE_A_RELEASE
