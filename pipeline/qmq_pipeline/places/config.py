@@ -70,16 +70,16 @@ class ExposeOptions:
 
     def __post_init__(self) -> None:
         package = _PACKAGES.get(self.format)
-        if package is None or find_spec(package) is None:
-            extra = f"qmq[pipeline-{self.format}]"
-            raise OptionError(
-                option="format",
-                value=f"{self.format}, and {package} is not installed" if package else self.format,
-                allowed=" or ".join(_PACKAGES),
-                remedy=f'Install its extra: pip install "{extra}"'
-                if package
-                else "Give one of them",
-            )
+        if package is None:
+            value, remedy = self.format, "Give one of them."
+        elif find_spec(package) is None:
+            value = f"{self.format}, and {package} is not installed"
+            remedy = f'Install its extra: pip install "qmq[pipeline-{self.format}]".'
+        else:
+            return
+        raise OptionError(
+            option="format", value=value, allowed=" or ".join(_PACKAGES), remedy=remedy
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
