@@ -105,6 +105,9 @@ def test_an_operator_shows_the_token_that_is_configured(
             Path("token").write_text(text)
             code, output = operate("readonly", "on")
             assert (code, says in output, text in output) == (2, True, False)
+            assert operate("status") == (0, "serving\n"), (
+                "who may not list keepers is told the rest"
+            )
         Path("token").write_text("two words")
         assert operate("status")[0] == 2
         assert admin not in broker.log
