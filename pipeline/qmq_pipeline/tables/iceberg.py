@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Property that says of which folder's files a table is.
 _FOLDER: Final = "qmq.folder"
 _PROPERTIES: Final = {
-    # Whoever expires snapshots, drops the table or looks for orphans leaves our files alone.
+    # The clean-ups of others leave our files alone.
     "gc.enabled": "false",
     "commit.manifest-merge.enabled": "true",
     "write.metadata.delete-after-commit.enabled": "true",
