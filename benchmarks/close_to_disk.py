@@ -119,24 +119,32 @@ def run(bench: Bench) -> list[Row]:
         ("over HTTP, four, broker", "µs of CPU per frame", server_us["four"], four_client, None),
         ("floor: over HTTP, server", "µs of CPU per frame", server_us["floor"], floor_client, None),
     ]
-    written_bytes = sum(len(frame) for frame in frames)
-    return [
-        Row(
-            figure=figure,
-            unit=unit,
-            samples=tuple(samples),
-            goal=bound,
-            conditions=Conditions(
-                durability="fdatasync before the answer",
-                client=client,
-                batch_messages=BATCH_MESSAGES,
-                message_bytes=BODY_BYTES,
-                written_bytes=written_bytes,
-                note="frames built beforehand; all on recycled blocks",
-            ),
-        )
-        for figure, unit, samples, client, bound in figures
-    ]
+    written_bytes = sum(map(len, frames))
+    return [_row(*figure, written_bytes) for figure in figures]
+
+
+def _row(
+    figure: str,
+    unit: str,
+    samples: list[float],
+    client: str,
+    goal: Goal | None,
+    written_bytes: int,
+) -> Row:
+    return Row(
+        figure=figure,
+        unit=unit,
+        samples=tuple(samples),
+        goal=goal,
+        conditions=Conditions(
+            durability="fdatasync before the answer",
+            client=client,
+            batch_messages=BATCH_MESSAGES,
+            message_bytes=BODY_BYTES,
+            written_bytes=written_bytes,
+            note="frames built beforehand; all on recycled blocks",
+        ),
+    )
 
 
 def run_round(bench: Bench, frames: list[bytes]) -> _Round:
