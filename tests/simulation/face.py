@@ -74,7 +74,7 @@ class Face:
         call.lose = exchange.lose
         exchange.receive(call.body)
         exchange.receive_end()
-        self.life.loop.begin(self._app.serve(exchange, partial(route, exchange)), path)
+        self.life.loop.drive(self._app.serve(exchange, partial(route, exchange)))
 
     def _accuse(self, what: str) -> None:
         def fail() -> None:

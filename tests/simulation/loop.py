@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, Final, TypeVar, cast
 
+from qmq_broker.face.connection.driven import Driven
 from qmq_client.consumer.async_calls import AsyncCalls
 from tests.simulation.scheduler import Died, Process, Scheduler, Signal, Turn
 
@@ -33,6 +34,8 @@ class PlayedLoop:
         self._process = process
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: dict[asyncio.TimerHandle, Turn] = {}
+        #: Routes under way that are no tasks, in the order in which they began.
+        self._driven: dict[Coroutine[Any, None, None], None] = {}
         #: Coroutines of tasks under way, in the order in which they began.
         self._coroutines: dict[asyncio.Task[Any], Coroutine[Any, Any, Any]] = {}
         self._is_turning = False
@@ -61,6 +64,11 @@ class PlayedLoop:
         """Begin a task that nobody waits for; what goes wrong in it ends the world."""
         self.start(coroutine, name).add_done_callback(_must_be_well)
 
+    def drive(self, coroutine: Coroutine[Any, None, None]) -> None:
+        """Begin what goes on without a task, as the broker's short way does; see `Driven`."""
+        self._driven[coroutine] = None
+        Driven(coroutine, lambda: self._driven.pop(coroutine, None)).go_on()
+
     def start(self, coroutine: Coroutine[Any, Any, _Result], name: str) -> asyncio.Task[_Result]:
         """Begin a task that the caller looks after."""
         task = self.create_task(coroutine, name=name)
@@ -75,7 +83,10 @@ class PlayedLoop:
         for task, coroutine in self._coroutines.items():
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own way
             coroutine.close()
+        for driven in list(self._driven):
+            driven.close()
         self._coroutines.clear()
+        self._driven.clear()
         self._ready.clear()
 
     def time(self) -> float:
@@ -157,7 +168,7 @@ class PlayedLoop:
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """What a callback raised goes on; what is only thrown away late is nobody's concern."""
-        if "handle" in context:
+        if "exception" in context and not context.keys() & {"future", "task"}:
             raise context["exception"]
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
