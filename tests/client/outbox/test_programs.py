@@ -10,11 +10,12 @@ import gc
 from pathlib import Path
 from typing import Final
 
+import psycopg
 import pytest
 
 from tests.client.outbox.faces import drive
 from tests.client.outbox.interference import Fate, make_lock_rows
-from tests.client.outbox.programs import Program
+from tests.client.outbox.programs import Program, is_of_psycopg
 from tests.client.publishing import sweep
 from tests.client.world import World, a_world
 from tests.conftest import MakeDatabase
@@ -119,3 +120,20 @@ def test_S1_S2_S3_S4_S6_S11_sent_is_exactly_what_committed(
         make_lock_rows(world)
         running = run_programs(world, seeds, face)
         asyncio.run(running) if is_async else drive(running)
+
+
+def test_only_what_psycopg_asserts_ends_a_transaction_instead_of_the_test(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def enter_twice() -> None:
+        connection = psycopg.AsyncConnection.__new__(psycopg.AsyncConnection)
+        monkeypatch.setattr(connection, "_pipeline", object(), raising=False)
+        async with connection._pipeline_nolock():
+            pass
+
+    with pytest.raises(AssertionError) as theirs:
+        asyncio.run(enter_twice())
+    assert is_of_psycopg(theirs.value)
+    with pytest.raises(AssertionError) as ours:
+        raise AssertionError
+    assert not is_of_psycopg(ours.value)
