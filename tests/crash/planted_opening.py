@@ -200,7 +200,6 @@ def old_frames_are_believed_wherever_they_stand(monkeypatch: pytest.MonkeyPatch)
         base = self._segments.base_of(offset)
         room_offset = base + self._segments.segment_bytes
         self.search_offset = next_offset
-        content = self._content(offset, header, offset == base, room_offset)
-        return frame_scan.ScannedFrame(offset, header, content)
+        return self._whole(offset, header, offset == base, room_offset)
 
     monkeypatch.setattr(frame_scan.FrameScan, "_verified", verified)
