@@ -182,7 +182,6 @@ class _Process:
             server_header=False,
             date_header=False,
             backlog=BACKLOG,
-            timeout_keep_alive=limits.idle_ms // 1000,
             timeout_graceful_shutdown=max(1, self._options.drain_ms // 1000),
         )
         return BrokerServer(
