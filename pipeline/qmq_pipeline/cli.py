@@ -316,8 +316,8 @@ def audit_text(done: AuditResult) -> str:
         verdict += ", as far as it could be judged"
     lines = [
         f"{verdict}: {counts}",
-        f"  judged as of {done.as_of.isoformat()}: {done.committed:,} committed, {done.stored:,} stored, "
-        f"{done.delivered:,} of {done.expected:,} delivered, {done.settled:,} settled",
+        f"  judged as of {done.as_of.isoformat()}: {done.committed:,} committed, {done.stored:,} stored",
+        f"  of all messages in the tables: {done.delivered:,} of {done.expected:,} delivered, {done.settled:,} settled",
         *(f"  not judged: {reason}" for reason in done.coverage),
     ]
     return "\n".join(lines)

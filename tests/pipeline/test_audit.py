@@ -145,7 +145,9 @@ def test_P4_an_audit_without_rows_to_compare_says_so_and_what_was_judged_all_the
     assert "`committed` counts only those that a scan met" in reason
     assert "judged by the log alone" in reason
     assert "keep_sent_s" in reason
-    first, *_, last = audit_text(found).splitlines()
+    first, judged, of_all, *_, last = audit_text(found).splitlines()
+    assert judged.endswith("0 committed, 9 stored")
+    assert of_all.strip().startswith("of all messages in the tables: ")
     assert first.startswith("CLEAN, as far as it could be judged: 0 lost")
     assert last == f"  not judged: {reason}"
     assert audit_text(replace(found, coverage=())).startswith("CLEAN: 0 lost")

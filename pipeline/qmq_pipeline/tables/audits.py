@@ -19,7 +19,11 @@ AUDIT_RUN: Final = Table(
         Column("committed", "long", "outbox rows judged"),
         Column("stored", "long", "messages judged"),
         Column("foreign_messages", "long", "stored messages of producers that no outbox knows"),
-        Column("expected", "long", "pairs of a message and a group that it is for"),
+        Column(
+            "expected",
+            "long",
+            "pairs of a message and a group that it is for, whenever it was stored",
+        ),
         Column("delivered", "long", "of those, handed out at least once"),
         Column("settled", "long", "of those, done: acked, dead, skipped or filtered"),
         Column("lost", "long", "findings"),
