@@ -122,10 +122,11 @@ def told_to_await(client: Client, read_bytes: int) -> list[int]:
 
     async def look() -> list[int]:
         line, awaiting = Line(client), Awaiting()
-        line.landing._socket = awaiting  # type: ignore[assignment]  # all of it that is used
-        line.receive(send(make_frame([b"x" * LONG])), read_bytes)
-        await committed(client, line)
-        assert sequences(await line.answered()) == [0]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(line.landing, "_socket", awaiting)
+            line.receive(send(make_frame([b"x" * LONG])), read_bytes)
+            await committed(client, line)
+            assert sequences(await line.answered()) == [0]
         return awaiting.told
 
     return asyncio.run(look())

@@ -15,7 +15,7 @@ import msgspec
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk
-from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
+from qmq_broker.storage.files.small_file import read_truth, replace_file
 from qmq_client.wire.names import is_name
 from qmq_client.wire.requests import Natural
 
@@ -45,28 +45,16 @@ class KeeperTable(msgspec.Struct, frozen=True, array_like=True):
 
 def read_keepers(disk: Disk, store_id: bytes) -> tuple[Keeper, ...]:
     """All keepers, by name; raises `CorruptionError` for a file that is not whole."""
-    data = read_file(disk, layout.KEEPERS)
-    if data is None:
+    table = read_truth(disk, layout.KEEPERS, KeeperTable, store_id)
+    if table is None:
         return ()
-    content = unseal(data)
-    try:
-        if content is None:
-            raise msgspec.DecodeError("its checksum does not fit")
-        table = msgspec.msgpack.decode(content, type=KeeperTable)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _damaged(str(error)) from error
-    if table.store_id != store_id:
-        raise _damaged(f"of store {table.store_id.hex()}; this is store {store_id.hex()}")
     names = [keeper.name for keeper in table.keepers]
     if names != sorted(set(names)) or not all(map(is_name, names)):
-        raise _damaged("its names are not in order, or none")
+        reason = "its names are not in order, or none"
+        raise CorruptionError(segment=layout.KEEPERS, offset=0, reason=reason)
     return table.keepers
 
 
 def write_keepers(disk: Disk, store_id: bytes, keepers: tuple[Keeper, ...]) -> None:
     """Let these be the keepers; durable on return."""
     replace_file(disk, layout.KEEPERS, msgspec.msgpack.encode(KeeperTable(store_id, keepers)))
-
-
-def _damaged(reason: str) -> CorruptionError:
-    return CorruptionError(segment=layout.KEEPERS, offset=0, reason=reason)

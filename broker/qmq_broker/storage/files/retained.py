@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import Disk
-from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
+from qmq_broker.storage.files.small_file import read_truth, replace_file
 
 
 class Retained(msgspec.Struct, frozen=True, array_like=True):
@@ -32,20 +31,8 @@ class Retained(msgspec.Struct, frozen=True, array_like=True):
 
 def read_retained(disk: Disk, store_id: bytes) -> Retained:
     """The lower end as it is; raises `CorruptionError` for a file that is not whole."""
-    data = read_file(disk, layout.RETAINED)
-    if data is None:
-        return Retained(store_id, 0, {})
-    content = unseal(data)
-    try:
-        if content is None:
-            raise msgspec.DecodeError("its checksum does not fit")
-        retained = msgspec.msgpack.decode(content, type=Retained)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CorruptionError(segment=layout.RETAINED, offset=0, reason=str(error)) from error
-    if retained.store_id != store_id:
-        reason = f"of store {retained.store_id.hex()}; this is store {store_id.hex()}"
-        raise CorruptionError(segment=layout.RETAINED, offset=0, reason=reason)
-    return retained
+    retained = read_truth(disk, layout.RETAINED, Retained, store_id)
+    return retained or Retained(store_id, 0, {})
 
 
 def write_retained(disk: Disk, retained: Retained) -> None:

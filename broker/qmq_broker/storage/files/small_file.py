@@ -12,8 +12,11 @@ the old or the new content is there, never a mixture.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
+import msgspec
+
+from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.layout import draft_path
 from qmq_client.wire.checksum import crc32c
@@ -55,3 +58,32 @@ def unseal(data: bytes) -> bytes | None:
         return None
     content = data[: found.start()]
     return content if int(found[1], 16) == crc32c(content) else None
+
+
+class _OfStore(Protocol):
+    @property
+    def store_id(self) -> bytes: ...
+
+
+T = TypeVar("T", bound=_OfStore)
+
+
+def read_truth(disk: Disk, path: str, kind: type[T], store_id: bytes) -> T | None:
+    """What a small file says that cannot be made anew from others; None when there is no file.
+
+    Raises `CorruptionError` for one that is not whole, or of another store.
+    """
+    data = read_file(disk, path)
+    if data is None:
+        return None
+    content = unseal(data)
+    try:
+        if content is None:
+            raise msgspec.DecodeError("its checksum does not fit")
+        truth = msgspec.msgpack.decode(content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptionError(segment=path, offset=0, reason=str(error)) from error
+    if truth.store_id != store_id:
+        reason = f"of store {truth.store_id.hex()}; this is store {store_id.hex()}"
+        raise CorruptionError(segment=path, offset=0, reason=reason)
+    return truth
