@@ -157,7 +157,8 @@ def delayed_messages_are_due_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cancellations_are_only_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(self: DelayChanges, places: Sequence[Cancelled], on_done: OnCancelled) -> None:
-        self._tell(on_done, [Fate.CANCELLED] * len(places))
+        fates: list[Fate | None] = [Fate.CANCELLED] * len(places)
+        self._writer.change(lambda: fates, on_done)
 
     monkeypatch.setattr(DelayChanges, "cancel", answer)
 

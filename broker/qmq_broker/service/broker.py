@@ -102,7 +102,7 @@ class Broker:
         )
         self._indexer = Indexer(store, clock)
         self.delayed = Delayed(store, self.writer, clock, settings.limits, post=post)
-        self.keeping = Keeping(store, self.writer, post=post)
+        self.keeping = Keeping(store, self.writer)
         self.setting_aside = SettingAside(
             store, self.delivery, self.writer, self.time, settings.limits, self.delayed
         )

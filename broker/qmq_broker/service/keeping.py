@@ -46,12 +46,9 @@ class KeeperStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Keeping:
     """The keepers of one broker; belongs to the loop thread."""
 
-    def __init__(
-        self, store: Store, writer: CommitWriter, *, post: Callable[[Callable[[], None]], object]
-    ) -> None:
+    def __init__(self, store: Store, writer: CommitWriter) -> None:
         self._store = store
         self._writer = writer
-        self._post = post
         #: What was lost by each when that was last looked at.
         self._lost = {keeper.name: self._lost_by(keeper) for keeper in store.keepers.all}
 
@@ -118,19 +115,4 @@ class Keeping:
 
     def _run(self, change: Callable[[], Keeper], on_done: OnKept) -> None:
         """Have the writer do it; a refusal is no failure of the store."""
-
-        def chore() -> None:
-            try:
-                keeper = change()
-            except (InvalidMessageError, NotFoundError) as refusal:
-                self._tell(on_done, refusal)
-            except Exception as error:  # whoever waits is told; the writer decides what it means
-                self._tell(on_done, error)
-                raise
-            else:
-                self._tell(on_done, keeper)
-
-        self._writer.run_soon(chore, on_poisoned=lambda error: self._tell(on_done, error))
-
-    def _tell(self, on_done: OnKept, outcome: Keeper | Exception) -> None:
-        self._post(lambda: on_done(outcome))
+        self._writer.change(change, on_done, refusals=(InvalidMessageError, NotFoundError))

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -40,6 +40,7 @@ PAUSE_S: Final = 0.001
 _STOP: Final = None
 _WAKE: Final = object()
 
+T = TypeVar("T")
 #: Told the outcome of one request, in the loop thread.
 OnDone = Callable[[Placed | Exception], None]
 
@@ -123,6 +124,34 @@ class CommitWriter:
         """
         self._chores.put(_Chore(work=chore, on_poisoned=on_poisoned))
         self._submissions.put(_WAKE)
+
+    def change(
+        self,
+        work: Callable[[], T],
+        on_done: Callable[[T | Exception], None],
+        *,
+        refusals: tuple[type[Exception], ...] = (),
+    ) -> None:
+        """Let this be done to the store as by `run_soon`; `on_done` is told in the loop thread what came of it.
+
+        A refusal is no failure of the store.
+        """
+
+        def tell(outcome: T | Exception) -> None:
+            self._post(lambda: on_done(outcome))
+
+        def chore() -> None:
+            try:
+                outcome = work()
+            except refusals as refusal:
+                tell(refusal)
+            except Exception as error:  # whoever waits is told; what it means is decided above
+                tell(error)
+                raise
+            else:
+                tell(outcome)
+
+        self.run_soon(chore, on_poisoned=tell)
 
     def step(self, *, wait_s: float = 0.0) -> CommitCounts:
         """One commit of everything that waits, then a turn of the store; waits up to `wait_s` for the

@@ -16,16 +16,9 @@ OnCancelled = Callable[[list[Fate | None] | Exception], None]
 class DelayChanges:
     """Cancellations of one broker; belongs to the loop thread."""
 
-    def __init__(
-        self,
-        store: Store,
-        writer: CommitWriter,
-        *,
-        post: Callable[[Callable[[], None]], object],
-    ) -> None:
+    def __init__(self, store: Store, writer: CommitWriter) -> None:
         self._store = store
         self._writer = writer
-        self._post = post
 
     def cancel(self, places: Sequence[Cancelled], on_done: OnCancelled) -> None:
         """Cancel what of these is pending; `on_done` is told when that is durable.
@@ -35,16 +28,4 @@ class DelayChanges:
         """
         if len(places) > CANCELLED_MAX:
             raise ValueError(f"{len(places)} cancellations; allowed: {CANCELLED_MAX}")
-
-        def chore() -> None:
-            try:
-                fates = self._store.cancel(places)
-            except Exception as error:  # whoever waits is told; the writer decides what it means
-                self._tell(on_done, error)
-                raise
-            self._tell(on_done, fates)
-
-        self._writer.run_soon(chore, on_poisoned=lambda error: self._tell(on_done, error))
-
-    def _tell(self, on_done: OnCancelled, outcome: list[Fate | None] | Exception) -> None:
-        self._post(lambda: on_done(outcome))
+        self._writer.change(lambda: self._store.cancel(places), on_done)

@@ -31,4 +31,4 @@ class Delayed:
         #: Answers questions.
         self.query = DelayQuery(store.schedule, self.delay)
         #: Takes messages back.
-        self.changes = DelayChanges(store, writer, post=post)
+        self.changes = DelayChanges(store, writer)
