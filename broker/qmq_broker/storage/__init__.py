@@ -1,4 +1,5 @@
-"""The data directory of one broker: everything that is on disk, and nothing of what it means to consumers.
+"""The data directory of one broker: everything on disk, with no knowledge of what it means to
+consumers.
 
 ::
 
@@ -18,5 +19,5 @@
     files/           the disk port, names, and small files
     upkeep/          what an operator does while no broker runs: verify, rebuild, back up, give up
 
-To read it for the first time, begin with `files/layout.py` and `logs/segmented_log.py`, then `commit_log.py`.
+First-time readers: begin with `files/layout.py` and `logs/segmented_log.py`, then `commit_log.py`.
 """

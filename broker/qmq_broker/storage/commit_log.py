@@ -1,8 +1,8 @@
-"""The commit log: all messages of all subjects in arrival order, in frames as they came.
+"""The commit log: all messages of all subjects in arrival order, in the frames they came in.
 
-A thin layer over `SegmentedLog`: it gives sequences, keeps repeats out, makes the entries of the
-consume queues; `reading.py` reads records back. The work for a frame is per subject but for two
-columns that are copied and the ids that are looked up; no record is decoded.
+A thin layer over `SegmentedLog`. It assigns sequences, keeps repeats out and makes the entries of
+the consume queues; `reading.py` reads records back. No record is decoded: apart from copying two
+columns and looking up the ids, the work for a frame is per subject.
 """
 
 from __future__ import annotations
@@ -34,20 +34,24 @@ from qmq_client.wire.requests import SubjectPlace
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one frame of an append; to be told to its sender after the next sync."""
+    """What became of one frame of an append; its sender is told after the next sync."""
 
     physical_offset: int
     stored_at_ms: int
-    #: Records that were stored before; they were not stored again.
+    #: Records that were already stored; they are not stored again.
     duplicates: int
     #: Where the records are, in the order of the request.
     places: tuple[SubjectPlace, ...]
-    #: Id of a record that was stored before with other content: nothing of the frame is stored.
+    #: Id of a record that was already stored with other content: then nothing of the frame is
+    #: stored.
     conflict: bytes | None = None
 
 
 class CommitLog:
-    """Messages on disk. `append` and `sync` belong to the writer thread; reads may be anywhere."""
+    """Messages on disk.
+
+    `append` and `cancel` belong to the writer thread; reads may come from any thread.
+    """
 
     def __init__(
         self,
@@ -63,7 +67,7 @@ class CommitLog:
         self._schedule = schedule
 
     def append(self, frames: Sequence[MessageFrame]) -> list[Placed]:
-        """Write what is new of these frames; neither durable nor visible on return.
+        """Write what is new in these frames; neither durable nor visible on return.
 
         Raises `NoRoomError` with nothing written, or `PoisonedError`.
         """
@@ -84,10 +88,10 @@ class CommitLog:
         return [_placed(verdict) for verdict in verdicts]
 
     def cancel(self, wanted: Sequence[Cancelled]) -> list[Fate | None]:
-        """Write that those of these that are pending are cancelled; not durable on return.
+        """Write cancellations for those of `wanted` that are pending; not durable on return.
 
-        What became of each: `CANCELLED` for those that are now or were before, another fate for
-        those that it is too late for, None for those that nobody knows.
+        Returns the fate of each: `CANCELLED` if it is cancelled now or was before, another fate if
+        it is too late, None if the message is unknown.
         """
         marks = [Mark(one.bucket, one.sequence, one.source) for one in wanted]
         before = [self._schedule.fate(mark) for mark in marks]
@@ -102,11 +106,11 @@ class CommitLog:
         return [Fate.CANCELLED if fate is Fate.PENDING else fate for fate in before]
 
     def note_time(self) -> None:
-        """Write a frame that says nothing but its time; not durable on return."""
+        """Write a frame that carries nothing but its time; not durable on return."""
         self.log.append([(cancelled_frame([]), ())])
 
     def _judge(self, frames: Sequence[MessageFrame]) -> list[Verdict]:
-        """What is to be done with each frame: no repeat, and no second fate, is stored."""
+        """Decide what to store of each frame: no repeats, and no second fate for a delayed message."""
         finder = RepeatFinder(self._window, self._read_frame)
         taken: dict[int, set[int]] = {}
         verdicts = []
@@ -139,7 +143,7 @@ class CommitLog:
             one.first_sequences = tuple(first_sequences)
 
     def _read_frame(self, offset: int) -> StoredFrame:
-        """A frame that is in the log, to compare a repeat with."""
+        """A frame already in the log, to compare a repeat with."""
         try:
             header = read_header(self.log.read(offset, FRAME_HEADER_BYTES))
             return stored_frame(offset, self.log.read(offset, header.frame_bytes))

@@ -1,10 +1,13 @@
-"""Retention waits for keepers: whoever keeps the logs elsewhere says how far, and no segment goes before.
+"""Keepers: those who keep the logs elsewhere, such as an archive. No segment goes before every
+keeper has it.
 
-A keeper is a name with a place in each log. It only moves on, never beyond what is durable, and holds over a
-restart. What it loses by force is not counted when it happens, when a crash could come between: it is the distance from
-the keeper's place to where the log begins, added up when the keeper passes it.
+A keeper is a name with a place in each log. Its place only moves forward, never beyond what is
+durable, and survives restarts. What forced retention takes from a keeper is not counted at that
+moment, because a crash could come in between. Instead the loss is the distance from the keeper's
+place to where the log begins, and it is added up when the keeper moves past it.
 
-The action log waits only while the disk has its reserve: below it pulls and acks go on, and need the room.
+The action log waits for keepers only while the disk is above its reserve. Below it, pulls and acks
+go on and need the room.
 """
 
 from __future__ import annotations
@@ -24,29 +27,29 @@ from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.names import shorten
 
 _log = logging.getLogger(__name__)
-#: Each may fill the disk; an archive, a second one elsewhere and a mirror are three.
+#: Each may fill the disk. An archive, a second one elsewhere and a mirror make three.
 KEEPERS_MAX: Final = 16
-#: Where nobody is waited for.
+#: The bound when nobody is waited for.
 NOBODY: Final = 2**63 - 1
 
 
 class LogOffsets(NamedTuple):
-    """A place in each log."""
+    """One place in each log."""
 
     commit: int
     actions: int
 
 
 class Keepers:
-    """The keepers of one store. Changed by the writer thread, asked in any."""
+    """The keepers of one store. Changed by the writer thread, read by any."""
 
     def __init__(self, disk: Disk, options: StoreOptions, store_id: bytes) -> None:
-        """As they stand on the disk; raises `CorruptionError` for a file that is not whole."""
+        """Take over what is on the disk; raises `CorruptionError` if the file is not whole."""
         self._disk = disk
         self._options = options
         self._store_id = store_id
         self._by_name = {keeper.name: keeper for keeper in read_keepers(disk, store_id)}
-        #: Held while a keeper comes in, and while actions are given up.
+        #: Held while a keeper is added, and while actions are given up.
         self._lock = threading.Lock()
 
     @property
@@ -57,7 +60,7 @@ class Keepers:
 
     @property
     def needed(self) -> LogOffsets:
-        """What retention may not pass; `NOBODY` where it waits for nobody."""
+        """Retention may not pass these places; `NOBODY` where it waits for nobody."""
         keepers = () if self._options.force_retention else self.all
         return LogOffsets(
             min((one.kept_offset for one in keepers), default=NOBODY),
@@ -66,15 +69,19 @@ class Keepers:
 
     @contextmanager
     def given_up_actions(self) -> Iterator[int]:
-        """What the action log may be given up to, by those who keep it; nobody new comes in meanwhile."""
+        """How far keepers allow the action log to be given up.
+
+        No keeper can be added while this is entered.
+        """
         has_room = self._disk.free_bytes() >= self._options.reserve_bytes
         with self._lock:
             yield self.needed.actions if has_room else NOBODY
 
     def limit(self, end: LogOffsets) -> int:
-        """Move back those that are ahead of where the logs end, durably; returns how many.
+        """Move back keepers that are ahead of the ends of the logs, durably; returns how many.
 
-        They kept another log, such as this one before a backup: what comes behind the end is new to them.
+        They kept a log that differs from this one, such as this one before a backup was restored.
+        What follows the end is new to them.
         """
         ahead: dict[str, Keeper] = {}
         for one in self.all:
@@ -102,14 +109,15 @@ class Keepers:
     ) -> Keeper:
         """Wait for this keeper from now on, as far as it has told; durable on return.
 
-        A new one is waited for from `first` on, where the logs begin, at the lowest. Raises `InvalidMessageError` for one
-        that goes back, is beyond what is `durable`, or is one too many; `NoRoomError`; nothing is changed then.
+        A new keeper starts at `first`, where the logs begin, at the lowest. Raises
+        `InvalidMessageError` if it moves back, claims more than is `durable`, or is one too many,
+        and `NoRoomError`; in both cases nothing changes.
         """
         before = self._by_name
         known = before.get(name)
         self._check(name, known, told, durable)
         draft = known or Keeper(name, told.commit, told.actions, at_ms)
-        with self._lock:  # from here on nothing above is given up
+        with self._lock:  # from here on, nothing above is given up
             self._by_name = {**before, name: draft}
         begins = first()
         if known is None:
@@ -129,7 +137,10 @@ class Keepers:
         return keeper
 
     def end(self, name: str) -> Keeper | None:
-        """Wait for this one no longer; durable on return. What it was; None when there is none."""
+        """Stop waiting for this keeper; durable on return.
+
+        Returns its last state, or None if there was none.
+        """
         before = self._by_name
         keeper = before.get(name)
         if keeper is not None:
@@ -178,7 +189,9 @@ class Keepers:
 
 
 def lost_bytes(keeper: Keeper, first: LogOffsets) -> LogOffsets:
-    """What was given up of each log before this keeper had it; the logs begin at `first`."""
+    """Bytes of each log that were given up before this keeper had them; `first` is where the logs
+    begin.
+    """
     return LogOffsets(
         keeper.lost_bytes + max(0, first.commit - keeper.kept_offset),
         keeper.lost_actions_bytes + max(0, first.actions - keeper.kept_actions_offset),

@@ -1,8 +1,9 @@
-"""Records read back from the commit log: many at once, each checked, none cut out without need.
+"""Reading records back from the commit log: many at once, each checked, none cut out without need.
 
-Messages of one subject mostly stand one behind the other, in stretches as long as the frame they came
-in. A stretch is read, checked and handed on as one piece; a step of Python for each of its records
-would cost more than reading them. Who looks at single records cuts them out then (`Records`).
+The messages of one subject mostly lie back to back, in stretches as long as the frame they came in.
+A stretch is read, checked and passed on as one piece, because one step of Python per record would
+cost more than the read itself. Callers that look at single records cut them out afterwards
+(`Records`).
 """
 
 from __future__ import annotations
@@ -20,30 +21,30 @@ from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.columns import checksums, first_broken
 from qmq_client.wire.record import RECORD_FIXED_BYTES
 
-#: Neighbouring records with less than this between them are read at once: a read costs more.
+#: Neighbouring records with a smaller gap than this are read together: a second read costs more.
 READ_GAP_BYTES: Final = 16 * 1024
-#: One read at most; bounds what a pull takes of memory at a time.
+#: The longest single read; bounds the memory of a pull.
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 class Records(Sequence[bytes]):
-    """Encoded records in the order they were asked for; single ones are cut out when they are taken."""
+    """Encoded records in the order they were asked for; single records are cut out only when taken."""
 
     __slots__ = ("_counts", "lengths", "parts")
 
     def __init__(
         self, parts: Sequence[bytes | memoryview], counts: Sequence[int], lengths: Sequence[int]
     ) -> None:
-        """Requires: each part holds as many records, one behind the other, as its count says."""
-        #: Together the bytes of all records.
+        """Requires: each part holds as many records, back to back, as its count says."""
+        #: Together, the bytes of all records.
         self.parts = parts
         self._counts = counts
-        #: Of each record.
+        #: The length of each record.
         self.lengths = lengths
 
     @classmethod
     def of(cls, records: Sequence[bytes]) -> Records:
-        """These records, each a part of its own."""
+        """These records, each as a part of its own."""
         return cls(records, [1] * len(records), list(map(len, records)))
 
     def __len__(self) -> int:
@@ -64,7 +65,7 @@ class Records(Sequence[bytes]):
         return list(self)[index]
 
     def column(self, place: int) -> bytes:
-        """The byte at `place` of each record. Requires: each has one there."""
+        """The byte at `place` of each record. Requires: every record is long enough."""
         cut = []
         for part, lengths in self._stretches():
             if _is_even(lengths):
@@ -82,7 +83,7 @@ class Records(Sequence[bytes]):
 
 
 class RecordReader:
-    """Reads from one log. For any thread."""
+    """Reads from one log. Safe for any thread."""
 
     def __init__(self, log: SegmentedLog) -> None:
         self._log = log
@@ -102,7 +103,7 @@ class RecordReader:
             view = memoryview(data)
             for one in stretches:
                 first = offsets[one.start] - first_offset
-                # What is one stretch stays the bytes that were read: nobody has to copy them again.
+                # A stretch stays the bytes that were read: nobody has to copy them again.
                 after = ends[one.stop - 1] - first_offset
                 part = data if len(stretches) == 1 else view[first:after]
                 broken = _broken(part, lengths[one.start : one.stop], seed)
@@ -113,7 +114,7 @@ class RecordReader:
         return Records(parts, counts, lengths)
 
     def _reads(self, offsets: Sequence[int], ends: Sequence[int]) -> Iterator[list[range]]:
-        """What is read at once, as stretches of indexes; none crosses a segment."""
+        """Ranges of indexes to read at once; none crosses a segment."""
         near: list[range] = []
         next_offset = limit = 0
         for begin, after in _stretches(offsets, ends):
@@ -131,7 +132,9 @@ class RecordReader:
         yield near
 
     def _read_limit(self, first: int) -> int:
-        """Where a read that begins at `first` must end: at its segment, and at its own size."""
+        """Where a read that begins at `first` must stop: at the end of its segment or at the limit
+        of one read.
+        """
         return min(self._log.base_of(first) + self._log.segment_bytes, first + READ_BYTES_MAX)
 
     def _corruption(self, subject: str, entry: Place) -> CorruptionError:
@@ -144,7 +147,7 @@ class RecordReader:
 
 
 def _stretches(offsets: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Where stretches of records begin and end that stand one behind the other, as indexes."""
+    """The bounds, as indexes, of stretches of records that lie back to back."""
     first = 0
     for after in compress(count(1), map(ne, ends, offsets[1:])):
         yield first, after
@@ -153,10 +156,10 @@ def _stretches(offsets: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[in
 
 
 def _broken(part: bytes | memoryview, lengths: Sequence[int], seed: int) -> int | None:
-    """The index of the first record that is not whole; None where all are."""
+    """The index of the first record that is not whole; None if all are."""
     if len(part) == sum(lengths) and min(lengths) >= RECORD_FIXED_BYTES:
         return first_broken(checksums(part, lengths), seed)
-    # An entry that is wrong, or the end of the file; which of the records, is found one by one.
+    # A wrong entry, or the end of the file; checking one by one tells which record.
     first = 0
     for index, length in enumerate(lengths):
         record = part[first : first + length]

@@ -1,4 +1,4 @@
-"""Opening a data directory after whatever happened to it.
+"""Opening a data directory, whatever happened to it before.
 
 ::
 
@@ -6,9 +6,9 @@
                        nothing is changed up to here; whatever is wrong is refused
          ─▶ remove CLEAN ─▶ mend both logs ─▶ new epoch, durable ─▶ open for writing
 
-A crash anywhere in between is a crash like any other: the same end is found again, at worst an
-epoch number is wasted. Derived are the consume queues, the dedupe window and the schedule: from what
-their files and journals say on, or from the log's beginning.
+A crash anywhere in between is a crash like any other: the next start finds the same end, and at
+worst an epoch number is wasted. "Derive" fills the consume queues, the dedupe window and the
+schedule, from where their files and journals end, or from the beginning of the log.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from qmq_broker.storage.staging import stage_delayed, stage_scanned
 from qmq_client.wire.errors import ProtocolError
 
 _log = logging.getLogger(__name__)
-#: A clock that is looked after may be set back by so much.
+#: A well-kept clock may be set back by this much.
 AHEAD_MS_MAX: Final = 60_000
 _DIRECTORIES: Final = (
     layout.COMMIT_LOG,
@@ -68,23 +68,23 @@ _DIRECTORIES: Final = (
 class RecoveryReport:
     """What opening the store found and did."""
 
-    #: The last stop was a clean one.
+    #: Whether the last stop was clean.
     clean: bool
-    #: Of the commit log: frames and records that were read to find its end.
+    #: Frames and records of the commit log that were read to find its end.
     frames: int
     records: int
     scanned_bytes: int
-    #: Bytes behind the accepted ones that were cut, of both logs.
+    #: Bytes cut behind the accepted ones, of both logs.
     torn_bytes: int
-    #: Accepted bytes that were written once more, of both logs.
+    #: Accepted bytes that were written again in place, of both logs.
     rewritten_bytes: int
-    #: The consume queues were made again from the log's beginning.
+    #: Whether the consume queues were rebuilt from the beginning of the log.
     is_rebuilt: bool
     duration_ms: int
 
 
 class CleanStop(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of CLEAN: the checkpoint that was written last."""
+    """Content of CLEAN: the last checkpoint that was written."""
 
     generation: int
     epoch: int
@@ -92,9 +92,9 @@ class CleanStop(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """A data directory that is ready to be written."""
+    """A data directory that is ready for writing."""
 
-    #: Its epoch is that of this opening.
+    #: With the epoch of this opening.
     checkpoint: Checkpoint
     commit_segments: Segments
     commit_finding: LogFinding
@@ -131,7 +131,7 @@ class Recovery:
     def run(self, checkpoints: CheckpointFiles) -> Recovered:
         """Examine, derive, mend, raise the epoch.
 
-        Raises `CorruptionError` with nothing changed but, perhaps, derived files.
+        Raises `CorruptionError` with nothing changed, except perhaps derived files.
         """
         began_s = self._clock.monotonic_s()
         last = checkpoints.read()
@@ -158,7 +158,7 @@ class Recovery:
         if has_schedule:
             self._copier.adopt_options()
         else:
-            self._copier.copy_all()  # from now on the journal may say that nothing came behind it
+            self._copier.copy_all()  # from now on the journal may say that nothing follows it
         return Recovered(
             checkpoint=checkpoint,
             commit_segments=self._commit,
@@ -185,7 +185,7 @@ class Recovery:
         )
 
     def close(self) -> None:
-        """Give all files back after a failure."""
+        """Close all files after a failure."""
         self._commit.close()
         self._actions.close()
         self._queues.close()
@@ -220,16 +220,16 @@ class Recovery:
         return commit, actions
 
     def _make_names_durable(self) -> None:
-        # Names, of FORMAT above all, may be known to this kernel and not to the disk when the last
-        # process was killed: nothing is built on them before they are durable.
+        # When the last process was killed, this kernel may know names, FORMAT above all, that the
+        # disk does not. Nothing is built on them before they are durable.
         self._disk.sync_directory(layout.ROOT)
         for directory in _DIRECTORIES:
             self._disk.make_directory(directory)
-        # The same for the notes of what may be given up: segments go below by their word.
+        # The same for the notes of what was given up: segments are removed on their word.
         self._disk.sync_directory(layout.STATE)
 
     def _derive(self, commit: LogFinding, *, has_schedule: bool) -> None:
-        """Fill queues, window and schedule from the frames that they do not know."""
+        """Fill queues, window and schedule from the frames they do not know yet."""
         queues, schedule = self._queues, self._schedule
         known_offset, window_offset = queues.known_offset, self._ids.next_offset
         copied_offset = max(schedule.copied_offset, queues.copied_offset if has_schedule else 0)
@@ -243,7 +243,7 @@ class Recovery:
                 queues.flush_entries()
             if frame.offset >= copied_offset:
                 self._derive_delayed(frame, scan.next_offset)
-                # What no sync has confirmed may still be lost: no file may say that it was.
+                # What no sync has confirmed may still be lost, so no file may rely on it.
                 if schedule.uncopied >= UNCOPIED_MAX and scan.next_offset <= commit.durable_offset:
                     self._copier.copy_all()
             if runs is not None and frame.offset >= window_offset:
@@ -258,7 +258,7 @@ class Recovery:
         self._schedule.publish(next_offset, frame.header.stored_at_ms)
 
     def _staged(self, frame: ScannedFrame, *, is_new: bool) -> list[IdRun] | None:
-        """The ids of a frame that a client sent; its entries are brought to the queues when it is new."""
+        """Stage one frame; returns the ids it holds if a client sent it."""
         try:
             if is_new:
                 stored = stage_scanned(self._queues, frame)
@@ -334,7 +334,7 @@ def _raise_epoch(files: CheckpointFiles, last: Checkpoint | None, checkpoint: Ch
 
 
 def write_clean_stop(disk: Disk, checkpoint: Checkpoint) -> None:
-    """Say that everything is in its place. Requires: nothing is written afterwards."""
+    """Note that everything is in its place. Requires: nothing is written afterwards."""
     stop = CleanStop(generation=checkpoint.generation, epoch=checkpoint.epoch)
     replace_file(disk, layout.CLEAN, msgspec.json.encode(stop))
 

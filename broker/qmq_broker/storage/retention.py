@@ -1,4 +1,4 @@
-"""Where the commit log begins: old segments go, and no commit waits for that.
+"""Where the commit log begins. Old segments go, and no commit waits for that.
 
 ::
 
@@ -6,13 +6,13 @@
     taken      by the writer       nobody looks below it any more
     removed    beside the writer   files of the log and of the queues; some segments stay as spares
 
-Finding the beginning of ten thousand queues reads all of their files, and a file system takes up to a
-second to remove a GiB: the writer only begins such work and later asks how it went. A crash leaves the
-old beginning, or the new one and files below it, which the next start removes.
+Finding where ten thousand queues begin means reading all of their files, and a file system may take
+a second to remove a GiB. So the writer only starts such work and asks later how it went. A crash
+leaves the old beginning, or the new one plus files below it, which the next start removes.
 
-Never given up is what a restart needs: the segment of the last checkpoint, ids that may be repeated,
-entries that are not in their files, delayed messages that were not copied. Nor, but by force, is what a
-keeper has not got yet (`keepers.py`).
+What a restart needs is never given up: the segment of the last checkpoint, ids that may be
+repeated, entries that are not in their files, delayed messages that were not copied. What a keeper
+has not got yet (`keepers.py`) is given up only by force.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _log = logging.getLogger(__name__)
 class Retention:
     """The lower end of one commit log; belongs to the writer thread.
 
-    Every method but the properties raises `DiskError` when the disk fails, and then nothing may be
-    written any more.
+    Every method but the properties raises `DiskError` when the disk fails; nothing may be written
+    after that.
     """
 
     def __init__(
@@ -53,30 +53,31 @@ class Retention:
         self._saver = saver
         self._retained = retained
         self._keepers = keepers
-        #: Where the log begins, or will when what is under way is done: nobody new is waited for below.
+        #: Where the log begins, or will begin once the work under way is done. No new keeper can
+        #: start below it.
         self.coming_offset = retained.first_offset
-        #: What was noted beside the writer, and is to be taken over by it.
+        #: What was noted beside the writer, for the writer to take over.
         self._noted: Retained | None = None
-        #: Does what takes long.
+        #: Runs what takes long.
         self.beside = Beside()
 
     @property
     def first_offset(self) -> int:
-        """Where the commit log begins, in any thread; everything below was given up."""
+        """Where the commit log begins; everything below was given up. For any thread."""
         return self._retained.first_offset
 
     def expired_offset(self, now_ms: int) -> int:
-        """Up to where the log may go by age, by length and for its keepers. In any thread."""
+        """How far age, length and keepers allow the log to be given up. For any thread."""
         return min(self.old_offset(now_ms), self._keepers.needed.commit)
 
     def old_offset(self, now_ms: int) -> int:
-        """Up to where it may go by age and by length; a segment begins there. In any thread."""
+        """How far age and length alone allow it; a segment begins there. For any thread."""
         log, options = self._parts.commit_log, self._options
         too_long_offset = log.written_offset - options.retain_bytes if options.retain_bytes else 0
         bases = log.bases()
         expired_offset = bases[0] if bases else 0
         for base in bases[1:]:
-            # When a segment was begun, the one before it got its last message.
+            # A segment got its last message when the next one was begun.
             is_old = log.made_at_ms(base) <= now_ms - options.retain_ms
             if not is_old and base > too_long_offset:
                 break
@@ -86,8 +87,8 @@ class Retention:
     def give_up_below(self, offset: int) -> int:
         """Let the log begin at the last segment at or below `offset` that a restart can do without.
 
-        Returns how many bytes were given up so far; a later `step` goes on where that takes long.
-        While an earlier request is under way nothing is begun: ask again.
+        Returns how many bytes were given up so far; where this takes long, a later `step` goes on.
+        While an earlier request is under way nothing is started: ask again.
         """
         before, log = self.first_offset, self._parts.commit_log
         self._saver.make_way(log.base_of(min(offset, log.durable_offset)))
@@ -100,7 +101,7 @@ class Retention:
         return self.first_offset - before
 
     def step(self) -> bool:
-        """Go on with what is under way; whether nothing is."""
+        """Go on with the work under way; returns whether none is left."""
         while not self.beside.is_busy:
             self.beside.check()
             noted, self._noted = self._noted, None
@@ -111,16 +112,16 @@ class Retention:
         return False
 
     def finish(self) -> None:
-        """Bring what is under way to its end, before a clean stop."""
+        """Finish the work under way, before a clean stop."""
         while not self.step():
             self.beside.wait()
 
     def close(self) -> None:
-        """Wait for what is done beside: this data directory may be another process's soon."""
+        """Wait for work beside the writer: this data directory may soon belong to another process."""
         self.beside.wait()
 
     def _needed_offset(self) -> int:
-        """What a restart reads of the log, or a keeper has not got, begins here."""
+        """The lowest offset that a restart reads or a keeper has not got."""
         parts, last = self._parts, self._saver.last
         return min(
             self._keepers.needed.commit,
@@ -132,7 +133,7 @@ class Retention:
         )
 
     def _note(self, first_offset: int) -> None:
-        """Beside the writer: say durably where the log begins, before anything below it goes."""
+        """Beside the writer: note durably where the log begins, before anything below it goes."""
         sequences = self._parts.queues.sequences_at(first_offset)
         retained = Retained(self._retained.store_id, first_offset, sequences)
         try:
@@ -150,6 +151,6 @@ class Retention:
         _log.info("segments given up: first_offset=%d bytes=%d", noted.first_offset, given_up_bytes)
 
     def _remove(self) -> None:
-        """Beside the writer: let the files go of what was given up."""
+        """Beside the writer: remove the files of what was given up."""
         self._parts.commit_log.put_away()
         self._parts.queues.remove_given_up()

@@ -1,4 +1,4 @@
-"""What an open store writes down so that the next start has little to read: all but the logs themselves.
+"""What an open store writes, besides the logs, so that the next start has little to read.
 
 ::
 
@@ -7,7 +7,8 @@
     at a checkpoint      ids and entries into their journals, then how far the logs are durable
     at a clean stop      everything, then CLEAN
 
-All of it is derived or a hint: a full disk puts it off, and a start makes what is missing from the logs.
+All of it is derived or a hint. A full disk postpones it, and a start rebuilds what is missing from
+the logs.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_broker.storage.schedule.schedule import Schedule
 
 _log = logging.getLogger(__name__)
-#: How long delayed messages are copied between two commits: what is due meanwhile comes later by that.
+#: How long delayed messages are copied between two commits; whatever falls due meanwhile is late by
+#: that.
 COPY_SLICE_S: Final = 0.005
-#: A clean stop leaves the entries of more queues than these in their journal: it shall not take minutes.
+#: With more queues than this, a clean stop leaves their entries in the journal: it must not take
+#: minutes.
 QUEUES_AT_STOP_MAX: Final = 256
 
 
@@ -50,7 +53,7 @@ class Saved:
 
     @classmethod
     def of(cls, recovered: Recovered, commit_log: SegmentedLog, action_log: SegmentedLog) -> Saved:
-        """Of a data directory that was just opened."""
+        """The parts of a data directory that was just opened."""
         return cls(
             commit_log=commit_log,
             action_log=action_log,
@@ -63,9 +66,9 @@ class Saved:
 
 
 class Saver:
-    """Saves one store, in the thread of its writer.
+    """Saves one store, in its writer's thread.
 
-    Every method raises `DiskError` when the disk fails, and then nothing may be written any more.
+    Every method raises `DiskError` when the disk fails; nothing may be written after that.
     """
 
     def __init__(
@@ -80,15 +83,15 @@ class Saver:
         self._options = options
         self._parts = parts
         self._checkpoints = checkpoints
-        #: The checkpoint that was written last.
+        #: The last checkpoint that was written.
         self.last = last
         self._written_s = clock.monotonic_s()
         self._wanted_offset = 0
 
     def step(self) -> bool:
-        """Go on with what is under way; returns whether a checkpoint was due and written.
+        """Go on with the work under way; returns whether a checkpoint was due and written.
 
-        Requires: everything that was appended to the commit log is synced and visible.
+        Requires: everything appended to the commit log is synced and visible.
         """
         self._save_some()
         if self._wanted_offset > self._parts.queues.indexed_offset:
@@ -107,19 +110,23 @@ class Saver:
         return True
 
     def make_way(self, offset: int) -> None:
-        """Bring what is below to its files soon, however little that is: the commit log shall begin there."""
+        """Save everything below `offset` soon, however little it is, so that the commit log can
+        begin there.
+        """
         self._wanted_offset = self._parts.copier.wanted_offset = offset
 
     def stop_clean(self, disk: Disk) -> None:
-        """Save everything and say so. Requires: both logs are synced, and nothing is written after.
+        """Save everything and note the clean stop.
 
-        On a full disk what has no room is left to the next start. Raises `NoRoomError` when there is none even
-        to say so: a start then takes it for a crash.
+        Requires: both logs are synced, nothing is written after.
+
+        On a full disk, what has no room is left to the next start. Raises `NoRoomError` when there
+        is no room even for the note: the next start then treats the stop as a crash.
         """
         parts, durable_offset = self._parts, self._parts.commit_log.durable_offset
         try:
             parts.copier.copy_all()
-            self._write_journals()  # before the flush: what is kept for the table before has no gap then
+            self._write_journals()  # before the flush: no gap for the older table
             is_behind = parts.queues.indexed_offset != durable_offset
             if is_behind and parts.queues.unflushed_count <= QUEUES_AT_STOP_MAX:
                 parts.queues.flush(durable_offset)
@@ -130,7 +137,7 @@ class Saver:
         write_clean_stop(disk, self.last)
 
     def write_checkpoint(self) -> None:
-        """Say how far the logs are durable; durable on return."""
+        """Note how far the logs are durable; durable on return."""
         commit_point = self._parts.commit_log.durable_point
         window_offset = self._parts.window.first_offset
         checkpoint = Checkpoint(
@@ -153,7 +160,7 @@ class Saver:
             until_s = self._clock.monotonic_s() + COPY_SLICE_S
             parts.copier.step(lambda: self._clock.monotonic_s() < until_s)
         except NoRoomError as error:
-            # The entries stay in memory and are derived: tried again after a later checkpoint.
+            # The entries stay in memory and are derived: another checkpoint tries again.
             parts.queues.give_up_flush()
             _log.warning("queues and schedule not flushed: reason=%s", error)
 

@@ -1,7 +1,7 @@
 """What a frame of the commit log means for the consume queues and for delayed messages.
 
-Shared by the writer, which stages what it appends, and by all who read the log again: a start, a
-rebuild, a verification. Nothing here writes a file.
+Shared by the writer, which stages what it appends, and by everything that reads the log again: a
+start, a rebuild, a verification. Nothing here writes a file.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from qmq_client.wire.frame import FrameKind, parse_message_frame
 
 
 def stored_frame(offset: int, data: bytes, *, is_verified: bool = False) -> StoredFrame:
-    """A message frame of the log as it was stored; raises `ProtocolError`.
+    """A message frame as it is stored in the log; raises `ProtocolError`.
 
-    `is_verified` says that a scan has checked the body: its checksum is not made again.
+    `is_verified` says that a scan has already checked the body, so its checksum is not computed
+    again.
     """
     frame = parse_message_frame(data, LOG_LIMITS, is_verified=is_verified)
     return StoredFrame(
@@ -35,9 +36,9 @@ def stored_frame(offset: int, data: bytes, *, is_verified: bool = False) -> Stor
 
 
 def stage_scanned(queues: ConsumeQueues, frame: ScannedFrame) -> StoredFrame | None:
-    """What a frame of the log means for the queues: its entries, or places of what is lost.
+    """Stage a scanned frame for the queues: its entries, or the places of lost messages.
 
-    Returns the frame when a client sent it. Raises `ProtocolError` or `CorruptionError`.
+    Returns the frame if a client sent it. Raises `ProtocolError` or `CorruptionError`.
     """
     if frame.header.kind is FrameKind.LOST:
         for lost in lost_runs(frame):
@@ -52,7 +53,7 @@ def stage_scanned(queues: ConsumeQueues, frame: ScannedFrame) -> StoredFrame | N
 
 
 def stage_delayed(schedule: Schedule, frame: ScannedFrame) -> None:
-    """What a frame of the log means for delayed messages; raises `ProtocolError`."""
+    """Stage a scanned frame for the delayed messages; raises `ProtocolError`."""
     kind = frame.header.kind
     if kind is FrameKind.CANCELLED:
         schedule.stage_cancelled(read_cancelled(frame.data))
@@ -62,7 +63,7 @@ def stage_delayed(schedule: Schedule, frame: ScannedFrame) -> None:
 
 
 def stage_frame(queues: ConsumeQueues, stored: StoredFrame) -> None:
-    """Give each of the frame's subjects its entries, not yet visible."""
+    """Give each subject of the frame its entries, not yet visible."""
     entries = pack_entries(stored.frame, stored.physical_offset)
     position = 0
     for run, first_sequence in zip(stored.frame.runs, stored.first_sequences, strict=True):

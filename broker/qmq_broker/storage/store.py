@@ -1,8 +1,8 @@
 """Everything one broker owns on disk, behind one face.
 
-A data directory belongs to one `Store` of one process. `append` and `sync` make messages durable and
-then visible; queues and records are read while that goes on; actions of consumers have a log of
-their own. What the files are is written in `layout.py` and `docs/format/`.
+A data directory belongs to one `Store` of one process. `append` and `publish` make messages durable
+and then visible, while other threads read queues and records. The actions of consumers have a log
+of their own. The files are described in `files/layout.py` and `docs/format/`.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from qmq_client.wire.frame import MessageFrame
 __all__ = ["Placed", "RecoveryReport", "Store"]
 
 _log = logging.getLogger(__name__)
-#: Of a hand-out token: below 2^53, so that every reader of JSON has it exactly.
+#: Bits of a hand-out token: below 2^53, so that every JSON reader gets it exactly.
 _TOKEN_BITS: Final = 52
-#: Lets tokens be all of one length.
+#: Gives all tokens the same length.
 _TOKEN_BIT: Final = 1 << _TOKEN_BITS
 
 
 class Store:
     """One data directory, open.
 
-    `append`, `sync`, `step` and `close` belong to the writer thread; `queue`, `subjects`,
-    `read_records` may be called in any, and `actions` in one thread of its own. After a
-    `PoisonedError` only `close` is left, and a restart.
+    `append`, `publish`, `sync`, `step` and `close` belong to the writer thread; `queue`, `subjects`
+    and `read_records` may be called from any thread, and `actions` belongs to a thread of its own.
+    After a `PoisonedError` only `close` is left, then a restart.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class Store:
         recovered: Recovered,
     ) -> None:
         """For `open` only."""
-        self._disk = self.disk = disk  # its files, also for those that read them beside it
+        self._disk = self.disk = disk  # also for those that read its files beside it
         self._options = options
-        #: Names the store; a backup of it has the same.
+        #: Identifies the store; a backup of it has the same.
         self.store_id = format_.store_id
         self._lock = lock
         self._checkpoints = checkpoints
@@ -84,8 +84,9 @@ class Store:
         self._is_closed = False
         #: One more at each opening; stamped on every frame.
         self.epoch = recovered.checkpoint.epoch
-        #: Names this opening: with a pull sequence it is the name of a hand-out, of no other one anywhere. Drawn,
-        #: because copies of a directory that are both opened have store id and epoch in common.
+        #: Identifies this opening: token and pull sequence together identify one hand-out
+        #: everywhere. It is random because copies of a directory that are both opened share store
+        #: id and epoch.
         self.hand_out_token = _TOKEN_BIT | secrets.randbits(_TOKEN_BITS)
         self.recovery = recovered.report
         store_id, segments, bounds = self.store_id, recovered.commit_segments, self._log_range
@@ -94,7 +95,7 @@ class Store:
         self.schedule = recovered.schedule
         self._commit_log = CommitLog(log, recovered.queues, recovered.window, self.schedule)
         self._commit_segments = segments
-        #: Whom retention waits for.
+        #: Those whom retention waits for.
         self.keepers = keepers = recovered.keepers
         snapshots, kept = recovered.snapshots, keepers.given_up_actions
         #: What consumers did.
@@ -108,13 +109,13 @@ class Store:
         self.retention = Retention(
             disk, options, parts, self._saver, retained=recovered.retained, keepers=keepers
         )
-        #: Ids and keys of messages; one thread steps it, and none does so without harm.
+        #: Ids and keys of messages. One thread steps it; if none does, nothing breaks.
         self.index = KeyIndex(disk, segments, options, store_id=store_id, bounds=bounds)
         #: What sealed segments hold; stepped by the thread of the index.
         self.summaries = Summaries(disk, segments, store_id=store_id, bounds=bounds)
-        #: Makes room ahead of need; stepped by the thread of the index.
+        #: Makes spare segments ahead of need; stepped by the thread of the index.
         self.spare_maker = SpareMaker(disk, log, options)
-        #: Messages by id or key, for any thread.
+        #: Finds messages by id or key, from any thread.
         summary_of = self.summaries.find
         self.search = KeySearch(
             segments, self.index, store_id=store_id, bounds=bounds, summary_of=summary_of
@@ -124,8 +125,8 @@ class Store:
     def open(cls, disk: Disk, clock: Clock, options: StoreOptions) -> Store:
         """Take the data directory: lock, format, recovery, new epoch.
 
-        Raises `LockedError`, `SharedFilesError` and `UnknownFormatError` with nothing touched, `CorruptionError` with
-        nothing changed but derived files.
+        Raises `LockedError`, `SharedFilesError` and `UnknownFormatError` with nothing touched,
+        `CorruptionError` with nothing changed but derived files.
         """
         lock = disk.lock(layout.LOCK, f"pid {os.getpid()}")
         checkpoints = CheckpointFiles(disk)
@@ -153,48 +154,48 @@ class Store:
 
     @property
     def frame_bytes_max(self) -> int:
-        """Longest frame that this data directory can hold."""
+        """The longest frame that this data directory can hold."""
         return self._commit_log.log.frame_bytes_max
 
     @property
     def durable_offset(self) -> int:
-        """Everything below, of the commit log, survives a power cut."""
+        """Everything in the commit log below this survives a power cut."""
         return self._commit_log.log.durable_offset
 
     @property
     def written_offset(self) -> int:
-        """Everything below, of the commit log, is with the operating system."""
+        """Everything in the commit log below this has been handed to the operating system."""
         return self._commit_log.log.written_offset
 
     @property
     def last_stored_at_ms(self) -> int:
-        """When the last frame was stored, as it is stamped, in any thread; times never go back."""
+        """The stamp of the last frame; stamps never go back. For any thread."""
         return self._commit_log.log.last_stored_at_ms
 
     def append(self, frames: Sequence[MessageFrame]) -> list[Placed]:
-        """Write the new messages of these frames: one gathering write.
+        """Write the new messages of these frames in one gathering write.
 
-        Neither durable nor visible on return: nobody may be answered before `publish`. A frame with a
-        message id that was stored before with other content has `Placed.conflict` and is not
+        Neither durable nor visible on return: nobody may be answered before `publish`. A frame with
+        a message id that is already stored with other content gets `Placed.conflict` and is not
         stored; the others are. Raises `NoRoomError` with nothing written, or `PoisonedError`.
         """
         self._check()
         return self._commit_log.append(frames)
 
     def publish(self) -> None:
-        """Make everything appended durable, then visible: one sync; raises `PoisonedError`."""
+        """Make everything appended durable, then visible, with one sync; raises `PoisonedError`."""
         self._check()
         self._commit_log.log.sync()
         self._check_place()
         self._publish()
 
     def sync(self) -> None:
-        """`publish` and `step`, for when nobody waits for an answer."""
+        """`publish` and `step`, for callers to whom no answer waits."""
         self.publish()
         self._step()
 
     def cancel(self, wanted: Sequence[Cancelled]) -> list[Fate | None]:
-        """Cancel what of this is pending; durable on return. See `CommitLog.cancel`."""
+        """Cancel those of `wanted` that are pending; durable on return. See `CommitLog.cancel`."""
         self._check()
         self._check_place()
         fates = self._commit_log.cancel(wanted)
@@ -202,17 +203,18 @@ class Store:
         return fates
 
     def note_time(self) -> None:
-        """Let the log's own time go on while nobody sends: what is done with is removed by it."""
+        """Advance the log's own time while nobody sends, so that finished buckets can be removed."""
         self._check()
         self._check_place()
         self._commit_log.note_time()
         self.sync()
 
     def step(self) -> bool:
-        """Go on with what is written for the next start; returns whether a checkpoint was due. Call it
-        after each commit and when idle.
+        """Go on writing what the next start needs; returns whether a checkpoint was due.
 
-        Requires: nothing is appended that was not synced.
+        Call it after each commit and when idle.
+
+        Requires: everything appended is synced.
         """
         self._check()
         self._check_place()
@@ -225,7 +227,7 @@ class Store:
             return self._saver.step()
 
     def work_beside(self, start: Callable[[Work], None]) -> None:
-        """Let disk work that nobody is answered for be started so, and not be done by the writer."""
+        """Run disk work that no answer waits for with `start` instead of in the writer."""
         self.schedule.beside.start = self.retention.beside.start = start
 
     @property
@@ -234,20 +236,21 @@ class Store:
         return self.retention.first_offset
 
     def offset_at(self, time_ms: int) -> int:
-        """Where the first frame stands that was stored at `time_ms` or later, in any thread.
+        """Where the first frame stored at `time_ms` or later stands. For any thread.
 
-        The log's durable end when there is none yet. Raises `CorruptionError`.
+        The durable end of the log if there is none yet. Raises `CorruptionError`.
         """
         return offset_at(self._commit_segments, time_ms, self._log_range(), self.summaries.find)
 
     def expired_offset(self, now_ms: int) -> int:
-        """Up to where the commit log may go by age and by length; a segment begins there."""
+        """How far age and length allow the commit log to be given up; a segment begins there."""
         return self.retention.expired_offset(now_ms)
 
     def give_up_below(self, offset: int) -> int:
-        """Let the commit log begin at the last segment at or below `offset`; returns bytes given up.
+        """Let the commit log begin at the last segment at or below `offset`; returns bytes given
+        up.
 
-        Never gives up what a restart needs. Where that is done beside the writer, this begins it and
+        Never gives up what a restart needs. If the work runs beside the writer, this starts it and
         `step` goes on with it. Raises `PoisonedError`. See `Retention`.
         """
         self._check()
@@ -263,7 +266,10 @@ class Store:
         return self.keepers.keep(name, told, at_ms, first=self._beginning, durable=durable)
 
     def end_keeper(self, name: str) -> Keeper | None:
-        """Wait for this one no longer; durable on return. What it was; None when there is none."""
+        """Stop waiting for this keeper; durable on return.
+
+        Returns its last state, or None if there was none.
+        """
         self._check()
         self._check_place()
         return self.keepers.end(name)
@@ -273,7 +279,7 @@ class Store:
         return self._queues.subjects()
 
     def queue(self, subject: str) -> ConsumeQueue | None:
-        """A subject's consume queue; None while it has no visible message."""
+        """The consume queue of a subject; None until it has a visible message."""
         return self._queues.visible(subject)
 
     def read_together(self, entries: Sequence[Place], *, subject: str) -> Records:
@@ -284,27 +290,27 @@ class Store:
         return self._commit_log.reader.read(entries, subject)
 
     def read_records(self, entries: Sequence[Place], *, subject: str) -> list[bytes]:
-        """The same one by one, for those who look at each."""
+        """The same, one by one, for callers that look at each."""
         return list(self.read_together(entries, subject=subject))
 
     def free_bytes(self) -> int:
-        """Space on the disk that may still be taken."""
+        """Space on the disk that may still be used."""
         return self._disk.free_bytes()
 
     @property
     def segments(self) -> int:
-        """How many files the commit log has, in any thread."""
+        """How many files the commit log has. For any thread."""
         return len(self._commit_log.log.bases())
 
     @property
     def remembered_ids(self) -> int:
-        """How many message ids a repeat is recognized by, in any thread."""
+        """How many message ids are remembered to recognize repeats. For any thread."""
         return self._window.ids
 
     def close(self) -> None:
         """Stop cleanly: sync, flush, mark, unlock. Safe to call twice.
 
-        A poisoned store is only unlocked: what it holds is for the next opening to find out.
+        A poisoned store is only unlocked; the next opening finds out what it holds.
         """
         if self._is_closed:
             return
@@ -354,7 +360,7 @@ class Store:
             raise PoisonedError(self._poison)
 
     def _check_place(self) -> None:
-        """Whoever opens the data directory next must find what is written here."""
+        """Raise unless the next process to open the data directory will find what is written here."""
         try:
             self._lock.check()
         except DiskError as error:
