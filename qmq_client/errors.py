@@ -155,7 +155,8 @@ class InboxRowLostError(OutboxError):
     """The database took an id for the inbox, or called it known, and has no row for it.
 
     A trigger or row security keeps it out or alters it. Without its row an effect could come twice or
-    never, so the handler was not called; the message comes again. `qmq doctor` looks for the cause.
+    never, so nothing of the handler's work is stored, if it was called at all; the message comes again.
+    `qmq doctor` looks for the cause.
     """
 
     code = "inbox_row_lost"
@@ -164,8 +165,8 @@ class InboxRowLostError(OutboxError):
         super().__init__(
             f"{table} lacks a row that it took or called known, and no error says why: a trigger or row "
             f"security keeps rows out or alters them ({' or '.join(map(bytes.hex, message_ids[:_IDS_TOLD]))}"
-            f"{', …' if len(message_ids) > _IDS_TOLD else ''}). The handler was not called, and the "
-            "message comes again. `qmq doctor` looks for the cause"
+            f"{', …' if len(message_ids) > _IDS_TOLD else ''}). Nothing was stored, and the message "
+            "comes again. `qmq doctor` looks for the cause"
         )
 
 

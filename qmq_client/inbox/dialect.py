@@ -51,15 +51,17 @@ class InboxDialect(Protocol):
     def insert(self, connection: sa.Connection, group: str, message_ids: Sequence[bytes]) -> Noted:
         """Note these ids, in a transaction to be confirmed; which of them were not there before.
 
-        Waits for another transaction that is noting one of them. Requires: at least one id, none
-        twice, in ascending order, so that two transactions never wait for each other in a circle.
+        Waits for another transaction that is noting one of them. Raises `InboxRowLostError` for one
+        that is neither new nor there before. Requires: at least one id, none twice, in ascending
+        order, so that two transactions never wait for each other in a circle.
         """
         ...
 
     def confirm(self, connection: sa.Connection, noted: Noted) -> None:
         """Raise `InboxTransactionError` unless the transaction of `insert` is still open.
 
-        Whoever ended it and however: the database itself says so. Once, before the commit.
+        Whoever ended it and however: the database itself says so. Once, before the commit. Raises
+        `InboxRowLostError` for a new id that is not there, where `insert` cannot know that.
         """
         ...
 

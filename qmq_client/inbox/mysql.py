@@ -5,6 +5,10 @@ alone is no proof: a trigger may have put another id in place of a new one, or a
 table refused it. `INSERT IGNORE` would hide other faults, and `ON DUPLICATE KEY UPDATE` does not say
 which rows were there.
 
+An INSERT without an error is no proof either: a trigger may have put an id in place that is new, too, or
+another group, and the next copy of the message would not be known. MariaDB returns what it has stored;
+MySQL is asked for it, by one statement more.
+
 A deadlock or a definition of tables ends the transaction without a word to a handler that swallows the
 error; the savepoint around its work is gone then, and its RELEASE fails. Two consumers that note the
 same ids can meet in a deadlock; the server undoes one of them, nothing of it is acked, and its message
@@ -56,6 +60,12 @@ class MySqlInboxDialect:
         self._inbox = inbox
         self._table = engine.dialect.identifier_preparer.format_table(inbox)
         self._texts = NoteTexts(self._table, placeholder="%s", now_ms=NOW_MS)
+        self._returning = NoteTexts(
+            self._table,
+            placeholder="%s",
+            now_ms=NOW_MS,
+            ending=" RETURNING consumer_group, message_id",
+        )
         self._old_sql = (
             f"SELECT consumer_group, message_id FROM {self._table} "
             f"WHERE received_at_ms < {NOW_MS} - %s {{of_group}}ORDER BY received_at_ms LIMIT %s"
@@ -115,14 +125,21 @@ class MySqlInboxDialect:
         Waits for another transaction that is inserting one of them. The server undoes the whole
         statement and leaves the transaction as it was.
         """
+        dialect: Any = connection.dialect
+        texts = self._returning if dialect.is_mariadb else self._texts
         try:
-            done = connection.exec_driver_sql(self._texts.insert(len(ids)), pairs(group, ids))
+            done = connection.exec_driver_sql(texts.insert(len(ids)), pairs(group, ids))
         except sa.exc.IntegrityError as error:
             if error_number(error.orig) == _KNOWN_ID:
                 return False
             raise
-        if done.rowcount < len(ids):  # a trigger of MariaDB may skip a row without an error
-            raise self._texts.refuse(ids)
+        if dialect.is_mariadb:
+            stored = {message_id for of_group, message_id in done if of_group == group}
+        else:
+            stored = set(connection.scalars(self._find(group, ids), execution_options=AS_NAMED))
+        # A trigger may put another id in place of one, and on MariaDB skip it without an error.
+        if lost := [one for one in ids if one not in stored]:
+            raise self._texts.refuse(lost)
         return True
 
     def confirm(self, connection: sa.Connection, _: Noted) -> None:

@@ -1,6 +1,7 @@
 """The inbox on PostgreSQL: one statement before the handler and one after it, besides BEGIN and COMMIT.
 
-One more looks whether ids that were not new are really there, or a trigger has skipped their INSERT.
+One more looks whether ids that were not new are really there, or a trigger has skipped their INSERT. What
+was new is looked for with the question after the handler: a trigger may have altered it, or taken it away.
 
 After an error that a handler swallowed, COMMIT returns normally and stores nothing, and after a COMMIT
 of its own the rest would be another transaction. Both show when the server is asked for the number of
@@ -11,6 +12,7 @@ more and a number of its own for every transaction.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -34,6 +36,15 @@ def make_dialect(engine: sa.Engine, inbox: sa.Table) -> PostgresInboxDialect:
     return PostgresInboxDialect(engine, inbox)
 
 
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What tells the transaction again, and whose ids it has noted."""
+
+    #: None where nothing was new.
+    number: int | None
+    group: str
+
+
 class PostgresInboxDialect:
     """See `InboxDialect`."""
 
@@ -47,6 +58,10 @@ class PostgresInboxDialect:
             placeholder="%s",
             now_ms=NOW_MS,
             ending=" ON CONFLICT DO NOTHING RETURNING message_id, txid_current()",
+        )
+        self._confirm_sql = (
+            f"SELECT txid_current(), ARRAY(SELECT message_id FROM {table} "
+            "WHERE consumer_group = %s AND message_id = ANY(%s))"
         )
         # A row that another purge deletes meanwhile is no row any more, and its place is not given
         # away while this statement may see it.
@@ -70,7 +85,7 @@ class PostgresInboxDialect:
             if old := [one for one in ids if one not in new]:
                 self._check_known(connection, group, old)
             number = rows[0][1] if rows else number
-        return Noted(new=new, mark=number)
+        return Noted(new=new, mark=_Mark(number, group))
 
     def _check_known(self, connection: sa.Connection, group: str, ids: Sequence[bytes]) -> None:
         """Raise `InboxRowLostError` for what was neither new nor there before: a trigger kept it out."""
@@ -80,16 +95,20 @@ class PostgresInboxDialect:
             raise self._texts.refuse(lost)
 
     def confirm(self, connection: sa.Connection, noted: Noted) -> None:
-        if noted.mark is None:
+        mark = noted.mark
+        if not isinstance(mark, _Mark) or mark.number is None:
             return  # nothing was new, so there is nothing that must be stored together
+        values = (mark.group, list(noted.new))
         try:
-            number = connection.exec_driver_sql("SELECT txid_current()").scalar_one()
+            number, stored = connection.exec_driver_sql(self._confirm_sql, values).one()
         except sa.exc.DBAPIError as error:
             if error.connection_invalidated:
                 raise
             raise InboxTransactionError from error
-        if number != noted.mark:
+        if number != mark.number:
             raise InboxTransactionError
+        if lost := noted.new.difference(map(bytes, stored)):
+            raise self._texts.refuse(sorted(lost))
 
     def purge(
         self, connection: sa.Connection, group: str | None, *, older_than_ms: int, limit: int

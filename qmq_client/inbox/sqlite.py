@@ -73,13 +73,15 @@ class SqliteInboxDialect:
             text, values = self._texts.insert(len(ids)), pairs(group, ids)
             rows = self._execute(connection, text, values).fetchall()
             new.update([row[0] for row in rows])
-            if old := [one for one in ids if one not in new]:
-                self._check_known(connection, group, old)
+            self._check_known(connection, group, ids)
         self._execute(connection, f"SAVEPOINT {_MARK}")
         return Noted(new=new)
 
     def _check_known(self, connection: sa.Connection, group: str, ids: Sequence[bytes]) -> None:
-        """Raise `InboxRowLostError` for what was neither new nor there before: a trigger kept it out."""
+        """Raise `InboxRowLostError` for what is not there now: a trigger kept it out, or altered it.
+
+        `RETURNING` does not tell what a trigger made of a row after its INSERT.
+        """
         found = self._execute(connection, self._texts.find(len(ids)), (group, *ids)).fetchall()
         known = {row[0] for row in found}
         if lost := [one for one in ids if one not in known]:

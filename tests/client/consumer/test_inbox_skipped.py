@@ -1,4 +1,4 @@
-"""A trigger that skips an id or puts a known one in its place: no effect without its row, no ack without effect."""
+"""A trigger that skips an id or stores another one in its place: no effect without its row, no ack without effect."""
 
 from __future__ import annotations
 
@@ -40,6 +40,33 @@ ALTERING = {
         "WHEN (NEW.message_id = '\\x{id}') EXECUTE FUNCTION skip()",
     ],
 }
+#: What takes the place of an id that is not known either, by column.
+STRANGER = {"message_id": "ff" * 16, "consumer_group": "somebody else"}
+#: With an id that no message has, or for a group that nobody asks for.
+REPLACING = {
+    "mysql": [
+        "CREATE TRIGGER skip BEFORE INSERT ON qmq_inbox FOR EACH ROW "
+        "SET NEW.{column} = IF(NEW.message_id = x'{id}', {stranger}, NEW.{column})"
+    ],
+    "postgresql": [
+        "CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$BEGIN NEW.{column} := {stranger}; RETURN NEW; END$$",
+        "CREATE TRIGGER skip BEFORE INSERT ON qmq_inbox FOR EACH ROW "
+        "WHEN (NEW.message_id = '\\x{id}') EXECUTE FUNCTION skip()",
+    ],
+    "sqlite": [
+        "CREATE TRIGGER skip AFTER INSERT ON qmq_inbox WHEN NEW.message_id = x'{id}' "
+        "BEGIN UPDATE qmq_inbox SET {column} = {stranger} WHERE message_id = x'{id}'; END"
+    ],
+}
+#: After the row was written, and told to whoever wrote it; MySQL lets no trigger do this.
+REPLACING_LATER = [
+    "CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN "
+    "UPDATE qmq_inbox SET {column} = {stranger} WHERE message_id = NEW.message_id; "
+    "RETURN NEW; END$$",
+    "CREATE TRIGGER skip AFTER INSERT ON qmq_inbox FOR EACH ROW "
+    "WHEN (NEW.message_id = '\\x{id}') EXECUTE FUNCTION skip()",
+]
 
 
 def skip(engine: sa.Engine, message_id: bytes) -> Callable[[], None]:
@@ -54,12 +81,13 @@ def skip(engine: sa.Engine, message_id: bytes) -> Callable[[], None]:
     def without(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> tuple[str, Any]:
         if "INSERT INTO qmq_inbox" in statement and message_id in parameters:
             head, values = statement.split("VALUES", 1)
+            values, *returning = values.split(" RETURNING", 1)
             rows = values.strip().removeprefix("(").removesuffix(")").split("), (")
             picked = " UNION ALL ".join(
                 f"SELECT {row} FROM DUAL WHERE {int(parameters[2 * at + 1] != message_id)}"
                 for at, row in enumerate(rows)
             )
-            statement = head + picked
+            statement = " RETURNING".join((head + picked, *returning))
         return statement, parameters
 
     sa.event.listen(engine, "before_cursor_execute", without, retval=True)
@@ -129,6 +157,78 @@ def test_C2_C5_an_id_in_whose_place_the_database_puts_a_known_one_is_not_taken_f
     bench.clock.advance(3_600_000)
     drain(consumers)
     assert count_of(shop) == 3
+    assert bench.broker.lag(SUBJECT, GROUP) == 0
+
+
+def replace(engine: sa.Engine, message_id: str, column: str, statements: list[str]) -> None:
+    """Let the database store this id with something else in that column."""
+    kind = engine.dialect.name
+    stranger = f"'{STRANGER[column]}'"
+    if column == "message_id":
+        stranger = f"'\\x{STRANGER[column]}'" if kind == "postgresql" else f"x{stranger}"
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(
+                statement.format(id=message_id, column=column, stranger=stranger)
+            )
+
+
+@pytest.mark.parametrize("column", STRANGER)
+@pytest.mark.parametrize("batch_size", [1, 10])
+def test_C5_an_id_that_the_database_stores_as_another_new_one_has_no_effect_twice(
+    bench: Bench, shop: sa.Engine, batch_size: int, column: str
+) -> None:
+    see_to_it_that_it_is_noted_as_given(bench, shop, batch_size, column, REPLACING)
+
+
+@pytest.mark.parametrize("column", STRANGER)
+def test_C5_an_id_that_is_altered_after_it_was_stored_has_no_effect_twice(
+    bench: Bench, postgresql_database: Database, column: str
+) -> None:
+    make_engine(postgresql_database.url).dispose()
+    shop = postgresql_database.engine()
+    see_to_it_that_it_is_noted_as_given(bench, shop, 10, column, {"postgresql": REPLACING_LATER})
+
+
+@pytest.mark.parametrize("column", STRANGER)
+def test_C5_a_server_that_does_not_return_what_it_has_stored_is_asked_for_it(
+    bench: Bench, mysql_database: Database, column: str
+) -> None:
+    """As MySQL, which knows no INSERT … RETURNING."""
+    make_engine(mysql_database.url).dispose()
+    shop = mysql_database.engine()
+
+    def as_mysql(connection: sa.Connection) -> None:
+        dialect: Any = connection.dialect
+        dialect.is_mariadb = False
+
+    sa.event.listen(shop, "engine_connect", as_mysql)
+    see_to_it_that_it_is_noted_as_given(bench, shop, 10, column, REPLACING)
+
+
+def see_to_it_that_it_is_noted_as_given(
+    bench: Bench, shop: sa.Engine, batch_size: int, column: str, how: dict[str, list[str]]
+) -> None:
+    """Nothing is stored or acked while one of three ids is altered, and everything afterwards."""
+
+    @consumer(SUBJECT, group=GROUP, inbox=sessionmaker(shop), batch_size=batch_size)
+    def handle(bodies: Any, session: Session) -> None:
+        count = len(bodies) if batch_size > 1 else 1
+        session.execute(sa.text("UPDATE tally SET n = n + :count"), {"count": count})
+
+    one, bad, other = bench.put(*range(3))
+    replace(shop, bad, column, how[shop.dialect.name])
+    consumers = bench.consumers(handle)
+    drain(consumers)
+    noted = set() if batch_size > 1 else {(GROUP, bytes.fromhex(each)) for each in (one, other)}
+    assert rows_in_inbox(shop) == noted
+    assert count_of(shop) == len(noted)
+    assert "duplicates" not in bench.counters(consumers)
+    unskip(shop)
+    bench.clock.advance(3_600_000)
+    drain(consumers)
+    assert count_of(shop) == 3
+    assert rows_in_inbox(shop) == {(GROUP, bytes.fromhex(each)) for each in (one, bad, other)}
     assert bench.broker.lag(SUBJECT, GROUP) == 0
 
 
