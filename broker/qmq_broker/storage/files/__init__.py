@@ -1,1 +1,1 @@
-"""The data directory: the disk port, names of files, and the small ones."""
+"""The data directory: the disk port, the names of files, and the small files."""

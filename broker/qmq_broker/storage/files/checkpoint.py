@@ -12,9 +12,9 @@
     80     4012  zeros
     4092   4     CRC-32C of bytes 0 … 4091
 
-Each slot is a file of its own of one page, overwritten in place with its own sync: a crash while
-one is written leaves the other. What a slot says of a log was synced before the slot was written,
-so damage below it is damage of accepted data, whatever else the log says. Big-endian.
+Each slot is a one-page file of its own, overwritten in place with its own sync, so a crash during
+one write leaves the other intact. Whatever a slot claims about a log was synced before the slot was
+written: damage below that point is damage to accepted data, whatever else the log says. Big-endian.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LogPoint:
     """How far one log was durable."""
 
     durable_offset: int
-    #: Where its last frame began: the scan at the next opening begins there.
+    #: Where its last frame began: the scan of the next opening begins there.
     last_frame_offset: int
     #: When that frame was stored; later ones are never stamped earlier.
     last_stored_at_ms: int
@@ -49,7 +49,7 @@ START: Final = LogPoint(durable_offset=0, last_frame_offset=0, last_stored_at_ms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What one slot says."""
+    """The content of one slot."""
 
     generation: int
     epoch: int
@@ -81,7 +81,7 @@ class CheckpointFiles:
         return found
 
     def prepare(self) -> None:
-        """Make both files ready to be written; their names become durable."""
+        """Make both files ready for writing; their names become durable."""
         if self._files:
             return
         for path in layout.CHECKPOINTS:
@@ -91,20 +91,20 @@ class CheckpointFiles:
         self._disk.sync_directory(layout.ROOT)
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Write a slot; durable on return. Requires: what it says of the logs was synced."""
+        """Write a slot; durable on return. Requires: what it claims about the logs was synced."""
         file = self._files[checkpoint.generation % len(self._files)]
         file.write(0, [encode_slot(checkpoint)])
         file.sync()
 
     def close(self) -> None:
-        """Give both files back."""
+        """Close both files."""
         for file in self._files:
             file.close()
         self._files.clear()
 
 
 def encode_slot(checkpoint: Checkpoint) -> bytes:
-    """One slot as it is written."""
+    """One slot as bytes."""
     points = (checkpoint.commit_log, checkpoint.action_log)
     numbers = [
         number
@@ -119,7 +119,7 @@ def encode_slot(checkpoint: Checkpoint) -> bytes:
 
 
 def decode_slot(data: bytes) -> Checkpoint | None:
-    """What a slot says; None when it is not whole."""
+    """The content of a slot; None if it is not whole."""
     if len(data) != SLOT_BYTES:
         return None
     content = data[: -_CRC.size]

@@ -11,9 +11,10 @@ _BLOCK_BYTES: Final = 1024 * 1024
 
 
 def copy_file(source: Disk, path: str, target: Disk, *, length: int | None = None) -> int:
-    """Copy a file, or its first `length` bytes; how many.
+    """Copy a file, or its first `length` bytes; returns how many bytes.
 
-    Its content is durable on return, its name is not yet. Raises `CorruptionError` when fewer are there.
+    The content is durable on return, the name is not yet. Raises `CorruptionError` if there are
+    fewer bytes.
     """
     file = source.open(path)
     try:

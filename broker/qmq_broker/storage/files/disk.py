@@ -1,13 +1,15 @@
 """The only door to the operating system's files.
 
-`Disk` and `DiskFile` (`disk_port.py`) are what all storage code is written against; `OsDisk` is the real one, rooted
-at a data directory. Crash tests put a recording disk in its place. Paths are relative to the root, with forward
-slashes; a symbolic link anywhere below the root is refused, so that nobody can lead the writes elsewhere.
+All storage code is written against `Disk` and `DiskFile` (`disk_port.py`). `OsDisk` is the real
+one, rooted at a data directory; crash tests put a recording disk in its place. Paths are relative
+to the root, with forward slashes. A symbolic link anywhere below the root is refused, so that
+nobody can redirect writes.
 
-Durability, by POSIX: `DiskFile.sync` makes content and length of a file durable, `sync_directory` makes names
-durable. Every `OSError` becomes `DiskError`, or `DiskFullError` when there is no space, or `FilesFullError` when no
-more files may be open. A sync that says yes is believed when the file system still takes changes (`confirm`). Not for:
-caching, retries (a failed sync is never tried again), memory maps (a fault in one cannot be caught).
+Durability, by POSIX: `DiskFile.sync` makes the content and length of a file durable,
+`sync_directory` makes names durable. Every `OSError` becomes `DiskError`, or `DiskFullError` when
+there is no space, or `FilesFullError` when no more files may be open. A successful sync is believed
+only if the file system still takes changes (`confirm`). Not for: caching, retries (a failed sync is
+never tried again), memory maps (a fault in one cannot be caught).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ __all__ = ["Disk", "DiskFile", "DiskLock", "OsDisk", "OsFile", "OsLock", "link_f
 
 #: Buffers in one gathering write; the operating system refuses more.
 IOV_MAX: Final = 1024
-#: Another file system, one without links, or one whose links are used up.
+#: Another file system, one without hard links, or one whose links are used up.
 _NOT_LINKED: Final = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
 )
@@ -43,9 +45,10 @@ Sync = Callable[[int], object]
 
 
 def choose_syncs(full: int | None, data: Sync | None, everything: Sync) -> tuple[Sync, Sync]:
-    """How to sync content and length of a file, and how to sync all, with what a system has.
+    """How to sync content and length of a file, and how to sync everything, with what a system
+    offers.
 
-    `full` is its command for `fcntl` that has the drive's cache written out, as macOS needs it: `fsync` there
+    `full` is its `fcntl` command that also flushes the drive's cache. macOS needs it: its `fsync`
     leaves the bytes in that cache (fsync(2) of macOS). `data` is its `fdatasync`.
     """
     if full is None:
@@ -63,11 +66,12 @@ _sync_data, _sync_all = choose_syncs(
 
 
 class OsDisk:
-    """The files of the machine below `root`, which is made when absent.
+    """The files of the machine below `root`, which is created if missing.
 
-    Safe for several threads. Holds descriptors of the root and of the lock file until `close`. One that is read-only makes
-    nothing and asks for no right to write: for a look at a backup, at a disk that takes no writes any more,
-    or beside a broker of another user. Only a lock it takes as any other where that may be.
+    Safe for several threads. Holds descriptors of the root and of the lock file until `close`. A
+    read-only one creates nothing and asks for no right to write: for looking at a backup, at a disk
+    that takes no more writes, or beside a broker of another user. It takes the lock like any other
+    where it can.
     """
 
     def __init__(self, root: str, *, is_read_only: bool = False) -> None:
@@ -82,7 +86,7 @@ class OsDisk:
             raise translate(error, "open", self.root) from error
 
     def close(self) -> None:
-        """Give the root back; files stay usable. Safe to call twice."""
+        """Close the root; open files stay usable. Safe to call twice."""
         if self._root >= 0:
             os.close(self._root)
             self._root = -1
@@ -107,7 +111,8 @@ class OsDisk:
             if is_writable:
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, holder.encode(), 0)
-                # Opened by itself: a copy of the locked descriptor would keep the lock after its release.
+                # Opened separately: a copy of the locked descriptor would keep the lock after its
+                # release.
                 self._witness = OsFile(path, self._open(path, os.O_RDWR))
             return OsLock(self.root, path, root=os.dup(self._root), descriptor=descriptor)
         except OSError as error:
@@ -186,7 +191,7 @@ class OsDisk:
 
     @contextmanager
     def _directory(self, path: str) -> Iterator[int]:
-        """A descriptor of a directory, reached by steps down that follow no link."""
+        """A descriptor of a directory, reached step by step without following links."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.dup(self._root)
         for name in path.split("/") if path else ():
@@ -202,10 +207,10 @@ class OsDisk:
 
 
 def link_file(source: OsDisk, path: str, target: OsDisk) -> bool:
-    """Give a file the same path below `target` too; false where the file system cannot do that.
+    """Give a file the same path below `target` too; False where the file system cannot do that.
 
-    Durable after the next sync of the directory. What is written under one name then stands under
-    the other; `Segments.adopt` sees to it that a linked segment is not recycled.
+    Durable after the next sync of the directory. What is written under one name is then seen under
+    the other; `Segments.adopt` makes sure that a linked segment is not recycled.
     """
     try:
         os.link(f"{source.root}/{path}", f"{target.root}/{path}", follow_symlinks=False)
@@ -219,12 +224,13 @@ def link_file(source: OsDisk, path: str, target: OsDisk) -> bool:
 class OsFile:
     """One file of the machine.
 
-    Closed at the latest when nobody has it any more: one that is let go of while it is read stays open
-    until the read is over, and no longer, because only then does the disk have its room back.
+    Closed at the latest when nothing refers to it any more. A file dropped while it is being read
+    stays open until that read ends and no longer, because only then does the disk get its room
+    back.
     """
 
     def __init__(self, path: str, descriptor: int, witness: OsFile | None = None) -> None:
-        """The descriptor becomes this file's own; see `confirm` for the witness."""
+        """Takes over the descriptor; see `confirm` for the witness."""
         self.path, self._descriptor, self._witness = path, descriptor, witness
 
     def read(self, position: int, count: int) -> bytes:
@@ -252,7 +258,7 @@ class OsFile:
             raise translate(error, "write", self.path) from error
 
     def _write_rest(self, position: int, rest: memoryview) -> int:
-        """Go on after a short write until all is written; returns the position behind it."""
+        """Go on after a short write until everything is written; returns the position behind it."""
         while rest:
             written = os.pwrite(self._descriptor, rest, position)
             if not written:
@@ -280,7 +286,7 @@ class OsFile:
                 except OSError as error:
                     if error.errno not in _NOT_SUPPORTED:
                         raise
-            # Without the call the space is not reserved: a full disk then fails a write.
+            # Without this call the space is not reserved, and a full disk would fail a write.
             if os.fstat(self._descriptor).st_size < length:
                 os.ftruncate(self._descriptor, length)
         except OSError as error:
@@ -317,33 +323,32 @@ class OsFile:
 
 
 def confirm(witness: OsFile | None) -> None:
-    """Raise unless the file system still takes changes, so that the sync before this may be believed.
+    """Raise unless the file system still takes changes, so that the sync just made may be believed.
 
-    An ext4 that gives up after an error says yes to some syncs that stored nothing (docs/decisions/0037), and then
-    does not let even the first byte of the lock file be taken, which it has. The synced file is not asked for that:
-    its next sync would have to wait for it.
+    After an error, some ext4 file systems report success for syncs that stored nothing
+    (docs/decisions/0037). They then refuse even to allocate the first byte of the lock file, which
+    it already has. The synced file itself is not used for this test: its next sync would have to
+    wait for it.
     """
     if witness is not None and witness.is_open:
-        with suppress(
-            DiskFullError
-        ):  # without room it is refused as well, and what is synced stays
+        with suppress(DiskFullError):  # refused for want of room: what is synced stays
             witness.allocate(1)
 
 
 class OsLock:
     """An advisory lock on an open file; it ends with the process at the latest.
 
-    It holds a file, not a path: when the file or the directory is removed or put elsewhere, another
-    process may lock what stands there then, which is what `check` is for.
+    It holds a file, not a path: if the file or the directory is removed or moved, another process
+    may lock what stands there then. `check` notices that.
     """
 
     def __init__(self, directory: str, path: str, *, root: int, descriptor: int) -> None:
-        """Both descriptors become this lock's own."""
+        """Takes over both descriptors."""
         self._directory = directory
         self._path = path
         self._root = root
         self._descriptor = descriptor
-        # What an open file is never changes; what its name leads to may.
+        # An open file never becomes another one; its name may lead to another one.
         self._root_inode = _inode(os.fstat(root))
         self._inode = _inode(os.fstat(descriptor))
 
@@ -372,10 +377,11 @@ def _inode(status: os.stat_result) -> tuple[int, int]:
 
 
 def _make_root(root: str) -> None:
-    """Make a directory and those above it that are missing; durable before anything is in it.
+    """Create a directory and its missing parents, durable before anything is put into it.
 
-    An empty one may have been made by a process that was killed before it could see to that, so for it
-    too every name that leads there is synced, as far up as may be looked into and on the same disk.
+    An empty directory may have been made by a process that was killed before it could sync. So for
+    it too, every name that leads there is synced, as far up as this process may look and as the
+    same disk reaches.
     """
     os.makedirs(root, mode=_DIRECTORY_MODE, exist_ok=True)
     if os.listdir(root):
@@ -385,7 +391,7 @@ def _make_root(root: str) -> None:
         try:
             _sync_names(above)
         except PermissionError:
-            return  # nobody who may not look into it has made a name in it
+            return  # whoever may not look into it has made no name in it
         if above == os.path.dirname(above):
             return
         above = os.path.dirname(above)

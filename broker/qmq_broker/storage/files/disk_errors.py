@@ -1,4 +1,4 @@
-"""What the operating system says, in our words: the one place where an `OSError` becomes an error of ours."""
+"""The one place where an `OSError` becomes an error of ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FULL: Final = {
     errno.EDQUOT: "Make room below this quota, or raise it: the free space of the disk does not show it.",
 }
 _FILES_FULL: Final = frozenset({errno.EMFILE, errno.ENFILE})
-#: For want of rights; of a disk that takes no writes from anybody the system says something else.
+#: Missing rights. A disk that takes no writes from anybody gives another error.
 _NOT_PERMITTED: Final = frozenset({errno.EACCES, errno.EPERM})
 
 

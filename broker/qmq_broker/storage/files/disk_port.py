@@ -1,6 +1,6 @@
-"""What the storage asks of a disk: the protocols that all its code is written against.
+"""What the storage needs of a disk: the protocols that all its code is written against.
 
-`disk.py` has the real one and says what is durable when; crash tests put a recording one in its place.
+`disk.py` has the real one and says what is durable when; crash tests use a recording one.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Protocol
 
 
 class DiskFile(Protocol):
-    """One open file. Reads may come from any thread, all else from one at a time."""
+    """One open file. Reads may come from any thread, everything else from one at a time."""
 
     def read(self, position: int, count: int) -> bytes:
         """`count` bytes from `position`; fewer only at the end of the file."""
         ...
 
     def write(self, position: int, parts: Sequence[bytes | memoryview]) -> None:
-        """Put `parts` one behind the other from `position` on; not durable on return."""
+        """Write `parts` back to back from `position` on; not durable on return."""
         ...
 
     def sync(self) -> None:
@@ -25,7 +25,7 @@ class DiskFile(Protocol):
         ...
 
     def allocate(self, length: int) -> None:
-        """Take space up to `length`; what was not there reads as zeros. Never shortens."""
+        """Reserve space up to `length`; new bytes read as zeros. Never shortens."""
         ...
 
     def truncate(self, length: int) -> None:
@@ -37,11 +37,11 @@ class DiskFile(Protocol):
         ...
 
     def links(self) -> int:
-        """Names that this file has, here and in other directories of the same file system."""
+        """How many names this file has, here and in other directories of the same file system."""
         ...
 
     def close(self) -> None:
-        """Give the file back. Safe to call twice."""
+        """Close the file. Safe to call twice."""
         ...
 
 
@@ -49,7 +49,7 @@ class DiskLock(Protocol):
     """Exclusive use of a data directory."""
 
     def check(self) -> None:
-        """Raise `DiskError` when the directory or the lock file is not at its path any more."""
+        """Raise `DiskError` if the directory or the lock file is no longer at its path."""
         ...
 
     def release(self) -> None:
@@ -65,15 +65,15 @@ class Disk(Protocol):
         ...
 
     def open(self, path: str, *, is_new: bool = False) -> DiskFile:
-        """Open for reading and writing; made when absent and `is_new`, else `DiskError`."""
+        """Open for reading and writing; if missing, created with `is_new`, otherwise `DiskError`."""
         ...
 
     def names(self, directory: str) -> list[str]:
-        """Sorted names in a directory; none when there is no such directory."""
+        """Sorted names in a directory; none if there is no such directory."""
         ...
 
     def make_directory(self, path: str) -> None:
-        """Make a directory in an existing one; nothing happens when it is there."""
+        """Create a directory in an existing one; does nothing if it is there."""
         ...
 
     def sync_directory(self, path: str) -> None:
@@ -81,7 +81,7 @@ class Disk(Protocol):
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name in the same directory, replacing what has it."""
+        """Rename a file within its directory, replacing any file of that name."""
         ...
 
     def unlink(self, path: str) -> None:
@@ -89,5 +89,5 @@ class Disk(Protocol):
         ...
 
     def free_bytes(self) -> int:
-        """Space that this process may still take."""
+        """Space that this process may still use."""
         ...

@@ -1,7 +1,7 @@
-"""What a look at the files of a stopped broker may find wrong, and what comes of each.
+"""What can be wrong with the files of a stopped broker, and what follows from each fault.
 
-Three levels, by what the next start does: accepted data is **damaged** (nothing can make it again);
-a derived file is **rebuilt**; or what was found is **ignored**, because nothing needs it.
+Three levels, by what the next start does: accepted data is **damaged** (nothing can restore it); a
+derived file is **rebuilt**; or what was found is **ignored**, because nothing needs it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from qmq_broker.storage.files import layout
 
 
 class Level(StrEnum):
-    """How much a fault matters; the worst first."""
+    """How serious a fault is, worst first."""
 
-    #: Accepted data is not as it was written, or is missing.
+    #: Accepted data is missing or not as it was written.
     DAMAGED = "damaged"
-    #: A derived file is wrong; the next start makes it again with the same answers.
+    #: A derived file is wrong; the next start makes it again, with the same answers.
     REBUILT = "rebuilt"
     #: A hint is lost, or a file is not ours; the next start passes over it.
     IGNORED = "ignored"
@@ -31,15 +31,15 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     level: Level
     #: Path below the data directory.
     file: str
-    #: Of a log: offset in the log; else the byte in the file. None for the file as a whole.
+    #: In a log: the offset in the log. Otherwise the byte in the file. None for the whole file.
     offset: int | None = None
     what: str
-    #: What follows from it for the broker and its messages.
+    #: What follows for the broker and its messages.
     meaning: str
     remedy: str
 
     def line(self) -> str:
-        """All of it in one line."""
+        """The whole fault in one line."""
         place = self.file if self.offset is None else f"{self.file} at offset {self.offset}"
         return f"{self.level}: {place}: {self.what}. {self.meaning} {self.remedy}"
 
@@ -48,7 +48,7 @@ RESTORE: Final = (
     "Restore a backup; or, when what is left is worth more than what is missing, copy this directory "
     "and start the broker with --quarantine. Cut nothing by hand."
 )
-#: What no quarantine passes over, and where it can be had.
+#: What no quarantine passes over, and where a copy can be found.
 PUT_BACK: Final = {
     layout.FORMAT: "It never changes: put it back from any backup of this store.",
     layout.RETAINED: "Restore a backup; no quarantine passes over this file.",
@@ -63,7 +63,7 @@ AT_START: Final = "Start the broker, or run `qmq store rebuild` on this director
 def damaged(
     file: str, what: str, *, meaning: str = NOT_STARTED, offset: int | None = None
 ) -> Fault:
-    """Accepted data is not as it was."""
+    """Accepted data is not as it was written."""
     return Fault(
         level=Level.DAMAGED,
         file=file,

@@ -1,8 +1,8 @@
-"""FORMAT: which version and settings a data directory was made with.
+"""FORMAT: the version and settings a data directory was made with.
 
 One JSON object and a checksum line (see `small_file.py`), written once, before anything else, and
-never changed. A directory without it that holds files of ours, or with one that this program does
-not know word for word, is refused and stays untouched.
+never changed. A directory is refused and left untouched if it holds files of ours without a FORMAT,
+or with one that this program does not know word for word.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OURS: Final = frozenset(
     | {layout.IDS, layout.ENTRIES, layout.SORTED}
     | set(layout.CHECKPOINTS)
 )
-#: Of the lengths that a directory has for good, those that the command line can say.
+#: The lengths fixed for the life of a directory that the command line can set, and how.
 _REMEDIES: Final = {
     "segment_bytes": "Leave --segment-bytes out, or give it with an empty directory."
 }
@@ -38,7 +38,7 @@ _REMEDIES: Final = {
 class Format:
     """What must never change in the life of a data directory."""
 
-    #: Tells this store's segments from those of another.
+    #: Tells segments of this store from those of another.
     store_id: bytes
     segment_bytes: int
     action_segment_bytes: int
@@ -59,7 +59,7 @@ class _Version(msgspec.Struct, frozen=True):
 
 
 def open_format(disk: Disk, options: StoreOptions) -> Format:
-    """The directory's format; written when the directory is new, else verified.
+    """The format of the directory; written if the directory is new, otherwise verified.
 
     Raises `UnknownFormatError` or `CorruptionError`, having touched nothing.
     """
@@ -68,7 +68,7 @@ def open_format(disk: Disk, options: StoreOptions) -> Format:
 
 
 def check_format(disk: Disk, options: StoreOptions) -> Format | None:
-    """The directory's format when it fits these options; None for a directory without one.
+    """The format of the directory if it fits these options; None for a directory without one.
 
     Raises `UnknownFormatError` or `CorruptionError`. Changes nothing.
     """
@@ -86,7 +86,7 @@ def check_format(disk: Disk, options: StoreOptions) -> Format | None:
 
 
 def read_format(disk: Disk) -> Format | None:
-    """The format of a directory that is not to be served, whatever its lengths; None without one.
+    """The format of a directory that is only looked at, whatever its lengths; None without one.
 
     Raises `UnknownFormatError` or `CorruptionError`. Changes nothing.
     """

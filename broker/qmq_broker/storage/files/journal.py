@@ -1,4 +1,4 @@
-"""A journal: what a start would else have to read out of frames of the commit log, chunk by chunk.
+"""A journal: saves a start from reading frames of the commit log, chunk by chunk.
 
 ::
 
@@ -8,12 +8,12 @@
                              CRC-32C of these 36 bytes 4
     chunk                    next offset 8, content bytes 4, CRC-32C 4, content
 
-Derived, append-only. A chunk is about the frames from where the chunk before it ends (the first one:
-from the file's first offset) to its `next_offset`, all of them durable when it was written. Its checksum
-covers next offset, length and content and goes on from that of the chunk before, so that no chunk is
-believed behind one that is missing, and nothing that stood there before. The files follow each other:
-where one ends the next begins. Whatever does not fit ends the journal; from there on frames are read,
-and the journal goes on where it ended. Big-endian.
+Derived and append-only. A chunk covers the frames from where the chunk before it ends (the first
+one: from the first offset of the file) to its `next_offset`, all of them durable when it was
+written. Its checksum covers next offset, length and content and continues that of the chunk before,
+so no chunk is believed after a missing one, and neither are leftovers in the file. Each file begins
+where the one before it ends. The first thing that does not fit ends the journal: frames are read
+from there on, and the journal continues where it ended. Big-endian.
 
 Not for: what the chunks hold (`ids/journal.py`, `queues/entry_chunk.py`).
 """
@@ -31,9 +31,9 @@ from qmq_client.wire.checksum import crc32c
 
 JOURNAL_HEAD_BYTES: Final = 40
 CHUNK_HEAD_BYTES: Final = 16
-#: A file that is as long gets no further chunk: a start reads whole files, one at a time.
+#: A file of this length gets no more chunks: a start reads whole files, one at a time.
 FILE_BYTES: Final = 4 * 1024 * 1024
-#: By the directory; the last letter is the version.
+#: By directory; the last letter is the version.
 MAGICS: Final = {layout.IDS: b"QMQIDSJ1", layout.ENTRIES: b"QMQENTJ1"}
 _HEAD: Final = struct.Struct(">8s16sQ4x")
 _CHUNK: Final = struct.Struct(">QI")
@@ -49,26 +49,29 @@ class Chunk(NamedTuple):
 
 
 class Journal:
-    """The files of one journal. `read` comes first, then `start`; both and all else in one thread."""
+    """The files of one journal.
+
+    Call `read`, then `start`, then anything else, all in one thread.
+    """
 
     def __init__(self, disk: Disk, directory: str, store_id: bytes) -> None:
         self._disk = disk
         self.directory = directory
         self._store_id = store_id
-        #: The journal is about all frames below, from where it was read.
+        #: The journal covers all frames below this, beginning where it was read from.
         self.next_offset = 0
         #: First offsets of the files that are believed, in order.
         self._bases: list[int] = []
         self._file: DiskFile | None = None
-        #: Of the last file: where its next chunk goes, and the checksum that goes on there.
+        #: In the last file: the position of its next chunk, and the checksum that chunk continues.
         self._position = 0
         self._crc = 0
 
     def read(self, first_offset: int, log_next_offset: int) -> Iterator[Chunk]:
-        """The chunks about frames from `first_offset` on, as far as there are any in a row.
+        """The unbroken chunks that cover frames from `first_offset` on.
 
-        The first one may begin before it. Changes no file. A chunk about frames behind the log's end
-        says that accepted messages are missing: `CorruptionError`.
+        The first one may begin before it. Changes no file. A chunk that covers frames behind the
+        end of the log means that accepted messages are missing: `CorruptionError`.
         """
         self.next_offset = first_offset
         bases = journal_bases(self._disk, self.directory)
@@ -87,7 +90,7 @@ class Journal:
             base = self.next_offset if base < self.next_offset in bases else None
 
     def start(self) -> None:
-        """Remove what is not believed and make ready to go on. Not durable on return."""
+        """Remove what is not believed and get ready to append. Not durable on return."""
         for base in journal_bases(self._disk, self.directory):
             if base not in self._bases:
                 self._disk.unlink(layout.segment_path(self.directory, base))
@@ -96,10 +99,11 @@ class Journal:
             self._file.truncate(self._position)
 
     def append(self, next_offset: int, content: bytes) -> None:
-        """Add a chunk about the frames from `self.next_offset` to `next_offset`; durable on return.
+        """Add a chunk that covers the frames from `self.next_offset` to `next_offset`; durable on
+        return.
 
-        Requires: they are durable, and there are some. Raises `NoRoomError` with nothing said, or
-        `DiskError`.
+        Requires: those frames are durable, and there is at least one. Raises `NoRoomError` with
+        nothing changed, or `DiskError`.
         """
         assert next_offset > self.next_offset
         if self._position >= FILE_BYTES:
@@ -120,13 +124,16 @@ class Journal:
         self.next_offset = next_offset
 
     def roll(self) -> None:
-        """Let the next chunk begin a file."""
+        """Let the next chunk begin a new file."""
         if self._file is not None:
             self._file.close()
         self._file, self._position = None, 0
 
     def disbelieve(self, offset: int) -> None:
-        """What was read is not what it should be: the journal begins anew at `offset`. Before `start`."""
+        """Drop what was read because it is wrong: the journal begins anew at `offset`.
+
+        Call before `start`.
+        """
         self._bases, self._position, self.next_offset = [], 0, offset
 
     def restart(self, offset: int) -> None:
@@ -137,9 +144,9 @@ class Journal:
         self._bases, self.next_offset = [], offset
 
     def remove_below(self, offset: int) -> None:
-        """Remove the files that are about nothing at or above `offset`.
+        """Remove the files that cover nothing at or above `offset`.
 
-        Not durable on return: a start passes over what came back.
+        Not durable on return: a start ignores files that come back.
         """
         ends = [*self._bases[1:], self.next_offset if self._file is None else None]
         for base, end in list(zip(self._bases, ends, strict=False)):
@@ -148,11 +155,11 @@ class Journal:
                 self._bases.remove(base)
 
     def close(self) -> None:
-        """Give the file back. Safe to call twice."""
+        """Close the file. Safe to call twice."""
         self.roll()
 
     def _begin(self, parts: list[bytes]) -> DiskFile:
-        """A new file with its first chunk; durable on return."""
+        """Begin a new file with its first chunk; durable on return."""
         file = self._disk.open(layout.segment_path(self.directory, self.next_offset), is_new=True)
         try:
             file.truncate(0)
@@ -183,16 +190,16 @@ class JournalFile:
         self._head = _head(directory, store_id, base)
         #: Whether its head is that of a file of this store with this name.
         self.is_journal = False
-        #: Behind the last chunk that was read, in the log and in the file.
+        #: The end of the last chunk that was read, in the log and in the file.
         self.next_offset = base
         self.position = JOURNAL_HEAD_BYTES
-        #: What the checksum of the next chunk goes on from.
+        #: What the checksum of the next chunk continues.
         self.crc = crc32c(self._head[:-4])
         #: Bytes behind the last whole chunk.
         self.rest_bytes = 0
 
     def chunks(self) -> Iterator[Chunk]:
-        """The whole chunks, in order; iterate once and to the end."""
+        """The whole chunks, in order. Iterate once, to the end."""
         file = self._disk.open(self.path)
         try:
             length = file.length()
@@ -221,13 +228,16 @@ class JournalFile:
 
 
 def journal_bases(disk: Disk, directory: str) -> list[int]:
-    """Where the files of a journal begin by their names, in order."""
+    """Where the files of a journal begin, by their names, in order."""
     numbers = (layout.parse_number(name) for name in disk.names(directory))
     return sorted(number for number in numbers if number is not None)
 
 
 def remove_journal(disk: Disk, directory: str) -> int:
-    """Remove all files of a journal, durable on return; how many. A start reads frames instead."""
+    """Remove all files of a journal, durable on return; returns how many.
+
+    The next start reads frames instead.
+    """
     bases = journal_bases(disk, directory)
     for base in bases:
         disk.unlink(layout.segment_path(directory, base))

@@ -1,11 +1,11 @@
-"""Who keeps the logs elsewhere, and how far: retention waits for each of them.
+"""The file of keepers: who keeps the logs elsewhere, and how far; retention waits for each.
 
 ::
 
     state/keepers    MessagePack of KeeperTable and a checksum line
 
-Truth, not derived: nothing else on the disk says what an archive has not got yet. Written, and durable, before a
-keeper is told that it was heard. No file means that nobody is waited for.
+Truth, not derived: nothing else on the disk tells what an archive still lacks. Written durably
+before a keeper is answered. If there is no file, nobody is waited for.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Keeper(msgspec.Struct, frozen=True, array_like=True):
     """Somebody who keeps the logs elsewhere, such as an archive."""
 
     name: str
-    #: Everything below, of the commit log, is kept elsewhere …
+    #: Everything in the commit log below this is kept elsewhere …
     kept_offset: Natural
-    #: … and of the action log.
+    #: … and everything in the action log below this.
     kept_actions_offset: Natural
     #: When it was last heard of.
     told_at_ms: Natural
-    #: Bytes that it has passed and that were given up by force before it had them.
+    #: Bytes that were given up by force before it had them, below its present place.
     lost_bytes: Natural = 0
     lost_actions_bytes: Natural = 0
 
@@ -44,7 +44,7 @@ class KeeperTable(msgspec.Struct, frozen=True, array_like=True):
 
 
 def read_keepers(disk: Disk, store_id: bytes) -> tuple[Keeper, ...]:
-    """All keepers, by name; raises `CorruptionError` for a file that is not whole."""
+    """All keepers, by name; raises `CorruptionError` if the file is not whole."""
     table = read_truth(disk, layout.KEEPERS, KeeperTable, store_id)
     if table is None:
         return ()
@@ -56,5 +56,5 @@ def read_keepers(disk: Disk, store_id: bytes) -> tuple[Keeper, ...]:
 
 
 def write_keepers(disk: Disk, store_id: bytes, keepers: tuple[Keeper, ...]) -> None:
-    """Let these be the keepers; durable on return."""
+    """Replace the keepers by these; durable on return."""
     replace_file(disk, layout.KEEPERS, msgspec.msgpack.encode(KeeperTable(store_id, keepers)))

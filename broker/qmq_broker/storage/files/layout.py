@@ -23,9 +23,9 @@
     entries/<20 digits>                       entries that are not in their consume queues yet
     summary/<20 digits>                       what the sealed segment of the commit log of this name holds
 
-Paths are relative to the data directory, with forward slashes. A subject becomes a folder name
-that is also its own on disks that fold case: an upper-case letter is written as `~` and its lower
-case, everything else that a name may hold stays as it is (`~` may not be in a name).
+Paths are relative to the data directory, with forward slashes. Folder names of subjects differ even
+on disks that ignore case: an upper-case letter is written as `~` and its lower case, everything
+else that a subject may contain stays as it is (`~` is not allowed in a subject).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _ESCAPE: Final = re.compile("~([a-z])")
 
 
 def quarantine_path(first_offset: int, next_offset: int, suffix: str) -> str:
-    """What is kept of a damaged range of the commit log: `raw` its bytes, `json` the report."""
+    """Where a damaged range of the commit log is kept: `raw` its bytes, `json` the report."""
     return f"{QUARANTINE}/{first_offset:0{_DIGITS}d}-{next_offset:0{_DIGITS}d}.{suffix}"
 
 
@@ -91,7 +91,7 @@ def segment_path(log: str, base_offset: int) -> str:
 
 
 def parse_number(name: str) -> int | None:
-    """The offset that a segment or queue file is named by; None when it is no such name."""
+    """The offset that names a segment or queue file; None if it is no such name."""
     return int(name) if _NUMBER.match(name) else None
 
 
@@ -101,7 +101,7 @@ def spare_path(log: str, number: int) -> str:
 
 
 def parse_spare(name: str) -> int | None:
-    """The number of a spare segment; None when it is no such name."""
+    """The number of a spare segment; None if it is no such name."""
     found = _SPARE.match(name)
     return int(found[1]) if found else None
 
@@ -112,7 +112,7 @@ def summary_path(base_offset: int) -> str:
 
 
 def index_name(stored_at_ms: int) -> str:
-    """A file of the key index whose first entry is of that time: yyyyMMddHHmmssSSS in UTC."""
+    """The name of a key index file whose first entry has this time: yyyyMMddHHmmssSSS in UTC."""
     time = _EPOCH + timedelta(milliseconds=stored_at_ms)
     return f"{time:%Y%m%d%H%M%S}{time.microsecond // 1000:03d}"
 
@@ -123,12 +123,12 @@ def index_path(name: str) -> str:
 
 
 def is_index_name(name: str) -> bool:
-    """Whether a file of the key index may have this name."""
+    """Whether a key index file may have this name."""
     return _INDEX_NAME.match(name) is not None
 
 
 def bucket_directory(log: str, bucket_ms: int) -> str:
-    """The folder of the schedule or dispatch logs of a month: yyyyMM in UTC."""
+    """The folder of the schedule or dispatch logs of one month: yyyyMM in UTC."""
     return f"{log}/{_EPOCH + timedelta(milliseconds=bucket_ms):%Y%m}"
 
 
@@ -139,12 +139,12 @@ def bucket_path(log: str, bucket_ms: int) -> str:
 
 
 def sorted_path(bucket_ms: int) -> str:
-    """The messages of a bucket in the order of their due times."""
+    """The messages of a bucket, ordered by due time."""
     return f"{SORTED}/{_EPOCH + timedelta(milliseconds=bucket_ms):%Y%m%d%H%M}"
 
 
 def parse_bucket(name: str) -> int | None:
-    """The first millisecond of the bucket that a file is named by; None when it is no such name."""
+    """The first millisecond of the bucket that names a file; None if it is no such name."""
     if not _BUCKET_NAME.match(name):
         return None
     try:
@@ -160,7 +160,7 @@ def queue_directory(subject: str) -> str:
 
 
 def queue_path(subject: str, first_offset: int) -> str:
-    """The consume queue file whose first entry stands at byte `first_offset` of the queue."""
+    """The consume queue file whose first entry is at byte `first_offset` of the queue."""
     return f"{queue_directory(subject)}/{first_offset:0{_DIGITS}d}"
 
 
@@ -170,6 +170,6 @@ def encode_subject(subject: str) -> str:
 
 
 def parse_subject(name: str) -> str | None:
-    """The subject of a folder name; None when it is no such name."""
+    """The subject of a folder name; None if it is no such name."""
     subject = _ESCAPE.sub(lambda escape: escape[1].upper(), name)
     return subject if is_name(subject) and encode_subject(subject) == name else None

@@ -4,10 +4,10 @@
 
     state/retained    MessagePack of Retained and a checksum line
 
-Truth, not derived: a subject whose messages are all gone keeps its place here, so that a sequence is
-never given twice. Written, and durable, before the first segment goes; whatever lies below
-`first_offset` is from then on nobody's, and the next opening clears it away. No file means that
-nothing was given up yet.
+Truth, not derived: a subject whose messages are all gone keeps its place here, so that no sequence
+is given twice. Written durably before the first segment is removed. From then on everything below
+`first_offset` belongs to nobody, and the next opening clears it away. If there is no file, nothing
+was given up yet.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class Retained(msgspec.Struct, frozen=True, array_like=True):
     store_id: bytes
     #: Where its first segment begins.
     first_offset: int
-    #: First sequence that is still there, of each subject that has lost some.
+    #: The first sequence still there, for each subject that has lost some.
     first_sequences: dict[str, int]
 
 
 def read_retained(disk: Disk, store_id: bytes) -> Retained:
-    """The lower end as it is; raises `CorruptionError` for a file that is not whole."""
+    """The lower end as it is; raises `CorruptionError` if the file is not whole."""
     retained = read_truth(disk, layout.RETAINED, Retained, store_id)
     return retained or Retained(store_id, 0, {})
 
 
 def write_retained(disk: Disk, retained: Retained) -> None:
-    """Let the log begin there; durable on return."""
+    """Move the beginning of the log; durable on return."""
     replace_file(disk, layout.RETAINED, msgspec.msgpack.encode(retained))

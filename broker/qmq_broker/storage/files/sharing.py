@@ -1,9 +1,10 @@
-"""Whether a data directory has its files for itself.
+"""Whether a data directory has its files to itself.
 
-`cp -al` and `rsync --link-dest` make copies whose files are the same ones under further names. What an opening
-writes to the files of one such directory it writes to those of all; two brokers would write over each other. The
-checkpoints are looked at: every opening writes them in place, so in such a copy they always have a second
-name. Sealed segments may have one (`link_file`), and are never written.
+`cp -al` and `rsync --link-dest` make copies whose files are the originals under further names. What
+an opening writes into one such directory appears in all of them, and two brokers would overwrite
+each other. The check looks at the checkpoints: every opening writes them in place, so in such a
+copy they always have a second name. Sealed segments may legitimately have one (`link_file`); they
+are never written.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from qmq_broker.storage.files.disk import Disk
 
 
 def refuse_shared(disk: Disk) -> None:
-    """Raise `SharedFilesError` when this directory is a hard-linked copy, or has one. Changes nothing."""
+    """Raise `SharedFilesError` if this directory is a hard-linked copy, or has one.
+
+    Changes nothing.
+    """
     there = set(disk.names(layout.ROOT))
     for path in layout.CHECKPOINTS:
         if path not in there:

@@ -1,12 +1,12 @@
-"""Small files that are there whole or not at all, each guarded by a checksum line.
+"""Small files that are either whole or absent, each guarded by a checksum line.
 
 ::
 
     <content, any bytes>
-    crc32c <8 hex digits of the content>\\n
+    crc32c <8 hex digits of the content>\n
 
-Replaced by: write a draft, sync it, rename it over the old one, sync the directory. After a crash
-the old or the new content is there, never a mixture.
+Replaced in four steps: write a draft, sync it, rename it over the old file, sync the directory.
+After a crash either the old or the new content is there, never a mixture.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEAL_BYTES: Final = 17
 
 
 def replace_file(disk: Disk, path: str, content: bytes) -> None:
-    """Let `path` hold `content`; durable on return."""
+    """Replace the content of `path`; durable on return."""
     draft = draft_path(path)
     file = disk.open(draft, is_new=True)
     try:
@@ -40,7 +40,7 @@ def replace_file(disk: Disk, path: str, content: bytes) -> None:
 
 
 def read_file(disk: Disk, path: str) -> bytes | None:
-    """The whole file with its checksum line; None when there is none."""
+    """The whole file with its checksum line; None if there is none."""
     directory, _, name = path.rpartition("/")
     if name not in disk.names(directory):
         return None
@@ -52,7 +52,7 @@ def read_file(disk: Disk, path: str) -> bytes | None:
 
 
 def unseal(data: bytes) -> bytes | None:
-    """The content of a small file; None when the checksum does not fit."""
+    """The content of a small file; None if the checksum does not fit."""
     found = _SEAL.search(data, max(0, len(data) - _SEAL_BYTES))
     if found is None:
         return None
@@ -69,9 +69,9 @@ T = TypeVar("T", bound=_OfStore)
 
 
 def read_truth(disk: Disk, path: str, kind: type[T], store_id: bytes) -> T | None:
-    """What a small file says that cannot be made anew from others; None when there is no file.
+    """The content of a small file that cannot be derived from others; None if there is no file.
 
-    Raises `CorruptionError` for one that is not whole, or of another store.
+    Raises `CorruptionError` if it is not whole, or of another store.
     """
     data = read_file(disk, path)
     if data is None:

@@ -1,12 +1,13 @@
-"""Snapshots: where all groups were at one point of the action log, so that it need not grow for ever.
+"""Snapshots: the state of all groups at one point of the action log, so that it need not grow
+forever.
 
 ::
 
     state/groups.0, state/groups.1    MessagePack of Snapshot and a checksum line
 
-Written in turn, so that the one before is there while the next is made. A start takes the newest that
-is whole and replays the action log from its offset on; segments of the action log below both may go.
-What is in `content` is the service's affair.
+Written in turn, so that the previous one is there while the next is made. A start takes the newest
+whole one and replays the action log from its offset on; segments of the action log below both may
+go. What `content` means is the service's affair.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """One snapshot."""
 
     store_id: bytes
-    #: One more with each.
+    #: One more with each snapshot.
     generation: int
-    #: Everything in the action log below this offset is in it, and nothing else.
+    #: It covers everything in the action log below this offset, and nothing else.
     offset: int
     content: bytes
 
@@ -35,18 +36,18 @@ class SnapshotFiles:
     def __init__(self, disk: Disk, store_id: bytes) -> None:
         self._disk = disk
         self._store_id = store_id
-        #: Those that are whole, by slot; None for a slot that has none.
+        #: The whole ones, by slot; None for a slot without one.
         self._slots = [self._read(path) for path in layout.SNAPSHOTS]
 
     @property
     def newest(self) -> Snapshot | None:
-        """The newest that is whole; None when there is none."""
+        """The newest whole snapshot; None if there is none."""
         whole = [slot for slot in self._slots if slot is not None]
         return max(whole, key=lambda slot: slot.generation, default=None)
 
     @property
     def first_offset(self) -> int:
-        """The action log is needed from here on: the older of both may have to serve."""
+        """The action log is needed from here on: the older of the two may have to serve."""
         return min(0 if slot is None else slot.offset for slot in self._slots)
 
     def write(self, offset: int, content: bytes) -> None:

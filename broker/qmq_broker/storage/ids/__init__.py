@@ -1,1 +1,3 @@
-"""Message ids that were stored: the window that repeats are recognized by, and how it outlives a restart."""
+"""The dedupe window: the message ids by which repeats are recognized, and how it survives a
+restart.
+"""

@@ -1,4 +1,4 @@
-"""Keeps the dedupe window over a restart: a journal of the ids that were stored, in `ids/`.
+"""Keeps the dedupe window over a restart: a journal of the stored ids, in `ids/`.
 
 ::
 
@@ -7,9 +7,9 @@
     columns                                  n × instance 8, n × first counter 8,
                                              n × last counter 8, n × frame offset 8
 
-A chunk holds runs of one generation of the window, sorted by instance and counter, so that a start takes
-columns as they are instead of reading a million frames: the window that it makes is the same. Derived:
-what the journal does not tell is read from the frames. Big-endian.
+A chunk holds runs of one generation of the window, sorted by instance and counter, so that a start
+takes whole columns instead of reading a million frames, and ends with the same window. Derived:
+what the journal lacks is read from the frames. Big-endian.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from qmq_broker.storage.files.journal import Journal
 from qmq_broker.storage.ids.window import Added, DedupeWindow, Era, RunColumns
 
 _log = logging.getLogger(__name__)
-#: Runs of one chunk: sorting them and writing them holds up a commit for some two milliseconds.
+#: Runs of one chunk: sorting and writing them delays a commit by about two milliseconds.
 CHUNK_RUNS: Final = 4096
-#: Runs that wait while the disk has no room for them; beyond, the journal begins anew.
+#: Runs that may wait while the disk has no room for them; beyond that, the journal begins anew.
 WAITING_RUNS_MAX: Final = 1_000_000
 _ERA: Final = struct.Struct(">QQQ")
 _COLUMNS: Final = 4
@@ -47,7 +47,7 @@ class IdJournal:
 
     @property
     def next_offset(self) -> int:
-        """The window knows all frames below."""
+        """The window knows all frames below this."""
         return self._journal.next_offset
 
     def load(self, window_offset: int, log_next_offset: int) -> None:
@@ -66,19 +66,20 @@ class IdJournal:
                 )
 
     def start(self) -> None:
-        """Make ready to go on. Requires: the commit log ends durably where it was said to end."""
+        """Get ready to append. Requires: the commit log ends durably where it was said to end."""
         self._journal.start()
 
     @property
     def is_chunk_due(self) -> bool:
-        """Whether so many ids wait that a chunk of them is to be written before the checkpoint."""
+        """Whether enough ids wait to write a chunk of them before the checkpoint."""
         return self._waiting_runs >= CHUNK_RUNS
 
     def write_some(self, durable_offset: int) -> bool:
-        """Write one chunk; whether everything below `durable_offset` is in the journal.
+        """Write one chunk; returns whether the journal then covers everything below
+        `durable_offset`.
 
-        Requires: all frames below are known to the window, and none behind. Raises `NoRoomError` with
-        nothing lost, or `DiskError`.
+        Requires: the window knows exactly the frames below it. Raises `NoRoomError` with nothing
+        lost, or `DiskError`.
         """
         if self._window.is_empty_for_good or durable_offset <= self.next_offset:
             return True
@@ -95,7 +96,7 @@ class IdJournal:
         return is_last
 
     def close(self) -> None:
-        """Give the file back. Safe to call twice."""
+        """Close the file. Safe to call twice."""
         self._journal.close()
 
     def _note(self, added: Added) -> None:
@@ -103,7 +104,7 @@ class IdJournal:
         self._waiting_runs += len(added.runs)
 
     def _portion(self) -> list[Added]:
-        """The first frames that wait, of one generation, with about `CHUNK_RUNS` runs."""
+        """The first waiting frames of one generation, with about `CHUNK_RUNS` runs."""
         runs = 0
         for count, one in enumerate(self._waiting):
             if runs >= CHUNK_RUNS or one.era != self._waiting[0].era:
@@ -112,7 +113,7 @@ class IdJournal:
         return self._waiting[:]
 
     def _begin_anew(self, offset: int) -> None:
-        """Forget what waits: a start reads frames until the window has passed this."""
+        """Forget what waits: a start reads frames until the window has moved past them."""
         _log.warning("journal of ids begins anew: offset=%d runs=%d", offset, self._waiting_runs)
         self._waiting, self._waiting_runs = [], 0
         self._journal.restart(offset)
@@ -122,13 +123,13 @@ class IdChunk(NamedTuple):
     """The ids of one chunk."""
 
     era: Era
-    #: When the last frame was stored that one of them is of.
+    #: When the last frame that holds one of these ids was stored.
     last_stored_at_ms: int
     columns: RunColumns
 
 
 def decode_id_chunk(content: bytes) -> IdChunk | None:
-    """What a chunk says; None when that is nothing."""
+    """The ids of a chunk; None if the content is not valid."""
     if not content:
         return IdChunk(Era(0, 0), 0, RunColumns(*[array("Q")] * _COLUMNS))
     column_bytes, rest_bytes = divmod(len(content) - _ERA.size, _COLUMNS)
@@ -146,7 +147,7 @@ def decode_id_chunk(content: bytes) -> IdChunk | None:
 
 
 def _content(added: list[Added]) -> bytes:
-    """Frames of one generation as a chunk holds them."""
+    """Frames of one generation as the content of a chunk."""
     if not added:
         return b""
     runs = sorted(

@@ -1,10 +1,10 @@
 """Telling new messages from repeats: a message id is stored once within the dedupe window.
 
-A repeat with the same content under the same subject is answered with its first place and not stored
-again; with other content the whole frame is refused. A frame that mixes new messages and repeats is
-built anew without the repeats. What earlier frames of the same append hold counts as well.
+A repeat with the same content under the same subject is answered with its first place and not
+stored again; with other content the whole frame is refused. A frame that mixes new messages and
+repeats is rebuilt without the repeats. Earlier frames of the same append count as stored.
 
-The common frame, with nothing remembered of it, passes with one look-up for each run of its ids.
+The common case, a frame with nothing remembered in it, costs one look-up per run of its ids.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _TIME: Final = struct.Struct(">Q")
 #: Lengths of key, tags and headers, behind the flags.
 _LENGTHS: Final = struct.Struct(">BHH")
 _BORN_POSITION: Final = RECORD_FIXED_BYTES - _TIME.size
-#: Between the checksum and the first time.
+#: What lies between the checksum and the first time.
 _HEAD: Final = slice(4, _BORN_POSITION)
 
 
 class StoredFrame(msgspec.Struct, kw_only=True, eq=False):
-    """A frame in the log, or one that is about to be: then its offset and time are not known."""
+    """A frame in the log, or one about to be: offset and time are then still unknown."""
 
     frame: MessageFrame
     runs: list[IdRun]
@@ -51,7 +51,7 @@ class StoredFrame(msgspec.Struct, kw_only=True, eq=False):
     _index_by_id: dict[bytes, int] = {}
 
     def index_of(self, message_id: bytes) -> int:
-        """Which record has this id. Requires: one has."""
+        """Which record has this id. Requires: there is one."""
         if not self._index_by_id:
             self._index_by_id.update(
                 (known, index) for index, known in enumerate(self.frame.message_ids())
@@ -76,11 +76,11 @@ class StoredFrame(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def is_delayed(self) -> bool:
-        """Whether its messages have no place yet: their time is to come."""
+        """Whether its messages have no place in a queue yet, because they are not due."""
         return self.frame.header.kind in (FrameKind.DELAYED, FrameKind.RESCHEDULED)
 
     def places(self) -> tuple[SubjectPlace, ...]:
-        """Where all of it is; nothing of delayed messages."""
+        """Where all its messages are; empty for delayed messages."""
         if self.is_delayed:
             return ()
         return tuple(
@@ -90,19 +90,19 @@ class StoredFrame(msgspec.Struct, kw_only=True, eq=False):
 
 
 class Verdict(msgspec.Struct, kw_only=True, eq=False):
-    """What is to be done with one frame of an append."""
+    """What to do with one frame of an append."""
 
-    #: What is stored of it: all, the new messages only, or nothing.
+    #: What is stored of it: all of it, the new messages only, or nothing.
     stored: StoredFrame | None
-    #: Only when there are repeats: where each record of the request is, in order.
+    #: Only if there are repeats: where each record of the request is, in order.
     origins: list[tuple[StoredFrame, int]] = []
-    #: Records that were there already.
+    #: Records that were already there.
     repeats: int = 0
-    #: A message id that was stored before with other content; then nothing is stored.
+    #: A message id that is already stored with other content; then nothing is stored.
     conflict: bytes | None = None
 
     def places(self) -> tuple[SubjectPlace, ...]:
-        """Where the records of the request are, new and old; neighbours joined."""
+        """Where the records of the request are, new and old, with neighbours joined."""
         if self.conflict is not None:
             return ()
         if not self.origins:
@@ -112,20 +112,20 @@ class Verdict(msgspec.Struct, kw_only=True, eq=False):
 
 
 class RepeatFinder:
-    """Judges the frames of one append, in order. One is made for each append."""
+    """Judges the frames of one append, in order. Made anew for each append."""
 
     def __init__(self, window: DedupeWindow, read_frame: Callable[[int], StoredFrame]) -> None:
         """`read_frame` gives the frame at an offset of the log."""
         self._window = window
         self._read_frame = read_frame
-        #: Ids of earlier frames of this append; the place is an index of `_earlier`.
+        #: Ids of earlier frames of this append; the place is an index into `_earlier`.
         self._new_ids = RunTable()
         self._earlier: list[StoredFrame] = []
-        #: How many of these the table tells of: the last one is not looked for by anybody.
+        #: How many of those the table knows: nothing looks for the last one.
         self._noted = 0
 
     def judge(self, frame: MessageFrame) -> Verdict:
-        """What is to be done with this frame."""
+        """Decide what to do with this frame."""
         runs = id_runs(frame)
         known = self._window.find(runs)
         earlier = self._find_earlier(runs) if self._earlier else []
@@ -146,7 +146,9 @@ class RepeatFinder:
         return [found for run in runs for found in self._new_ids.find(run)]
 
     def _readable(self, place: int) -> StoredFrame | None:
-        """A frame to compare with; None for a damaged one: what its sender still has is stored again."""
+        """A frame to compare with; None if it is damaged: then what its sender still has is stored
+        again.
+        """
         try:
             return self._read_frame(place)
         except CorruptionError as error:
@@ -160,7 +162,7 @@ class RepeatFinder:
         sources = [(run, found) for run, place in known if (found := by_place[place])]
         sources += [(run, self._earlier[place]) for run, place in earlier]
         fresh = StoredFrame(frame=frame, runs=[])
-        #: Records of this frame that are new, by id, with their index in what will be stored.
+        #: The new records of this frame by id, with their index in what will be stored.
         own: dict[bytes, tuple[int, str, bytes]] = {}
         verdict = Verdict(stored=None)
         for subject, record in frame.records():
@@ -189,10 +191,10 @@ class RepeatFinder:
 
 
 def is_same_message(record: bytes, other: bytes) -> bool:
-    """Whether two records of one id and subject are one message that was sent twice.
+    """Whether two records with one id and subject are the same message, sent twice.
 
-    When it was made does not matter, nor times that were counted from then: whoever sends again from
-    a shell or through another client makes the record anew.
+    The time it was made does not count, nor do times counted from then: sending again from a shell
+    or with another client makes a new record.
     """
     if record == other:
         return True
@@ -209,7 +211,9 @@ def is_same_message(record: bytes, other: bytes) -> bool:
 
 
 def _times(record: bytes) -> tuple[list[int], bytes]:
-    """When it was made, is due and expires, as far as it says so; and what is around these."""
+    """The times at which it was made, is due and expires, where it has them, and the bytes around
+    them.
+    """
     key_bytes, tags_bytes, headers_bytes = _LENGTHS.unpack_from(record, FLAGS_POSITION + 1)
     flags, parts, times = record[FLAGS_POSITION], [], [_TIME.unpack_from(record, _BORN_POSITION)[0]]
     position = RECORD_FIXED_BYTES
@@ -248,7 +252,7 @@ def _without_repeats(
 
 
 def _join(places: Iterable[tuple[str, int]]) -> Iterator[SubjectPlace]:
-    """Places of neighbours with consecutive sequences as one."""
+    """Places with neighbours of consecutive sequences joined."""
     subject, first, after = "", 0, 0
     for next_subject, sequence in places:
         if next_subject == subject and sequence == after:

@@ -1,9 +1,9 @@
 """The message ids of a frame, as runs of consecutive counters.
 
-Ids are a producer instance and a dense counter, so those of a frame are mostly one run. That this is so
-is told from sixteen columns of bytes, one for each byte of an id, against what they would be: a column
-is cut out of the frame at once, where looking at one id after the other costs ten times as much. What
-they would be is kept: all but the last two are the same in 65,536 ids of a producer.
+An id is a producer instance and a dense counter, so the ids of a frame are mostly one run. That is
+checked on sixteen columns of bytes, one for each byte of an id, against what they should be: a
+column is cut out of the frame in one step, while looking at ids one by one costs ten times as much.
+The expected columns are kept: all but the last two are the same for 65,536 ids of a producer.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from qmq_client.wire.names import OWN_PREFIX
 from qmq_client.wire.record import MESSAGE_ID_POSITION
 
 _COUNTER_MAX: Final = 2**64 - 1
-#: Of a subject in a frame's table: count 4, name length 1.
+#: Of a subject in the subject table of a frame: count 4, name length 1.
 _SUBJECT_FIXED_BYTES: Final = 5
 _OWN_SUBJECT: Final = OWN_PREFIX.encode()
 _ID: Final = struct.Struct(">QQ")
 _RAW_ID: Final = struct.Struct(f"{MESSAGE_ID_BYTES}s")
 _SINGLE: Final = tuple(bytes((byte,)) for byte in range(256))
-#: The last two bytes of all counters that differ in nothing else, as columns.
+#: The last two bytes of all counters that are equal otherwise, as columns.
 _LOW_END: Final = 2**16
 _OTHER_BYTES: Final = b"".join([byte * 256 for byte in _SINGLE])
 _LAST_BYTES: Final = bytes(range(256)) * 256
-#: Of an id, those before them.
+#: The bytes of an id before those two.
 _SAME_BYTES: Final = MESSAGE_ID_BYTES - 2
 
 
 class IdRun(NamedTuple):
-    """Ids of one producer instance with consecutive counters; half open."""
+    """Consecutive counters of one producer instance; half open."""
 
     instance: int
     first_counter: int
@@ -46,24 +46,27 @@ class IdRun(NamedTuple):
 
 
 def is_remembered(header: FrameHeader, data: bytes) -> bool:
-    """Whether the ids of this frame are for the window: a client sent it, and may send it again.
+    """Whether the window remembers the ids of this frame: a client sent it, and may send it again.
 
-    Copies are the broker's own, and their ids are never given twice: they would only take the place of
-    ids that are promised to be known.
+    Copies are the broker's own. Their ids are never given twice, and would only displace ids that
+    must be known.
     """
     first_name = header.head_bytes + _SUBJECT_FIXED_BYTES
     return header.kind in SENT_KINDS and not data.startswith(_OWN_SUBJECT, first_name)
 
 
 def id_runs(frame: MessageFrame) -> list[IdRun]:
-    """The ids of a frame as runs. An id that the frame holds twice makes two runs that overlap."""
+    """The ids of a frame as runs.
+
+    An id that occurs twice in the frame makes two overlapping runs.
+    """
     return _id_runs(frame.data, frame.lengths, frame.positions[0])
 
 
 def scanned_id_runs(header: FrameHeader, data: bytes) -> list[IdRun]:
-    """The same of a message frame whose checksums are right, without its records being made out.
+    """The same for a message frame whose checksums were verified, without decoding its records.
 
-    A start does this for every frame that the window remembers. Raises `ProtocolError`.
+    A start does this for every frame in the window. Raises `ProtocolError`.
     """
     position = header.head_bytes
     try:
@@ -81,7 +84,7 @@ def scanned_id_runs(header: FrameHeader, data: bytes) -> list[IdRun]:
 
 
 def _id_runs(data: bytes, lengths: Sequence[int], first_position: int) -> list[IdRun]:
-    """The ids of records that stand one behind the other; `struct.error` when they are not all there."""
+    """The ids of records that lie back to back; `struct.error` if they are not all there."""
     count, length = len(lengths), lengths[0]
     first = first_position + MESSAGE_ID_POSITION
     if count == 1:
@@ -96,16 +99,17 @@ def _id_runs(data: bytes, lengths: Sequence[int], first_position: int) -> list[I
     run = _dense_run(b"".join(ids), 0, MESSAGE_ID_BYTES, count)
     if run is not None:
         return [run]
-    # With several subjects ids of one producer are not in the order of their records.
+    # with several subjects, the ids of one producer are not in the order of the records
     ids.sort()
     run = _dense_run(b"".join(ids), 0, MESSAGE_ID_BYTES, count)
     return [run] if run is not None else _joined([int.from_bytes(each) for each in ids])
 
 
 def _dense_run(data: bytes, first: int, stride: int, count: int) -> IdRun | None:
-    """The run that ids at every `stride` bytes from `first` on are; None when they are not one.
+    """The run formed by the ids at every `stride` bytes from `first` on; None if they form none.
 
-    None too where more than the last two bytes of the counter change, as in one frame of a hundred.
+    Also None where more than the last two bytes of the counter change, which happens in about one
+    frame of a hundred.
     """
     instance, counter = _ID.unpack_from(data, first)
     low = counter % _LOW_END
@@ -113,7 +117,7 @@ def _dense_run(data: bytes, first: int, stride: int, count: int) -> IdRun | None
     if after > _LOW_END:
         return None
     columns = _id_columns(first, stride, count)(data)
-    # The last one first: it is the one that tells other orders apart.
+    # The last column first: it is the one that tells other orders apart.
     if columns[-1] != _LAST_BYTES[low:after] or columns[-2] != _OTHER_BYTES[low:after]:
         return None
     if columns[:_SAME_BYTES] != _same_columns(data[first : first + _SAME_BYTES], count):
@@ -123,7 +127,7 @@ def _dense_run(data: bytes, first: int, stride: int, count: int) -> IdRun | None
 
 @lru_cache(maxsize=64)
 def _id_columns(first: int, stride: int, count: int) -> Callable[[bytes], tuple[bytes, ...]]:
-    """What cuts ids that follow each other at every `stride` bytes into columns of bytes."""
+    """Cuts ids that follow each other at every `stride` bytes into columns of bytes."""
     after = first + (count - 1) * stride + 1
     return itemgetter(
         *(slice(first + place, after + place, stride) for place in range(MESSAGE_ID_BYTES))
@@ -132,7 +136,7 @@ def _id_columns(first: int, stride: int, count: int) -> Callable[[bytes], tuple[
 
 @lru_cache(maxsize=16)
 def _same_columns(head: bytes, count: int) -> tuple[bytes, ...]:
-    """The columns of ids that all begin with `head`; one producer has the same 65,536 times."""
+    """The columns of ids that all begin with `head`; a producer's are the same 65,536 times."""
     return tuple([byte * count for byte in map(_SINGLE.__getitem__, head)])
 
 

@@ -1,13 +1,13 @@
-"""Which message ids were stored lately, and in which frame.
+"""The dedupe window: which message ids were stored lately, and in which frame.
 
-Ids are a producer instance and a dense counter, so the ids of a frame are a few runs of counters,
-and a million ids are a few thousand runs: 24 bytes each. A window keeps at least the last `ids_max`
-ids or the last `age_ms`, whichever is less, in generations of an eighth; the oldest generation
-leaves as a whole. Time is the log's own (`stored_at_ms` of frames), so that a replay of the log
-gives the same window.
+An id is a producer instance and a dense counter, so the ids of a frame are a few runs of counters,
+and a million ids are a few thousand runs of 24 bytes each. A window keeps at least the last
+`ids_max` ids or the last `age_ms`, whichever is less, in eight generations; the oldest generation
+leaves as a whole. Time is the log's own (`stored_at_ms` of frames), so that replaying the log gives
+the same window.
 
 Not for: deciding whether a repeat has the same content, which needs the stored record
-(`repeats.py`). An id that is added here may be answered as stored only after the next sync.
+(`repeats.py`). An id added here may be acknowledged only after the next sync.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GENERATIONS: Final = 8
 
 
 class IdRunPlace(NamedTuple):
-    """Ids that were stored before, and the place they were stored under."""
+    """Ids that were stored before, and where."""
 
     run: IdRun
     #: Offset of the frame, or whatever number the window was given for it.
@@ -31,7 +31,7 @@ class IdRunPlace(NamedTuple):
 
 
 class RunColumns(NamedTuple):
-    """Many runs as columns; the last counter of each, because the one behind may not fit 64 bits."""
+    """Many runs as columns, with the last counter of each: the one behind it may not fit 64 bits."""
 
     instances: array[int]
     firsts: array[int]
@@ -45,12 +45,12 @@ class RunTable:
     __slots__ = ("_runs",)
 
     def __init__(self) -> None:
-        #: One run as a tuple (first, next, place), several as sorted columns: most instances that
-        #: come from hashed ids have one run, most real producers have many.
+        #: One run as a tuple (first, next, place), several as sorted columns: instances from hashed
+        #: ids mostly have one run, real producers have many.
         self._runs: dict[int, tuple[int, int, int] | _Columns] = {}
 
     def find(self, run: IdRun) -> list[IdRunPlace]:
-        """The parts of `run` that are here."""
+        """The parts of `run` that are in the table."""
         known = self._runs.get(run.instance)
         if known is None:
             return []
@@ -61,7 +61,10 @@ class RunTable:
         return [IdRunPlace(IdRun(run.instance, first, after), place)] if first < after else []
 
     def add_sorted(self, columns: RunColumns) -> None:
-        """Add many runs, sorted by instance and counter. Requires: nothing of them is here yet."""
+        """Add many runs, sorted by instance and counter.
+
+        Requires: no part of them is in the table yet.
+        """
         instances, firsts, lasts, places = columns
         if len(set(instances)) == len(instances) and self._runs.keys().isdisjoint(instances):
             afters = [last + 1 for last in lasts]
@@ -79,7 +82,7 @@ class RunTable:
             first = after
 
     def add(self, run: IdRun, place: int) -> None:
-        """Requires: nothing of `run` is here yet."""
+        """Add a run. Requires: no part of it is in the table yet."""
         known = self._runs.get(run.instance)
         if known is None:
             self._runs[run.instance] = (run.first_counter, run.next_counter, place)
@@ -87,7 +90,7 @@ class RunTable:
         self._columns_of(run.instance).add(run.first_counter, run.next_counter, place)
 
     def _columns_of(self, instance: int) -> _Columns:
-        """The columns of an instance, made when it has none."""
+        """The columns of an instance, created if it has none."""
         known = self._runs.get(instance)
         if isinstance(known, _Columns):
             return known
@@ -104,7 +107,7 @@ class _Columns:
 
     def __init__(self) -> None:
         self._firsts = array("Q")
-        #: The last counter of each run and not the one behind it, which may not fit 64 bits.
+        #: The last counter of each run, not the one behind it, which may not fit 64 bits.
         self._lasts = array("Q")
         self._places = array("Q")
 
@@ -122,7 +125,10 @@ class _Columns:
         return found
 
     def extend(self, firsts: array[int], lasts: array[int], places: array[int]) -> None:
-        """Add sorted runs; at the end, as is usual, they are copied as a whole."""
+        """Extend with sorted runs.
+
+        If they belong at the end, as usual, they are copied as a whole.
+        """
         if not self._firsts or firsts[0] > self._firsts[-1]:
             self._firsts += firsts
             self._lasts += lasts
@@ -139,7 +145,7 @@ class _Columns:
 
 
 class Era(NamedTuple):
-    """What tells one generation of a window from others: its first frame, and when that was stored."""
+    """Identifies a generation of a window: its first frame, and when that was stored."""
 
     first_offset: int
     first_stored_at_ms: int
@@ -173,7 +179,7 @@ class DedupeWindow:
     def __init__(self, *, ids_max: int, age_ms: int) -> None:
         self._ids_max = ids_max
         self._age_ms = age_ms
-        #: Newest first, because repeats are of what was sent lately.
+        #: Newest first, because repeats are mostly of recent messages.
         self._generations: list[_Generation] = []
         self.ids = 0
         #: Told of each frame that is added; `journal.py` keeps them over a restart.
@@ -181,12 +187,12 @@ class DedupeWindow:
 
     @property
     def is_empty_for_good(self) -> bool:
-        """Whether nothing is ever remembered, by the options."""
+        """Whether the options say to remember nothing."""
         return not self._ids_max or not self._age_ms
 
     @property
     def first_offset(self) -> int | None:
-        """Offset of the oldest frame that is remembered; None when none is."""
+        """Offset of the oldest frame in the window; None if it is empty."""
         return self._generations[-1].era.first_offset if self._generations else None
 
     def find(self, runs: Iterable[IdRun]) -> list[IdRunPlace]:
@@ -198,7 +204,7 @@ class DedupeWindow:
         return found
 
     def add(self, runs: Sequence[IdRun], *, offset: int, stored_at_ms: int) -> None:
-        """Remember the ids of a frame. Requires: none of them is remembered."""
+        """Remember the ids of a frame. Requires: none of them is remembered yet."""
         if self.is_empty_for_good:
             return
         generation = self._newest(offset, stored_at_ms)
@@ -212,7 +218,7 @@ class DedupeWindow:
         self.on_added(Added(generation.era, offset, stored_at_ms, runs))
 
     def restore(self, era: Era, columns: RunColumns, *, last_stored_at_ms: int) -> None:
-        """Remember what was added in one generation before a restart, sorted.
+        """Restore what was added to one generation before a restart, sorted.
 
         Requires: it follows what was restored before.
         """

@@ -1,6 +1,7 @@
-"""Numbers of the key index as bytes, column by column: one by one they would cost ten times as much.
+"""Numbers of the key index as bytes, packed column by column: one by one would cost ten times as
+much.
 
-What the columns mean is said in `key_index_file.py`.
+`key_index_file.py` says what the columns mean.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _ENTRY_BYTES: Final = 20
 
 
 def big_endian(numbers: array[int]) -> bytes:
-    """Numbers of four bytes, half a million at once, without holding up other threads for long."""
+    """Four-byte numbers, half a million in one step, without blocking other threads for long."""
     copy = numbers[:]
     if sys.byteorder == "little":
         copy.byteswap()
@@ -33,7 +34,7 @@ def entry_hashes(entries: bytes) -> array[int]:
 def pack_entries(
     hashes: Sequence[int], previous: Sequence[int], *, offset: int, seconds: int
 ) -> bytes:
-    """Entries of one frame, put together column by column from words of four bytes."""
+    """The entries of one frame, assembled column by column from four-byte words."""
     count = len(hashes)
     entries = bytearray(_ENTRY_BYTES * count)
     words = memoryview(entries).cast("I")

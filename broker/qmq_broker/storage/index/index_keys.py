@@ -1,7 +1,7 @@
 """The hashes under which messages are in the key index.
 
-The hash of a key is the CRC-32C of subject, a zero byte, key. That of a message id is the CRC-32C of
-its first half plus its second half, modulo 2³²: the ids of one producer are dense, so those of a
+The hash of a key is the CRC-32C of subject, zero byte, key. The hash of a message id is the CRC-32C
+of its first half plus its second half, modulo 2³². The ids of one producer are dense, so those of a
 frame lead to neighbouring slots and are linked as columns instead of one by one.
 """
 
@@ -20,7 +20,7 @@ HASHES: Final = 2**32
 
 
 class FrameKeys(NamedTuple):
-    """What of a frame is indexed: its ids as runs, and the hashes of its keys, each once."""
+    """What is indexed of a frame: its ids as runs, and the hashes of its keys, each once."""
 
     ids: list[IdRun]
     keys: list[int]
@@ -32,7 +32,7 @@ class FrameKeys(NamedTuple):
 
 
 def frame_keys(frame: MessageFrame) -> FrameKeys:
-    """What of a frame is indexed; records without a key cost one look at one byte."""
+    """What is indexed of a frame. A record without a key costs one look at one byte."""
     data = frame.data
     key_bytes = byte_column(frame, KEY_BYTES_POSITION)
     if not any(key_bytes):
@@ -54,7 +54,7 @@ def frame_keys(frame: MessageFrame) -> FrameKeys:
 
 
 def id_hash(instance: int, counter: int) -> int:
-    """The hash of a message id by its halves."""
+    """The hash of a message id, given its halves."""
     return (crc32c(instance.to_bytes(8)) + counter) % HASHES
 
 

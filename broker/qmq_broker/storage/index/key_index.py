@@ -1,15 +1,15 @@
-"""The key index of a store: where messages stand by their id and by their key.
+"""The key index of a store: where messages stand, by id and by key.
 
 ::
 
     index/<17 digits>    files of entries, see key_index_file.py; each covers a range of the log
     state/index          MessagePack of IndexTable and a checksum line
 
-Derived, and behind the log: `step` takes the next frames of the log that no file covers, a bounded
-amount at a time, in a thread of its own; no send waits for it. A file that is missing or not as it
-was written leaves a gap, and a gap is indexed anew; without a table all of it is. Nothing that goes
-wrong here stops the broker: without room the index waits, after a failed call it is given up until
-the next start, and what it does not cover is looked through (`key_search.py`).
+Derived, and behind the log. `step` indexes the next frames that no file covers, a bounded number of
+bytes at a time, in a thread of its own; no send waits for it. A file that is missing or not as it
+was written leaves a gap, and a gap is indexed again; without a table, everything is. Nothing that
+goes wrong here stops the broker: without room the index waits, after a failed call it is switched
+off until the next start, and searches look through what it does not cover (`key_search.py`).
 """
 
 from __future__ import annotations
@@ -41,21 +41,22 @@ from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameKind, MessageFrame
 
 _log = logging.getLogger(__name__)
-#: Entries in memory before they are written: 1.3 MB.
+#: Entries kept in memory before they are written: 1.3 MB.
 TAIL_BYTES_MAX: Final = 65_536 * 20
-#: Log bytes after which the table says what has come: a search looks through so much without it.
+#: Log bytes after which the table is written again: without it a search would look through this
+#: much.
 NOTE_BYTES: Final = 256 * 1024 * 1024
-#: Entries for each slot of a full file, as RocketMQ has it.
+#: Entries per slot of a full file, as in RocketMQ.
 ENTRIES_PER_SLOT: Final = 4
-#: What has a place in a consume queue; a delayed message gets one with its release.
+#: Kinds with a place in a consume queue; a delayed message gets one when it is released.
 INDEXED_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.RELEASED})
 
-#: Begin and durable end of the commit log, as they are now.
+#: Beginning and durable end of the commit log at this moment.
 LogBounds = Callable[[], LogRange]
 
 
 class IndexTable(msgspec.Struct, frozen=True, array_like=True):
-    """How the key index is in its files."""
+    """How much of the key index is in its files."""
 
     store_id: bytes
     #: In the order of the log; the last one may still grow.
@@ -68,12 +69,15 @@ class IndexStep:
 
     log_bytes: int = 0
     messages: int = 0
-    #: Whether there may be something left to do at once.
+    #: Whether more may be left to do right now.
     is_unfinished: bool = False
 
 
 class KeyIndex:
-    """The files of one store. `step`, `finish` and `close` belong to one thread; the rest is for any."""
+    """The files of one store.
+
+    `step`, `finish` and `close` belong to one thread; the rest is for any.
+    """
 
     def __init__(
         self,
@@ -84,7 +88,7 @@ class KeyIndex:
         store_id: bytes,
         bounds: LogBounds,
     ) -> None:
-        """Reads the table alone; changes nothing."""
+        """Reads only the table; changes nothing."""
         self._disk = disk
         self._segments = segments
         self._entries_max = options.index_entries
@@ -95,7 +99,7 @@ class KeyIndex:
         self._store_id = store_id
         self._bounds = bounds
         self._lock = Lock()
-        #: By the range of the log that they cover; the ranges do not overlap.
+        #: By the range of the log they cover; the ranges do not overlap.
         self._files = self._known_files()
         self._growing: IndexFile | None = None
         self._is_prepared = False
@@ -115,26 +119,27 @@ class KeyIndex:
     def cover(self, within: LogRange) -> tuple[list[IndexFile], list[LogRange]]:
         """The files that can be searched, and the parts of this range that none of them covers.
 
-        Both of one moment: what is in neither was not in the range.
+        Both belong to one moment: what is in neither was not in the range.
         """
         files = [file for file in self.files() if file.is_usable]
         return files, [gap for gap in _gaps(files, within) if gap.length]
 
     def gaps(self, within: LogRange) -> list[LogRange]:
-        """The parts of this range that no file covers, or one that was not taken up yet."""
+        """The parts of this range without a file, or with one that was not taken up yet."""
         return self.cover(within)[1]
 
     @property
     def indexed_offset(self) -> int:
-        """Everything of the commit log below is indexed."""
+        """Everything in the commit log below this is indexed."""
         within = self._bounds()
         gaps = self.gaps(within)
         return gaps[0].first_offset if gaps else within.next_offset
 
     def step(self, bytes_max: int) -> IndexStep:
-        """Index about so many bytes of the log, or check files, or do nothing.
+        """Index about this many bytes of the log, or check files, or do nothing.
 
-        Never raises for the disk: without room it does nothing, after a failure never more.
+        Never raises because of the disk: without room it does nothing; after a failure, nothing
+        ever again.
         """
         if self.fault:
             return IndexStep()
@@ -147,7 +152,7 @@ class KeyIndex:
         return IndexStep()
 
     def note(self) -> None:
-        """Bring everything indexed to its files and say so; durable on return."""
+        """Write everything indexed to its files and note it in the table; durable on return."""
         if self._growing is not None:
             self._growing.flush()
             self._growing.sync()
@@ -159,7 +164,10 @@ class KeyIndex:
         self._is_noted = True
 
     def finish(self) -> None:
-        """Note what is not noted; never raises for the disk. Requires: no step is under way."""
+        """Note what is not noted yet; never raises because of the disk.
+
+        Requires: no step is under way.
+        """
         if self.fault or not self._is_prepared or self._is_noted:
             return
         try:
@@ -168,12 +176,12 @@ class KeyIndex:
             _log.warning("key index not noted: reason=%s", error)
 
     def close(self) -> None:
-        """Give all files back, without noting anything. Safe to call twice."""
+        """Close all files without noting anything. Safe to call twice."""
         for file in self.files():
             file.close()
 
     def suspect(self, file: IndexFile, reason: str) -> None:
-        """A file is not as it was written: the next step gives it up and indexes its range anew."""
+        """Report a damaged file: the next step drops it and indexes its range again."""
         with self._lock:
             self._suspects.append((file, reason))
 
@@ -202,14 +210,16 @@ class KeyIndex:
         return done
 
     def _kept(self, within: LogRange) -> LogRange:
-        """What is to be covered: not what files held that went because there were too many."""
+        """The range to cover, without what was in files that were removed because there were too
+        many.
+        """
         files = self.files()
         if len(files) < self._files_max:
             return within
         return LogRange(max(within.first_offset, files[0].first_offset), within.next_offset)
 
     def _index(self, file: IndexFile, next_offset: int, bytes_max: int) -> IndexStep:
-        """Put the next frames of a gap that ends at `next_offset` into the growing file."""
+        """Add the next frames of a gap that ends at `next_offset` to the growing file."""
         log_bytes = messages = 0
         while file.next_offset < next_offset and log_bytes < bytes_max:
             offset = file.next_offset
@@ -229,7 +239,7 @@ class KeyIndex:
         )
 
     def _add(self, file: IndexFile, frame: MessageFrame) -> IndexFile:
-        """Index one frame, in another file when this one is full; returns the file."""
+        """Index one frame, in a new file if this one is full; returns the file."""
         keys, header = frame_keys(frame), frame.header
         if file.count and file.count + keys.entry_count > self._entries_max:
             offset = file.next_offset
@@ -254,7 +264,7 @@ class KeyIndex:
         _log.warning("log not indexed: offset=%d next_offset=%d reason=%s", offset, after, reason)
 
     def _file_at(self, offset: int) -> IndexFile:
-        """The growing file, which goes on at `offset`; a new one when it does not."""
+        """The growing file, if it continues at `offset`; otherwise a new one."""
         growing = self._growing
         if growing is not None and growing.next_offset == offset:
             return growing
@@ -278,7 +288,7 @@ class KeyIndex:
             self._drop_below(self.files()[surplus - 1].next_offset)
 
     def _prepare(self) -> None:
-        """Once: remove what the table does not know, and take up the file that grows."""
+        """Once: remove what the table does not know, and take up the growing file."""
         if self._is_prepared:
             return
         files = self.files()
@@ -296,7 +306,7 @@ class KeyIndex:
         self._is_prepared = True
 
     def _check_some(self) -> bool:
-        """Check one megabyte of a file that was not checked yet; whether there may be more."""
+        """Check one megabyte of an unchecked file; returns whether there may be more to check."""
         file = next((file for file in self.files() if not file.is_checked), None)
         if file is None:
             return False
@@ -325,7 +335,7 @@ class KeyIndex:
         self._is_noted = False
 
     def _free_name(self, stored_at_ms: int) -> str:
-        """The time as a name, or the next millisecond that is free."""
+        """The time as a file name, or the next millisecond whose name is free."""
         taken = {file.name for file in self.files()} | set(self._disk.names(layout.INDEX))
         while (name := layout.index_name(stored_at_ms)) in taken:
             stored_at_ms += 1
@@ -352,7 +362,7 @@ class KeyIndex:
             table = msgspec.msgpack.decode(content, type=IndexTable)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return []
-        # What was noted of frames that are gone, because a copy was put back for one, is not meant.
+        # a copy may have replaced frames that the table covers: those do not count
         end = self._bounds().next_offset
         if table.store_id != self._store_id or not _is_in_order(table.files, end):
             return []
@@ -360,7 +370,7 @@ class KeyIndex:
 
 
 def _is_in_order(states: tuple[IndexFileState, ...], next_offset: int) -> bool:
-    """Whether the ranges follow each other within the log, and the names may be names."""
+    """Whether the ranges follow each other within the log, and the names are possible ones."""
     offset = 0
     for state in states:
         is_name = layout.is_index_name(state.name)

@@ -16,13 +16,14 @@
                  hash 4, commit log offset of the frame 8, seconds after the first 4, number of the
                  entry before it in its slot 4 (0 for none, always less than its own)
 
-A hash (`index_keys.py`) leads to the slot with its remainder by s. Equal hashes prove nothing: the
-frame is read. One entry stands for all equal keys of a frame.
+A hash (`index_keys.py`) leads to the slot given by its remainder modulo s. Equal hashes prove
+nothing: the frame is read. One entry stands for all equal keys of a frame.
 
-While a file grows its slots are in memory only and its entries are written in portions; when it is
-full the slots are written and it is sealed. How many entries count, and their checksum, stands in
-the table (`key_index.py`). The shape is RocketMQ's; the frame's offset instead of the record's is
-ours: subject, sequence and time stand in the frame. Documented in `docs/format/key-index.md`.
+While a file grows, its slots are only in memory and its entries are written in portions. When it is
+full, the slots are written and the file is sealed. The table (`key_index.py`) says how many entries
+count, and their checksum. The layout is RocketMQ's, except that entries hold the offset of the
+frame instead of the record: subject, sequence and time are in the frame. Documented in
+`docs/format/key-index.md`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _ENTRY: Final = struct.Struct(">IQII")
 _NUMBER: Final = struct.Struct(">I")
 INDEX_HEADER_BYTES: Final = _HEADER.size
 INDEX_ENTRY_BYTES: Final = _ENTRY.size
-#: Read at once when a file is checked or taken up again.
+#: Entries read in one step when a file is checked or taken up again.
 _CHECK_BYTES: Final = 1024 * 1024 // INDEX_ENTRY_BYTES * INDEX_ENTRY_BYTES
 
 
@@ -71,21 +72,21 @@ class IndexFileState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hit(NamedTuple):
-    """A frame that may hold what was asked for, stored within a second after that time."""
+    """A frame that may hold what is searched, and was stored within the second after this time."""
 
     offset: int
     stored_from_ms: int
 
 
 class IndexFile:
-    """A file that grows or is sealed. Changed by one thread, read by any.
+    """A growing or sealed file. Changed by one thread, read by any.
 
     Raises `DiskError` and `NoRoomError` of the disk, and `CorruptionError` where the file is not as
     it was written.
     """
 
     def __init__(self, disk: Disk, store_id: bytes, *, first_offset: int, slot_count: int) -> None:
-        """A new one, empty and in memory; `begin` gives it a name."""
+        """A new file, empty and in memory; `begin` gives it a name."""
         self._disk = disk
         self._store_id = store_id
         self._lock = Lock()
@@ -124,7 +125,7 @@ class IndexFile:
         return file
 
     def state(self) -> IndexFileState:
-        """What the table is to say. Requires: flushed, and synced before it is said."""
+        """What the table will say. Requires: flushed, and synced before the table is written."""
         assert self._written_count == self.count
         return IndexFileState(
             name=self.name,
@@ -145,7 +146,7 @@ class IndexFile:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can be searched: not yet when it grew before this start."""
+        """Whether it can be searched: a file that grew before this start cannot be yet."""
         return self.is_sealed or self._slots is not None or not self.count
 
     @property
@@ -154,14 +155,14 @@ class IndexFile:
         return len(self._tail)
 
     def begin(self, name: str, stored_at_ms: int) -> None:
-        """Take a name and the time that the seconds of entries count from."""
+        """Take a name, and the time from which the seconds of entries are counted."""
         with self._lock:
             self.name = name
             self.first_stored_at_ms = self.last_stored_at_ms = stored_at_ms
             self._slots = array("I", bytes(4 * self.slot_count))
 
     def add(self, keys: FrameKeys, *, offset: int, stored_at_ms: int) -> None:
-        """Index the frame at `offset`. Requires: begun, not sealed, frames in their order."""
+        """Index the frame at `offset`. Requires: begun, not sealed, frames in order."""
         with self._lock:
             hashes: list[int] = []
             previous: list[int] = []
@@ -169,7 +170,7 @@ class IndexFile:
                 count = run.next_counter - run.first_counter
                 first = id_hash(run.instance, run.first_counter)
                 hashes += range(first, min(first + count, HASHES))
-                hashes += range(first + count - HASHES)  # those that begin again at 0, if any
+                hashes += range(first + count - HASHES)  # those that wrap round to 0, if any
                 self._link_run(first, count, previous)
             slots = self._grown_slots()
             number = self.count + len(hashes) + 1
@@ -185,14 +186,14 @@ class IndexFile:
             self.last_stored_at_ms = stored_at_ms
 
     def flush(self) -> None:
-        """Write the entries that are in memory only; not durable on return."""
+        """Write the entries that are only in memory; not durable on return."""
         if not self._tail:
             return
         if self._file is None:
             file = self._disk.open(self.path, is_new=True)
             file.truncate(0)
             file.write(0, [self._header()])
-            self._file = file  # not before: where there was no room, the next try begins anew
+            self._file = file  # not earlier: if there was no room, the next try starts over
         position = self._entry_position(self._written_count + 1)
         tail = bytes(self._tail)
         self._file.write(position, [tail])
@@ -202,7 +203,7 @@ class IndexFile:
             self._tail = bytearray()
 
     def seal(self) -> None:
-        """Write all of it; it grows no more. Durable on return, but for its name."""
+        """Write all of it and stop growing. Durable on return, except for the name."""
         if self.count:
             self.flush()
             packed = big_endian(self._grown_slots())
@@ -216,7 +217,7 @@ class IndexFile:
         self.close()
 
     def sync(self) -> None:
-        """Make everything flushed durable, but for the name."""
+        """Make everything flushed durable, except for the name."""
         if self._file is not None:
             self._file.sync()
 
@@ -246,9 +247,9 @@ class IndexFile:
             self.is_checked = True
 
     def check_some(self) -> bool:
-        """Read the next megabyte of a sealed file; whether it is checked to its end.
+        """Read the next megabyte of a sealed file; returns whether it is checked to its end.
 
-        Raises `CorruptionError` when the file is not as it was written.
+        Raises `CorruptionError` if the file is not as it was written.
         """
         if self.is_checked:
             return True
@@ -282,9 +283,9 @@ class IndexFile:
         return True
 
     def find(self, hash_: int, *, first_ms: int, entries_max: int) -> tuple[list[Hit], int]:
-        """Frames with this hash that were stored at `first_ms` or later, newest first.
+        """Frames with this hash stored at `first_ms` or later, newest first.
 
-        Also how many entries were looked at: `entries_max` at most.
+        Also returns how many entries were looked at, `entries_max` at most.
         """
         if not self.count:
             return [], 0
@@ -302,13 +303,13 @@ class IndexFile:
             file.close()
 
     def remove(self) -> None:
-        """Take the file away; the name is gone after the next sync of the directory."""
+        """Remove the file; its name is gone after the next sync of the directory."""
         self.close()
         if self.name and self.name in self._disk.names(self.path.rpartition("/")[0]):
             self._disk.unlink(self.path)
 
     def close(self) -> None:
-        """Give the file back. Safe to call twice."""
+        """Close the file. Safe to call twice."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -320,7 +321,7 @@ class IndexFile:
         hits: list[Hit] = []
         looked, next_number = 0, self.count + 1
         while number and looked < entries_max:
-            if number >= next_number:  # a damaged chain must not go round in circles
+            if number >= next_number:  # a damaged chain must not lead round in circles
                 raise self._corruption(self._entry_position(1), f"entry {number} in a chain")
             looked += 1
             found, offset, seconds, previous = self._entry(file, number)

@@ -1,9 +1,9 @@
-"""Looking for messages by id, or by key and time: the key index first, then what it does not cover.
+"""Searching messages by id, or by key and time: the key index first, then what it does not cover.
 
-Newest first, and nothing is believed that the index says: the frame is read, verified and compared.
-Parts of the log without an index (it is behind, a file was damaged, old files went) are looked
-through up to a bound; what was left out is said in the result. Runs in any thread, beside the
-writer and the indexer.
+Newest first. Nothing the index says is trusted: the frame is read, verified and compared. Parts of
+the log without an index (it is behind, a file was damaged, old files were removed) are looked
+through up to a bound; the result says what was left out. Runs in any thread, beside the writer and
+the indexer.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.message_id import split_message_id
 from qmq_client.wire.record import record_key, record_message_id
 
-#: Log bytes without an index that one search looks through: some tenths of a second.
+#: Unindexed log bytes that one search looks through: a few tenths of a second.
 LOOKED_THROUGH_BYTES_MAX: Final = 256 * 1024 * 1024
-#: Entries that one search follows: ids and keys that were chosen to meet in one slot.
+#: Entries that one search follows: ids and keys may have been chosen to meet in one slot.
 ENTRIES_MAX: Final = 100_000
 #: Bytes of frames that one search reads because of the index.
 FRAME_BYTES_MAX: Final = 1024 * 1024 * 1024
-#: Results of one search, and bytes of them.
+#: Results of one search, and their bytes.
 FOUND_MAX: Final = 1_000
 FOUND_BYTES_MAX: Final = 8 * 1024 * 1024
 
@@ -54,7 +54,7 @@ class FoundRecord(NamedTuple):
 
     subject: str
     sequence: int
-    #: Of the record, in the commit log.
+    #: Of the record in the commit log.
     physical_offset: int
     stored_at_ms: int
     record: bytes
@@ -65,20 +65,20 @@ class SearchResult:
     """What a search found, newest first, and what it did not look at."""
 
     found: list[FoundRecord] = field(default_factory=list)
-    #: There are more than were asked for.
+    #: Whether there are more than were asked for.
     has_more: bool = False
-    #: Everything below was in the index when the search began.
+    #: Everything below this was indexed when the search began.
     indexed_offset: int = 0
-    #: Where the log ended then.
+    #: Where the log ended at that time.
     next_offset: int = 0
-    #: Bytes of the log that neither the index nor the search covered.
+    #: Log bytes that neither the index nor the search covered.
     unsearched_bytes: int = 0
-    #: A bound was reached, or a file of the index is not checked yet: something may be missing.
+    #: A bound was reached, or an index file is not checked yet: something may be missing.
     is_uncertain: bool = False
 
     @property
     def is_complete(self) -> bool:
-        """Whether what was not found, up to the limit, is not there."""
+        """Whether anything not found, up to the limit, does not exist."""
         return not self.unsearched_bytes and not self.is_uncertain
 
 
@@ -101,7 +101,7 @@ class KeySearch:
         self._bounds = bounds
 
     def by_id(self, message_id: bytes, count: int) -> SearchResult:
-        """Every place of a message: more than one when it was sent again after the dedupe window."""
+        """Every place of a message: more than one if it was sent again after the dedupe window."""
         wanted = _Wanted(
             hash_=id_hash(*split_message_id(message_id)),
             needle=message_id,
@@ -110,7 +110,7 @@ class KeySearch:
         return _Search(self, wanted, TimeRange(), count).run()
 
     def by_key(self, subject: str, key: str, times: TimeRange, count: int) -> SearchResult:
-        """Messages of a subject with this key that were stored in this time.
+        """The messages of a subject with this key that were stored in this time.
 
         Requires: a key that a message may have; the empty one is no key.
         """
@@ -128,16 +128,16 @@ class KeySearch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wanted:
     hash_: int
-    #: Bytes that a frame holds when it holds what is wanted.
+    #: Bytes that any frame holding a match contains.
     needle: bytes
-    #: Whether a record of a subject is wanted.
+    #: Whether a record of a subject matches.
     is_it: Callable[[str, bytes], bool]
-    #: The only one whose records are wanted; None for any.
+    #: Search only records of this subject; None for any.
     subject: str | None = None
 
 
 class _Search:
-    """One search: sources from the newest to the oldest until there is enough."""
+    """One search: from the newest source to the oldest, until enough is found."""
 
     def __init__(self, over: KeySearch, wanted: _Wanted, times: TimeRange, count: int) -> None:
         self._segments = over._segments
@@ -159,7 +159,7 @@ class _Search:
         )
 
     def run(self) -> SearchResult:
-        # What is indexed meanwhile is looked at twice, not never.
+        # Whatever is indexed meanwhile is looked at twice rather than never.
         files, gaps = self._index.cover(self._within)
         sources: list[LogRange | IndexFile] = [*files]
         sources += [part for gap in gaps for part in self._parts(gap)]
@@ -172,7 +172,7 @@ class _Search:
                 self._take(offset, frame)
                 if self._result.has_more:
                     break
-        # A gap that was indexed meanwhile may have stood behind its file in the order.
+        # A gap that was indexed meanwhile may have come after its file.
         self._result.found.sort(key=lambda one: one.physical_offset, reverse=True)
         return self._result
 
@@ -202,7 +202,7 @@ class _Search:
                 yield hit.offset, frame
 
     def _parts(self, gap: LogRange) -> Iterator[LogRange]:
-        """The parts of a gap that may hold what is wanted, by what is known of its segments."""
+        """The parts of a gap that may hold a match, by what is known of its segments."""
         first_offset, next_offset = gap
         while first_offset < next_offset:
             base = self._segments.base_of(first_offset)
@@ -216,7 +216,7 @@ class _Search:
             first_offset = part.next_offset
 
     def _of_gap(self, gap: LogRange) -> Iterator[tuple[int, MessageFrame]]:
-        """Frames of a part without an index, from the newest on, as far as the bound allows."""
+        """The frames of an unindexed part, newest first, as far as the bound allows."""
         first_offset, next_offset = gap
         if self._times.first_ms:
             first_offset = max(first_offset, self._offset_at(self._times.first_ms, gap))
@@ -238,7 +238,7 @@ class _Search:
                 yield offset, frame
 
     def _looked_through(self, part: LogRange) -> Iterator[int]:
-        """Where the frames are that hold the bytes that are wanted."""
+        """The offsets of frames that contain the bytes searched for."""
         offset = part.first_offset
         while offset < part.next_offset:
             scan = FrameScan(
@@ -258,7 +258,7 @@ class _Search:
                 offset = after
 
     def _take(self, offset: int, frame: MessageFrame) -> None:
-        """Add what a frame holds, newest first."""
+        """Add the matches of one frame, newest first."""
         self._seen.add(offset)
         stored_at_ms = frame.header.stored_at_ms
         if not self._times.first_ms <= stored_at_ms < self._times.next_ms:
@@ -287,7 +287,7 @@ class _Search:
         try:
             frame = read_message_frame(self._segments, offset)
         except (CorruptionError, DiskError):
-            # Given up while it was read, or damaged, or a damaged entry led here.
+            # The frame was given up meanwhile or is damaged, or a damaged entry led here.
             if not self._is_gone(offset):
                 self._result.is_uncertain = True
             return None
@@ -302,7 +302,7 @@ class _Search:
 
 
 def _backwards(frame: MessageFrame) -> Iterator[tuple[str, int, int]]:
-    """Subject, sequence and index of each record of a frame, the last one first."""
+    """Subject, sequence and index of each record of a frame, last to first."""
     after = len(frame.positions)
     for run in reversed(frame.runs):
         first = after - run.count

@@ -1,1 +1,1 @@
-"""Append-only logs in segments: written, scanned, cut, looked through."""
+"""Append-only logs in segments: writing, scanning, cutting, searching."""

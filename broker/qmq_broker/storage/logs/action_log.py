@@ -1,8 +1,9 @@
-"""The action log: what consumers did, in order; a snapshot and what follows it give every group.
+"""The action log: what consumers did, in order. A snapshot and the actions after it give every
+group.
 
 Frames of kind ACTIONS in segments of their own. Body: length 4 (big-endian), MessagePack list of
-actions (`actions.py`), zero fill. Losing the newest actions in a power cut means redelivery, never
-loss, so the service may sync at an interval.
+actions (`actions.py`), zero fill. If a power cut takes the newest actions, messages are
+redelivered, never lost; so the service may sync at an interval.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from qmq_client.wire.requests import sized_part
 
 #: What the action log holds.
 ACTION_KINDS: Final = frozenset({FrameKind.ACTIONS})
-#: Actions of one frame: a frame is encoded in memory, and a torn one is lost as a whole.
+#: Actions per frame: a frame is encoded in memory, and a torn one is lost as a whole.
 ACTIONS_PER_FRAME_MAX: Final = 1000
 _LENGTH: Final = struct.Struct(">I")
 _FRAME_TABLE_BYTES: Final = FRAME_HEADER_BYTES + _LENGTH.size + 8
@@ -49,7 +50,7 @@ class ActionLog:
         *,
         kept: Callable[[], AbstractContextManager[int]] = _by_nobody,
     ) -> None:
-        """`kept`: while it is entered, segments below this offset may go, as far as keepers are concerned."""
+        """`kept` yields the offset below which segments may go as far as keepers are concerned."""
         self.log = log
         self._kept = kept
         self._segments = segments
@@ -57,17 +58,17 @@ class ActionLog:
         self._snapshots = snapshots
         self._first_new_offset = log.written_offset
         newest = snapshots.newest
-        #: Where the newest snapshot ends and what it holds; empty when there is none.
+        #: Where the newest snapshot ends, and its content; empty if there is none.
         self.snapshot_offset = 0 if newest is None else newest.offset
         self.snapshot = b"" if newest is None else newest.content
 
     @property
     def first_offset(self) -> int:
-        """Where the log begins, in any thread."""
+        """Where the log begins. For any thread."""
         return next(iter(self.log.bases()), self.log.written_offset)
 
     def append(self, actions: Sequence[Action]) -> None:
-        """Write actions behind those that are there; with the operating system on return.
+        """Append actions; handed to the operating system on return.
 
         Raises `NoRoomError` with nothing written, or `PoisonedError`.
         """
@@ -79,7 +80,7 @@ class ActionLog:
         self.log.sync()
 
     def write_snapshot(self, offset: int, content: bytes) -> int:
-        """Keep where the groups were at `offset`; durable on return, then old segments go.
+        """Store the state of the groups at `offset`, durable on return, then give up old segments.
 
         Requires: `content` is the effect of everything below `offset`, and a frame ends there.
         Returns how many segments went. May run beside `append`, in the thread of `sync`. Raises
@@ -94,10 +95,10 @@ class ActionLog:
         return given_up
 
     def replay(self) -> Iterator[Action]:
-        """All actions behind the snapshot that were there when the log was opened, in order.
+        """All actions after the snapshot that were there when the log was opened, in order.
 
         Raises `CorruptionError` where the log is damaged, and `UnknownFormatError` where a later
-        version has written it.
+        version wrote it.
         """
         first_offset = self.snapshot_offset
         scan = FrameScan(
@@ -115,7 +116,8 @@ class ActionLog:
             )
 
     def offsets_since(self, time_ms: int) -> LogRange:
-        """Where the actions stand that were written at this time or later, as far as they are there.
+        """The range of the log with the actions written at this time or later, as far as they still
+        exist.
 
         May run beside `append`, in any thread. Raises `CorruptionError`.
         """
@@ -124,7 +126,7 @@ class ActionLog:
         return LogRange(offset_at(self._segments, time_ms, within), next_offset)
 
     def between(self, within: LogRange) -> Iterator[tuple[int, list[Action]]]:
-        """Actions of a part of the log, frame by frame, each with the offset behind it.
+        """The actions of a part of the log, frame by frame, each with the offset behind it.
 
         May run beside `append`, in any thread. Ends early where the log was given up meanwhile.
         """
@@ -139,7 +141,7 @@ class ActionLog:
                 yield next_offset, self._decode(frame.offset, frame.data)
 
     def _frames(self, actions: Sequence[Action]) -> Iterator[bytes]:
-        """Frames that fit a segment: halved until they do."""
+        """Frames that fit a segment: a list that does not fit is halved."""
         content = msgspec.msgpack.encode(actions)
         is_short = len(content) + _FRAME_TABLE_BYTES <= self.log.frame_bytes_max
         if len(actions) == 1 or (is_short and len(actions) <= ACTIONS_PER_FRAME_MAX):

@@ -1,10 +1,10 @@
-"""What consumers did, as values: the entries of the action log.
+"""What consumers did, as values: the content of the action log.
 
-One tagged array of MessagePack each; the tag is the first element and never given to another kind: it
-is the version of this format. A new kind needs no new version of the directory; a program that does not
-know it refuses the log. Fields are added at the end only, with a default. What they mean is the service's affair; replaying
-them in order gives the state of every group. Ranges are half open, of pull sequences unless a
-field says otherwise.
+Each action is a tagged MessagePack array; the tag is its first element and never reused. That is
+how this format is versioned: a new kind needs no new version of the directory, and a program that
+does not know it refuses the log. New fields go to the end and have a default. The service decides
+what actions mean; replaying them in order gives the state of every group. Ranges are half open, of
+pull sequences unless a field says otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qmq_client.wire.requests import decode_msgpack
 
 
 class GroupAction(msgspec.Struct, frozen=True, array_like=True):
-    """What all actions say: when, and of which group. Each adds its fields behind these."""
+    """What all actions have: the time, and the group. Each kind adds its fields after these."""
 
     at_ms: int
     subject: str
@@ -30,7 +30,7 @@ class GroupAction(msgspec.Struct, frozen=True, array_like=True):
 class GroupDefined(GroupAction, frozen=True, tag=1):
     """A group began to consume a subject, or its settings were changed."""
 
-    #: Consume queue sequence that the group begins with.
+    #: Consume queue sequence at which the group begins.
     first_sequence: int
     max_attempts: int
 
@@ -39,7 +39,7 @@ class Pulled(GroupAction, frozen=True, tag=2):
     """Messages were handed out to a consumer."""
 
     consumer: str
-    #: The broker's epoch; with a pull sequence it names one hand-out for ever.
+    #: Identifies the opening of the store; with a pull sequence it identifies one hand-out forever.
     token: int
     first_pull_sequence: int
     runs: tuple[DeliveryRun, ...]
@@ -47,7 +47,7 @@ class Pulled(GroupAction, frozen=True, tag=2):
 
 
 class Acked(GroupAction, frozen=True, tag=3):
-    """Messages are done for the group."""
+    """The group is done with these messages."""
 
     consumer: str
     first: int
@@ -74,7 +74,7 @@ class Extended(GroupAction, frozen=True, tag=5):
 
 
 class Expired(GroupAction, frozen=True, tag=6):
-    """Leases ended without a sign of life."""
+    """Leases ended without a word from the consumer."""
 
     consumer: str
     first: int
@@ -93,7 +93,7 @@ class Dead(GroupAction, frozen=True, tag=7):
 
 
 class Skipped(GroupAction, frozen=True, tag=8):
-    """Messages that were given up by force before the group was done with them."""
+    """Messages were given up by force before the group was done with them."""
 
     #: Consume queue sequences.
     first: int
@@ -101,7 +101,7 @@ class Skipped(GroupAction, frozen=True, tag=8):
 
 
 class BackoffTerms(msgspec.Struct, frozen=True, array_like=True):
-    """How long a group waits before it gives a message again."""
+    """How long a group waits before it delivers a message again."""
 
     first_ms: int
     factor: float
@@ -109,63 +109,63 @@ class BackoffTerms(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupSettings(msgspec.Struct, frozen=True, array_like=True):
-    """What is kept with a group beside its number of attempts."""
+    """The settings of a group besides its number of attempts."""
 
     #: Only messages with at least one of these …
     any_tags: tuple[str, ...] = ()
     #: … and all of these.
     all_tags: tuple[str, ...] = ()
-    #: Of messages with one key the next is given when the one before is done.
+    #: Messages with the same key are delivered one after the other.
     is_ordered: bool = False
-    #: None for the broker's own.
+    #: None for the broker's default.
     backoff: BackoffTerms | None = None
-    #: The group goes when nobody asked for it for so long; 0 for never.
+    #: The group ends when nobody asked for it for this long; 0 for never.
     idle_ms: int = 0
 
 
 class Configured(GroupAction, frozen=True, tag=9):
-    """The group's settings are these from now on."""
+    """The group has these settings from now on."""
 
     settings: GroupSettings
 
 
 class Sought(GroupAction, frozen=True, tag=10):
-    """The group goes on at this consume queue sequence; what it held or waited for is given up."""
+    """The group continues at this consume queue sequence; what it held or waited for is dropped."""
 
     sequence: int
 
 
 class Paused(GroupAction, frozen=True, tag=11):
-    """The group is given nothing, or again something, from now on."""
+    """The group is paused or resumed from now on."""
 
     is_paused: bool
 
 
 class Passed(GroupAction, frozen=True, tag=12):
-    """Messages up to here, of those not given yet, are none for the group: they do not fit it."""
+    """Messages up to here that were not delivered yet do not match the group's filter."""
 
     #: Consume queue sequence that the group comes to next.
     next: int
 
 
 class Keyed(GroupAction, frozen=True, tag=13):
-    """An ordered group came to these messages: each waits until it is the first of its key."""
+    """An ordered group reached these messages: each waits until it is the first of its key."""
 
     #: Consume queue sequence that the group comes to next.
     next: int
-    #: Those that are for the group.
+    #: The sequences that match the group.
     sequences: tuple[int, ...]
-    #: For each of them the hash of its key; 0 for a message without one, which waits for nobody.
+    #: For each of them the hash of its key; 0 for a message without one, which waits for no other.
     keys: tuple[int, ...]
 
 
 class Replayed(GroupAction, frozen=True, tag=14):
-    """Dead letters are to be delivered again, as if for the first time."""
+    """Dead letters will be delivered again, as if for the first time."""
 
     #: Consume queue sequences.
     first: int
     next: int
-    #: Of an ordered group: for each of them the hash of its key.
+    #: In an ordered group: the hash of each message's key.
     keys: tuple[int, ...] = ()
 
 
@@ -178,16 +178,16 @@ class Purged(GroupAction, frozen=True, tag=15):
 
 
 class Ended(GroupAction, frozen=True, tag=16):
-    """The group is no more."""
+    """The group no longer exists."""
 
 
 class SetAside(GroupAction, frozen=True, tag=17):
-    """Messages that waited for their next delivery are away until they are brought back."""
+    """Messages that waited for redelivery are away until they are brought back."""
 
     #: Consume queue sequences.
     first: int
     next: int
-    #: Names this going away for ever.
+    #: Identifies this absence forever.
     ticket: int
 
 
@@ -196,8 +196,8 @@ class BroughtBack(GroupAction, frozen=True, tag=18):
 
     #: Consume queue sequence of the message.
     sequence: int
-    #: Consume queue sequence of its copy, in the subject of copies; None when the copy is lost: then the
-    #: message is read where it stands itself, if it still does.
+    #: Consume queue sequence of the copy, in the subject of copies. None if the copy is lost: then
+    #: the message is read from its original place, if it is still there.
     copy: int | None
 
 
@@ -222,15 +222,15 @@ Action = (
     | BroughtBack
 )
 
-#: Kinds that this version knows: 1 to this.
+#: This version knows the kinds from 1 to this.
 KIND_MAX: Final = max(kind.__struct_config__.tag for kind in get_args(Action))
 
 
 def decode_actions(content: bytes) -> list[Action]:
     """The actions of one frame; raises `ProtocolError`.
 
-    Raises `UnknownFormatError` when a later version wrote an action of a kind that is not known here:
-    that is no damage, and nothing may be made of the actions around it.
+    Raises `UnknownFormatError` if a later version wrote an action of an unknown kind. That is no
+    damage, but the actions around it must not be interpreted.
     """
     try:
         return decode_msgpack(content, list[Action])
@@ -242,7 +242,7 @@ def decode_actions(content: bytes) -> list[Action]:
 
 
 def later_kind(content: bytes) -> int | None:
-    """A kind of action in a frame that this version does not know; None when there is none."""
+    """The first kind in a frame that only a later version knows; None if there is none."""
     try:
         kinds = [one[0] for one in decode_msgpack(content, list[list[Any]]) if one]
     except ProtocolError:
@@ -251,7 +251,7 @@ def later_kind(content: bytes) -> int | None:
 
 
 def unknown_kind(kind: int) -> UnknownFormatError:
-    """The refusal of a log with an action of a later version."""
+    """The error for a log that holds an action of a later version."""
     return UnknownFormatError(
         setting="an action",
         found=f"of kind {kind}",

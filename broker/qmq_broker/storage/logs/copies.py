@@ -1,7 +1,8 @@
 """Copies of messages that groups set aside, as they stand in the commit log.
 
-A *copy* is a delayed message of the broker's own subject `COPIES`. Its body is one MessagePack array: whose it
-is, which message, under which ticket (see `SetAside` in `actions.py`), and the original record as its producer made it.
+A *copy* is a delayed message of the broker's own subject `COPIES`. Its body is one MessagePack
+array: the group, the message, the ticket (see `SetAside` in `actions.py`), and the original record
+as its producer made it.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def unpack_copy(record: bytes) -> Copy:
 
 
 def original_record(record: bytes, subject: str) -> bytes:
-    """The whole record that a copy was made of; raises `CorruptionError`."""
+    """The whole record that was copied; raises `CorruptionError`."""
     original = unpack_copy(record).record
     try:
         verify_record(subject, original)

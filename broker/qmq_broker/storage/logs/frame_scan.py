@@ -1,11 +1,11 @@
-"""Reading a log frame by frame, believing nothing: the one scanner of all append-only logs.
+"""Reading a log frame by frame, trusting nothing: the one scanner of all append-only logs.
 
-A frame is good when it has the right magic and kind, stands at the offset it was stamped for, in an
-epoch not older than the frame before, inside its segment, with both checksums right. The scan ends
-at the first that is not; what that means is for `log_recovery.py` to say.
+A frame is good if magic and kind are right, it stands at the offset it was stamped for, its epoch
+is not older than that of the frame before, it lies inside its segment, and both checksums match.
+The scan ends at the first bad frame; `log_recovery.py` decides what that means.
 
-`claims_behind` looks past that point for frames whose stamp is whole. Such a frame says by its
-durable gap up to where the log had been synced when it was written.
+`claims_behind` looks past that point for frames whose stamp is whole. The durable gap of such a
+frame tells how far the log had been synced when it was written.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from qmq_client.wire.frame import (
 )
 from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX
 
-#: One read of the scanner, about: large enough for the disk's speed, small enough to stay in the cache.
+#: Bytes of one read, roughly: large enough for the disk's speed, small enough to stay in the cache.
 SCAN_BLOCK_BYTES: Final = 1024 * 1024
-#: Blocks that are searched reach into the next by the longest head, so that none is cut in two.
+#: A searched block overlaps the next one by the longest head, so that no head is cut in two.
 _OVERLAP_BYTES: Final = FRAME_HEADER_BYTES + SEQUENCE_BYTES * SUBJECTS_PER_FRAME_MAX
 _OFFSET_BYTES: Final = 8
 _ZEROS: Final = bytes(SCAN_BLOCK_BYTES + _OVERLAP_BYTES)
 
 
 class ScanSource(Protocol):
-    """What a scanner asks of the files of a log; `Segments` are one."""
+    """What a scanner needs from the files of a log; `Segments` is one source."""
 
     segment_bytes: int
 
     def base_of(self, offset: int) -> int:
-        """Where the segment begins that holds `offset`."""
+        """Where the segment that holds `offset` begins."""
         ...
 
     def path(self, offset: int) -> str:
@@ -60,31 +60,31 @@ class ScanSource(Protocol):
 
 @dataclass(frozen=True)
 class ScannedFrame:
-    """A good frame, where it stands in what was read at once: who keeps it keeps all of that."""
+    """A good frame as part of a larger read: whoever keeps it keeps the whole block."""
 
     offset: int
     header: FrameHeader
-    #: What was read, and where in it this frame begins.
+    #: The block that was read, and where in it this frame begins.
     block: bytes
     first: int = 0
 
     @property
     def view(self) -> memoryview:
-        """All of it, for a padding frame its header only; nothing is copied."""
+        """The whole frame, or only the header for a padding frame; nothing is copied."""
         is_padding = self.header.kind is FrameKind.PADDING
         count = FRAME_HEADER_BYTES if is_padding else self.header.frame_bytes
         return memoryview(self.block)[self.first : self.first + count]
 
     @cached_property
     def data(self) -> bytes:
-        """The same bytes by themselves; copied once."""
+        """The same bytes on their own; copied once."""
         return bytes(self.view)
 
 
 class FrameScan:
-    """One pass over a log from a frame's first byte to the first bad frame.
+    """One pass over a log, from the first byte of a frame to the first bad frame.
 
-    Iterate once; `next_offset` and what is below it then say where and why it ended.
+    Iterate once; afterwards `next_offset` and the attributes below it say where and why it ended.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class FrameScan:
         self.next_offset = first_offset
         #: Why the scan ended there.
         self.reason = ""
-        #: Behind the bad frame when its stamp is whole, so that its content is not searched.
+        #: The end of the bad frame if its stamp is whole, so that its content is not searched.
         self.search_offset = first_offset
-        #: The last good frame; None when there was none.
+        #: The last good frame; None if there was none.
         self.last: FrameHeader | None = None
-        #: The log had been synced up to here, by what the good frames say.
+        #: How far the log had been synced, according to the good frames.
         self.durable_claim = 0
 
     def __iter__(self) -> Iterator[ScannedFrame]:
@@ -141,7 +141,7 @@ class FrameScan:
             raise ProtocolError(
                 f"frame of kind {header.kind.name}, {header.frame_bytes} bytes, does not belong here"
             )
-        # The stamp is whole, so the length may be believed even if the body is not.
+        # the stamp is whole, so its length is believed even if the body is not
         self.search_offset = next_offset
         is_first = offset == base
         frame = self._whole(offset, header, is_first, room_offset)
@@ -171,7 +171,7 @@ class FrameScan:
         return self._block[first : first + count]
 
     def _place(self, offset: int, count: int) -> int:
-        """Where `offset` stands in the block, which is read anew unless so much of it is there."""
+        """Where `offset` lies in the block, which is read anew unless it holds enough."""
         first = offset - self._block_offset
         if first < 0 or first + count > len(self._block):
             self._block = self._segments.read(offset, max(count, self._block_bytes()))
@@ -180,9 +180,9 @@ class FrameScan:
         return first
 
     def _block_bytes(self) -> int:
-        """How much is read at once: whole frames, if all are as long as the last one.
+        """How much to read in one step: whole frames, if all are as long as the last one.
 
-        A frame that the block's end cuts is read once more, and a long one is much of a block.
+        A frame cut by the end of a block is read again, and a long frame makes up much of a block.
         """
         if self.last is None:
             return SCAN_BLOCK_BYTES
@@ -190,9 +190,10 @@ class FrameScan:
 
 
 def claims_behind(segments: Segments, offset: int, *, epoch: int) -> Iterator[FrameHeader]:
-    """Headers at or behind `offset` whose stamp is whole and not older than `epoch`.
+    """Headers at or behind `offset` with a whole stamp and an epoch of at least `epoch`.
 
-    Only what may begin a frame is looked at: every eighth byte, the right magic, the right offset.
+    Only places where a frame may begin are looked at: every eighth byte, with the right magic and
+    offset.
     """
     for base in segments.bases_from(offset):
         yield from claims_in_segment(segments, base, max(base, offset), epoch=epoch)
@@ -207,10 +208,10 @@ def claims_in_segment(
 
 
 def blocks(segments: ScanSource, offset: int, base: int) -> Iterator[tuple[int, bytes]]:
-    """The bytes of one segment from `offset` to its end, each block reaching into the next.
+    """The bytes of one segment from `offset` to its end, in blocks that overlap.
 
-    Blocks of zeros are left out, for which a comparison is enough: a segment that was just begun is a
-    gigabyte of them, and a start looks behind its last frame.
+    Blocks of zeros are left out by a simple comparison: a new segment is a gigabyte of them, and a
+    start looks behind its last frame.
     """
     while block := segments.read(offset, len(_ZEROS)):
         if block != _ZEROS[: len(block)]:
@@ -221,7 +222,7 @@ def blocks(segments: ScanSource, offset: int, base: int) -> Iterator[tuple[int, 
 
 
 def durable_claim(header: FrameHeader) -> int:
-    """Up to where the log had been synced when this frame was written."""
+    """How far the log had been synced when this frame was written."""
     if header.durable_gap >= DURABLE_GAP_MAX:
         return 0
     return header.physical_offset - header.durable_gap
@@ -231,7 +232,8 @@ def _claims_in(block: bytes, block_offset: int, epoch: int) -> Iterator[FrameHea
     position = block.find(FRAME_MAGIC)
     while 0 <= position < SCAN_BLOCK_BYTES:
         offset, place = block_offset + position, position + PHYSICAL_OFFSET_POSITION
-        # First what costs least: a recycled segment holds a million old frames, of other offsets.
+        # The cheapest test first: a recycled segment holds a million old frames, with other
+        # offsets.
         is_here = block[place : place + _OFFSET_BYTES] == offset.to_bytes(_OFFSET_BYTES)
         if is_here and offset % FRAME_ALIGNMENT_BYTES == 0:
             header = _claim(block, position)

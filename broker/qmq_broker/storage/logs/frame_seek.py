@@ -1,12 +1,12 @@
-"""Finding frames of a log by offset and by time, without reading what lies before them.
+"""Finding frames of a log by offset and by time, without reading what comes before them.
 
-A frame says at which offset it stands and when it was stored, under a checksum, and times never go
-back within a log. So a time is found by halving: first among the segments, by the first frame of
-each, then inside one, where from any byte on the next whole stamp is looked for; a summary says of
-some frames when they were stored, and is asked first.
+The stamp of a frame holds its offset and its time under a checksum, and times never go back within
+a log. So a time is found by halving: first among the segments, by the first frame of each, then
+inside one, by looking for the next whole stamp from any byte on. Where a segment has a summary,
+that narrows the range first: it gives the times of some frames.
 
-The limit of the method: a body that holds the stamp of a frame for exactly the offset at which it
-comes to stand would be taken for one. Nobody meets that by chance; a sender who forges it gets a
+The limit of the method: a body that contains the stamp of a frame for exactly the offset where it
+ends up would be taken for one. That does not happen by chance. A sender who forges it gets a
 starting point inside their own message, and what is read from there on is verified as always.
 """
 
@@ -31,7 +31,7 @@ from qmq_client.wire.frame import (
     verify_stamp,
 )
 
-#: Below this much log frames are walked one by one: halving reads a block for each look.
+#: In less log than this, frames are walked one by one: each step of halving reads a block.
 WALKED_BYTES: Final = 64 * 1024
 
 
@@ -43,7 +43,7 @@ class LogRange(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Bytes in it; 0 for a range that ends before it begins."""
+        """Its bytes; 0 for a range that ends before it begins."""
         return max(0, self.next_offset - self.first_offset)
 
 
@@ -53,10 +53,10 @@ def offset_at(
     within: LogRange,
     summary_of: SummaryOf = no_summary,
 ) -> int:
-    """Where the first frame stands that was stored at `time_ms` or later.
+    """Where the first frame stored at `time_ms` or later stands.
 
-    `within.next_offset` when there is none. `summary_of` gives what is known of a segment by its
-    beginning: without it more of the log is read. Raises `CorruptionError`.
+    `within.next_offset` if there is none. `summary_of` gives the summary of the segment that begins
+    at an offset; without one, more of the log is read. Raises `CorruptionError`.
     """
     bases = [
         base
@@ -64,7 +64,7 @@ def offset_at(
         if base + SEGMENT_HEAD_BYTES < within.next_offset
     ]
     low, high = 0, len(bases)
-    while low < high:  # the first segment that begins at or behind the time
+    while low < high:  # the first segment that begins at or after the time
         middle = (low + high) // 2
         if _stored_at_ms(segments, bases[middle] + SEGMENT_HEAD_BYTES) < time_ms:
             low = middle + 1
@@ -84,7 +84,7 @@ def offset_at(
 
 
 def frame_at_or_behind(segments: Segments, within: LogRange) -> FrameHeader | None:
-    """The first frame that begins in this range, from any byte of the log on."""
+    """The first frame that begins in this range, which may start at any byte of the log."""
     aligned = within.first_offset + -within.first_offset % FRAME_ALIGNMENT_BYTES
     header = next(claims_behind(segments, aligned, epoch=0), None)
     if header is None or header.physical_offset >= within.next_offset:
@@ -93,7 +93,7 @@ def frame_at_or_behind(segments: Segments, within: LogRange) -> FrameHeader | No
 
 
 def read_message_frame(segments: Segments, offset: int) -> MessageFrame:
-    """The message frame at `offset`, its stamp and body verified; raises `CorruptionError`."""
+    """The message frame at `offset`, stamp and body verified; raises `CorruptionError`."""
     try:
         header = read_stamp(segments, offset)
         return parse_message_frame(segments.read(offset, header.frame_bytes), LOG_LIMITS)
@@ -113,7 +113,7 @@ def read_stamp(segments: Segments, offset: int) -> FrameHeader:
 def _between_marks(
     segments: Segments, time_ms: int, part: LogRange, summary: SegmentSummary
 ) -> LogRange:
-    """What of `part` must be looked at; both ends are frames that say so themselves."""
+    """The part of `part` that must be looked at; both its ends are frames."""
     after = bisect_left(summary.marks, time_ms, key=lambda mark: mark.stored_at_ms)
     first_offset, next_offset = part
     for mark in summary.marks[max(0, after - 1) : after + 1]:
@@ -150,7 +150,7 @@ def _walk(segments: Segments, time_ms: int, offset: int, next_offset: int) -> in
     while offset < next_offset:
         try:
             header = read_stamp(segments, offset)
-        except ProtocolError:  # a damaged range: what is behind it is found nevertheless
+        except ProtocolError:  # a damaged range: what follows it is found nevertheless
             behind = frame_at_or_behind(segments, LogRange(offset + 1, next_offset))
             if behind is None:
                 break

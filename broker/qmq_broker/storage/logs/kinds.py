@@ -1,4 +1,4 @@
-"""Which kinds of frames stand in the commit log, what each sort of them is for, how long they may be."""
+"""Which kinds of frames the commit log holds, what each is for, and how long they may be."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from qmq_client.wire.frame import FrameKind
 from qmq_client.wire.limits import Limits
 
-#: What the commit log holds.
+#: All kinds in the commit log.
 COMMIT_KINDS: Final = frozenset(
     {
         FrameKind.MESSAGES,
@@ -17,13 +17,14 @@ COMMIT_KINDS: Final = frozenset(
         FrameKind.CANCELLED,
     }
 )
-#: What clients send, and copies, which are the broker's own (`ids.runs.is_remembered` tells them apart).
+#: What clients send, and copies, which are the broker's own (`ids.runs.is_remembered` tells them
+#: apart).
 SENT_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.DELAYED})
-#: What has places in consume queues.
+#: Frames whose records get places in consume queues.
 QUEUED_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.RELEASED})
-#: What settles the fates of delayed messages that stand in it.
+#: Frames that settle the fate of the delayed messages in them.
 SETTLING_KINDS: Final = frozenset({FrameKind.RELEASED, FrameKind.RESCHEDULED})
-#: For frames that stand in the log already: they passed the limits of their day.
+#: For frames that are already in the log: they passed the limits of their day.
 LOG_LIMITS: Final = Limits(
     record_bytes=1024 * 1024 * 1024 - 1024,
     tags=64,

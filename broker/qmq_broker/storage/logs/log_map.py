@@ -1,10 +1,10 @@
-"""Which parts of a commit log must be read for a subject or a time, by the files alone.
+"""Which parts of a commit log must be read for a subject or a time, judged by the files alone.
 
-For readers beside the broker and for backups: takes no lock, asks no writer, changes nothing; a disk that
-is `is_read_only` is enough. Sealed segments are known by their summaries where there are any, by the times
-in the heads otherwise; what is not known is among the answers, so that nothing is missed. The part behind
-the last checkpoint is always among them: it grows, and the reader stops at the first frame that is not
-whole.
+For readers beside the broker and for backups: takes no lock, asks no writer, changes nothing; a
+disk that is `is_read_only` is enough. Sealed segments are judged by their summaries if there are
+any, otherwise by the times in their heads. Whatever is not known is included, so that nothing is
+missed. The part behind the last checkpoint is always included: it grows, and the reader stops at
+the first frame that is not whole.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ class SegmentPart:
     """A part of one segment that may hold what is wanted; frames begin at `first_offset`."""
 
     path: str
-    #: Of the segment in the log: a byte's position in the file is its offset less this.
+    #: Where the segment begins in the log: the position of a byte in the file is its offset minus
+    #: this.
     base: int
     first_offset: int
-    #: The last frame that may be wanted begins before this offset.
+    #: The last frame of interest begins before this offset.
     next_offset: int
-    #: All of the segment is durable and stays as it is.
+    #: Whether the whole segment is durable and never changes again.
     is_sealed: bool
-    #: None where there is none: then nothing is known but times.
+    #: None if there is none: then only times are known.
     summary: SegmentSummary | None
 
 
@@ -45,7 +46,7 @@ class LogMap:
     """One look at a data directory, or a backup. Close it."""
 
     def __init__(self, disk: Disk) -> None:
-        """Raises `StoreError` when this is no data directory, `CorruptionError` for a damaged one."""
+        """Raises `StoreError` if this is no data directory, `CorruptionError` for a damaged one."""
         format_ = read_format(disk)
         if format_ is None:
             raise StoreError("this is not a data directory: FORMAT is missing")
@@ -53,25 +54,26 @@ class LogMap:
         self._format: Format = format_
         self._first_offset = read_retained(disk, format_.store_id).first_offset
         checkpoint = CheckpointFiles(disk).read()
-        #: Everything below was synced when the last checkpoint was written.
+        #: Everything below this was synced when the last checkpoint was written.
         self.durable_offset = checkpoint.commit_log.durable_offset if checkpoint else 0
         self._segments = Segments(disk, layout.COMMIT_LOG, format_.segment_bytes)
 
     def close(self) -> None:
-        """Give all files back. Safe to call twice."""
+        """Close all files. Safe to call twice."""
         self._segments.close()
 
     def parts(
         self, *, subject: str | None = None, first_ms: int = 0, next_ms: int = _END_MS
     ) -> list[SegmentPart]:
-        """What must be read for messages of `subject` stored from `first_ms` until before `next_ms`.
+        """What must be read for messages of `subject` stored from `first_ms` until before
+        `next_ms`.
 
-        In the order of the log. Nothing outside of it holds one.
+        In the order of the log. Nothing outside of it holds such a message.
         """
         bases = [base for base in self._segments.bases if base >= self._first_offset]
         found: list[SegmentPart] = []
         for base, following in zip(bases, [*bases[1:], None], strict=True):
-            # When a segment was begun, the one before it got its last message; 0 is not known.
+            # A segment got its last message when the next one was begun; 0 means unknown.
             ended_at_ms = 0 if following is None else self._segments.made_at_ms(following)
             is_over = 0 < ended_at_ms < first_ms
             if is_over or self._segments.made_at_ms(base) >= next_ms:
@@ -112,9 +114,10 @@ def narrow(
     first_ms: int = 0,
     next_ms: int = _END_MS,
 ) -> LogRange | None:
-    """What of `within`, a part of this segment, may hold a message; None for nothing of it.
+    """The part of `within`, itself a part of this segment, that may hold a message; None if nothing
+    may.
 
-    Begins at a frame when `within` does.
+    Begins at a frame if `within` does.
     """
     if not summary.messages or summary.last_stored_at_ms < first_ms:
         return None

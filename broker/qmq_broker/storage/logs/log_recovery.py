@@ -1,19 +1,19 @@
-"""Opening one append-only log after whatever happened to it.
+"""Opening one append-only log, whatever happened to it before.
 
 `examine` reads and decides, `mend` changes. The first bad frame is one of two things:
 
-- a **torn tail**: nothing behind it claims that it had been synced. It was never acknowledged. It is
-  cut physically, so that old bytes can never be taken for new ones;
+- a **torn tail**: nothing behind it claims that it had been synced, so it was never acknowledged.
+  It is cut physically, so that old bytes can never be taken for new ones;
 - **corruption**: the checkpoint, or the durable gap of a later frame, says that the log had been
   synced beyond it. Then accepted data is damaged: `CorruptionError`, nothing is changed.
 
-The limit of the method: damage inside the very last commit before the stop cannot be told from a
-torn write; checkpoints, written also when the log falls idle, narrow that to about a second.
+The limit of the method: damage inside the very last commit before the stop looks like a torn write.
+Checkpoints, which are also written when the log falls idle, narrow that to about a second.
 
-`mend` also writes the frames that nobody is known to have synced once more in place, and syncs:
-after a failed sync the page cache may show bytes that the kernel has marked as stored although the
-disk never took them (PostgreSQL's fsync finding of 2018). A sync alone would then succeed and
-promise what is not there.
+`mend` also writes frames that may never have been synced once more in place, and syncs them: after
+a failed sync the page cache may show bytes that the kernel has marked as stored although the disk
+never took them (PostgreSQL's fsync finding of 2018). A sync alone would then succeed and promise
+what is not there.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ from qmq_client.wire.frame import (
 class LogFinding:
     """What `examine` found in one log."""
 
-    #: First byte behind the accepted frames: the log goes on here.
+    #: First byte behind the accepted frames: the log continues here.
     next_offset: int
-    #: Everything below is known to have been synced once.
+    #: Everything below this is known to have been synced once.
     durable_offset: int
     last_frame_offset: int
     last_stored_at_ms: int
-    #: Highest epoch of a frame that was read.
+    #: Highest epoch of the frames that were read.
     epoch: int
     #: Frames and records that were read, without segment heads and padding.
     frames: int
     records: int
     scanned_bytes: int
-    #: Bytes behind the accepted frames that are not zero, from the first to the last.
+    #: Bytes behind the accepted frames, from the first to the last that is not zero.
     torn_bytes: int
-    #: What is wrong with the first of them; empty when there are none.
+    #: What is wrong with the first of them; empty if there are none.
     torn_reason: str
 
 
@@ -71,7 +71,7 @@ def examine(
     point: LogPoint,
     first_offset: int = 0,
 ) -> LogFinding:
-    """Read the log from the checkpoint's last frame on and decide where it ends.
+    """Read the log from the last frame of the checkpoint on, and decide where it ends.
 
     `first_offset` is where the log begins. Raises `CorruptionError`. Changes nothing.
     """
@@ -104,10 +104,10 @@ def examine(
 def mend(
     segments: Segments, finding: LogFinding, *, first_offset: int = 0, spares_max: int = 0
 ) -> None:
-    """Cut what was not accepted, make sure of what was; durable on return.
+    """Cut what was not accepted and secure what was; durable on return.
 
-    Segments below `first_offset` were given up: that is brought to its end. May be interrupted
-    anywhere and begun again: the same end is found again.
+    Segments below `first_offset` were given up; their removal is completed. May be interrupted
+    anywhere and repeated: it finds the same end again.
     """
     given_up = [b for b in segments.bases if b + segments.segment_bytes <= first_offset]
     for base in given_up:
@@ -125,10 +125,10 @@ def mend(
 def _check_unbroken(
     segments: Segments, store_id: bytes, first_offset: int, point: LogPoint
 ) -> None:
-    """Raise unless each segment from `first_offset` to the one of `point` is there, and is ours.
+    """Raise unless every segment from `first_offset` to that of `point` is there, and is ours.
 
-    Their heads are read, nothing else. What lies behind is for the scan: a cut that was interrupted
-    may leave any of them.
+    Only their heads are read. What follows is for the scan: an interrupted cut may leave any of
+    them.
     """
     last_base = segments.base_of(point.last_frame_offset)
     for base in range(first_offset, last_base, segments.segment_bytes):
@@ -181,7 +181,7 @@ def _corruption(segments: Segments, scan: FrameScan, evidence: str) -> Corruptio
 
 
 def torn_bytes_behind(segments: Segments, offset: int) -> int:
-    """Length of what stands behind the accepted frames and was meant to be one."""
+    """How many bytes behind the accepted frames were meant to be a frame."""
     torn_bytes = 0
     for base in segments.bases_from(offset):
         first = max(base, offset)
@@ -198,7 +198,7 @@ def torn_bytes_behind(segments: Segments, offset: int) -> int:
 
 
 def _claimed_bytes(segments: Segments, offset: int) -> int:
-    """Length of the frame that was meant to stand here, if one was; old ones say another offset."""
+    """The length of the frame that was meant to stand here, if any; old frames name another offset."""
     try:
         header = read_header(segments.read(offset, FRAME_HEADER_BYTES))
     except ProtocolError:
@@ -207,7 +207,7 @@ def _claimed_bytes(segments: Segments, offset: int) -> int:
 
 
 def _rewrite(segments: Segments, offset: int, next_offset: int) -> None:
-    """Write accepted bytes once more where they stand, and sync the segments they are in."""
+    """Write accepted bytes again where they stand, and sync the segments they are in."""
     for base in segments.bases_from(offset):
         if base >= next_offset:
             return
@@ -225,10 +225,10 @@ def _rewrite(segments: Segments, offset: int, next_offset: int) -> None:
 
 
 def _cut(segments: Segments, offset: int) -> None:
-    """Let everything behind `offset` in the last segment read as zeros.
+    """Make everything behind `offset` in the last segment read as zeros.
 
-    In a recycled segment only the head of the torn frame: what stands behind it is of an older epoch
-    than whatever will be written before it, and no scan goes back to an older epoch.
+    In a recycled segment only the head of the torn frame is cleared: what follows has an older
+    epoch than anything that will be written before it, and no scan accepts an older epoch.
     """
     base = segments.bases[-1]
     file = segments.file(base)

@@ -1,4 +1,4 @@
-"""How the two logs of a store take their room."""
+"""How the two logs of a store allocate their space."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qmq_broker.storage.logs.segmented_log import LogSettings
 def log_settings(
     options: StoreOptions, store_id: bytes, epoch: int
 ) -> tuple[LogSettings, LogSettings]:
-    """Those of the commit log and of the action log."""
+    """The settings of the commit log and of the action log."""
     commit = LogSettings(
         store_id=store_id,
         epoch=epoch,
@@ -17,7 +17,7 @@ def log_settings(
         reserve_bytes=options.reserve_bytes,
         spare_segments=options.spare_segments,
     )
-    # Pulls and acknowledgements go on below the reserve: they are what makes room.
+    # pulls and acks go on below the reserve: they are what makes room
     actions = LogSettings(
         store_id=store_id,
         epoch=epoch,

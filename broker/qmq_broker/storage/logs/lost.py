@@ -1,8 +1,8 @@
-"""Places of messages that are lost: what stands in the log where accepted frames were damaged.
+"""Places of lost messages: what stands in the log where accepted frames were damaged.
 
-A damaged range that a person gave up (`quarantine.py`) is covered by frames of kind LOST. Body: length
-4 (big-endian), MessagePack list of LostRun, zeros. Sequences stay dense: each lost one has an entry in
-its consume queue, of length 0, which is never delivered but passed over and counted.
+When a person gives up a damaged range (`quarantine.py`), it is covered by frames of kind LOST.
+Body: length 4 (big-endian), MessagePack list of LostRun, zeros. Sequences stay dense: each lost one
+has an entry of length 0 in its consume queue, which is never delivered but skipped and counted.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from qmq_client.wire.requests import decode_msgpack, sized_part
 
 _LENGTH: Final = struct.Struct(">I")
 _ENTRY: Final = struct.Struct(">QIQ")
-#: A longer range is covered by several frames, so that no scan must hold it at once.
+#: A longer range is covered by several frames, so that no scan must hold it in one piece.
 LOST_FRAME_BYTES_MAX: Final = 1024 * 1024
-#: Shortest frame that can say something.
+#: The shortest frame that can hold a run.
 LOST_LEAST_BYTES: Final = FRAME_HEADER_BYTES + _LENGTH.size + 4
 
 
 class LostRun(msgspec.Struct, frozen=True, array_like=True):
-    """Sequences of one subject that are lost."""
+    """Lost sequences of one subject."""
 
     subject: str
     first_sequence: int
@@ -34,10 +34,10 @@ class LostRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 def lost_frames(range_bytes: int, runs: list[LostRun]) -> list[bytes]:
-    """Frames, not yet stamped, that fill a range; the first one says what is lost.
+    """Unstamped frames that fill a range; the first one says what is lost.
 
-    Those behind it are one and the same as long as they can: a lost segment is a GiB, and its frames must
-    not be. Raises `ValueError` when the range is too short for that.
+    The others share one object where possible: a lost segment is a GiB, and its frames must not be.
+    Raises `ValueError` if the range is too short.
     """
     frames: list[bytes] = []
     while range_bytes:
@@ -58,7 +58,7 @@ def lost_frames(range_bytes: int, runs: list[LostRun]) -> list[bytes]:
 
 
 def lost_runs(frame: ScannedFrame) -> list[LostRun]:
-    """What a LOST frame says; raises `ProtocolError`."""
+    """The runs of a LOST frame; raises `ProtocolError`."""
     runs = decode_msgpack(sized_part(frame.data, FRAME_HEADER_BYTES), list[LostRun])
     if any(run.count < 1 or run.first_sequence < 0 for run in runs):
         raise ProtocolError("a lost range without sequences")
@@ -66,5 +66,5 @@ def lost_runs(frame: ScannedFrame) -> list[LostRun]:
 
 
 def lost_entries(offset: int, count: int) -> bytes:
-    """Entries of so many lost messages, packed; they point at the frame that says so."""
+    """Packed entries of `count` lost messages; they point at the LOST frame."""
     return _ENTRY.pack(offset, 0, 0) * count

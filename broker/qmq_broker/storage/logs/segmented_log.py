@@ -1,13 +1,13 @@
 """An append-only log of frames: offsets, stamps, segments, and what is durable.
 
 `append` writes with one gathering write, `sync` makes everything appended before it durable with
-one sync. In between the bytes are with the operating system only. Segments are described in
-`segments.py`, the frame in `qmq_client.wire.frame`.
+one sync. In between, the operating system has the bytes, the disk may not. Segments are described
+in `segments.py`, the frame in `qmq_client.wire.frame`.
 
-Room is made before anything is written: a full disk, or a process that may open no more files,
-refuses a whole append and the log goes on. The first write or sync that fails poisons the log for
-good: what the disk holds is not known any more, a second try may succeed without having stored
-anything, so only a restart, which verifies and rewrites the tail, can be believed.
+Space is allocated before anything is written: on a full disk, or in a process that may open no more
+files, the whole append is refused and the log goes on. The first failed write or sync poisons the
+log for good: nobody knows any more what the disk holds, and a second try may succeed without having
+stored anything. Only a restart, which verifies and rewrites the tail, can be trusted.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from qmq_broker.storage.logs.log_recovery import LogFinding
 from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES, Segments, build_segment_head
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, build_padding, stamp_frame
 
-#: A frame and the first sequence of each of its subjects.
+#: A frame, and the first sequence of each of its subjects.
 Draft = tuple[bytes, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """How a log takes its room, and who writes it."""
+    """How a log allocates space, and who writes it."""
 
     store_id: bytes
     #: Stamped on every frame of this opening.
     epoch: int
     growth_bytes: int
-    #: Free space below which no more room is taken.
+    #: When less space than this is free, no more is allocated.
     reserve_bytes: int
-    #: Segments that were given up and are kept to be written again.
+    #: How many given-up segments are kept to be written again.
     spare_segments: int = 0
 
 
@@ -62,16 +62,16 @@ class SegmentedLog:
         self._lock = Lock()
         self._poison: str | None = None
         self._allocated = {base: segments.file(base).length() for base in segments.bases[-1:]}
-        #: First byte behind the last frame that was handed to the operating system.
+        #: The end of the last frame handed to the operating system.
         self.written_offset = finding.next_offset
-        #: When the last append was stamped.
+        #: The stamp of the last append.
         self.last_stored_at_ms = finding.last_stored_at_ms
         self._last_frame_offset = finding.last_frame_offset
         self._durable = self._written_point()
 
     @property
     def durable_offset(self) -> int:
-        """Everything below survives a power cut."""
+        """Everything below this survives a power cut."""
         return self._durable.durable_offset
 
     @property
@@ -86,11 +86,11 @@ class SegmentedLog:
 
     @property
     def frame_bytes_max(self) -> int:
-        """Longest frame that a segment holds."""
+        """The longest frame that a segment holds."""
         return self._segments.segment_bytes - SEGMENT_HEAD_BYTES - FRAME_HEADER_BYTES
 
     def append(self, drafts: Sequence[Draft]) -> list[int]:
-        """Stamp frames and write them behind the log's end; returns their offsets.
+        """Stamp frames and append them; returns their offsets.
 
         Written on return, not durable. Raises `NoRoomError` with nothing written, or
         `PoisonedError`.
@@ -135,7 +135,7 @@ class SegmentedLog:
         return self._segments.segment_bytes
 
     def base_of(self, offset: int) -> int:
-        """Where the segment begins that holds `offset`."""
+        """Where the segment that holds `offset` begins."""
         return self._segments.base_of(offset)
 
     def path(self, offset: int) -> str:
@@ -147,14 +147,16 @@ class SegmentedLog:
         return list(self._segments.bases)
 
     def made_at_ms(self, base: int) -> int:
-        """When the segment was begun that begins at `base`; 0 when it is gone."""
+        """When the segment that begins at `base` was begun; 0 if it is gone."""
         return self._segments.made_at_ms(base)
 
     def give_up_below(self, offset: int) -> int:
-        """Give up the segments that end at or below `offset`; returns how many. Their files stay.
+        """Give up the segments that end at or below `offset`; returns how many.
 
-        Requires: it is durably known that nothing below is needed, and the last segment is not among
-        them. Raises `PoisonedError`.
+        Their files stay.
+
+        Requires: it is durably noted that nothing below is needed, and the last segment is not
+        among them. Raises `PoisonedError`.
         """
         with self._lock:
             self._check_poison()
@@ -164,38 +166,41 @@ class SegmentedLog:
             return len(bases)
 
     def put_away(self) -> None:
-        """Let the files go of what was given up; some become spares. Durable on return.
+        """Remove the files of what was given up; some become spares. Durable on return.
 
-        In any one thread: appends wait for none of it, though it may take long. Raises `PoisonedError`.
+        In any single thread: no append waits for it, though it may take long. Raises
+        `PoisonedError`.
         """
         with self._poisoning("removal of a segment"):
             self._segments.put_away(spares_max=self._settings.spare_segments, lock=self._lock)
 
     @property
     def spare_count(self) -> int:
-        """Segments that are kept to be written again."""
+        """How many segments are kept to be written again."""
         return len(self._segments.spares)
 
     def add_spare(self, path: str) -> None:
-        """Let a file be a spare, from any thread; it becomes the next segment when this is full.
+        """Add a spare file, from any thread; it becomes the next segment when this one is full.
 
-        Raises `NoRoomError`, and `PoisonedError` when the names of the log may not be durable.
+        Raises `NoRoomError`, and `PoisonedError` if the names of the log may not be durable.
         """
         try:
             with self._lock:
                 self._check_poison()
                 self._segments.add_spare(path)
-            # Behind the lock: no commit waits for it, and a name that is lost is no harm.
+            # Outside the lock: no commit waits for it, and losing this name does no harm.
             self._segments.disk.sync_directory(self._segments.directory)
         except DiskError as error:
             raise self._poisoned("spare", error) from error
 
     def close(self) -> None:
-        """Give the files back without syncing. Safe to call twice."""
+        """Close the files without syncing. Safe to call twice."""
         self._segments.close()
 
     def _offsets_ahead(self, sizes: Sequence[int]) -> list[int] | None:
-        """Where frames of these lengths go when room is taken for all of them, as it mostly is."""
+        """Where frames of these lengths go if space for all of them is already allocated, as it
+        mostly is.
+        """
         *offsets, after = accumulate(sizes, initial=self.written_offset)
         position = self.written_offset % self._segments.segment_bytes
         room_bytes = self._allocated.get(self.written_offset - position, 0) - position
@@ -218,7 +223,7 @@ class SegmentedLog:
         return offsets
 
     def _make_room(self, offsets: Sequence[int], sizes: Sequence[int], stored_at_ms: int) -> None:
-        """Take the room for these frames and for the padding behind those that end a segment."""
+        """Allocate space for these frames, and for the padding that ends a segment."""
         segment_bytes = self._segments.segment_bytes
         needed: dict[int, int] = {}
         if self.written_offset % segment_bytes:
@@ -235,7 +240,7 @@ class SegmentedLog:
                 self._grow(base, padded, stored_at_ms)
 
     def _grow(self, base: int, length: int, stored_at_ms: int) -> None:
-        """Take room in large steps; where the disk has none for that, what is needed."""
+        """Allocate in large steps; if the disk has no room for that, only what is needed."""
         grown, needed = (
             min(self._segments.segment_bytes, -(-length // step) * step)
             for step in (self._settings.growth_bytes, SEGMENT_MULTIPLE_BYTES)
@@ -282,7 +287,7 @@ class SegmentedLog:
         return self._stamped(head, base, (), stored_at_ms) + head[FRAME_HEADER_BYTES:]
 
     def _write(self, drafts: Sequence[Draft], offsets: Sequence[int]) -> None:
-        """One gathering write for each segment that is touched: one, but for a roll."""
+        """One gathering write per segment touched: one in all, except for a roll."""
         parts: list[bytes | memoryview] = []
         first = self.written_offset
         for (frame, first_sequences), offset in zip(drafts, offsets, strict=True):
@@ -305,7 +310,10 @@ class SegmentedLog:
                 raise self._poisoned("write", error) from error
 
     def _roll(self, base: int) -> None:
-        """Seal the segment before `base`, which exists and is durable, and go on behind its head."""
+        """Seal the segment before `base` and go on behind the head of the new one.
+
+        Requires: the new segment exists and is durable.
+        """
         if self.written_offset % self._segments.segment_bytes:
             offset = self.written_offset
             padding = build_padding(base - offset)

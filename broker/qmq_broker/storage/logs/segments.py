@@ -5,17 +5,17 @@
     <log>/00000000000000000000    SEGMENT_HEAD frame, frames …, PADDING frame to the end
     <log>/00000000001073741824    SEGMENT_HEAD frame, frames …, zeros that were taken ahead
 
-Body of a SEGMENT_HEAD frame, 32 bytes big-endian: store id 16, base offset 8, flags 1, made at 7 (ms
-since 1970 UTC): a segment of another store, or one under a wrong name, is recognised. A frame never
+Body of a SEGMENT_HEAD frame, 32 bytes big-endian: store id 16, base offset 8, flags 1, made at 7
+(ms since 1970 UTC). It reveals a segment of another store, or one under a wrong name. A frame never
 crosses a segment. It is written only where it either ends with the segment or leaves room for the
-header of a PADDING frame, so a sealed segment has frames from its first to its last byte.
+header of a PADDING frame, so a sealed segment consists of frames from its first to its last byte.
 
-A segment that is given up may be kept as a spare and written again under another name: writing over
-blocks that the disk has given before is several times faster than taking new ones. Flag 1 says so:
-behind its last frame stand old frames instead of zeros, which no scan takes for new ones, because
+A given-up segment may be kept as a spare and written again under another name: overwriting blocks
+the disk has already allocated is several times faster than allocating new ones. Flag 1 marks it:
+behind its last frame stand old frames instead of zeros. No scan takes those for new ones, because
 they were stamped for other offsets.
 
-Not for: what is in the frames. Files beside the segments are left alone.
+Not for: what is in the frames. Other files beside the segments are left alone.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from qmq_broker.storage.files.layout import parse_number, parse_spare, segment_p
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, build_frame
 
 _HEAD_BODY: Final = struct.Struct(">16sQQ")
-_RECYCLED: Final = 1 << 56  # of flags and time as one number
+_RECYCLED: Final = 1 << 56  # flags and time as one number
 _TIME_MASK: Final = _RECYCLED - 1
-#: For where there is one thread.
+#: For where there is only one thread.
 _NO_LOCK: Final = nullcontext()
 SEGMENT_HEAD_BYTES: Final = FRAME_HEADER_BYTES + _HEAD_BODY.size
 
 
 class Segments:
-    """Open files of one log. Reads may come from any thread, all else from its writer."""
+    """Open files of one log. Reads may come from any thread, everything else from its writer."""
 
     def __init__(
         self, disk: Disk, directory: str, segment_bytes: int, *, only: int | None = None
     ) -> None:
-        """Opens what is there, or `only` the segment that begins there; changes nothing."""
+        """Opens all segments, or `only` the one that begins there; changes nothing."""
         self.disk = disk
         self.directory = directory
         self.segment_bytes = segment_bytes
         self._files: dict[int, DiskFile] = {}
-        #: What was given up and has its file still, oldest first.
+        #: Given-up segments that still have their files, oldest first.
         self._given_up: deque[tuple[int, DiskFile]] = deque()
         #: Base offsets in order.
         self.bases: list[int] = []
@@ -68,7 +68,7 @@ class Segments:
         return segment_path(self.directory, self.base_of(offset))
 
     def base_of(self, offset: int) -> int:
-        """Where the segment begins that holds `offset`."""
+        """Where the segment that holds `offset` begins."""
         return offset - offset % self.segment_bytes
 
     def has(self, base: int) -> bool:
@@ -80,11 +80,11 @@ class Segments:
         return self._files[base]
 
     def bases_from(self, offset: int) -> list[int]:
-        """Segments that hold `offset` or anything behind it."""
+        """The segments that hold `offset` or anything behind it."""
         return self.bases[max(0, bisect_right(self.bases, offset - self.segment_bytes)) :]
 
     def read(self, offset: int, count: int) -> bytes:
-        """`count` bytes of one segment; fewer at its end, none where there is no segment."""
+        """`count` bytes of one segment; fewer at its end, none if there is no segment."""
         base = self.base_of(offset)
         file = self._files.get(base)
         if file is None:
@@ -105,10 +105,11 @@ class Segments:
         self._add(base, file)
 
     def adopt(self, base: int, head: bytes) -> bool:
-        """A spare as a new segment that begins with `head`; durable on return.
+        """Turn a spare into a new segment that begins with `head`; durable on return.
 
-        Returns false, with one spare less, when a backup has the same file: it is not written over.
-        Requires: there is a spare. Until its last step the file is a spare like any other.
+        Returns False, with one spare less, if a backup shares the file: such a file is not
+        overwritten. Requires: there is a spare. Until the last step the file is a spare like any
+        other.
         """
         number = self.spares[-1]
         file = self.disk.open(spare_path(self.directory, number))
@@ -130,7 +131,7 @@ class Segments:
         return True
 
     def add_spare(self, path: str) -> None:
-        """Let a file of this directory, which nobody knows yet, be a spare.
+        """Make a spare of a file in this directory that is not in use.
 
         Durable after the next sync of the directory, or when it becomes a segment.
         """
@@ -139,22 +140,22 @@ class Segments:
         self.spares.append(number)
 
     def give_up(self, base: int) -> None:
-        """Take a whole segment out of the log; its file is there until `put_away`."""
+        """Take a whole segment out of the log; its file stays until `put_away`."""
         self.bases.remove(base)
         self._given_up.append((base, self._files.pop(base)))
 
     def put_away(self, *, spares_max: int, lock: AbstractContextManager[object] = _NO_LOCK) -> None:
-        """Let the files go of what was given up, or keep them as spares while there are fewer than that.
+        """Remove the files of what was given up, or keep them as spares up to `spares_max`.
 
-        Durable on return. Takes as long as the disk likes, in any one thread; `lock` is held for the
-        moments in which a spare is added. A reader that is at such a file keeps it for its read.
+        Durable on return. Takes as long as the disk needs, in any single thread; `lock` is held
+        only while a spare is added. A reader inside such a file keeps it until its read ends.
         """
         if not self._given_up:
             return
         while self._given_up:
             base, file = self._given_up[0]
             path = segment_path(self.directory, base)
-            # One that was closed early by long frames is worth keeping too; it is grown again.
+            # A segment closed early because of long frames is worth keeping too; it is grown again.
             is_worth_it = file.length() * 2 >= self.segment_bytes
             with lock:
                 is_kept = is_worth_it and len(self.spares) < spares_max
@@ -166,11 +167,11 @@ class Segments:
         self.disk.sync_directory(self.directory)
 
     def is_recycled(self, base: int) -> bool:
-        """Whether this segment was a spare: old frames stand behind its last one."""
+        """Whether this segment was a spare: then old frames stand behind its last one."""
         return bool(self._flags_and_time(base) & _RECYCLED)
 
     def made_at_ms(self, base: int) -> int:
-        """When this segment was begun; 0 when there is none, or no whole head in it."""
+        """When this segment was begun; 0 if it does not exist or has no whole head."""
         return self._flags_and_time(base) & _TIME_MASK
 
     def _flags_and_time(self, base: int) -> int:
@@ -178,13 +179,13 @@ class Segments:
         return int(_HEAD_BODY.unpack(body)[2]) if len(body) == _HEAD_BODY.size else 0
 
     def remove(self, base: int) -> None:
-        """Take a segment away; durable after the next sync of the directory."""
+        """Remove a segment; durable after the next sync of the directory."""
         self.bases.remove(base)
         self._files.pop(base).close()
         self.disk.unlink(segment_path(self.directory, base))
 
     def close(self) -> None:
-        """Give all files back. Safe to call twice."""
+        """Close all files. Safe to call twice."""
         given_up = (file for _, file in self._given_up)
         for file in (*self._files.values(), *given_up):
             file.close()
@@ -206,7 +207,7 @@ def build_segment_head(
 
 
 def check_segment_head(frame: bytes, *, store_id: bytes, segment: str, base: int) -> None:
-    """Raise `CorruptionError` when a verified head belongs to another store or another place."""
+    """Raise `CorruptionError` if a verified head belongs to another store or another place."""
     body = frame[FRAME_HEADER_BYTES:]
     if len(body) != _HEAD_BODY.size:
         raise CorruptionError(

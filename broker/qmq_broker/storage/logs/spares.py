@@ -1,14 +1,16 @@
-"""A spare segment made ahead of need, so that the writer takes up a file that is there when one is full.
+"""Makes a spare segment ahead of need, so that a full segment is followed by a file that already
+exists.
 
-Retention leaves spares of segments that it gives up; a log that has not given up any has none, and there
-the disk would have to find new blocks just when a commit waits. When the active segment is half full and
-there is no spare, one is made: its room is taken at once, then it is filled with zeros bit by bit while
-little is written, because blocks that were written are several times faster than such as were only
-promised. It becomes a spare when it is full of them, or when it will be needed soon, whichever is first.
+Retention leaves spares of the segments it gives up. A log that has not given up any has none, and
+the disk would have to allocate new blocks just when a commit waits. So when the active segment is
+half full and there is no spare, one is made. Its space is allocated at once; then it is filled with
+zeros little by little while not much is written, because blocks that were written once are several
+times faster than blocks that were only promised. It becomes a spare when it is full, or when it
+will be needed soon, whichever comes first.
 
-Runs in a background thread. Until the last step, a rename, the file is nobody's: a crash leaves a draft
-that the next maker begins again, and a spare like any other behind it. Nothing that goes wrong here stops
-the broker.
+Runs in a background thread. Until the last step, a rename, the file belongs to nobody: a crash
+before it leaves a draft that the next maker starts over, a crash after it a normal spare. Nothing
+that goes wrong here stops the broker.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from qmq_broker.storage.files.disk import Disk, DiskFile
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 
 _log = logging.getLogger(__name__)
-#: One write of zeros; synced at once, so that no commit meets a heap of them.
+#: One write of zeros, synced at once so that no commit waits for a pile of them.
 STEP_BYTES: Final = 1024 * 1024
-#: A spare is begun when so much of the active segment is taken …
+#: A spare is begun when this share of the active segment is used …
 BEGUN_AT: Final = 1 / 2
-#: … and handed over as it is when no more than this is left.
+#: … and handed over as it is when no more than this share is left.
 NEEDED_AT: Final = 1 / 8
 
 
@@ -44,14 +46,14 @@ class SpareMaker:
         self._draft: DiskFile | None = None
         self._written = 0
         self._is_prepared = False
-        #: Why none are made until the next start; empty while they are.
+        #: Why no spares are made until the next start; empty while they are.
         self.fault = ""
 
     def step(self, *, is_busy: bool) -> bool:
-        """Begin, go on or finish; whether there is more to do at once.
+        """Begin, go on or finish; returns whether there is more to do right now.
 
-        Never raises for the disk: without room it does nothing, after a failure never more. Nothing is
-        filled with zeros while `is_busy`.
+        Never raises because of the disk: without room it does nothing; after a failure, nothing
+        ever again. While `is_busy`, nothing is filled with zeros.
         """
         if self.fault or not self._spares_max or self._log.poison is not None:
             return False
@@ -67,14 +69,14 @@ class SpareMaker:
         return False
 
     def close(self) -> None:
-        """Give the file back; what there is of it stays. Safe to call twice."""
+        """Close the draft, leaving it as it is. Safe to call twice."""
         if self._draft is not None:
             self._draft.close()
             self._draft = None
 
     def _step(self, is_busy: bool) -> bool:
         if not self._is_prepared:
-            self._remove_draft()  # of a life before: its place may be needed more than it
+            self._remove_draft()  # left by an earlier run: its space may be needed more
             self._is_prepared = True
         segment_bytes = self._log.segment_bytes
         left_bytes = segment_bytes - self._log.written_offset % segment_bytes
@@ -95,7 +97,7 @@ class SpareMaker:
         return True
 
     def _has_room(self, segment_bytes: int) -> bool:
-        """A spare is a comfort: with it there must be room for a segment more."""
+        """Whether there is room for the spare and one more segment: a spare is only a comfort."""
         return self._disk.free_bytes() >= self._reserve_bytes + 2 * segment_bytes
 
     def _begin(self, segment_bytes: int) -> None:

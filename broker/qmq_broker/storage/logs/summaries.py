@@ -1,9 +1,9 @@
 """Makes the summaries of sealed segments in the background, and gives them to readers.
 
-A segment is summarised when all of it is durable and no frame can come to it any more. `step` reads a
-bounded number of bytes of the first segment that has no summary, verifying every frame; so each byte of
-the log is read back once after it was written. What is damaged has no summary, and readers look into
-the segment as if nobody had tried. Nothing that goes wrong here stops the broker.
+A segment is summarized when all of it is durable and no more frames can be added. `step` reads a
+bounded number of bytes of the first segment without a summary and verifies every frame; so each
+byte of the log is read back once after it was written. A damaged segment gets no summary, and
+readers look into it as if nobody had tried. Nothing that goes wrong here stops the broker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qmq_broker.storage.logs.summary import (
 from qmq_client.wire.errors import ProtocolError
 
 _log = logging.getLogger(__name__)
-#: Summaries in memory: one of ten thousand subjects takes some megabytes.
+#: Summaries kept in memory: one of ten thousand subjects takes a few megabytes.
 CACHED_MAX: Final = 8
 
 
@@ -50,7 +50,7 @@ class Summaries:
         #: Segments that have a summary, or cannot have one.
         self._done: set[int] = set()
         self._work: _Work | None = None
-        #: Why none are made until the next start; empty while they are.
+        #: Why no summaries are made until the next start; empty while they are.
         self.fault = ""
 
     def find(self, base: int) -> SegmentSummary | None:
@@ -73,9 +73,11 @@ class Summaries:
         return found
 
     def step(self, bytes_max: int) -> bool:
-        """Go on with one segment for about so many bytes; whether there may be more to do.
+        """Go on with one segment for about this many bytes; returns whether there may be more to
+        do.
 
-        Never raises for the disk: without room it does nothing, after a failure never more.
+        Never raises because of the disk: without room it does nothing; after a failure, nothing
+        ever again.
         """
         if self.fault:
             return False
@@ -114,7 +116,7 @@ class Summaries:
         self._done.add(work.base)
 
     def _next_base(self) -> int | None:
-        """The first sealed segment that was not looked at; forgets those that went."""
+        """The first sealed segment that was not looked at; forgets those that were removed."""
         within, segment_bytes = self._bounds(), self._segments.segment_bytes
         gone = {base for base in self._done if base < within.first_offset}
         if gone or not self._done:
@@ -128,7 +130,7 @@ class Summaries:
         return None
 
     def _remove_below(self, offset: int) -> None:
-        """Remove what is about segments that went, with what a crash left of it half-written."""
+        """Remove summaries of segments that are gone, and drafts that a crash left."""
         for name in self._disk.names(layout.SUMMARIES):
             base = layout.parse_number(name.removesuffix(layout.DRAFT_SUFFIX))
             if base is not None and base < offset:
@@ -148,7 +150,7 @@ class _Work:
         self._frames: Iterator[ScannedFrame] = iter(self._scan)
 
     def read(self, bytes_max: int) -> bool:
-        """Read on for so many bytes; whether the segment's end was reached.
+        """Read on for this many bytes; returns whether the end of the segment was reached.
 
         Raises `ProtocolError` or `CorruptionError` where it is damaged.
         """

@@ -1,13 +1,14 @@
-"""What one sealed segment of the commit log holds: times, subjects, and some of its frames by time.
+"""The content of one sealed segment of the commit log: times, subjects, and some of its frames by
+time.
 
 ::
 
     summary/<20 digits>    MessagePack of SegmentSummary and a checksum line
 
-Readers pass over whole segments by it, and seek by time in one without halving it. Derived, by the
-background thread (`summaries.py`) when a segment is sealed, and once more when the file is missing or
-not whole. It names the head of the segment it was made from, so that one of another segment, put in
-the same place, is not believed.
+Readers use it to pass over whole segments, and to seek by time inside one without halving. Derived
+by the background thread (`summaries.py`) when a segment is sealed, and again if the file is missing
+or not whole. It identifies the head of the segment it was made from, so that the summary of another
+segment in the same place is not believed.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from qmq_broker.storage.logs.segments import Segments
 from qmq_client.wire.frame import FrameKind, MessageFrame, parse_message_frame
 from qmq_client.wire.frame_kind import MESSAGE_KINDS
 
-#: What has messages of the log; the sequences in delayed ones mean nothing.
+#: Kinds with messages of the log; sequences in delayed ones mean nothing.
 _MESSAGE_KINDS: Final = COMMIT_KINDS & MESSAGE_KINDS
-#: From one frame that is noted with its time to the next, at least.
+#: Frames noted with their time are at least this far apart.
 MARK_BYTES: Final = 4 * 1024 * 1024
-#: With more subjects in a segment only their number is kept: the file must stay small.
+#: In a segment with more subjects, only their number is kept: the file must stay small.
 SUBJECTS_MAX: Final = 100_000
-#: Both checksums of a segment's head, which stands for store, place, time and epoch.
+#: Both checksums of a segment's head, which cover store, place, time and epoch.
 _IDENTITY: Final = slice(16, 24)
 
 
@@ -41,12 +42,12 @@ class SubjectSpan(msgspec.Struct, frozen=True, array_like=True):
     """What a segment holds of one subject."""
 
     subject: str
-    #: Without those that are lost; with delayed ones.
+    #: Including delayed ones, without lost ones.
     messages: int
-    #: Half open, with those that are lost; both 0 when there are delayed ones only.
+    #: Half open, including lost ones; both 0 if there are only delayed ones.
     first_sequence: int
     next_sequence: int
-    #: Of the first and the last frame with messages of it.
+    #: The first and the last frame with messages of the subject.
     first_offset: int
     last_offset: int
 
@@ -62,28 +63,28 @@ class SegmentSummary(msgspec.Struct, frozen=True, array_like=True):
     """One sealed segment."""
 
     store_id: bytes
-    #: Where it begins, and where the next one does.
+    #: Where it begins, and where the next one begins.
     base: int
     next_offset: int
     #: Bytes 16 to 23 of the segment.
     identity: bytes
-    #: When its first and its last message were stored; 0 for none.
+    #: When its first and its last message were stored; 0 if there is none.
     first_stored_at_ms: int
     last_stored_at_ms: int
     frames: int
     messages: int
-    #: In order; the first message frame, and the first one behind each `MARK_BYTES`.
+    #: In order: the first message frame, and the first one after each `MARK_BYTES`.
     marks: tuple[TimeMark, ...]
     subject_count: int
     #: In the order of their names; None for more than `SUBJECTS_MAX`.
     subjects: tuple[SubjectSpan, ...] | None
 
     def span(self, subject: str) -> SubjectSpan | None:
-        """What there is of a subject; None when there is none. Requires: `subjects`."""
+        """What the segment holds of a subject; None if nothing. Requires: `subjects`."""
         return next((one for one in self.subjects or () if one.subject == subject), None)
 
 
-#: Gives the summary of the segment that begins at an offset, None where there is none.
+#: Gives the summary of the segment that begins at an offset, None if there is none.
 SummaryOf = Callable[[int], SegmentSummary | None]
 
 
@@ -93,7 +94,7 @@ def no_summary(base: int) -> SegmentSummary | None:
 
 
 class Summarizer:
-    """Makes the summary of one segment out of its frames, given in order."""
+    """Makes the summary of one segment from its frames, given in order."""
 
     def __init__(self, store_id: bytes, base: int, segment_bytes: int) -> None:
         self._store_id = store_id
@@ -117,7 +118,7 @@ class Summarizer:
             self.add_messages(parse_message_frame(frame.data, LOG_LIMITS, is_verified=True))
 
     def add_messages(self, frame: MessageFrame) -> None:
-        """The next message frame, as `add` does it."""
+        """Add the next message frame, as `add` does."""
         header = frame.header
         offset, stored_at_ms = header.physical_offset, header.stored_at_ms
         self._frames += 1
@@ -130,7 +131,7 @@ class Summarizer:
             self._note(run.subject, run.count, run.first_sequence, count, offset)
 
     def finish(self) -> SegmentSummary:
-        """All of it."""
+        """The finished summary."""
         spans = [self._spans[subject] for subject in sorted(self._spans)]
         first_stored_at_ms, last_stored_at_ms = self._times
         return SegmentSummary(
@@ -148,7 +149,7 @@ class Summarizer:
         )
 
     def _note(self, subject: str, messages: int, first: int, count: int, offset: int) -> None:
-        """So many messages, and `count` sequences from `first` on, in the frame at `offset`."""
+        """Count messages, and `count` sequences from `first` on, in the frame at `offset`."""
         known = self._spans.get(subject)
         next_ = first + count
         if known is None:
@@ -169,7 +170,7 @@ class Summarizer:
 def read_summary(
     disk: Disk, segments: Segments, base: int, store_id: bytes
 ) -> SegmentSummary | None:
-    """The summary of the segment that begins at `base`; None when there is none to be believed."""
+    """The summary of the segment that begins at `base`; None if there is none that can be believed."""
     data = read_file(disk, layout.summary_path(base))
     content = None if data is None else unseal(data)
     if content is None:
@@ -185,7 +186,7 @@ def read_summary(
 
 
 def write_summary(disk: Disk, summary: SegmentSummary) -> None:
-    """Put a summary into its file; durable on return."""
+    """Write a summary to its file; durable on return."""
     replace_file(disk, layout.summary_path(summary.base), msgspec.msgpack.encode(summary))
 
 
