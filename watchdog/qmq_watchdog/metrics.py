@@ -102,7 +102,7 @@ def _counters(jobs: list[SweepJob]) -> Iterator[Metric]:
     )
     undeleted = CounterMetricFamily(
         f"{_PREFIX}_undeleted",
-        "Rows that the database kept when they were to be deleted, at each attempt.",
+        "Rows that the database kept when they were to be deleted, each counted once.",
         labels=["database"],
     )
     for job in jobs:

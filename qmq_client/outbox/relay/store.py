@@ -66,7 +66,7 @@ class OutboxStore:
 
     @property
     def undeleted(self) -> int:
-        """Rows that the database kept when they were to be deleted, as often as that was tried here.
+        """Rows that the database kept when they were to be deleted here for the first time.
 
         Their messages are accepted; see `undeleted.py`.
         """

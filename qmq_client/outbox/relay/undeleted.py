@@ -44,7 +44,8 @@ class Undeleted:
         self._outbox = outbox
         self._now_ms = now_ms
         self._is_refused = is_refused
-        #: Rows that were marked until now; one that stays is counted at each attempt.
+        #: Rows that were marked until now. One that stays is counted once, however often and by
+        #: whichever process its deletion is tried again.
         self.count = 0
 
     def delete_what_can_be(
@@ -97,17 +98,20 @@ class Undeleted:
         update = sa.update(self._outbox).values(
             state=SENT, due_at_ms=self._now_ms + AGAIN_MS, token=None, last_error=text
         )
+        count = sa.select(sa.func.count()).select_from(self._outbox)
         conditions = [columns[name] == value for name, value in where.items()]
-        marked = sum(
-            connection.execute(update.where(column.in_(some), *conditions)).rowcount
-            for some in chunks(values)
-        )
-        self._tell(marked, text)
+        known = marked = 0
+        for some in chunks(values):
+            here = (column.in_(some), *conditions)
+            is_known = columns.last_error.startswith(UNDELETED)
+            known += connection.scalar(count.where(*here, is_known)) or 0
+            marked += connection.execute(update.where(*here)).rowcount
+        self._tell(max(0, marked - known), text)  # a known one may be gone by now
         return marked
 
-    def _tell(self, marked: int, text: str) -> None:
+    def _tell(self, new: int, text: str) -> None:
         """A line when their number doubles, however many there are."""
-        before, self.count = self.count, self.count + marked
+        before, self.count = self.count, self.count + new
         if self.count.bit_length() > before.bit_length():
             _log.error(
                 "%d rows of %s are %s. `qmq doctor` looks for the cause",

@@ -259,6 +259,9 @@ def test_O6_a_row_that_stays_keeps_no_other_from_being_purged(veto: Veto, vetoed
     (row,) = world.store.list_rows(RowFilter())
     assert row.message_id == ids[7]
     assert row.due_at_ms - row.created_at_ms > 3_000_000, "not looked at for an hour"
+    world.make_due()
+    assert world.store.purge_sent() == 1
+    assert world.store.undeleted == 1, "counted once, however often it is tried"
 
 
 def test_O2_O5_a_trigger_that_cannot_even_be_read_makes_nothing_be_sent_twice(
