@@ -21,7 +21,7 @@ from tests.crash.power_cut import cut_states
 from tests.crash.promises import check, check_messages, replayed
 from tests.crash.recording_disk import Image, RecordingDisk, images
 from tests.crash.scenarios import Scenario
-from tests.crash.world import BrokenPromiseError, History, Sent, World, make_frame
+from tests.crash.world import KEEPERS, BrokenPromiseError, History, Sent, Told, World, make_frame
 from tests.kit.clock import FakeClock
 
 SEED = int(os.environ.get("QMQ_CRASH_SEED", "1"))
@@ -171,6 +171,10 @@ def _crash_second_life(state: Image, known: History, rng: random.Random, census:
         world.send(_twin(world, one))
     for part in (0.44, 0.34, 0.73):
         world.send(world.frame(orders=round(part * known.options.segment_bytes)))
+    for told in list(known.told):
+        if told.keeper is not None:
+            world.keep(world.store.durable_offset, told.keeper.kept_actions_offset, name=told.name)
+            world.give_up()
     world.disk.unlock()
     for count, image in images(second.first_image, second.operations):
         if count > finished and rng.random() < 0.5:
@@ -188,7 +192,17 @@ def _keep_survivors(world: World, finished: int) -> list[Sent]:
     noted, rest = replayed(world.store)
     del known.actions[noted + len(rest) :]
     known.synced_actions.append((len(known.actions), finished))
+    known.told = _told_by(world.store, finished)
     return lost
+
+
+def _told_by(store: Store, finished: int) -> list[Told]:
+    """What the opening shows of keepers, as answered."""
+    found = {keeper.name: keeper for keeper in store.keepers.all}
+    return [
+        Told(name=name, keeper=found.get(name), submitted_at=0, acknowledged_at=finished)
+        for name in KEEPERS
+    ]
 
 
 def _twin(world: World, one: Sent) -> MessageFrame:
@@ -215,6 +229,11 @@ def _crash_one_recovery(state: Image, known: History, rng: random.Random, census
         else one
         for number, one in enumerate(known.sent)
     ]
-    history = replace(known, sent=sent, epochs=[*known.epochs, (store.epoch, finished)])
+    history = replace(
+        known,
+        sent=sent,
+        epochs=[*known.epochs, (store.epoch, finished)],
+        told=[*known.told, *_told_by(store, finished)],
+    )
     for count, image in images(second.first_image, second.operations):
         census.check_cuts(image, history.up_to(count), rng, count, scattered=2)

@@ -30,6 +30,7 @@ from tests.crash.scenarios import (
     failed_syncs,
     first_start,
     keepers,
+    keepers_by_force,
     kills,
     kills_among_recycled_segments,
     repeats,
@@ -232,6 +233,9 @@ MORE_BUGS: dict[str, Bug] = {
     ),
     "retention asks no keeper": Bug(
         writing.retention_asks_no_keeper, partial(crashed, lives=(keepers,))
+    ),
+    "segments go all at once": Bug(
+        writing.segments_go_all_at_once, partial(crashed, lives=(keepers_by_force,))
     ),
     "files go before the note": retaining(writing.files_go_before_the_note),
     "sequences are not noted": retaining(writing.sequences_are_not_noted),

@@ -199,6 +199,19 @@ def retention_asks_no_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Keepers, "needed", nobody)
 
 
+def segments_go_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their names are synced when the last of them is gone."""
+    put_away = Segments.put_away
+
+    def put_away_together(self: Segments, **options: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(self.disk, "sync_directory", lambda path: None)
+            put_away(self, **options)
+        self.disk.sync_directory(self.directory)
+
+    monkeypatch.setattr(Segments, "put_away", put_away_together)
+
+
 def sequences_are_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ConsumeQueues, "sequences_at", lambda self, offset: {})
 

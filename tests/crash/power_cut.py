@@ -42,6 +42,17 @@ class NamesOnly(Kept):
         return inode.durable
 
 
+class LastName(Kept):
+    """Of the names only the last change reached the disk: nothing says that the earlier ones came first."""
+
+    def __init__(self, names: int) -> None:
+        self._names_left = names
+
+    def keeps_name(self, path: str) -> bool:
+        self._names_left -= 1
+        return not self._names_left
+
+
 class ContentOnly(Lost):
     """Content reached the disk, names did not."""
 
@@ -136,6 +147,8 @@ def _fates(image: Image, moment: Moment, rng: random.Random, scattered: int) -> 
     if has_content or image.pending_names:
         yield from (Kept(), NamesOnly(), ContentOnly())
         yield from (Scattered(rng) for _ in range(scattered))
+    if len(image.pending_names) > 1:
+        yield LastName(len(image.pending_names))
     if has_content:
         yield from (Grown(rng, is_garbage=False), Grown(rng, is_garbage=True))
         yield from (Torn(count) for count in range(1, 4))

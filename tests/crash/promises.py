@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.keepers import Keeper
+from qmq_broker.storage.keepers import LogOffsets
 from qmq_broker.storage.logs.actions import Action
+from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_broker.storage.store import Store
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.message_id import MessageIds
 from tests.crash.recording_disk import Image, PassingDisk
 from tests.crash.world import (
-    KEEPER,
+    KEEPERS,
     BrokenPromiseError,
     History,
     Sent,
@@ -45,7 +48,8 @@ def _check_all(disk: Disk, known: History, *, goes_on: bool) -> None:
     _check_epoch(store, known)
     if store.first_offset > max((offset for offset, _ in known.given_up), default=0):
         raise BrokenPromiseError(f"B12: the log begins at {store.first_offset}: {known.given_up}")
-    _check_keeper(store, known.told)
+    for name in KEEPERS:
+        _check_keeper(store, name, known)
     survivors = check_messages(store, known.sent)
     _check_actions(store, known)
     if goes_on:
@@ -57,19 +61,28 @@ def _check_epoch(store: Store, known: History) -> None:
         raise BrokenPromiseError(f"C3: epoch {store.epoch} was used before: {known.epochs}")
 
 
-def _check_keeper(store: Store, told: Sequence[Told]) -> None:
-    """It is as far as it was answered last, or as it said since, and nothing went before it had it."""
-    answered = [number for number, one in enumerate(told) if one.acknowledged_at is not None]
-    possible = [one.offset for one in told[answered[-1] :]] if answered else [None, *_offsets(told)]
-    found = next((one.kept_offset for one in store.keepers.all if one.name == KEEPER), None)
+def _check_keeper(store: Store, name: str, known: History) -> None:
+    """It is what it was answered last, or told since, and nothing went before it had it, but by force."""
+    possible = possible_keepers(name, known.told)
+    found = next((one for one in store.keepers.all if one.name == name), None)
     if found not in possible:
-        raise BrokenPromiseError(f"B12: the keeper has {found}; it told {possible}")
-    if found is not None and store.first_offset > found:
-        raise BrokenPromiseError(f"B12: {store.first_offset} is given up, {found} is kept")
+        raise BrokenPromiseError(f"B12: the keeper is {found}; it told {possible}")
+    if found is None:
+        return
+    begins = LogOffsets(store.first_offset, store.actions.first_offset)
+    kept = (found.kept_offset, found.kept_actions_offset)
+    forced = [max((one[log] for one, _ in known.forced), default=0) for log in range(2)]
+    if any(first > max(bounds) for first, *bounds in zip(begins, kept, forced, strict=True)):
+        raise BrokenPromiseError(f"B12: {begins} are given up, {kept} kept, {forced} by force")
 
 
-def _offsets(told: Sequence[Told]) -> list[int | None]:
-    return [one.offset for one in told]
+def possible_keepers(name: str, told: Sequence[Told]) -> list[Keeper | None]:
+    """What this keeper may be: what was answered last, or what it told since."""
+    own = [one for one in told if one.name == name]
+    answered = [number for number, one in enumerate(own) if one.acknowledged_at is not None]
+    if answered:
+        return [one.keeper for one in own[answered[-1] :]]
+    return [None, *(one.keeper for one in own)]
 
 
 def check_messages(store: Store, sent: Sequence[Sent]) -> int:
@@ -138,6 +151,12 @@ def _check_actions(store: Store, known: History) -> None:
     if rest != written[noted:count] or count < synced:
         raise BrokenPromiseError(
             f"actions: {noted} noted, {len(rest)} replayed, {synced} synced, {len(written)} written"
+        )
+    begins, end = store.actions.first_offset, store.actions.log.written_offset
+    there = [one for _, some in store.actions.between(LogRange(begins, end)) for one in some]
+    if there != written[count - len(there) : count] or len(there) < len(rest):
+        raise BrokenPromiseError(
+            f"actions: {len(there)} are to be read from {begins} on, and {count} are there"
         )
 
 

@@ -10,11 +10,13 @@ from qmq_broker.options import StoreOptions
 from qmq_client.wire.frame import MessageFrame
 from tests.crash.recording_disk import UNLIMITED, RecordingDisk
 from tests.crash.scenarios import Scenario, after_kill, next_life
-from tests.crash.world import OPTIONS, RETAINING, History, World
+from tests.crash.world import KEEPERS, OPTIONS, RETAINING, History, World
 
 #: Segments so short that a few messages roll them, and few ids remembered, so that they may go.
 TINY = replace(RETAINING, segment_bytes=1024, dedupe_ids=4, queue_flush_bytes=700)
-PROFILES: tuple[StoreOptions, ...] = (OPTIONS, RETAINING, TINY)
+#: The same on a disk with a reserve: below it the action log waits for no keeper.
+RESERVED = replace(TINY, reserve_bytes=900)
+PROFILES: tuple[StoreOptions, ...] = (OPTIONS, RETAINING, TINY, RESERVED)
 
 
 def random_life(seed: int) -> Scenario:
@@ -78,6 +80,40 @@ def _give_up(world: World, rng: random.Random) -> World:
     return world
 
 
+def _keep(world: World, rng: random.Random) -> World:
+    """A keeper comes, or has got further; it may not say what it said before."""
+    world.sync()
+    name = rng.choice(KEEPERS)
+    known, actions = world.keeper(name), world.store.actions
+    first = (0, 0) if known is None else (known.kept_offset, known.kept_actions_offset)
+    nexts = (world.store.durable_offset, actions.log.durable_offset)
+    commit, kept_actions = map(rng.randint, first, nexts)
+    world.keep(commit, kept_actions, name=name)
+    return world
+
+
+def _end_keeper(world: World, rng: random.Random) -> World:
+    world.end_keeper(rng.choice(KEEPERS))
+    return world
+
+
+def _force(world: World, rng: random.Random) -> World:
+    """A life in which retention waits for nobody, and another one in which it does again."""
+    world = _end_life(world, rng, is_forced=True)
+    for _ in range(rng.randint(1, 3)):
+        world = rng.choice((_give_up, _note_groups, _keep))(world, rng)
+    return _end_life(world, rng)
+
+
+def _end_life(world: World, rng: random.Random, *, is_forced: bool = False) -> World:
+    if rng.random() < 0.5:
+        world.disk.unlock()
+        return after_kill(world, is_forced=is_forced)
+    world.sync()
+    world.store.close()
+    return next_life(world, world.disk, is_forced=is_forced)
+
+
 def _fill_the_disk(world: World, rng: random.Random) -> World:
     """No room for a while; what does not fit is refused as a whole."""
     world.sync()
@@ -87,6 +123,8 @@ def _fill_the_disk(world: World, rng: random.Random) -> World:
         try:
             world.send(_frame(world, rng))
             world.act()
+            world.note_groups()
+            _keep(world, rng)
         except NoRoomError:
             disk.capacity_bytes = UNLIMITED
     disk.capacity_bytes = UNLIMITED
@@ -113,6 +151,9 @@ _WEIGHTED = {
     _wait: 3,
     _give_up: 2,
     _fill_the_disk: 1,
+    _keep: 3,
+    _end_keeper: 1,
+    _force: 1,
     _stop: 1,
     _kill: 1,
 }

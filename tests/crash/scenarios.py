@@ -263,6 +263,24 @@ def keepers(disk: RecordingDisk) -> World:
     return world
 
 
+def keepers_by_force(disk: RecordingDisk) -> World:
+    """A keeper loses much of both logs in a life that asks nobody, and goes on in lives that wait for it."""
+    world = _retaining(disk)
+    world.keep(0)
+    for is_forced in (False, True, False):
+        disk.unlock()
+        world = after_kill(world, is_forced=is_forced)
+        for _ in range(4):
+            _send_and_wait(world, 700)
+            world.act(30)
+            world.note_groups()
+        assert (world.give_up() > 0) is is_forced
+        assert (world.store.actions.first_offset > 0) is (world.store.first_offset > 0)
+    world.keep(world.store.durable_offset, world.store.actions.log.durable_offset)
+    assert world.give_up() > 0
+    return world
+
+
 def a_full_disk(disk: RecordingDisk) -> World:
     """There is no room, then there is a little, then there is enough."""
     world = World(disk)
@@ -314,16 +332,17 @@ def _send_and_wait(world: World, length: int) -> None:
     world.store.step()
 
 
-def after_kill(world: World) -> World:
+def after_kill(world: World, *, is_forced: bool = False) -> World:
     """What was written is in the page cache: the next life takes it as accepted."""
-    world = next_life(world, world.disk)
+    world = next_life(world, world.disk, is_forced=is_forced)
     world.acknowledge()
     world.history.synced_actions.append((len(world.history.actions), len(world.disk.operations)))
     return world
 
 
-def next_life(world: World, disk: RecordingDisk) -> World:
-    return World(disk, history=world.history, ids=world.ids, clock=_later(world.clock))
+def next_life(world: World, disk: RecordingDisk, *, is_forced: bool = False) -> World:
+    clock = _later(world.clock)
+    return World(disk, history=world.history, ids=world.ids, clock=clock, is_forced=is_forced)
 
 
 def _later(clock: FakeClock) -> FakeClock:
@@ -351,6 +370,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     snapshots_and_kills,
     retention_by_age,
     keepers,
+    keepers_by_force,
     a_full_disk,
     failed_syncs,
     restarts_without_messages,

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from qmq_broker.errors import NoRoomError
 from qmq_broker.options import StoreOptions
+from qmq_broker.storage.files.keepers import Keeper
 from qmq_broker.storage.keepers import LogOffsets
 from qmq_broker.storage.logs.actions import Acked, Action
 from qmq_broker.storage.store import Placed, Store
@@ -37,8 +39,10 @@ OPTIONS = StoreOptions(
 RETAINING = replace(OPTIONS, dedupe_ids=6)
 
 
-#: The one that retention waits for in these lives.
-KEEPER = "archive"
+#: Those whom retention waits for in these lives.
+KEEPERS = ("archive", "mirror")
+#: A snapshot of these lives is shorter: with less room than this above the reserve, actions may go.
+SNAPSHOT_BYTES_MAX = 512
 
 
 class BrokenPromiseError(AssertionError):
@@ -64,11 +68,16 @@ class Sent:
 
 @dataclass(slots=True, kw_only=True)
 class Told:
-    """How far the one keeper said that it is, and whether it was answered; None that it is no more."""
+    """What a keeper is once it is answered, by its own account; None when it is no more."""
 
-    offset: int | None
+    name: str
+    keeper: Keeper | None
     submitted_at: int
     acknowledged_at: int | None = None
+
+    def is_answered(self, count: int) -> bool:
+        """Whether the keeper had been answered after `count` operations."""
+        return self.acknowledged_at is not None and self.acknowledged_at <= count
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,8 +94,12 @@ class History:
     epochs: list[tuple[int, int]] = field(default_factory=list)
     #: Below which offset segments were given up at most, with the operations before that.
     given_up: list[tuple[int, int]] = field(default_factory=list)
-    #: What the keeper told, in order.
+    #: What keepers told, in order.
     told: list[Told] = field(default_factory=list)
+    #: How far each log was given up at most without asking keepers, with the operations before that.
+    forced: list[tuple[LogOffsets, int]] = field(default_factory=list)
+    #: Where the newest snapshot of the groups ends.
+    snapshot_offset: int = 0
 
     def mark(self) -> tuple[int, ...]:
         """Equal for equal knowledge of one life."""
@@ -99,6 +112,7 @@ class History:
             len(self.given_up),
             len(self.told),
             sum(one.acknowledged_at is not None for one in self.told),
+            len(self.forced),
         )
 
     def up_to(self, count: int) -> History:
@@ -120,16 +134,11 @@ class History:
             synced_actions=[(n, 0) for n, at in self.synced_actions if at <= count],
             epochs=[(epoch, 0) for epoch, at in self.epochs if at <= count],
             told=[
-                Told(
-                    offset=one.offset,
-                    submitted_at=0,
-                    acknowledged_at=None
-                    if one.acknowledged_at is None or one.acknowledged_at > count
-                    else 0,
-                )
+                replace(one, submitted_at=0, acknowledged_at=0 if one.is_answered(count) else None)
                 for one in self.told
                 if one.submitted_at <= count
             ],
+            forced=[(offsets, 0) for offsets, at in self.forced if at <= count],
         )
 
 
@@ -144,13 +153,17 @@ class World:
         ids: MessageIds | None = None,
         options: StoreOptions = OPTIONS,
         clock: FakeClock | None = None,
+        is_forced: bool = False,
     ) -> None:
+        """Begin the life; a forced one asks no keeper what may go, from its opening on."""
         self.disk = disk
         self.history = History(options=options) if history is None else history
-        self.options = self.history.options
+        self.options = replace(self.history.options, force_retention=is_forced)
         self.ids = MessageIds(7) if ids is None else ids
         self.clock = FakeClock() if clock is None else clock
-        self.store = Store.open(disk, self.clock, self.history.options)
+        if is_forced:
+            self._note_forced(actions=self.history.snapshot_offset)
+        self.store = Store.open(disk, self.clock, self.options)
         self.history.epochs.append((self.store.epoch, self._now))
 
     @property
@@ -201,21 +214,49 @@ class World:
         """Let go of everything old; returns how many bytes that was."""
         offset = self.store.written_offset
         self.history.given_up.append((offset, self._now))
+        if self.options.force_retention:
+            self._note_forced(commit=offset)
         return self.store.give_up_below(offset)
 
-    def keep(self, offset: int) -> None:
-        """The keeper has everything below."""
-        told = Told(offset=offset, submitted_at=self._now)
+    def keeper(self, name: str) -> Keeper | None:
+        """What this keeper is, by its own account."""
+        return next((one.keeper for one in reversed(self.history.told) if one.name == name), None)
+
+    def keep(self, commit: int, actions: int = 0, *, name: str = KEEPERS[0]) -> None:
+        """A keeper has everything below, or skipped what it did not find any more."""
+        begins = LogOffsets(self.store.retention.coming_offset, self.store.actions.first_offset)
+        at_ms, known = self.clock.now_ms(), self.keeper(name)
+        if known is None:
+            keeper = Keeper(name, max(commit, begins.commit), max(actions, begins.actions), at_ms)
+        else:
+            lost = known.lost_bytes + _skipped(known.kept_offset, commit, begins.commit)
+            lost_actions = known.lost_actions_bytes
+            lost_actions += _skipped(known.kept_actions_offset, actions, begins.actions)
+            keeper = Keeper(name, commit, actions, at_ms, lost, lost_actions)
+        told = Told(name=name, keeper=keeper, submitted_at=self._now)
         self.history.told.append(told)
-        self.store.keep(KEEPER, LogOffsets(offset, 0), self.clock.now_ms())
+        try:
+            answer = self.store.keep(name, LogOffsets(commit, actions), at_ms)
+        except NoRoomError:
+            self.history.told.remove(told)
+            raise
+        if answer != keeper:
+            raise BrokenPromiseError(f"B12: {answer} was answered; it is {keeper}")
         told.acknowledged_at = self._now
 
-    def end_keeper(self) -> None:
-        """Nobody is waited for any more."""
-        told = Told(offset=None, submitted_at=self._now)
+    def end_keeper(self, name: str = KEEPERS[0]) -> None:
+        """This one is not waited for any more."""
+        told = Told(name=name, keeper=None, submitted_at=self._now)
         self.history.told.append(told)
-        self.store.end_keeper(KEEPER)
+        try:
+            self.store.end_keeper(name)
+        except NoRoomError:
+            self.history.told.remove(told)
+            raise
         told.acknowledged_at = self._now
+
+    def _note_forced(self, *, commit: int = 0, actions: int = 0) -> None:
+        self.history.forced.append((LogOffsets(commit, actions), self._now))
 
     def expire(self) -> None:
         """Let go of what is older than the options say; a younger message may not go."""
@@ -245,12 +286,21 @@ class World:
         """Write a snapshot; here the groups are simply the number of actions."""
         offset = self.store.actions.log.written_offset
         count = len(self.history.actions)
+        has_room = self.disk.free_bytes() - SNAPSHOT_BYTES_MAX >= self.options.reserve_bytes
+        if self.options.force_retention or not has_room:
+            self._note_forced(actions=offset)
+        self.history.snapshot_offset = offset
         self.store.actions.write_snapshot(offset, str(count).encode())
         self.history.synced_actions.append((count, self._now))
 
     def visible(self) -> dict[str, int]:
         """Visible messages of each subject."""
         return visible(self.store)
+
+
+def _skipped(kept: int, told: int, begins: int) -> int:
+    """What a keeper did not find any more, once it is past where the log begins."""
+    return max(0, begins - kept) if told >= begins else 0
 
 
 def make_frame(ids: MessageIds, bodies: dict[str, int | Sequence[int]]) -> MessageFrame:

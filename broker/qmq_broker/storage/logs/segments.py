@@ -147,11 +147,11 @@ class Segments:
     def put_away(self, *, spares_max: int, lock: AbstractContextManager[object] = _NO_LOCK) -> None:
         """Remove the files of what was given up, or keep them as spares up to `spares_max`.
 
-        Durable on return. Takes as long as the disk needs, in any single thread; `lock` is held
-        only while a spare is added. A reader inside such a file keeps it until its read ends.
+        Oldest first, and each durably before the next: the action log has no other note of where it begins,
+        so a power cut must leave it without a hole. Takes as long as the disk needs, in any single
+        thread; `lock` is held only while a spare is added. A reader inside such a file keeps it
+        until its read ends.
         """
-        if not self._given_up:
-            return
         while self._given_up:
             base, file = self._given_up[0]
             path = segment_path(self.directory, base)
@@ -164,7 +164,7 @@ class Segments:
             if not is_kept:
                 self.disk.unlink(path)
             self._given_up.popleft()
-        self.disk.sync_directory(self.directory)
+            self.disk.sync_directory(self.directory)
 
     def is_recycled(self, base: int) -> bool:
         """Whether this segment was a spare: then old frames stand behind its last one."""
