@@ -189,9 +189,7 @@ class Keepers:
 
 
 def lost_bytes(keeper: Keeper, first: LogOffsets) -> LogOffsets:
-    """Bytes of each log that were given up before this keeper had them; `first` is where the logs
-    begin.
-    """
+    """Bytes of each log given up before this keeper had them; the logs begin at `first`."""
     return LogOffsets(
         keeper.lost_bytes + max(0, first.commit - keeper.kept_offset),
         keeper.lost_actions_bytes + max(0, first.actions - keeper.kept_actions_offset),

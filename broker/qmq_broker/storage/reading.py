@@ -132,9 +132,7 @@ class RecordReader:
         yield near
 
     def _read_limit(self, first: int) -> int:
-        """Where a read that begins at `first` must stop: at the end of its segment or at the limit
-        of one read.
-        """
+        """Where a read that begins at `first` must stop: at its segment's end, or its bound."""
         return min(self._log.base_of(first) + self._log.segment_bytes, first + READ_BYTES_MAX)
 
     def _corruption(self, subject: str, entry: Place) -> CorruptionError:

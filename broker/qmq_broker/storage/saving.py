@@ -110,9 +110,7 @@ class Saver:
         return True
 
     def make_way(self, offset: int) -> None:
-        """Save everything below `offset` soon, however little it is, so that the commit log can
-        begin there.
-        """
+        """Save everything below `offset` soon, so that the commit log can begin there."""
         self._wanted_offset = self._parts.copier.wanted_offset = offset
 
     def stop_clean(self, disk: Disk) -> None:

@@ -1,3 +1,1 @@
-"""The dedupe window: the message ids by which repeats are recognized, and how it survives a
-restart.
-"""
+"""The dedupe window: message ids that tell repeats, and how they survive a restart."""

@@ -146,9 +146,7 @@ class RepeatFinder:
         return [found for run in runs for found in self._new_ids.find(run)]
 
     def _readable(self, place: int) -> StoredFrame | None:
-        """A frame to compare with; None if it is damaged: then what its sender still has is stored
-        again.
-        """
+        """A frame to compare with; None if it is damaged: then its messages are stored again."""
         try:
             return self._read_frame(place)
         except CorruptionError as error:
@@ -211,9 +209,7 @@ def is_same_message(record: bytes, other: bytes) -> bool:
 
 
 def _times(record: bytes) -> tuple[list[int], bytes]:
-    """The times at which it was made, is due and expires, where it has them, and the bytes around
-    them.
-    """
+    """The times when it was made, is due and expires, if given, and the bytes around them."""
     key_bytes, tags_bytes, headers_bytes = _LENGTHS.unpack_from(record, FLAGS_POSITION + 1)
     flags, parts, times = record[FLAGS_POSITION], [], [_TIME.unpack_from(record, _BORN_POSITION)[0]]
     position = RECORD_FIXED_BYTES

@@ -99,7 +99,7 @@ def _id_runs(data: bytes, lengths: Sequence[int], first_position: int) -> list[I
     run = _dense_run(b"".join(ids), 0, MESSAGE_ID_BYTES, count)
     if run is not None:
         return [run]
-    # with several subjects, the ids of one producer are not in the order of the records
+    # With several subjects, the ids of one producer are not in the order of the records.
     ids.sort()
     run = _dense_run(b"".join(ids), 0, MESSAGE_ID_BYTES, count)
     return [run] if run is not None else _joined([int.from_bytes(each) for each in ids])

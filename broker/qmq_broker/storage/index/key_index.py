@@ -210,9 +210,7 @@ class KeyIndex:
         return done
 
     def _kept(self, within: LogRange) -> LogRange:
-        """The range to cover, without what was in files that were removed because there were too
-        many.
-        """
+        """The range to cover: not what was in files removed because there were too many."""
         files = self.files()
         if len(files) < self._files_max:
             return within
@@ -362,7 +360,7 @@ class KeyIndex:
             table = msgspec.msgpack.decode(content, type=IndexTable)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return []
-        # a copy may have replaced frames that the table covers: those do not count
+        # A restored copy may lack frames that the table covers: then the table does not count.
         end = self._bounds().next_offset
         if table.store_id != self._store_id or not _is_in_order(table.files, end):
             return []

@@ -141,7 +141,7 @@ class FrameScan:
             raise ProtocolError(
                 f"frame of kind {header.kind.name}, {header.frame_bytes} bytes, does not belong here"
             )
-        # the stamp is whole, so its length is believed even if the body is not
+        # The stamp is whole, so its length is believed even if the body is not.
         self.search_offset = next_offset
         is_first = offset == base
         frame = self._whole(offset, header, is_first, room_offset)

@@ -198,9 +198,7 @@ class SegmentedLog:
         self._segments.close()
 
     def _offsets_ahead(self, sizes: Sequence[int]) -> list[int] | None:
-        """Where frames of these lengths go if space for all of them is already allocated, as it
-        mostly is.
-        """
+        """Where frames of these lengths go if there is space for all of them, as mostly."""
         *offsets, after = accumulate(sizes, initial=self.written_offset)
         position = self.written_offset % self._segments.segment_bytes
         room_bytes = self._allocated.get(self.written_offset - position, 0) - position

@@ -1,1 +1,1 @@
-"""Consume queues: where the messages of a subject stand in the commit log."""
+"""Consume queues: where the messages of a subject are in the commit log."""

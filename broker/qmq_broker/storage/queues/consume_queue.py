@@ -7,9 +7,9 @@
     8      4     length of the record
     12     8     tag hash, 0 for no tags
 
-The entry with sequence n stands at byte 20 n of the queue; a file holds 300,000 of them by default
-and is named by the queue offset of its first (RocketMQ's shape). Derived: everything here is made
-again from the commit log when it is missing or wrong, see `consume_queues.py`.
+The entry with sequence n is at byte 20 n of the queue. A file holds 300,000 entries by default and
+is named by the queue offset of its first (RocketMQ's layout). Derived: everything here is rebuilt
+from the commit log if it is missing or wrong, see `consume_queues.py`.
 
 Only entries of durable records are visible. New entries stay in memory until they are flushed.
 """
@@ -27,19 +27,19 @@ assert _ENTRY.size == ENTRY_BYTES
 
 
 class Entry(NamedTuple):
-    """Where one message is."""
+    """Where one message is in the commit log."""
 
     physical_offset: int
     record_bytes: int
     tag_hash: int
 
 
-#: The same without names, for those who look at hundreds: an `Entry` is one too.
+#: The same without names, for code that looks at hundreds; an `Entry` is one too.
 Place = tuple[int, int, int]
 
 
 class ConsumeQueue:
-    """One subject's queue. Written by the writer thread, read by any.
+    """The queue of one subject. Written by the writer thread, read by any.
 
     Invariant: `first_sequence` ≤ `next_sequence` ≤ `staged_sequence`, none ever goes back.
     """
@@ -67,20 +67,20 @@ class ConsumeQueue:
     ) -> None:
         """Requires: `first_sequence` is not beyond `flushed_sequence`."""
         self.subject = subject
-        #: The first that is still there.
+        #: The first one still there.
         self.first_sequence = first_sequence
         #: Behind the last visible entry.
         self.next_sequence = flushed_sequence
-        #: Behind the last entry that was added: the next message of the subject gets this one.
+        #: Behind the last entry added: the next message of the subject gets this sequence.
         self.staged_sequence = flushed_sequence
         #: Behind the last entry that is in the files.
         self.flushed_sequence = flushed_sequence
         #: Behind the last entry that a start knows without reading frames.
         self.journaled_sequence = flushed_sequence
-        #: Checksum of the flushed entries of each file.
+        #: Checksum of each file's flushed entries.
         self.crcs = list(crcs)
         self._files = files
-        #: Sequence of the first entry in memory, and the entries; replaced together.
+        #: Sequence of the first entry in memory, and the entries; always replaced together.
         self._tail = (flushed_sequence, bytearray())
 
     def stage(self, entries: bytes | bytearray) -> None:
@@ -89,20 +89,20 @@ class ConsumeQueue:
         self.staged_sequence += len(entries) // ENTRY_BYTES
 
     def publish(self) -> None:
-        """Let everything added be seen. Requires: its records are durable."""
+        """Make everything added visible. Requires: its records are durable."""
         self.next_sequence = self.staged_sequence
 
     def entries(self, first_sequence: int, count: int) -> list[Entry]:
         """Up to `count` visible entries from `first_sequence` on; fewer at the end.
 
-        Raises `CorruptionError` when a file of the queue was damaged while the broker runs; the
-        next start makes it again.
+        Raises `CorruptionError` if a file of the queue was damaged while the broker runs; the next
+        start rebuilds it.
         """
-        # As `Entry._make` does it, without a call of Python for each of them.
+        # What `Entry._make` does, without a Python call for each entry.
         return list(map(tuple.__new__, repeat(Entry), self.places(first_sequence, count)))
 
     def places(self, first_sequence: int, count: int) -> list[Place]:
-        """The same entries without names, at a third of the price."""
+        """The same entries without names, at a third of the cost."""
         first = max(first_sequence, self.first_sequence)
         next_sequence = min(first_sequence + count, self.next_sequence)
         if first >= next_sequence:
@@ -110,7 +110,7 @@ class ConsumeQueue:
         return list(_ENTRY.iter_unpack(self._packed(first, next_sequence)))
 
     def sequence_at(self, offset: int) -> int:
-        """The first sequence whose record stands at `offset` of the commit log or behind it."""
+        """The first sequence whose record is at or behind `offset` of the commit log."""
         first, after = self.first_sequence, self.next_sequence
         while first < after:
             middle = (first + after) // 2
@@ -121,19 +121,20 @@ class ConsumeQueue:
         return first
 
     def unflushed(self, next_sequence: int) -> tuple[int, bytes]:
-        """The first sequence that is not in the files, and the packed entries up to the given one.
+        """The first sequence that is not in the files, and the packed entries up to
+        `next_sequence`.
 
         Requires: `next_sequence` is not beyond what is visible.
         """
         return self.flushed_sequence, self._packed(self.flushed_sequence, next_sequence)
 
     def unjournaled(self) -> tuple[int, bytes]:
-        """The first visible sequence that a start does not know, and the packed entries from it on."""
+        """The first visible sequence a start does not know, and the packed entries from it on."""
         first = max(self.journaled_sequence, self.first_sequence)
         return first, self._packed(first, self.next_sequence)
 
     def set_flushed(self, next_sequence: int, *, hot_entries: int) -> None:
-        """Entries below `next_sequence` are in the files; all but the newest of them leave the memory."""
+        """Note that entries below `next_sequence` are in the files; few of them stay in memory."""
         self.flushed_sequence = next_sequence
         first, tail = self._tail
         surplus = next_sequence - hot_entries - first

@@ -1,15 +1,15 @@
-"""All consume queues of a store, and how far they are in their files.
+"""All consume queues of a store, and how much of them is in their files.
 
 ::
 
     state/queues           the table (queue_table.py), and the one before it
     entries/<20 digits>    the journal of what is not in the files (files/journal.py, entry_chunk.py)
 
-Up to `indexed_offset` of the commit log the queues are in their files, with the checksums that the
-table says; from there on to `known_offset` their entries are in the journal, and from there on they are
-made from the log at each start. When a file is not as the table says, the start goes back to the table
-before; when that does not fit either, all queues are made again from the log's beginning: derived files
-may be deleted at any time.
+Up to `indexed_offset` of the commit log, entries are in the files, with the checksums in the table.
+From there to `known_offset` they are in the journal, and beyond that each start makes them from the
+log. If a file does not match the table, the start goes back to the previous table; if that does not
+match either, all queues are rebuilt from the beginning of the log. Derived files may be deleted at
+any time.
 """
 
 from __future__ import annotations
@@ -38,22 +38,23 @@ from qmq_broker.storage.queues.queue_table import (
     write_queue_table,
 )
 
-#: Entries in memory that are not in the files; beyond, a flush begins, and a start brings them there.
+#: Entries in memory that are not in the files. Beyond this a flush begins, and a start writes them
+#: there.
 UNFLUSHED_BYTES_MAX: Final = 64 * 1024 * 1024
-#: Flushed entries that stay in memory, because the newest are read most: so many of each queue at most,
-#: and less of each when there are thousands.
+#: Flushed entries of each queue that stay in memory at most, because the newest are read most; with
+#: thousands of queues each keeps less.
 HOT_ENTRIES: Final = 1024
 HOT_BYTES_MAX: Final = 32 * 1024 * 1024
-#: When more queues than these have something for their files, no file is synced: thousands of syncs would
-#: take minutes from the commits. What a power cut takes of them is made again.
+#: With more queues than this to flush, no file is synced: thousands of syncs would hold up commits
+#: for minutes. What a power cut takes of them is rebuilt.
 SYNCED_QUEUES_MAX: Final = 256
-#: Queues flushed between two commits; together some milliseconds, with a sync for each and without.
+#: Queues flushed between two commits, with a sync each and without; together a few milliseconds.
 SYNCED_PER_STEP: Final = 8
 UNSYNCED_PER_STEP: Final = 64
 
 
 class _Flush(NamedTuple):
-    """A flush under way: what the table will say, and the queues that are left with their ends."""
+    """A flush under way: what the table will say, and the queues still to do with their ends."""
 
     indexed_offset: int
     queues: list[tuple[ConsumeQueue, int]]
@@ -79,15 +80,16 @@ class ConsumeQueues:
         self._unjournaled: dict[str, ConsumeQueue] = {}
         self._flush: _Flush | None = None
         self._first_sequences: dict[str, int] = {}
-        #: Entries were brought to the files that the table does not tell of.
+        #: Whether files hold entries that the table does not know of.
         self._is_flushed_ahead = False
         #: Commit log offset below which all entries are in the files.
         self.indexed_offset = 0
-        #: The same by the oldest table that is kept: below it the journal is not needed.
+        #: The same by the oldest table kept: below it the journal is not needed.
         self._kept_offset = 0
         #: Packed bytes that are not in the files.
         self.unflushed_bytes = 0
-        #: By the journal: below it, of the commit log, all delayed messages are in their own files.
+        #: According to the journal, all delayed messages in the commit log below this are in their
+        #: own files.
         self.copied_offset = 0
 
     @property
@@ -96,10 +98,10 @@ class ConsumeQueues:
         return max(self.indexed_offset, self._journal.next_offset)
 
     def load(self, log_next_offset: int, retained: Retained) -> bool:
-        """Take over what files and journal hold; returns whether anything could be taken.
+        """Load files and journal; returns whether anything could be used.
 
-        Changes no file. `log_next_offset` is where the commit log ends; a table of what was synced
-        behind it says that accepted messages are missing: `CorruptionError`.
+        Changes no file. `log_next_offset` is where the commit log ends. A table of entries that
+        were synced behind it means that accepted messages are missing: `CorruptionError`.
         """
         self._first_sequences = retained.first_sequences
         tables = list(read_queue_tables(self._disk, self._store_id))
@@ -108,14 +110,14 @@ class ConsumeQueues:
             self._start_over(retained)
         offsets = [table.indexed_offset for table in tables]
         self._kept_offset = min([self.indexed_offset, *offsets])
-        # From the table before on, so that what that one needs is kept; unless some of it is missing.
+        # From the previous table on, to keep what that one needs, unless some of it is missing.
         for first_offset in sorted({self._kept_offset, self.indexed_offset}):
             self._kept_offset = first_offset
             self._journal.disbelieve(first_offset)
             if self._load_journal(first_offset, log_next_offset):
                 break
         if self.known_offset < retained.first_offset:
-            # Of the table before, without the journal since: the log has not what is missing.
+            # From the previous table, without the journal since: the log lacks what is missing.
             self._start_over(retained)
             self._kept_offset = self.indexed_offset
             self._journal.disbelieve(self.indexed_offset)
@@ -123,7 +125,7 @@ class ConsumeQueues:
         return has_files or self.known_offset > self.indexed_offset
 
     def _load_journal(self, first_offset: int, log_next_offset: int) -> bool:
-        """Go on from the files with the journal, as far as it fits; whether it goes on from them."""
+        """Continue from the files with the journal, as far as it fits; returns whether it does."""
         known_offset = self.indexed_offset
         for chunk in self._journal.read(first_offset, log_next_offset):
             found = decode_entry_chunk(chunk.content)
@@ -152,9 +154,11 @@ class ConsumeQueues:
         self._unjournaled.clear()
 
     def start_journal(self, *, next_offset: int) -> None:
-        """Make the journal ready to go on. Requires: the commit log ends there, durably.
+        """Get the journal ready to append.
 
-        When more was made from the log than a journal should hold, it is brought to the files.
+        Requires: the commit log ends durably at `next_offset`.
+
+        If more was made from the log than a journal should hold, it is written to the files.
         """
         self._journal.start()
         if self._is_flushed_ahead:
@@ -164,10 +168,10 @@ class ConsumeQueues:
             self._is_flushed_ahead = False
 
     def write_journal(self, durable_offset: int, copied_offset: int) -> None:
-        """Let a start know all visible entries; durable on return.
+        """Put all visible entries into the journal; durable on return.
 
-        Requires: all frames below `durable_offset` were staged and published, and none behind.
-        `copied_offset` is what the next start shall find. Raises `NoRoomError` with nothing lost.
+        Requires: exactly the frames below `durable_offset` were staged and published. The next
+        start finds `copied_offset` there. Raises `NoRoomError` with nothing lost.
         """
         if durable_offset <= self.known_offset:
             return
@@ -178,7 +182,7 @@ class ConsumeQueues:
         self._set_journaled()
 
     def _start_over(self, retained: Retained) -> None:
-        """Stand where the log begins: everything is made again from there."""
+        """Go back to the beginning of the log: everything is rebuilt from there."""
         self._queues = {subject: self._new_queue(subject) for subject in retained.first_sequences}
         for waiting in (self._staged, self._unflushed, self._unjournaled):
             waiting.clear()
@@ -214,9 +218,11 @@ class ConsumeQueues:
         return True
 
     def sequences_at(self, offset: int) -> dict[str, int]:
-        """Of each queue, the first sequence whose record stands at `offset` or behind it, in any thread.
+        """For each queue, the first sequence whose record is at or behind `offset`.
 
-        Only of those that have lost any below it. Requires: the log is durable up to there.
+        For any thread.
+
+        Only queues that lose entries below it. Requires: the log is durable up to there.
         """
         found = {
             subject: queue.sequence_at(offset)
@@ -226,14 +232,14 @@ class ConsumeQueues:
         return {subject: sequence for subject, sequence in found.items() if sequence}
 
     def give_up_below(self, first_sequences: dict[str, int]) -> None:
-        """Show no entry below these sequences any more."""
+        """Hide all entries below these sequences from now on."""
         self._first_sequences = first_sequences
         for subject, first_sequence in first_sequences.items():
             queue = self._queues[subject]
             queue.first_sequence = max(queue.first_sequence, first_sequence)
 
     def remove_given_up(self) -> None:
-        """Remove the files that hold nothing but entries which were given up."""
+        """Remove the files that hold only entries which were given up."""
         for subject, first_sequence in self._first_sequences.items():
             self._files.remove_below(subject, first_sequence)
 
@@ -253,12 +259,12 @@ class ConsumeQueues:
         )
 
     def visible(self, subject: str) -> ConsumeQueue | None:
-        """A subject's queue; None while it has no visible message."""
+        """The queue of a subject; None until it has a visible message."""
         queue = self._queues.get(subject)
         return queue if queue is not None and queue.next_sequence else None
 
     def staged_sequence(self, subject: str) -> int:
-        """The sequence that the subject's next message gets."""
+        """The sequence that the next message of the subject gets."""
         queue = self._queues.get(subject)
         if queue is None:
             return self._first_sequences.get(subject, 0)
@@ -269,8 +275,8 @@ class ConsumeQueues:
     ) -> None:
         """Add the entries of one run of the frame at `offset`.
 
-        Raises `CorruptionError` when the run does not begin where the queue ends: sequences are
-        dense by construction, so the log itself would be wrong.
+        Raises `CorruptionError` if the run does not begin where the queue ends: sequences are dense
+        by construction, so the log itself would be wrong.
         """
         queue = self._queues.get(subject)
         if queue is None:
@@ -287,7 +293,7 @@ class ConsumeQueues:
         self.unflushed_bytes += len(entries)
 
     def publish(self) -> None:
-        """Let everything staged be seen. Requires: the commit log was synced."""
+        """Make everything staged visible. Requires: the commit log was synced."""
         for queue in self._staged.values():
             queue.publish()
         self._unflushed.update(self._staged)
@@ -296,7 +302,7 @@ class ConsumeQueues:
 
     @property
     def unflushed_count(self) -> int:
-        """Queues with entries that are not in their files."""
+        """How many queues have entries that are not in their files."""
         return len(self._unflushed) + (len(self._flush.queues) if self._flush else 0)
 
     @property
@@ -305,7 +311,7 @@ class ConsumeQueues:
         return self._flush is not None
 
     def begin_flush(self, indexed_offset: int) -> None:
-        """Plan to bring all entries that are visible now into the files.
+        """Plan to write all entries visible now to the files.
 
         Requires: nothing is staged, and all frames below `indexed_offset` were.
         """
@@ -318,7 +324,7 @@ class ConsumeQueues:
         """Go on with the flush, for some queues; returns whether it is finished.
 
         In portions, so that thousands of subjects do not hold up a commit. At the end the table is
-        synced, and the one before it and the journal since then are kept.
+        synced; the previous one and the journal since then are kept.
         """
         flush = self._flush
         if flush is None:
@@ -343,7 +349,7 @@ class ConsumeQueues:
         return True
 
     def give_up_flush(self) -> None:
-        """Leave the rest of a flush for the next one; the entries stay in memory."""
+        """Leave the rest of a flush to the next one; the entries stay in memory."""
         if self._flush is not None:
             self._unflushed = {queue.subject: queue for queue, _ in self._flush.queues} | (
                 self._unflushed
@@ -351,14 +357,14 @@ class ConsumeQueues:
             self._flush = None
 
     def flush(self, indexed_offset: int) -> None:
-        """Bring all visible entries into the files, at once."""
+        """Write all visible entries to the files at once, and note it in the table."""
         self.give_up_flush()
         self.begin_flush(indexed_offset)
         while not self.flush_some():
             pass
 
     def flush_entries(self) -> None:
-        """Bring all visible entries into the files without saying so in the table."""
+        """Write all visible entries to the files without noting it in the table."""
         self._is_flushed_ahead = True
         is_synced = len(self._unflushed) <= SYNCED_QUEUES_MAX
         while self._unflushed:
@@ -375,7 +381,7 @@ class ConsumeQueues:
         self.unflushed_bytes -= len(entries)
 
     def close(self) -> None:
-        """Give all files back. Safe to call twice."""
+        """Close all files. Safe to call twice."""
         self._journal.close()
         self._files.close()
 

@@ -1,12 +1,13 @@
-"""What a chunk of the journal of entries holds: entries that are not in their consume queues yet.
+"""The content of a chunk in the journal of entries: entries that are not in their consume queues
+yet.
 
 ::
 
     content of a chunk (files/journal.py)    MessagePack of EntryChunk
 
-One chunk, with one sync, takes what was added to all queues since the last checkpoint; the queues' own
-files, one for each subject, follow in much larger portions. So ten thousand subjects cost one sync each
-in a gigabyte of log, and a start does not read that gigabyte.
+One chunk, with one sync, takes what was added to all queues since the last checkpoint. The files of
+the queues, one set per subject, follow in much larger portions. So ten thousand subjects cost one
+sync each per gigabyte of log, and a start does not read that gigabyte.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 
 
 class EntryRun(msgspec.Struct, frozen=True, array_like=True):
-    """Entries that follow each other in one queue."""
+    """Consecutive entries of one queue."""
 
     subject: str
     #: Consume queue sequence of the first.
@@ -27,9 +28,9 @@ class EntryRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EntryChunk(msgspec.Struct, frozen=True, array_like=True):
-    """What came to all queues out of one part of the log."""
+    """What one part of the log added to all queues."""
 
-    #: Below it, of the commit log, all that concerns delayed messages was in the schedule's files.
+    #: In the commit log below this, everything about delayed messages was in the schedule's files.
     copied_offset: int
     runs: Sequence[EntryRun]
 
@@ -40,7 +41,7 @@ def encode_entry_chunk(chunk: EntryChunk) -> bytes:
 
 
 def decode_entry_chunk(content: bytes) -> EntryChunk | None:
-    """What a chunk says; None when that is nothing."""
+    """The entries of a chunk; None if the content is not valid."""
     try:
         return msgspec.msgpack.decode(content, type=EntryChunk)
     except (msgspec.MsgspecError, UnicodeDecodeError):

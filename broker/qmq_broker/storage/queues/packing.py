@@ -1,9 +1,9 @@
-"""Consume queue entries made from a frame, all at once.
+"""Consume queue entries made from a frame, all in one step.
 
-Lengths and tag hashes stand in the frame as columns of the same bytes, and of the physical offset only
-the lower half changes within a frame. So entries are copies of the first one, into which the columns
-that are not the same in all of them are written word by word: a tenth of what packing five hundred
-entries costs.
+Lengths and tag hashes are columns of the same bytes in the frame, and of the physical offset only
+the lower half changes within a frame. So all entries start as copies of the first one, and the
+columns that differ are written over them word by word. That takes a tenth of the time of packing
+five hundred entries one by one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qmq_client.wire.frame import MessageFrame
 _FIRST: Final = struct.Struct(">Q")
 _WORD_BYTES: Final = 4
 _WORDS: Final = ENTRY_BYTES // _WORD_BYTES
-#: Where the parts of an entry stand in words, see `consume_queue.py`.
+#: The parts of an entry in words, see `consume_queue.py`.
 _OFFSET: Final = slice(0, None, _WORDS)
 _LOW_OFFSET: Final = slice(1, None, _WORDS)
 _LENGTH: Final = slice(2, None, _WORDS)
@@ -30,7 +30,7 @@ _WORD_END: Final = 2**32
 
 
 def pack_entries(frame: MessageFrame, physical_offset: int) -> bytearray:
-    """The consume queue entries of all records of a frame that stands at `physical_offset`."""
+    """The consume queue entries of all records of a frame at `physical_offset`."""
     data, positions, count = frame.data, frame.positions, frame.header.record_count
     first_position = positions[0]
     hashes_first = first_position - _HASH_BYTES * count
@@ -47,7 +47,7 @@ def pack_entries(frame: MessageFrame, physical_offset: int) -> bytearray:
     entries = bytearray(first * count)
     if count == 1:
         return entries
-    # Words are copied as they are: the machine's own order of bytes does not matter.
+    # Words are copied as they are: the machine's byte order does not matter.
     words = memoryview(entries).cast("I")
     low = first_offset % _WORD_END
     if low + positions[-1] - first_position < _WORD_END:
@@ -63,15 +63,17 @@ def pack_entries(frame: MessageFrame, physical_offset: int) -> bytearray:
 
 
 def _put_pairs(words: memoryview[int], high: slice, low: slice, numbers: bytes) -> None:
-    """Write numbers of eight bytes to two columns."""
+    """Write eight-byte numbers to two columns."""
     pairs = memoryview(numbers).cast("I")
     words[high], words[low] = pairs[::2], pairs[1::2]
 
 
 def _low_words(low: int, positions: Sequence[int]) -> bytes:
-    """The positions as words, moved so that the first is `low`. Requires: none is over a word then.
+    """The positions as words, shifted so that the first is `low`.
 
-    Many words stand in one number, and a number times that of as many ones is added to each of them.
+    Requires: none exceeds a word then.
+
+    Many words are one large number; adding a number times 1 in every word shifts each of them.
     """
     count = len(positions)
     if isinstance(positions, range):
@@ -89,6 +91,6 @@ def _ones(count: int) -> int:
 
 @lru_cache(maxsize=64)
 def _steps(count: int, step: int) -> tuple[int, int]:
-    """Words of ones, and 0, `step`, 2 `step` and so on. Requires: none is over a word."""
+    """Words of ones, and of 0, `step`, 2 `step` and so on. Requires: none exceeds a word."""
     multiples = struct.pack(f">{count}I", *range(0, count * step, step))
     return _ones(count), int.from_bytes(multiples)

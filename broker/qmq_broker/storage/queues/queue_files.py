@@ -1,8 +1,8 @@
-"""The files of all consume queues: reading runs of entries, adding to them, checking them.
+"""The files of all consume queues: reading, appending and checking runs of entries.
 
-A bounded number of files stays open for reading; thousands of subjects do not need thousands of
-descriptors. Adding opens, writes and closes, and syncs where that is asked for: it happens once in many
-megabytes of log.
+A bounded number of files stays open for reading, so that thousands of subjects do not need
+thousands of descriptors. Appending opens, writes, closes, and syncs on request: it happens once per
+many megabytes of log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ENTRY_BYTES: Final = 20
 
 
 class QueueFiles:
-    """Entries on disk by subject and sequence. `read` may run in any thread."""
+    """Entries on disk, by subject and sequence. `read` may run in any thread."""
 
     def __init__(self, disk: Disk, *, entries_per_file: int, open_files: int) -> None:
         self._disk = disk
@@ -29,14 +29,14 @@ class QueueFiles:
         self._lock = Lock()
         self._open: OrderedDict[str, DiskFile] = OrderedDict()
         self._directories: set[str] = set()
-        #: Those with names of new files that were not synced.
+        #: Directories with names of new files that were not synced.
         self._unsynced_directories: set[str] = set()
         self._has_new_directories = False
-        #: Of each subject, below which file there is none any more.
+        #: For each subject, the file below which none is left.
         self._removed_below: dict[str, int] = {}
 
     def read(self, subject: str, first_sequence: int, next_sequence: int) -> bytes:
-        """The packed entries of a run; raises `CorruptionError` when they are not all there."""
+        """The packed entries of a run; raises `CorruptionError` if they are not all there."""
         parts = []
         offset, next_offset = first_sequence * ENTRY_BYTES, next_sequence * ENTRY_BYTES
         while offset < next_offset:
@@ -55,7 +55,7 @@ class QueueFiles:
         *,
         is_synced: bool,
     ) -> list[int]:
-        """Put entries behind those that are there; durable on return and `sync_names` if it is synced.
+        """Append entries. With `is_synced` they are durable, names excepted (`sync_names`).
 
         `crcs` are the checksums of what each file held before; returns those of what it holds now.
         """
@@ -77,7 +77,7 @@ class QueueFiles:
             file = self._disk.open(layout.queue_path(subject, base), is_new=True)
             try:
                 if is_begun:
-                    file.truncate(0)  # of a life before, it may begin with entries
+                    file.truncate(0)  # a leftover: it may begin with entries
                 file.write(offset - base, [part])
                 if is_synced:
                     file.sync()
@@ -93,7 +93,7 @@ class QueueFiles:
         return crcs
 
     def sync_names(self) -> None:
-        """Make the names of new folders durable: once for all of them."""
+        """Make the names of new folders durable, all in one pass."""
         if self._has_new_directories:
             self._disk.sync_directory(layout.CONSUME_QUEUES)
             self._has_new_directories = False
@@ -103,7 +103,7 @@ class QueueFiles:
     ) -> bool:
         """Whether the files hold all entries from the first to below the next, unchanged."""
         if first_sequence == next_sequence and not crcs:
-            return True  # begun anew behind all that it ever had: it has no file yet
+            return True  # restarted behind everything it ever had: it has no file yet
         next_offset = next_sequence * ENTRY_BYTES
         if len(crcs) != -(-next_offset // self._file_bytes):
             return False
@@ -119,11 +119,13 @@ class QueueFiles:
     def remove_below(self, subject: str, first_sequence: int) -> int:
         """Remove the files that end at or below `first_sequence`; returns how many.
 
-        Not durable on return: who opens next removes what came back.
+        Not durable on return: the next opening removes files that come back.
         """
         first_file = first_sequence * ENTRY_BYTES // self._file_bytes
         if self._removed_below.get(subject) == first_file:
-            return 0  # as it mostly is: of thousands of queues, a segment ends a file of few
+            return (
+                0  # the usual case: of thousands of queues, one segment ends a file of only a few
+            )
         directory = layout.queue_directory(subject)
         removed = 0
         for name in self._disk.names(directory):
@@ -140,7 +142,7 @@ class QueueFiles:
         return removed
 
     def close(self) -> None:
-        """Give all files back. Safe to call twice."""
+        """Close all files. Safe to call twice."""
         with self._lock:
             for file in self._open.values():
                 file.close()
@@ -148,7 +150,7 @@ class QueueFiles:
 
     def _read(self, path: str, base: int, offset: int, count: int) -> bytes:
         try:
-            # The lock is held over the read: a file must not be closed under it.
+            # The lock is held during the read: a file must not be closed under it.
             with self._lock:
                 data = self._opened(path).read(offset - base, count)
         except DiskError as error:
@@ -171,11 +173,11 @@ class QueueFiles:
         return file
 
     def _beginning(self, path: str, count: int) -> bytes:
-        """The first bytes of a file; none when there is no file."""
+        """The first bytes of a file; none if there is no file."""
         try:
             file = self._disk.open(path)
         except DiskError:
-            # Asked for only now: a start opens thousands of them, and all are there.
+            # Asked only now: a start opens thousands of them, and all are there.
             directory, _, name = path.rpartition("/")
             if name in self._disk.names(directory):
                 raise

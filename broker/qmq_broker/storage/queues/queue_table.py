@@ -1,13 +1,14 @@
-"""How far all consume queues are in their files: a table, and the one before it.
+"""How much of all consume queues is in their files: a table, and the previous one.
 
 ::
 
     state/queues           MessagePack of QueueTable and a checksum line
     state/queues.before    the same, of the flush before the last
 
-Files of many queues are not synced one by one, so a power cut may leave one behind what the table says.
-The table before tells of what a disk had the time of a whole flush to take: with the journal since then a
-start goes on from it, and makes all queues anew from the log only when that one does not fit either.
+With many queues the files are not synced one by one, so after a power cut a file may be behind the
+table. The previous table describes what the disk had the time of a whole flush to store: with the
+journal since then a start goes on from it, and rebuilds all queues from the log only if that one
+does not match either.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
 
 
 class QueueState(msgspec.Struct, frozen=True, array_like=True):
-    """How one queue is in its files."""
+    """How much of one queue is in its files."""
 
     subject: str
     next_sequence: int
@@ -31,7 +32,7 @@ class QueueState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QueueTable(msgspec.Struct, frozen=True, array_like=True):
-    """How all queues are in their files."""
+    """How much of all queues is in their files."""
 
     store_id: bytes
     #: Commit log offset below which all entries are in the files.
@@ -40,7 +41,7 @@ class QueueTable(msgspec.Struct, frozen=True, array_like=True):
 
 
 def read_queue_tables(disk: Disk, store_id: bytes) -> Iterator[QueueTable]:
-    """The tables of this store that are there and whole, the newest first."""
+    """The whole tables of this store, newest first."""
     for path in layout.QUEUE_TABLES:
         data = read_file(disk, path)
         content = None if data is None else unseal(data)
@@ -55,7 +56,7 @@ def read_queue_tables(disk: Disk, store_id: bytes) -> Iterator[QueueTable]:
 
 
 def write_queue_table(disk: Disk, table: QueueTable) -> None:
-    """Let this be the table and the one that was there the table before; durable on return."""
+    """Replace the table; the old one becomes the previous table. Durable on return."""
     newest, before = layout.QUEUE_TABLES
     if newest.rpartition("/")[2] in disk.names(layout.STATE):
         disk.rename(newest, before)
@@ -63,10 +64,10 @@ def write_queue_table(disk: Disk, table: QueueTable) -> None:
 
 
 def remove_queue_tables(disk: Disk) -> None:
-    """Let a start make the queues anew; durable on return."""
+    """Remove the tables, so that a start rebuilds the queues; durable on return."""
     there = disk.names(layout.STATE)
     found = [path for path in layout.QUEUE_TABLES if path.rpartition("/")[2] in there]
-    for path in reversed(found):  # the newest last: without it the one before would be believed
+    for path in reversed(found):  # the newest last: without it the previous one would be believed
         disk.unlink(path)
     if found:
         disk.sync_directory(layout.STATE)

@@ -1,7 +1,7 @@
-"""Delayed messages in a backup: the table, and every file as far as the table says.
+"""Delayed messages in a backup: the table, and every file as far as the table goes.
 
-What the table says is never written over, so it can be copied while a broker goes on. The commit log
-of the copy must reach back to where the table ends; it is copied afterwards.
+Nothing the table covers is ever overwritten, so it can be copied while a broker runs. The commit
+log is copied afterwards, and must reach back to where the table ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.small_file import replace_file
 from qmq_broker.storage.schedule.bucket import LOGS, read_table
 
-#: A bucket may be done with while its files are copied; that happens once in a bucket's length.
+#: A bucket may be finished and removed while its files are copied; that happens once per bucket
+#: length.
 _TRIES_MAX = 3
 
 
@@ -23,14 +24,14 @@ class ScheduleCopy(msgspec.Struct, frozen=True, kw_only=True):
     """What was copied."""
 
     copied_bytes: int
-    #: The commit log of the copy must begin here or before; None when it must be whole.
+    #: The commit log of the copy must begin at or before this; None if it must be whole.
     copied_offset: int | None
 
 
 def take_schedule(source: Disk, target: Disk, store_id: bytes) -> ScheduleCopy:
-    """Copy what the schedule's table says; durable on return, but for the root's names.
+    """Copy what the table of the schedule covers; durable on return, except for the root's names.
 
-    Raises `CorruptionError` when it is not as the table says, `StoreError` when there are files of
+    Raises `CorruptionError` if the files do not match the table, `StoreError` if there are files of
     delayed messages and no table.
     """
     for directory in LOGS:

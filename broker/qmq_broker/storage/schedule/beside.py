@@ -1,8 +1,7 @@
 """Waiting for the disk without the writer: one piece of work at a time, in a thread of its own.
 
-Everything that is sent or released waits while the writer works. A sync of files that nobody is
-answered for can take as long as the disk likes, so it is done here, and the writer asks later how
-it went.
+Everything sent or released waits while the writer works. A sync of files that no answer depends on
+may take as long as the disk likes, so it is done here, and the writer asks later how it went.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ Work = Callable[[], None]
 
 
 def at_once(work: Work) -> None:
-    """Do it now, in the thread that asks: in a start, a clean stop, and wherever there are no threads."""
+    """Do it now, in the calling thread: at a start, a clean stop, and without threads."""
     work()
 
 
 def in_a_thread(work: Work) -> None:
-    """Do it in a new thread, which a hanging disk keeps from nothing: not from the end of the process."""
+    """Do it in a daemon thread: if the disk hangs, the process can still end."""
     threading.Thread(target=work, name="qmq-schedule-sync", daemon=True).start()
 
 
 class Beside:
-    """One piece of work that may be under way; `begin`, `is_busy` and `check` are the writer's."""
+    """At most one piece of work under way; `begin`, `is_busy` and `check` belong to the writer."""
 
     def __init__(self) -> None:
         #: How a piece of work is started.

@@ -1,4 +1,4 @@
-"""One bucket of delayed messages in memory: what is not in its files yet, and what became of them."""
+"""One bucket of delayed messages in memory: what is not in its files yet, and all fates."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from qmq_broker.storage.schedule.columns import Columns
 from qmq_broker.storage.schedule.fates import Fate, Fates, pack_fate, unpack_fate
 from qmq_broker.storage.schedule.files import ScheduleFiles
 
-#: Due times are gathered by the hour unless the options say otherwise.
+#: Due times are grouped by the hour unless the options say otherwise.
 HOUR_MS: Final = 3_600_000
 
 
 class BucketState(msgspec.Struct, frozen=True, array_like=True):
-    """How one bucket is in its files."""
+    """How much of one bucket is in its files."""
 
     #: First millisecond of its due times.
     bucket: int
@@ -39,20 +39,20 @@ class BucketState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ScheduleTable(msgspec.Struct, frozen=True, array_like=True):
-    """How all buckets are in their files."""
+    """How much of all buckets is in their files."""
 
     store_id: bytes
-    #: Commit log offset below which all that concerns delayed messages is in the files.
+    #: In the commit log below this, everything about delayed messages is in the files.
     copied_offset: int
-    #: Length of the buckets that messages behind it go to.
+    #: Length of the buckets for messages that come after it.
     bucket_ms: int
     buckets: tuple[BucketState, ...]
-    #: Messages that are pending, of each subject that has some.
+    #: Pending messages of each subject that has some.
     pending: dict[str, int]
 
 
 def read_table(disk: Disk, store_id: bytes) -> ScheduleTable | None:
-    """What the table says; None for one that is missing, damaged, or of another store."""
+    """The table; None if it is missing, damaged, or of another store."""
     data = read_file(disk, layout.SCHEDULE_TABLE)
     content = None if data is None else unseal(data)
     if content is None:
@@ -65,10 +65,10 @@ def read_table(disk: Disk, store_id: bytes) -> ScheduleTable | None:
 
 
 class Bucket:
-    """Delayed messages of one span of due times.
+    """The delayed messages of one span of due times.
 
-    Changed by the writer, and by the thread that copies, under the lock of the schedule.
-    Invariant: sequences below `copied.next_sequence` are in the schedule log, those from there to
+    Changed by the writer, and by the thread that copies, under the lock of the schedule. Invariant:
+    sequences below `copied.next_sequence` are in the schedule log, those from there to
     `next_sequence` in `waiting`.
     """
 
@@ -98,7 +98,7 @@ class Bucket:
         return not self.waiting and not self.undispatched
 
     def fates(self, files: ScheduleFiles) -> Fates:
-        """What became of its messages; read at the first use. Raises `CorruptionError`."""
+        """What became of its messages; read on first use. Raises `CorruptionError`."""
         with self._reading:
             if self._fates is None:
                 fates = Fates()
@@ -112,10 +112,10 @@ class Bucket:
             return self._fates
 
     def set_fate(self, files: ScheduleFiles, sequences: Sequence[int], fate: Fate) -> list[int]:
-        """Let pending messages have this fate; those of them that were pending.
+        """Give these pending messages this fate; returns those that were pending.
 
-        All of them where damage hides what became of them before: none of these is released until their
-        file is whole again, so the log's last word is only kept.
+        If damage hides what became of them before, returns all: none of these is released until the
+        file is whole again, so only the last word of the log is kept.
         """
         try:
             return self.fates(files).set_all(sequences, fate)
@@ -123,7 +123,7 @@ class Bucket:
             return list(sequences)
 
     def find(self, sequence: int, source: int) -> int | None:
-        """Where a message stands: by its source, should frames before it have been lost."""
+        """Find a message by its source, in case frames before it were lost."""
         index = sequence - self.copied.next_sequence
         if index < 0:
             return sequence
@@ -146,7 +146,7 @@ class Bucket:
         self.settled += len(sequences)
 
     def forget_waiting(self, copied: BucketState, dispatched: int) -> None:
-        """So much is in the files now."""
+        """Forget this many waiting messages: they are in the files now."""
         count = copied.next_sequence - self.copied.next_sequence
         self.waiting = self.waiting.part(count, len(self.waiting))
         self.undispatched = self.undispatched[dispatched:]
@@ -154,15 +154,15 @@ class Bucket:
 
 
 def empty_bucket(bucket: int) -> Bucket:
-    """One that has no files."""
+    """A bucket without files."""
     return Bucket(BucketState(bucket, 0, 0, 0, 0, 0))
 
 
 def is_over(bucket: Bucket, bucket_ms: int, now_ms: int, grace_ms: int) -> bool:
-    """Whether a bucket is of no use any more; its files may go when they hold all of it.
+    """Whether a bucket is finished; its files may go once they hold all of it.
 
-    Requires: `now_ms` is the log's own time, which never goes back: no message that is stored later
-    goes to a bucket before it.
+    Requires: `now_ms` is the log's own time, which never goes back: nothing stored later goes to a
+    bucket before it.
     """
     return not bucket.pending and bucket.bucket + bucket_ms + grace_ms <= now_ms
 

@@ -1,7 +1,7 @@
-"""Delayed messages that will not be delivered: what stands in the commit log of a cancellation.
+"""Cancelled delayed messages, as they stand in the commit log.
 
-Body of a frame of kind CANCELLED: length 4 (big-endian), MessagePack list of Cancelled, zeros. An empty list says
-nothing but the time of its frame.
+Body of a frame of kind CANCELLED: length 4 (big-endian), MessagePack list of Cancelled, zeros. An
+empty list carries nothing but the time of its frame.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, build_frame
 from qmq_client.wire.requests import decode_msgpack, sized_part
 
 _LENGTH: Final = struct.Struct(">I")
-#: Cancellations of one frame; bounds what one call holds up.
+#: Cancellations per frame; bounds how long one call holds up the writer.
 CANCELLED_MAX: Final = 1_000
 
 
@@ -27,18 +27,18 @@ class Cancelled(msgspec.Struct, frozen=True, array_like=True):
     bucket: int
     #: Its schedule sequence.
     sequence: int
-    #: Commit log offset of the record that was put there.
+    #: Commit log offset of the record in the schedule.
     source: int
     subject: str
     message_id: bytes
 
 
 def cancelled_frame(cancelled: Sequence[Cancelled]) -> bytes:
-    """A frame, not yet stamped, that says so."""
+    """An unstamped frame with these cancellations."""
     content = msgspec.msgpack.encode(cancelled)
     return build_frame(FrameKind.CANCELLED, _LENGTH.pack(len(content)) + content)
 
 
 def read_cancelled(frame: bytes) -> list[Cancelled]:
-    """What a CANCELLED frame says; raises `ProtocolError`."""
+    """The cancellations of a CANCELLED frame; raises `ProtocolError`."""
     return decode_msgpack(sized_part(frame, FRAME_HEADER_BYTES), list[Cancelled])

@@ -1,6 +1,6 @@
 """Delayed messages as columns: what the schedule knows of each without its bytes.
 
-Some dozen bytes for a message instead of some hundred for an object of its own; millions may wait.
+A few dozen bytes per message instead of a few hundred for an object; millions may wait.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Final, NamedTuple
 
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
 
-#: In a `place`: the record stands in the schedule log of its bucket and not in the commit log.
+#: In a `place`: the record is in the schedule log of its bucket, not in the commit log.
 IN_SCHEDULE: Final = 1 << 63
 
 
 class DelayedMessage(NamedTuple):
-    """One message of a schedule; bucket and sequence name it, source proves it."""
+    """One message of a schedule; bucket and sequence identify it, source proves it."""
 
     bucket: int
     sequence: int
-    #: Commit log offset of the record that was put here.
+    #: Commit log offset of the record in the schedule.
     source: int
     due_at_ms: int
-    #: Where the record stands: a commit log offset, or a position of its schedule log.
+    #: Where the record is: a commit log offset, or a position in its schedule log.
     place: int
     record_bytes: int
     subject: str
@@ -51,7 +51,7 @@ class Subjects:
 
 @dataclass(slots=True, kw_only=True)
 class Columns:
-    """Messages of one bucket, in the order in which they were put there, or a part of them."""
+    """Messages of one bucket, or some of them, in order of arrival."""
 
     bucket: int
     sequences: array[int] = field(default_factory=lambda: array("Q"))
@@ -67,7 +67,7 @@ class Columns:
         return len(self.sequences)
 
     def message(self, index: int, subjects: Subjects) -> DelayedMessage:
-        """One of them as a value."""
+        """One message as a value."""
         return DelayedMessage(
             bucket=self.bucket,
             sequence=self.sequences[index],
@@ -80,12 +80,12 @@ class Columns:
         )
 
     def message_id(self, index: int) -> bytes:
-        """The id of one of them."""
+        """The id of one message."""
         first = index * MESSAGE_ID_BYTES
         return bytes(self.message_ids[first : first + MESSAGE_ID_BYTES])
 
     def find_id(self, message_id: bytes) -> list[int]:
-        """Which of them have this id."""
+        """The indexes of the messages with this id."""
         found = []
         position = self.message_ids.find(message_id)
         while position >= 0:
@@ -95,13 +95,16 @@ class Columns:
         return found
 
     def find_source(self, source: int) -> int | None:
-        """Which of them came from there. Requires: in the order of sources."""
+        """The index of the message with this source.
+
+        Requires: the columns are ordered by source.
+        """
         index = bisect_left(self.sources, source)
         is_there = index < len(self) and self.sources[index] == source
         return index if is_there else None
 
     def part(self, first: int, after: int) -> Columns:
-        """A copy of some of them."""
+        """A copy of some of the messages."""
         return Columns(
             bucket=self.bucket,
             sequences=self.sequences[first:after],
@@ -114,7 +117,7 @@ class Columns:
         )
 
     def add(self, other: Columns) -> None:
-        """Put others behind these."""
+        """Append others."""
         self.sequences += other.sequences
         self.sources += other.sources
         self.due_at_ms += other.due_at_ms
@@ -125,8 +128,8 @@ class Columns:
 
 
 def picker(indexes: Sequence[int]) -> Callable[[array[int]], array[int]]:
-    """Gives the values of a column that stand there, in this order; for many columns."""
-    if len(indexes) > 1:  # all at once by an itemgetter; that gives one alone as no sequence
+    """A function that picks these indexes, in this order, from any column."""
+    if len(indexes) > 1:  # an itemgetter picks all in one step, but returns a single one unwrapped
         pick = itemgetter(*indexes)
         return lambda column: array(column.typecode, pick(column))
     return lambda column: array(column.typecode, [column[index] for index in indexes])

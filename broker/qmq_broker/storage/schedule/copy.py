@@ -1,15 +1,15 @@
-"""Bringing delayed messages to their files.
+"""Writing delayed messages to their files.
 
 ::
 
     state/schedule    MessagePack of ScheduleTable and a checksum line
 
-A copy adds to the schedule and dispatch logs of every bucket that has something new, a part at a time,
-syncs them, and then replaces the table: what the table does not say was never copied, and is cut and
-derived from the commit log once more. So a message is copied once, by its source. A part is small, and
-there are few of them between two commits, because everything that is sent or released waits
-meanwhile; nobody waits for the syncs, which are done beside the writer. A bucket that is done with
-leaves the table first; then its files go, beside the writer too: a disk takes long to remove a large one.
+A copy appends to the schedule and dispatch logs of every bucket that has something new, one part at
+a time, syncs them, and then replaces the table. What the table does not cover was never copied: it
+is cut and derived from the commit log again, so a message is copied once, by its source. Parts are
+small, and few are copied between two commits, because everything sent or released waits meanwhile.
+Nobody waits for the syncs: they run beside the writer. A finished bucket first leaves the table,
+then its files are removed, also beside the writer: removing a large file takes a disk long.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ _log = logging.getLogger(__name__)
 #: Messages of one SCHEDULED frame, and bytes of their records; bounds what a reader holds at once.
 FRAME_MESSAGES_MAX: Final = 4096
 FRAME_BYTES_MAX: Final = 1024 * 1024
-#: Messages and fates that stay in memory before they are copied; a start derives as many.
+#: Messages and fates kept in memory before they are copied; a start derives as many.
 UNCOPIED_MAX: Final = 100_000
-#: Messages of one part: some milliseconds.
+#: Messages of one part: a few milliseconds.
 PART_MESSAGES_MAX: Final = 500
-#: Parts copied between two commits, as far as there is time for more than one …
+#: Parts copied between two commits, if there is time for more than one …
 PARTS_PER_STEP: Final = 4
-#: … and when so much waits that memory must be spared: as many as came since and one more, up to this.
+#: … and when memory must be spared: one more than what came since, up to this.
 PARTS_PER_STEP_BEHIND: Final = 32
-#: Steps without a try after one that had no room: the log does not fill up with it.
+#: Steps skipped after one that had no room: the log is not to be filled with complaints.
 SKIPS_WITHOUT_ROOM: Final = 100
 
 
 @dataclass(slots=True, kw_only=True)
 class _Part:
-    """Some of what is copied of one bucket."""
+    """Part of what is copied of one bucket."""
 
     bucket: Bucket
     messages: Columns
@@ -70,7 +70,7 @@ class _Copy:
     bucket_ms: int
     pending: dict[str, int]
     stored_at_ms: int
-    #: Of all that was visible when it was begun; the last is next, and those of a bucket are in order.
+    #: Everything visible when it began. The last part is next; those of a bucket are in order.
     left: list[_Part]
     #: What the table will say.
     states: dict[int, BucketState]
@@ -80,7 +80,7 @@ class _Copy:
 
 
 class ScheduleCopier:
-    """Copies of one schedule; belongs to the writer thread."""
+    """Copies for one schedule; belongs to the writer thread."""
 
     def __init__(self, schedule: Schedule, *, epoch: int) -> None:
         """`epoch` is stamped on what is copied."""
@@ -89,24 +89,24 @@ class ScheduleCopier:
         self._copy: _Copy | None = None
         self._last_over_ms = 0
         self._skips = 0
-        #: Where the commit log shall begin, once what is below is in the files.
+        #: Where the commit log is to begin, once everything below is in the files.
         self.wanted_offset = 0
-        #: What was not in the files when parts were copied last.
+        #: What was not in the files when parts were last copied.
         self._left = 0
 
     @property
     def quiet_offset(self) -> int:
-        """Below it, of the commit log, all that concerns delayed messages is in the files.
+        """In the commit log below this, everything about delayed messages is in the files.
 
-        That is further than the table says as long as nothing has come behind it.
+        Beyond what the table says, as long as nothing has come after it.
         """
         schedule, is_busy = self._schedule, self._copy is not None or self._schedule.uncopied
         return schedule.copied_offset if is_busy else schedule.visible_offset
 
     def adopt_options(self) -> None:
-        """Let new messages go to buckets as long as the options say.
+        """Put new messages into buckets of the length that the options say.
 
-        Those that are known already must be in the files: a replay gives them the same buckets.
+        Known messages must be in the files before: a replay gives them the same buckets.
         """
         schedule = self._schedule
         if schedule.bucket_ms != schedule.options.bucket_ms:
@@ -115,9 +115,9 @@ class ScheduleCopier:
             self.copy_all()
 
     def step(self, has_time: Callable[[], bool] = lambda: True) -> bool:
-        """Go on with a copy, or begin one when it is due; whether anything was done.
+        """Go on with a copy, or begin one when it is due; returns whether anything was done.
 
-        At least one part; more while there is time.
+        Copies at least one part; more while there is time.
         """
         schedule = self._schedule
         if self._skips:
@@ -138,13 +138,13 @@ class ScheduleCopier:
         return True
 
     def copy_all(self) -> None:
-        """Bring everything visible to its files; durable on return."""
+        """Write everything visible to its files; durable on return."""
         self._copy_to_its_end()
         if self._schedule.uncopied or self._is_over():
             self._copy_to_its_end()
 
     def copy_some(self, parts_max: int, has_time: Callable[[], bool] = lambda: True) -> bool:
-        """Go on with the copy, or begin one, for at most so many parts; whether it is finished."""
+        """Go on with a copy, or begin one, for `parts_max` parts; returns whether it is done."""
         beside = self._schedule.beside
         if beside.is_busy:
             return False
@@ -195,7 +195,7 @@ class ScheduleCopier:
         return is_far or schedule.uncopied >= UNCOPIED_MAX or self._is_over()
 
     def _is_over(self) -> bool:
-        """Whether a bucket is done with; looked at once for each bucket length of the log's time."""
+        """Whether a bucket is finished; checked once per bucket length of the log's time."""
         schedule = self._schedule
         if schedule.stored_at_ms < self._last_over_ms + schedule.bucket_ms:
             return False
@@ -279,7 +279,7 @@ class ScheduleCopier:
         return marked_frame(FrameKind.SCHEDULED, records, marks).data
 
     def _save(self, copy: _Copy) -> None:
-        """Beside the writer: make it durable, and then say so."""
+        """Beside the writer: make the files durable, then the table that covers them."""
         schedule = self._schedule
         schedule.files.sync()
         write_table(schedule, copy.next_offset, copy.bucket_ms, copy.states, copy.pending)
@@ -295,9 +295,10 @@ class ScheduleCopier:
             schedule.beside.begin(lambda: self._remove(copy.over))
 
     def _remove(self, buckets: list[int]) -> None:
-        """Beside the writer: let the files of these go, which no table names."""
+        """Beside the writer: remove the files of these buckets, which no table names."""
         files, disk = self._schedule.files, self._schedule.disk
-        # A dispatch log goes durably after its schedule log: alone, that would be pending again.
+        # A dispatch log goes durably after its schedule log: alone, the schedule log would be
+        # pending again.
         for log in LOGS:
             for bucket in buckets:
                 files.remove(log, bucket)
@@ -307,7 +308,7 @@ class ScheduleCopier:
 
 
 def _parts(bucket: Bucket) -> list[_Part]:
-    """What is not in the files of a bucket: its messages, and then what became of some."""
+    """What is not in the files of a bucket: its messages, then fates."""
     waiting, nothing = bucket.waiting, array("Q")
     parts = [
         _Part(
@@ -352,7 +353,7 @@ def write_table(
     states: dict[int, BucketState],
     pending: dict[str, int],
 ) -> None:
-    """Say what is in the files; durable on return."""
+    """Replace the table; durable on return."""
     table = ScheduleTable(
         store_id=schedule.store_id,
         copied_offset=copied_offset,

@@ -1,7 +1,7 @@
 """What became of the messages of one bucket: two bits for each, in memory and in the dispatch log.
 
-The one who decides is the writer: it looks here before it writes a release or a cancellation, and
-notes it here with the write, so that a message has one fate whatever else runs at the same time.
+Only the writer decides: it looks here before it writes a release or a cancellation, and notes the
+result here with the write. So a message has one fate, whatever else runs at the same time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 class Fate(IntEnum):
     """What became of one delayed message."""
 
-    #: It waits for its time.
+    #: It waits for its due time.
     PENDING = 0
     #: It is in its consume queue.
     RELEASED = 1
@@ -26,7 +26,7 @@ class Fate(IntEnum):
 
 _FATES: Final = tuple(Fate)
 _MASK: Final = 0b11
-#: Fate and sequence as one number of the dispatch log.
+#: Fate and sequence share one number of the dispatch log.
 _FATE_SHIFT: Final = 56
 _SEQUENCE_MASK: Final = (1 << _FATE_SHIFT) - 1
 
@@ -37,12 +37,12 @@ def pack_fate(fate: Fate, sequence: int) -> int:
 
 
 def unpack_fate(entry: int) -> tuple[Fate, int]:
-    """Fate and sequence of an entry; raises `ValueError` for one that nobody wrote."""
+    """Fate and sequence of an entry; raises `ValueError` for an invalid one."""
     return Fate(entry >> _FATE_SHIFT), entry & _SEQUENCE_MASK
 
 
 class Fates:
-    """The fates of one bucket by schedule sequence."""
+    """The fates of one bucket, by schedule sequence."""
 
     __slots__ = ("_bits",)
 
@@ -50,14 +50,14 @@ class Fates:
         self._bits = bytearray()
 
     def get(self, sequence: int) -> Fate:
-        """What became of this one."""
+        """The fate of one message."""
         place = sequence >> 2
         if place >= len(self._bits):
             return Fate.PENDING
         return _FATES[self._bits[place] >> 2 * (sequence & 3) & _MASK]
 
     def pending(self, sequences: Sequence[int | None]) -> list[int]:
-        """Indexes of those that are pending: the same as `get`, for many. None is not."""
+        """The indexes of the pending ones among many sequences. None is not pending."""
         bits = self._bits
         end = 4 * len(bits)
         return [
@@ -68,11 +68,11 @@ class Fates:
         ]
 
     def set(self, sequence: int, fate: Fate) -> bool:
-        """Let a pending message have this fate; whether it was pending."""
+        """Give a pending message this fate; returns whether it was pending."""
         return bool(self.set_all((sequence,), fate))
 
     def set_all(self, sequences: Sequence[int], fate: Fate) -> list[int]:
-        """Let those of these that are pending have this fate; which they were."""
+        """Give those of these that are pending this fate; returns them."""
         bits, pending = self._bits, []
         places = max(sequences, default=-1) // 4 + 1
         bits.extend(bytes(max(0, places - len(bits))))

@@ -5,10 +5,10 @@
     schedule/<yyyyMM>/<yyyyMMddHHmm>    SEGMENT_HEAD frame, SCHEDULED frames
     dispatch/<yyyyMM>/<yyyyMMddHHmm>    SEGMENT_HEAD frame, DISPATCHED frames
 
-Each is a log of one segment that begins at the offset of its bucket, so that a file under another
-bucket's name is recognised. It is written at a known length only, by one thread, some dozen messages
-or more at a time; what stands behind that length is of a copy that was interrupted and is cut.
-Body of a DISPATCHED frame: entries of 8 bytes, what became of it 1 and the schedule sequence 7.
+Each is a log of one segment that begins at the offset of its bucket, which reveals a file under the
+wrong name. It is written only at a known length, by one thread, usually dozens of messages at a
+time; what follows that length was left by an interrupted copy and is cut. Body of a DISPATCHED
+frame: entries of 8 bytes, the fate 1 and the schedule sequence 7.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from qmq_broker.storage.schedule.lists import BucketLists, OnDamage
 from qmq_client.wire.frame import FrameHeader, FrameKind, build_frame, read_header, stamp_frame
 from qmq_client.wire.marks import numbers
 
-#: Longer than any of these files becomes; times are below 2⁴⁸, so no offset is over 64 bits.
+#: Longer than any of these files gets; times are below 2⁴⁸, so no offset exceeds 64 bits.
 BUCKET_BYTES_MAX: Final = 1 << 44
 #: Files kept open for reading.
 OPEN_FILES: Final = 32
@@ -51,14 +51,14 @@ class BucketFile:
     def __init__(
         self, files: ScheduleFiles, log: str, bucket: int, length: int = BUCKET_BYTES_MAX
     ) -> None:
-        """`length` is how far it is looked at."""
+        """`length` is how far it is read."""
         self.segment_bytes = length
         self._files = files
         self._log = log
         self._bucket = bucket
 
     def base_of(self, _: int) -> int:
-        """It has one segment."""
+        """Where its only segment begins."""
         return self._bucket
 
     def path(self, _: int) -> str:
@@ -80,17 +80,17 @@ class ScheduleFiles:
         self._open: OrderedDict[tuple[str, int], DiskFile] = OrderedDict()
         self._directories: set[str] = set()
         self._lists = BucketLists(partial(BucketFile, self, layout.SCHEDULE))
-        #: Log and bucket → how long a file was when it was synced last, of those written to since.
+        #: Log and bucket → length of the file at its last sync, for files written since.
         self._unsynced: dict[tuple[str, int], int] = {}
-        #: Stamped on every frame; that of this opening once it is known.
+        #: Stamped on every frame; that of this opening, once it is known.
         self.epoch = 0
 
     def append(
         self, log: str, bucket: int, position: int, frames: Sequence[bytes], *, stored_at_ms: int
     ) -> int:
-        """Put frames at `position`, the end of the file as it is known; durable after `sync`.
+        """Write frames at `position`, the known end of the file; durable after `sync`.
 
-        Returns the new end. Whatever stood behind the old one is gone.
+        Returns the new end. Whatever followed the old one is gone.
         """
         path = layout.bucket_path(log, bucket)
         is_new = position == 0
@@ -124,7 +124,8 @@ class ScheduleFiles:
     def sync(self) -> None:
         """Make everything appended durable. In any thread, while nothing is appended.
 
-        Raises `DiskError` also for a disk that is full only now: what a failed sync leaves cannot be known.
+        Raises `DiskError` even if the disk is only now found full: what a failed sync leaves is
+        unknown.
         """
         directories = set()
         for (log, bucket), synced_bytes in self._unsynced.items():
@@ -143,7 +144,7 @@ class ScheduleFiles:
         self._unsynced.clear()
 
     def read(self, log: str, bucket: int, position: int, count: int) -> bytes:
-        """Bytes of a file; none where there is no file."""
+        """Bytes of a file; none if there is no file."""
         key = log, bucket
         with self._lock:
             file = self._open.get(key)
@@ -159,7 +160,7 @@ class ScheduleFiles:
 
     @contextmanager
     def opened(self, log: str, bucket: int) -> Iterator[DiskFile | None]:
-        """A file for many reads, in which nobody waits for another; None where there is none."""
+        """A file for many reads that block no other reader; None if there is none."""
         if not self.has(log, bucket):
             yield None
             return
@@ -170,7 +171,7 @@ class ScheduleFiles:
             file.close()
 
     def length(self, log: str, bucket: int) -> int:
-        """Bytes in a file; 0 when there is none."""
+        """Bytes in a file; 0 if there is none."""
         with self.opened(log, bucket) as file:
             return 0 if file is None else file.length()
 
@@ -212,9 +213,9 @@ class ScheduleFiles:
     ) -> Iterator[Columns]:
         """The messages of a schedule log frame by frame, without reading their records.
 
-        From the frame that holds `first_sequence` on; frames without a due time `within` these are
-        left out once they are known. Raises `CorruptionError`; with `on_damage`, that is told each time
-        what cannot be read, and the next frame follows.
+        Begins with the frame that holds `first_sequence`. Frames known to have no due time `within`
+        these bounds are left out. Raises `CorruptionError`; with `on_damage`, that is called
+        instead for everything unreadable, and the next frame follows.
         """
         return self._lists.columns(
             bucket,
@@ -255,9 +256,9 @@ class ScheduleFiles:
         return FrameScan(source, KINDS[log], store_id=self._store_id, first_offset=bucket)
 
     def good_bytes(self, log: str, bucket: int) -> int:
-        """Where the good frames of a file end, by itself; raises `CorruptionError`.
+        """Where the good frames of a file end, judged by itself; raises `CorruptionError`.
 
-        Damage, and no end that was interrupted, when a frame behind it says that more was synced.
+        Damage, rather than an interrupted end, if a later frame says that more was synced.
         """
         scan = self.scan(log, bucket)
         for _ in scan:
@@ -270,7 +271,7 @@ class ScheduleFiles:
         return scan.next_offset - bucket
 
     def close(self) -> None:
-        """Give all files back. Safe to call twice."""
+        """Close all files. Safe to call twice."""
         with self._lock:
             for file in self._open.values():
                 file.close()
@@ -285,7 +286,7 @@ class ScheduleFiles:
                     file.close()
 
     def sync_directory(self, log: str, bucket: int) -> None:
-        """Make what was removed from a bucket's folder stay removed."""
+        """Make removals from the folder of a bucket durable."""
         self._disk.sync_directory(layout.bucket_directory(log, bucket))
 
     def _make_directory(self, log: str, directory: str) -> None:

@@ -1,8 +1,8 @@
-"""The lists of messages in schedule logs: read by themselves, without the records before them.
+"""The message lists of schedule logs, read on their own, without the records before them.
 
-Each frame has a list of its own messages with a checksum of its own. One that is damaged hides its messages
-and no others: whoever can go on without them says so, and is told of it. Behind it the next frame is looked
-for, not too far: what a disk gives as zeros may be long.
+Each frame has a list of its messages with its own checksum. A damaged list hides its messages and
+no others: callers that can go on without them pass `on_damage` and are told. The next frame is
+searched for behind it, but not too far: zeros from a disk may go on for long.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from qmq_client.wire.frame_kind import mark_bytes
 from qmq_client.wire.limits import NAME_BYTES_MAX
 from qmq_client.wire.marks import Marks, read_marks
 
-#: How far behind a damaged frame the next one is looked for: many times a frame's length.
+#: How far behind a damaged frame the next one is searched: many times the length of a frame.
 SEARCH_BYTES_MAX: Final = 64 * 1024 * 1024
 _SUBJECT_BYTES_MAX: Final = 5 + NAME_BYTES_MAX
 
-#: Told of a list that cannot be read, and passed over.
+#: Called for each list that cannot be read and is passed over.
 OnDamage = Callable[[CorruptionError], object]
 
 
@@ -67,12 +67,12 @@ class BucketLists:
     """The lists of all schedule logs; for any thread."""
 
     def __init__(self, part_of: Callable[[int, int], ScanSource]) -> None:
-        """`part_of` gives the schedule log of a bucket, and of that so many bytes."""
+        """`part_of` gives a number of bytes of the schedule log of a bucket."""
         self._part_of = part_of
-        #: Bucket → position → what is known of a frame of its schedule log; some 200 bytes for 4,096
-        #: messages, so that most of a large bucket is not looked through for each part of it.
+        #: Bucket → position → what is known of a frame of its schedule log: about 200 bytes for
+        #: 4,096 messages, so that most of a large bucket is not read again for each part.
         self._known: dict[int, dict[int, _KnownFrame]] = {}
-        #: Bucket → position of a damaged frame → where it goes on.
+        #: Bucket → position of a damaged frame → where reading goes on.
         self._behind: dict[int, dict[int, int]] = {}
 
     def forget(self, bucket: int) -> None:
@@ -90,7 +90,7 @@ class BucketLists:
         within: tuple[int, int] | None,
         on_damage: OnDamage | None,
     ) -> Iterator[Columns]:
-        """As `ScheduleFiles.columns`."""
+        """Like `ScheduleFiles.columns`."""
         log = self._part_of(bucket, next_position)
         position = SEGMENT_HEAD_BYTES
         known = self._known.setdefault(bucket, {})
@@ -116,7 +116,7 @@ class BucketLists:
             position += frame.frame_bytes
 
     def _go_on(self, bucket: int, position: int, next_position: int) -> int:
-        """Where the frame stands that follows a damaged one; `next_position` when none is near."""
+        """Where the frame after a damaged one begins; `next_position` if none is near."""
         known = self._behind.setdefault(bucket, {})
         found = known.get(position)
         if found is None:
@@ -127,7 +127,7 @@ class BucketLists:
 
 
 def _behind(log: ScanSource, bucket: int, position: int) -> int | None:
-    """Behind a frame whose stamp is whole, or at the first that follows; None where there is none."""
+    """The end of a frame whose stamp is whole, or the next frame; None if there is none."""
     with suppress(ProtocolError, DiskError):
         return position + _header(log, bucket, position).frame_bytes
     first = bucket + position + FRAME_ALIGNMENT_BYTES

@@ -1,8 +1,8 @@
-"""Making the delayed messages of a store out of their files at a start.
+"""Loading the delayed messages of a store from their files at a start.
 
-The table says how far the files are; what stands behind that is of a copy that was interrupted. Without
-a table the files speak for themselves: a record whose source is not above the last one of its bucket
-is in it.
+The table says how far the files go; what follows was left by an interrupted copy. Without a table
+the files must speak for themselves: a record whose source is not above the last one of its bucket
+is already in it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from qmq_broker.storage.schedule.schedule import Schedule
 
 
 def load(schedule: Schedule, *, first_offset: int, next_offset: int) -> bool:
-    """Take over what the files hold; whether there was a table. Changes nothing.
+    """Take over what the files hold; returns whether there was a table. Changes nothing.
 
     `first_offset` and `next_offset` are those of the commit log. Raises `CorruptionError`.
     """
@@ -45,7 +45,7 @@ def load(schedule: Schedule, *, first_offset: int, next_offset: int) -> bool:
 
 
 def _load_files(schedule: Schedule) -> None:
-    """All buckets by what their files say of themselves."""
+    """All buckets, judged by their files alone."""
     for bucket in schedule.files.buckets(layout.SCHEDULE):
         state, subjects = _read_bucket(schedule, bucket)
         if not state.schedule_bytes:
@@ -79,9 +79,10 @@ def _read_bucket(schedule: Schedule, bucket: int) -> tuple[BucketState, dict[int
 
 
 def clear_strays(schedule: Schedule) -> int:
-    """Remove files of buckets that are not there; returns how many.
+    """Remove files of unknown buckets; returns how many.
 
-    Requires: a table was read. They are of a copy that was interrupted, or were done with.
+    Requires: a table was read. They were left by an interrupted copy, or their buckets were
+    finished.
     """
     removed = 0
     for log in LOGS:

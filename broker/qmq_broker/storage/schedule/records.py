@@ -1,6 +1,7 @@
-"""Reading the records of delayed messages: from the commit log, or from the schedule log of their bucket.
+"""Reading the records of delayed messages, from the commit log or from the schedule log of their
+bucket.
 
-Many are read at once when they are released: neighbours with one read, in the order of the file.
+Many are read together when they are released: neighbours with one read, in the order of the file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.record import record_crc, verify_record
 
-#: What stands between two records is read with them when it is no more: cheaper than one more read.
+#: A smaller gap than this between two records is read with them: cheaper than one more read.
 _GAP_BYTES: Final = 2_048
 #: Bytes of one read.
 _READ_BYTES_MAX: Final = 1024 * 1024
@@ -26,16 +27,16 @@ _CRC_BYTES: Final = 4
 
 
 class Wanted(Protocol):
-    """Columns of messages of one bucket that say where their records stand: those of the schedule, or of the wheel."""
+    """Columns of messages of one bucket: those of the schedule, or of the wheel."""
 
     @property
     def sequences(self) -> Sequence[int]:
-        """The place of each among those of its bucket."""
+        """The sequence of each within its bucket."""
         ...
 
     @property
     def places(self) -> Sequence[int]:
-        """As of `DelayedMessage`."""
+        """As in `DelayedMessage`."""
         ...
 
     @property
@@ -50,17 +51,17 @@ class ScheduleRecords:
     def __init__(
         self, files: ScheduleFiles, commit: Segments, find_copy: Callable[[int, int], int]
     ) -> None:
-        """`find_copy` says where the schedule log of a bucket has this sequence."""
+        """`find_copy` gives the place of this sequence in the schedule log of a bucket."""
         self._files = files
         self._commit = commit
         self._find_copy = find_copy
 
     def read(self, bucket: int, subject: str, sequence: int, place: int, count: int) -> bytes:
-        """One record of `count` bytes, verified; raises `CorruptionError`, also for a disk that does not give it."""
+        """One record of `count` bytes, verified; raises `CorruptionError` if it cannot be read."""
         try:
             data = self._read(bucket, place, count)
             if not data and not place & IN_SCHEDULE:
-                # Its commit log segment went while it was known by its place there.
+                # Its commit log segment was removed while it was known by its place there.
                 place = self._find_copy(bucket, sequence)
                 data = self._read(bucket, place, count)
             verify_record(subject, data)
@@ -77,9 +78,10 @@ class ScheduleRecords:
     def read_all(
         self, bucket: int, subject: str, wanted: Wanted, indexes: Sequence[int]
     ) -> dict[int, bytes | CorruptionError]:
-        """These of the messages, all of one bucket and subject, verified; one that cannot be read is its error.
+        """These messages, all of one bucket and subject, verified; an unreadable one is replaced by
+        its error.
 
-        Requires: at least one, and together no more than may be in memory.
+        Requires: at least one, and together no more than memory may hold.
         """
         places, sizes = wanted.places, wanted.record_bytes
         order = sorted(indexes, key=places.__getitem__)
@@ -106,12 +108,12 @@ class ScheduleRecords:
         return found
 
     def _read_run(self, file: DiskFile | None, first: int, count: int) -> bytes:
-        """What a run of neighbours takes up; less or nothing where each is to be read by itself."""
+        """The records of a run of neighbours; fewer or none where each must be read by itself."""
         try:
             if not first & IN_SCHEDULE:
                 return self._commit.read(first, count)
             return b"" if file is None else file.read(first & ~IN_SCHEDULE, count)
-        except DiskError:  # who stands beside a bad sector can be read
+        except DiskError:  # a neighbour of a bad sector can still be read
             return b""
 
     def _alone(
@@ -132,7 +134,7 @@ class ScheduleRecords:
 def _neighbours(
     order: Sequence[int], places: Sequence[int], sizes: Sequence[int]
 ) -> list[tuple[int, int, int]]:
-    """Which of these indexes, half open, one read gives, and its length. They are in the order of the places."""
+    """The half open range of indexes that one read covers, in order of place, and its length."""
     runs: list[tuple[int, int, int]] = []
     begin = first = near = end = 0
     for at, index in enumerate(order):

@@ -1,15 +1,15 @@
-"""Delayed messages: which wait for what time, where they stand, and what became of them.
+"""Delayed messages: which wait for what time, where they are, and what became of them.
 
-A delayed message is appended to the commit log like any other and gets no place in its consume
-queue. From there it is known here, under the bucket of its due time and a sequence in it, both given
-by its place in the log alone, so that a replay gives the same. Its *fate* is settled by a frame of the
-commit log: RELEASED brings the same record into its queue, CANCELLED ends it, RESCHEDULED puts it
-elsewhere. The writer looks at the fates in the very append that settles one: that is what makes a
+A delayed message is appended to the commit log like any other but gets no place in its consume
+queue. From then on it is known here, under the bucket of its due time and a sequence in it. Both
+follow from its place in the log alone, so a replay gives the same. Its *fate* is settled by a frame
+of the commit log: RELEASED puts the same record into its queue, CANCELLED ends it, RESCHEDULED
+moves it elsewhere. The writer checks the fates in the very append that settles one: that makes a
 release happen once, whoever asks for it and however often.
 
-Records go to schedule logs, fates to dispatch logs, in portions (`copy.py`): until then both
-are derived from the commit log at each start, afterwards its segments may go. Not for: when a
-message is due (`service/delay/releasing.py`).
+Records go to schedule logs and fates to dispatch logs in portions (`copy.py`). Until then both are
+derived from the commit log at each start; afterwards its segments may go. Not for: when a message
+is due (`service/delay/releasing.py`).
 """
 
 from __future__ import annotations
@@ -83,19 +83,19 @@ class Schedule:
         self.records = ScheduleRecords(self.files, commit_segments, self._copied_place)
         #: By their first millisecond; guarded by the lock.
         self.buckets: dict[int, Bucket] = {}
-        #: Length of the buckets that new messages go to.
+        #: Length of the buckets for new messages.
         self.bucket_ms = options.bucket_ms
-        #: Below it, of the commit log, all that concerns delayed messages is in the files.
+        #: In the commit log below this, everything about delayed messages is in the files.
         self.copied_offset = 0
-        #: Below it, of the commit log, everything is known here.
+        #: Everything in the commit log below this is known here.
         self.visible_offset = 0
         #: Time of the last append that is known here.
         self.stored_at_ms = 0
-        #: Messages that are pending, by subject; guarded by the lock.
+        #: Pending messages by subject; guarded by the lock.
         self.pending: dict[str, int] = {}
         #: Messages and fates that are not in the files.
         self.uncopied = 0
-        #: Told, in the writer's thread, which messages became durable.
+        #: Called in the writer's thread with the messages that became durable.
         self.on_arrivals: Callable[[list[Arrival]], object] = lambda _: None
         self._arrived: dict[int, Columns] = {}
         self._settled: list[_Settled] = []
@@ -103,7 +103,7 @@ class Schedule:
     # ---- the writer --------------------------------------------------------------------------
 
     def stage(self, frame: MessageFrame, offset: int, stored_at_ms: int) -> None:
-        """A frame of the commit log that concerns delayed messages; not yet visible."""
+        """Stage a frame of the commit log that concerns delayed messages; not yet visible."""
         if frame.header.kind is FrameKind.DELAYED:
             data = frame.data
             due = [_DUE.unpack_from(data, at + RECORD_FIXED_BYTES)[0] for at in frame.positions]
@@ -117,24 +117,24 @@ class Schedule:
             self._stage_messages(frame, offset, stored_at_ms, marks.due_at_ms)
 
     def stage_cancelled(self, cancelled: Iterable[Cancelled]) -> None:
-        """A CANCELLED frame of the commit log; not yet visible."""
+        """Stage a CANCELLED frame of the commit log; not yet visible."""
         for one in cancelled:
             self._settle_one(
                 Mark(one.bucket, one.sequence, one.source), one.subject, Fate.CANCELLED
             )
 
     def fate(self, mark: Mark) -> Fate | None:
-        """What became of a message, and of one that is about to; None for one that nobody knows."""
+        """The fate of a message, including one staged just now; None if it is unknown."""
         sequence = self._sequence_of(mark)
         if sequence is None:
             return None
         return self.buckets[mark.bucket].fates(self.files).get(sequence)
 
     def unsettled(self, frame: MessageFrame, taken: dict[int, set[int]]) -> MessageFrame | None:
-        """What of a RELEASED or RESCHEDULED frame has no fate yet; None for nothing.
+        """The part of a RELEASED or RESCHEDULED frame that has no fate yet; None if there is none.
 
-        `taken` are the sequences, by bucket, of frames before it in the same append, and gets those
-        of this one.
+        `taken` holds the sequences, by bucket, of earlier frames of the same append; those of this
+        one are added.
         """
         marks = frame_marks(frame)
         if frame.header.kind is FrameKind.RELEASED:
@@ -156,7 +156,7 @@ class Schedule:
         return is_free
 
     def _releasable(self, marks: Marks, taken: set[int]) -> list[int]:
-        """Indexes of the marks of one bucket that have no fate: the same as `_is_free`, for many."""
+        """Like `_is_free`, for many: the indexes of the marks of one bucket without a fate."""
         bucket = self.buckets.get(marks.buckets[0])
         if bucket is None:
             return []
@@ -166,11 +166,11 @@ class Schedule:
             found = [index for index in found if sequences[index] not in taken]
         by_sequence = {sequences[index]: index for index in found}
         taken.update(by_sequence)
-        # One may stand in a frame twice: it was loaded as it arrived.
+        # One may be in a frame twice: it was loaded as it arrived
         return found if len(by_sequence) == len(found) else sorted(by_sequence.values())
 
     def publish(self, durable_offset: int, stored_at_ms: int) -> None:
-        """Let everything staged be known. Requires: the commit log was synced up to there."""
+        """Make everything staged visible. Requires: the commit log was synced up to there."""
         arrivals = []
         with self.lock:
             for bucket, columns in self._arrived.items():
@@ -219,7 +219,7 @@ class Schedule:
             index += run.count
 
     def _columns_of(self, time_ms: int, source: int) -> Columns | None:
-        """Where the next message of this time goes, its sequence there; None for a copied one."""
+        """The columns for the next message of this time; None if it is already copied."""
         bucket = time_ms - time_ms % self.bucket_ms
         known = self.buckets.get(bucket)
         if known is not None and source <= known.copied.last_source and known.copied.next_sequence:
@@ -241,16 +241,16 @@ class Schedule:
     def _settle_one(self, mark: Mark, subject: str, fate: Fate) -> None:
         sequence = self._sequence_of(mark)
         if sequence is None:
-            return  # a replay: its bucket was done with and removed
+            return  # a replay: its bucket was finished and removed
         bucket = self.buckets[mark.bucket]
         if bucket.set_fate(self.files, [sequence], fate):
             self._settled.append(_Settled(bucket, [sequence], fate, subject))
 
     def _release(self, frame: MessageFrame, marks: Marks) -> None:
-        """All messages of one RELEASED frame, which are of one bucket."""
+        """Note the release of all messages of a RELEASED frame, which belong to one bucket."""
         bucket = self.buckets.get(marks.buckets[0])
         if bucket is None:
-            return  # a replay: its bucket was done with and removed
+            return  # a replay: its bucket was finished and removed
         index = 0
         for run in frame.runs:
             after = index + run.count
@@ -262,14 +262,14 @@ class Schedule:
             index = after
 
     def _sequence_of(self, mark: Mark) -> int | None:
-        """Where the message stands; None for one that nobody knows."""
+        """The sequence of the message; None if it is unknown."""
         bucket = self.buckets.get(mark.bucket)
         return None if bucket is None else bucket.find(mark.sequence, mark.source)
 
     def waits_for_time(self, now_ms: int) -> bool:
-        """Whether a bucket would be removed if only the log's own time were this one.
+        """Whether a bucket could be removed if only the log's own time were `now_ms`.
 
-        No more often than once in a bucket's length, for that is how often it is looked.
+        True at most once per bucket length, because buckets are checked no more often.
         """
         if now_ms < self.stored_at_ms + self.bucket_ms:
             return False
@@ -277,8 +277,8 @@ class Schedule:
             return any(self.is_done(one, now_ms) for one in self.buckets.values())
 
     def is_done(self, bucket: Bucket, now_ms: int) -> bool:
-        """Whether a bucket may be removed at this time of the log, once all of it is in its files."""
-        # A bucket may be of another length than those of today.
+        """Whether a bucket may be removed at this time of the log, once its files hold it all."""
+        # A bucket may have another length than those of today.
         longest_ms = max(self.bucket_ms, self.options.bucket_ms)
         return is_over(bucket, longest_ms, now_ms, self.options.bucket_grace_ms)
 
@@ -291,7 +291,7 @@ class Schedule:
         return sorted(found)
 
     def pending_by_subject(self) -> dict[str, int]:
-        """Messages that wait for their time."""
+        """How many messages of each subject wait for their time."""
         with self.lock:
             return dict(self.pending)
 
@@ -304,11 +304,11 @@ class Schedule:
         within: tuple[int, int] | None = None,
         on_damage: OnDamage | None = None,
     ) -> Iterator[Columns]:
-        """Messages of a bucket, pending or not, in portions; raises `CorruptionError`.
+        """The messages of a bucket, pending or not, in portions; raises `CorruptionError`.
 
-        Those from `first_sequence` on are among them, those from `next_sequence` on are not. Portions
-        without due times `within` these, both inclusive, may be left out. With `on_damage`, that is told
-        what cannot be read, and the rest follows.
+        Includes all from `first_sequence` on and none from `next_sequence` on. Portions without due
+        times `within` these bounds, both inclusive, may be left out. With `on_damage`, that is
+        called for what cannot be read, and the rest follows.
         """
         with self.lock:
             state = self.buckets.get(bucket)
@@ -330,7 +330,7 @@ class Schedule:
             yield waiting
 
     def message(self, bucket: int, sequence: int) -> DelayedMessage | None:
-        """What is known of one message, pending or not; raises `CorruptionError` when damage may hide it."""
+        """One message, pending or not; raises `CorruptionError` if damage may hide it."""
         damage: list[CorruptionError] = []
         for columns in self.columns(bucket, sequence, sequence + 1, on_damage=damage.append):
             if sequence in columns.sequences:
@@ -340,12 +340,12 @@ class Schedule:
         return None
 
     def copied_sequence(self, bucket: int) -> int:
-        """Below it the messages of a bucket are in its files; 0 for a bucket that is not there."""
+        """The messages of a bucket below this are in its files; 0 for an unknown bucket."""
         state = self.buckets.get(bucket)
         return 0 if state is None else state.copied.next_sequence
 
     def fates_of(self, bucket: int) -> Fates | None:
-        """What became of the messages of a bucket, as far as is known in this thread."""
+        """The fates of a bucket's messages, as far as this thread knows them."""
         state = self.buckets.get(bucket)
         return None if state is None else state.fates(self.files)
 
@@ -355,11 +355,11 @@ class Schedule:
         return self.records.read(one.bucket, one.subject, one.sequence, one.place, one.record_bytes)
 
     def read_anew(self, bucket: int) -> None:
-        """Forget what was read of a bucket's files: somebody may have put others in their place."""
+        """Forget what was read of a bucket's files: somebody may have replaced them."""
         self.files.forget(bucket)
 
     def close(self) -> None:
-        """Give all files back. Safe to call twice."""
+        """Close all files. Safe to call twice."""
         self.files.close()
 
     def _copied_place(self, bucket: int, wanted: int) -> int:
@@ -375,7 +375,7 @@ def _of_frame(frame: MessageFrame, marks: Marks) -> list[Mark]:
 
 
 def _part(frame: MessageFrame, marks: Marks, indexes: Sequence[int]) -> MessageFrame:
-    """A frame of some of the records of another."""
+    """A frame with some of the records of another."""
     subjects = [run.subject for run in frame.runs for _ in range(run.count)]
     records: dict[str, list[bytes]] = {}
     for index in indexes:
@@ -391,6 +391,6 @@ def _part(frame: MessageFrame, marks: Marks, indexes: Sequence[int]) -> MessageF
 
 
 def marked_frame(kind: FrameKind, records: dict[str, list[bytes]], marks: Marks) -> MessageFrame:
-    """A frame of the broker's own. Requires: the marks are in the order of the records."""
+    """A frame of the broker's own. Requires: marks and records are in the same order."""
     data = build_message_frame(records, kind=kind, limits=LOG_LIMITS, marks=pack_marks(kind, marks))
     return parse_message_frame(data, LOG_LIMITS, is_verified=True)

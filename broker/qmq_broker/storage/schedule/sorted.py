@@ -1,16 +1,16 @@
-"""Large buckets in the order of their due times: a file beside the schedule log, while the broker runs.
+"""Large buckets ordered by due time: a file beside the schedule log, while the broker runs.
 
 ::
 
     sorted/<yyyyMMddHHmm>    runs of blocks of equal length
     block                    count 4, columns of up to 256 messages, CRC-32C of these two 4, nothing to its end
 
-A schedule log is in the order of arrival. A bucket of ten million messages would be looked through from
-end to end for each portion that is loaded of it. So its messages are sorted once, some ten thousand at a
-time, into *runs*; a portion is then a few blocks of each run. In memory stay the first and the last due time
-of each block: some 600 kB for ten million messages. The files are derived, in this machine's byte order, never synced and
-never read by another process: a start removes them, and what cannot be written or read is looked through
-in the schedule log as before. For one thread.
+A schedule log is in order of arrival, so a bucket of ten million messages would be read from end to
+end for each portion loaded from it. Instead its messages are sorted once, some ten thousand at a
+time, into *runs*; a portion is then a few blocks of each run. Only the first and last due time of
+each block stay in memory: about 600 kB for ten million messages. The files are derived, in this
+machine's byte order, never synced and never read by another process. A start removes them, and if
+one cannot be written or read, the schedule log is read as before. For one thread.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from qmq_broker.storage.schedule.schedule import Schedule
 from qmq_client.wire.checksum import crc32c
 
 _log = logging.getLogger(__name__)
-#: Messages of one run. While they are sorted nothing else is done: some 40 ms.
+#: Messages of one run. While they are sorted nothing else is done: about 40 ms.
 RUN_MESSAGES: Final = 65_536
-#: Messages of one block: what is read too much is a part of one block of each run.
+#: Messages of one block. What is read in excess is part of one block of each run.
 BLOCK_MESSAGES: Final = 256
 _COUNT_BYTES: Final = 4
 _CRC_BYTES: Final = 4
@@ -48,12 +48,12 @@ class _SortedBucket:
         self.bucket = bucket
         self.next_sequence = 0
         self._file = file
-        #: Of each block, in the order of the file.
+        #: For each block, in the order of the file.
         self._first_due_ms = array("Q")
         self._last_due_ms = array("Q")
 
     def append(self, run: Columns) -> None:
-        """Sort these messages, and put them behind the others."""
+        """Sort these messages and append them as a run."""
         columns = (
             *(run.due_at_ms, run.sequences, run.sources, run.places),
             *(run.record_bytes, run.subjects),
@@ -70,7 +70,7 @@ class _SortedBucket:
             self._last_due_ms.append(block[0][-1])
 
     def columns(self, first_ms: int, last_ms: int) -> Iterator[Columns]:
-        """The blocks with due times within these, both inclusive; raises `DiskError`."""
+        """The blocks with due times within these bounds, both inclusive; raises `DiskError`."""
         spans = zip(self._first_due_ms, self._last_due_ms, strict=True)
         wanted = [
             i for i, (first, last) in enumerate(spans) if first <= last_ms and last >= first_ms
@@ -79,9 +79,11 @@ class _SortedBucket:
             yield self._block(index * _BLOCK_BYTES)
 
     def reach_ms(self, after_ms: int, count: int) -> int | None:
-        """A due time up to which about `count` messages are due behind `after_ms`, if so many are.
+        """A due time up to which about `count` messages after `after_ms` are due, if there are so
+        many.
 
-        A few more, for they are counted by the block; a few less where the last block of a run is not full.
+        A few more, because they are counted by the block; a few less where the last block of a run
+        is not full.
         """
         blocks = zip(self._first_due_ms, self._last_due_ms, strict=True)
         ends = sorted(last for first, last in blocks if first > after_ms)
@@ -127,7 +129,7 @@ class SortedBuckets:
         self._messages_min = messages_min
         self._run_messages = min(RUN_MESSAGES, messages_min)
         self._sorted: dict[int, _SortedBucket] = {}
-        #: Those that could not be: no room, or a disk that fails.
+        #: Buckets that could not be sorted: no room, or the disk fails.
         self._refused: set[int] = set()
         for name in schedule.disk.names(layout.SORTED):
             schedule.disk.unlink(f"{layout.SORTED}/{name}")
@@ -135,10 +137,10 @@ class SortedBuckets:
     def sort(
         self, bucket: int, messages: int, *, on_damage: OnDamage | None = None
     ) -> Iterator[None]:
-        """Sort what the files of a bucket have and was not sorted, if it has so many messages as to be
-        large; raises `CorruptionError`, unless `on_damage` is told what is passed over.
+        """Sort what is in the files of a large bucket and not sorted yet; raises `CorruptionError`.
 
-        Yields where others may go first.
+        With `on_damage`, that is called for what cannot be read instead. Yields where other work
+        may go first.
         """
         is_known = bucket in self._sorted
         if bucket in self._refused or not (is_known or messages > self._messages_min):
@@ -157,7 +159,7 @@ class SortedBuckets:
         within: tuple[int, int],
         on_damage: OnDamage | None = None,
     ) -> Iterator[Columns]:
-        """As `Schedule.columns` from the first sequence on, without ids where it is sorted."""
+        """Like `Schedule.columns` from the first sequence on, without ids where it is sorted."""
         found, first_sequence = self._sorted.get(bucket), 0
         if found is not None:
             first_sequence = found.next_sequence
@@ -165,18 +167,18 @@ class SortedBuckets:
                 yield from found.columns(*within)
             except DiskError as error:
                 self._refuse(bucket, error)
-                first_sequence = 0  # what was seen already is seen twice; the writer settles that
+                first_sequence = 0  # messages seen before are seen twice; the writer settles that
         yield from self._schedule.columns(
             bucket, first_sequence, next_sequence, within=within, on_damage=on_damage
         )
 
     def reach_ms(self, bucket: int, after_ms: int, count: int) -> int | None:
-        """Where so many messages of a sorted bucket behind `after_ms` end; None for unsorted, or fewer."""
+        """Where `count` messages after `after_ms` end; None if unsorted, or if there are fewer."""
         found = self._sorted.get(bucket)
         return None if found is None else found.reach_ms(after_ms, count)
 
     def keep(self, buckets: Collection[int]) -> None:
-        """Remove the files of all others."""
+        """Remove the files of all other buckets."""
         self._refused &= set(buckets)
         for bucket in [one for one in self._sorted if one not in buckets]:
             self._remove(bucket)
@@ -189,7 +191,7 @@ class SortedBuckets:
         return found
 
     def _sort(self, found: _SortedBucket, on_damage: OnDamage | None) -> Iterator[None]:
-        """Whole frames of the schedule log, as many as make a run; the rest is for another time."""
+        """Sort whole frames of the schedule log, enough for a run; the rest is for later."""
         schedule = self._schedule
         copied_sequence = schedule.copied_sequence(found.bucket)
         if copied_sequence - found.next_sequence < self._run_messages:
