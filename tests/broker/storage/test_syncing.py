@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from qmq_broker.errors import DiskError
+from qmq_broker.errors import DiskError, DiskFullError
 from qmq_broker.storage.files import disk
 from qmq_broker.storage.files.disk import OsDisk, choose_syncs
 
@@ -154,3 +155,57 @@ def test_B9_whether_syncs_are_believed_is_found_out_without_keeping_the_lock(
     made.lock("LOCK", "pid 8").release()
     file.sync()
     assert (tmp_path / "LOCK").read_bytes() == b"pid 8"
+
+
+#: How long one thread is given for what it must not be able to do; ends at once when it can.
+_CHANCE_S = 0.3
+
+
+def test_B1_B5_a_failed_sync_that_the_system_reports_once_is_told_to_every_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = OsDisk(str(tmp_path))
+    file = made.open("a", is_new=True)
+    was_told = threading.Event()
+    outcomes: list[str] = []
+
+    def sync() -> None:
+        try:
+            file.sync()
+            outcomes.append("synced")
+        except DiskError as error:
+            outcomes.append(error.reason)
+        was_told.set()
+
+    def fail_once(descriptor: int) -> None:
+        monkeypatch.setattr(disk, "_sync_data", os.fdatasync)  # the error is reported by now
+        second.start()
+        was_told.wait(_CHANCE_S)  # as long as the kernel likes, before the first one is told
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    second = threading.Thread(target=sync)
+    monkeypatch.setattr(disk, "_sync_data", fail_once)
+    sync()
+    second.join()
+    assert len(outcomes) == 2
+    assert all(os.strerror(errno.EIO) in outcome for outcome in outcomes), outcomes
+    made.close()
+
+
+def test_B5_a_file_whose_sync_failed_for_want_of_room_is_not_synced_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = OsDisk(str(tmp_path))
+    file = made.open("a", is_new=True)
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk, "_sync_data", refuse)
+    with pytest.raises(DiskFullError):
+        file.sync()
+    monkeypatch.setattr(disk, "_sync_data", os.fdatasync)
+    with pytest.raises(DiskError, match="not tried again"):
+        file.sync()
+    made.open("a").sync()
+    made.close()

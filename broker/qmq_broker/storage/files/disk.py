@@ -19,9 +19,10 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from threading import Lock
 from typing import Final
 
-from qmq_broker.errors import DiskError, DiskFullError, LockedError
+from qmq_broker.errors import DiskError, DiskFullError, LockedError, StoreError
 from qmq_broker.storage.files.disk_errors import translate
 from qmq_broker.storage.files.disk_port import Disk, DiskFile, DiskLock
 
@@ -227,11 +228,17 @@ class OsFile:
     Closed at the latest when nothing refers to it any more. A file dropped while it is being read
     stays open until that read ends and no longer, because only then does the disk get its room
     back.
+
+    Linux reports a failed sync once for an open file, to whoever asks first: another thread that asks a
+    moment later is told that all is well. So one thread at a time is let through, and a file whose
+    sync failed fails each later one.
     """
 
     def __init__(self, path: str, descriptor: int, witness: OsFile | None = None) -> None:
         """Takes over the descriptor; see `confirm` for the witness."""
         self.path, self._descriptor, self._witness = path, descriptor, witness
+        self._syncing = Lock()
+        self._failed_sync = ""
 
     def read(self, position: int, count: int) -> bytes:
         try:
@@ -268,6 +275,17 @@ class OsFile:
         return position
 
     def sync(self) -> None:
+        with self._syncing:
+            if self._failed_sync:
+                reason = f"not tried again after a failed one ({self._failed_sync})"
+                raise DiskError(operation="sync", path=self.path, reason=reason)
+            try:
+                self._sync()
+            except StoreError as error:
+                self._failed_sync = str(error)
+                raise
+
+    def _sync(self) -> None:
         try:
             _sync_data(self._descriptor)
             names = os.fstat(self._descriptor).st_nlink

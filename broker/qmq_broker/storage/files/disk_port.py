@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class DiskFile(Protocol):
-    """One open file. Reads may come from any thread, everything else from one at a time."""
+    """One open file. Reads and syncs may come from any thread, everything else from one at a time."""
 
     def read(self, position: int, count: int) -> bytes:
         """`count` bytes from `position`; fewer only at the end of the file."""
@@ -21,7 +21,10 @@ class DiskFile(Protocol):
         ...
 
     def sync(self) -> None:
-        """Make everything written so far, and the length, durable; fails for a removed file."""
+        """Make everything written so far, and the length, durable; fails for a removed file.
+
+        Once it has failed it fails always, in every thread: what is on the disk is not known.
+        """
         ...
 
     def allocate(self, length: int) -> None:
