@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.schedule.bucket import Bucket, BucketState
+from qmq_broker.storage.schedule.columns import Subjects
 from qmq_broker.storage.schedule.fates import Fate, pack_fate
 from qmq_broker.storage.schedule.files import ScheduleFiles, dispatched_frames
 from tests.broker.storage.damaged import flip
@@ -40,3 +44,55 @@ def test_D3_a_fate_that_came_while_the_file_could_not_be_read_is_known_when_it_c
         Fate.PENDING,
     ]
     files.close()
+
+
+def test_D3_a_reader_in_the_middle_of_a_copy_finds_each_fate_in_the_file_or_before_it() -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Watched(Bucket):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if seen:  # what another thread would find now
+                seen.append((len(self.undispatched), self.copied.dispatched))
+
+    bucket = Watched(BucketState(HOUR, 3, 0, 0, 1, 100))
+    bucket.settle(Fate.RELEASED, [1, 2])
+    seen.append((2, 1))
+    bucket.forget_waiting(BucketState(HOUR, 3, 0, 0, 3, 200), 2)
+    assert seen[-1] == (0, 3)
+    assert all(left + dispatched >= 3 for left, dispatched in seen), seen
+
+
+#: How long one thread is given for what it must not be able to do; ends at once when it can.
+_CHANCE_S = 0.3
+
+
+def test_D1_two_threads_that_meet_new_subjects_at_once_give_each_a_number_of_its_own() -> None:
+    subjects = Subjects()
+    numbers: dict[str, int] = {}
+    has_other = threading.Event()
+
+    def meet_other() -> None:
+        numbers["invoices"] = subjects.number("invoices")
+        has_other.set()
+
+    other = threading.Thread(target=meet_other)
+
+    class Slow(str):
+        """While it is put into a table, another thread runs, as the interpreter may let it."""
+
+        looks = 0
+
+        def __hash__(self) -> int:
+            self.looks += 1
+            if self.looks == 2:
+                other.start()
+                has_other.wait(_CHANCE_S)
+            return super().__hash__()
+
+    numbers["orders"] = subjects.number(Slow("orders"))
+    other.join()
+    assert {name: subjects.names[number] for name, number in numbers.items()} == {
+        "orders": "orders",
+        "invoices": "invoices",
+    }

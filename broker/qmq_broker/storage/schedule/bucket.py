@@ -149,8 +149,10 @@ class Bucket:
         """Forget this many waiting messages: they are in the files now."""
         count = copied.next_sequence - self.copied.next_sequence
         self.waiting = self.waiting.part(count, len(self.waiting))
-        self.undispatched = self.undispatched[dispatched:]
+        left = self.undispatched[dispatched:]
+        # In this order: `fates` looks the other way round, in any thread, and must find each fate somewhere.
         self.copied = copied
+        self.undispatched = left
 
 
 def empty_bucket(bucket: int) -> Bucket:

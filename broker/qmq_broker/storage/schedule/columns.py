@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
+from threading import Lock
 from typing import Final, NamedTuple
 
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
@@ -39,14 +40,22 @@ class Subjects:
     def __init__(self) -> None:
         self.names: list[str] = []
         self._numbers: dict[str, int] = {}
+        self._adding = Lock()
 
     def number(self, subject: str) -> int:
         """The number of a subject."""
         found = self._numbers.get(subject)
-        if found is None:
-            found = self._numbers[subject] = len(self.names)
-            self.names.append(subject)
-        return found
+        return self._add(subject) if found is None else found
+
+    def _add(self, subject: str) -> int:
+        # The writer and readers of the files may meet new subjects at once: each needs a number of its own.
+        with self._adding:
+            found = self._numbers.get(subject)
+            if found is None:
+                found = len(self.names)
+                self.names.append(subject)  # first: whoever finds the number finds the name
+                self._numbers[subject] = found
+            return found
 
 
 @dataclass(slots=True, kw_only=True)
