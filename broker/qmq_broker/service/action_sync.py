@@ -1,8 +1,7 @@
 """Syncs the action log at an interval, and writes its snapshots, off the loop thread.
 
-Pulls and settlements are answered when they are written, not when they are synced: a power cut
-takes at most one interval of them, and what it takes is delivered again. A thin thread around
-`step`.
+Pulls and settlements are answered once they are written, before they are synced: a power cut takes
+at most one interval of them, and their messages are delivered again. A thin thread around `step`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class ActionSync:
         post: Callable[[Callable[[], None]], object],
         on_poisoned: Callable[[str], None],
     ) -> None:
-        """`sync_s` counts how long syncs took."""
+        """`sync_s` records how long syncs took."""
         self._store = store
         self._delivery = delivery
         self._clock = clock
@@ -47,22 +46,22 @@ class ActionSync:
 
     @property
     def has_snapshot(self) -> bool:
-        """Whether one waits to be written."""
+        """Whether a snapshot waits to be written."""
         return self._snapshot is not None
 
     def keep(self, offset: int, content: bytes) -> None:
-        """Let a snapshot be written with the next step. Called in the loop thread."""
+        """Write this snapshot with the next step. Call in the loop thread."""
         self._snapshot = (offset, content)
 
     def step(self) -> int:
-        """Sync if something was written since; returns how many syncs that took."""
+        """Sync if anything was written since the last sync; returns how many syncs that took."""
         if (snapshot := self._snapshot) is not None:
             self._keep_snapshot(*snapshot)
             self._snapshot = None
         journal = self._delivery.journal
         if not journal.is_unsynced:
             return 0
-        # Cleared first: what is written while the sync runs is left for the next one.
+        # Cleared first: what is written during the sync is left to the next one.
         journal.is_unsynced = False
         began_s = self._clock.monotonic_s()
         self._store.actions.sync()
@@ -76,7 +75,7 @@ class ActionSync:
             _log.warning("no snapshot of the groups: reason=%s", error)
 
     def run(self) -> None:
-        """Sync at the interval until `stop`, and once more."""
+        """Sync at the interval until `stop`, then once more."""
         is_last = False
         while not is_last:
             is_last = self._stopped.wait(self._interval_s)

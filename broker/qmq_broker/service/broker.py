@@ -1,8 +1,8 @@
-"""The broker without its network face: intake, writer, delivery and questions over one store.
+"""The broker without its network face: intake, writer, delivery and queries over one store.
 
 Belongs to one event loop, given as `post` (run this function in the loop thread). Four threads work
 beside the loop: the writer, the sync of the action log, the indexer, and the release of delayed
-messages; while delayed messages are copied, or old segments are removed, one more waits for the disk.
+messages. One more waits for the disk while delayed messages are copied or old segments are removed.
 
 Life cycle: `start`, then calls from the loop thread, then `drain` and `stop`. A poisoned broker
 stops without a clean mark, so that the next start verifies what is on the disk.
@@ -56,7 +56,7 @@ class BrokerSettings:
 
 
 class Broker:
-    """Everything behind the face; see the module's text for threads and life cycle."""
+    """Everything behind the face; see the module docstring for threads and life cycle."""
 
     def __init__(
         self,
@@ -110,9 +110,9 @@ class Broker:
             store, self.delivery, self.writer, self._action_sync, self.keeping, settings
         )
         self._threads = _threads(self.writer, self._action_sync, self._indexer, self.delayed)
-        #: Called once, in the loop thread, when the broker can serve no longer.
+        #: Called once, in the loop thread, when the broker can no longer serve.
         self.on_end: Callable[[], None] = lambda: None
-        #: Called in the loop thread when somebody asks the broker to stop in order.
+        #: Called in the loop thread when somebody asks the broker to stop in an orderly way.
         self.on_stop: Callable[[], None] = lambda: None
 
     def start(self) -> int:
@@ -125,7 +125,10 @@ class Broker:
         return replayed
 
     def step(self) -> None:
-        """What is to be done by time, in the loop thread: bounded, called again and again."""
+        """One bounded pass of everything driven by time.
+
+        Call it again and again, in the loop thread.
+        """
         now_ms = self.time.now_ms()
         self.setting_aside.step(now_ms)
         self.delivery.step(now_ms)
@@ -133,21 +136,21 @@ class Broker:
 
     @property
     def disk(self) -> Disk:
-        """The files of the store, for those that read them beside it."""
+        """The store's files, for those that read them beside it."""
         return self._store.disk
 
     @property
     def store_id(self) -> str:
-        """Names the store, in 32 hex digits."""
+        """Identifies the store, in 32 hex digits."""
         return self._store.store_id.hex()
 
     @property
     def durable_offsets(self) -> tuple[int, int]:
-        """Up to where the commit log and the action log survive a power cut."""
+        """How far the commit log and the action log survive a power cut."""
         return self._store.durable_offset, self._store.actions.log.durable_offset
 
     def sync_actions(self) -> None:
-        """Make what was decided so far durable. Blocks; in any thread."""
+        """Make everything decided so far durable. Blocks; call from any thread."""
         try:
             self._store.actions.sync()
         except Exception as error:
@@ -158,9 +161,10 @@ class Broker:
     def send(
         self, data: bytes, on_done: OnDone, may_send: Callable[[str], None] | None = None
     ) -> MessageFrame:
-        """Check a request and let it wait for its commit; raises when it is refused.
+        """Check a request and queue it for its commit; raises if it is refused.
 
-        `may_send` is asked for each subject, and raises where the sender must not send.
+        `on_done` is called in the loop thread when the request is durable, or failed. `may_send` is
+        called with each subject, and raises where the sender may not send.
         """
         frame = self.intake.check(data, may_send)
         self.writer.submit(frame, on_done)
@@ -168,10 +172,10 @@ class Broker:
         return frame
 
     def set_read_only(self, is_read_only: bool, reason: str) -> bool:
-        """Stop or begin to take messages; whether that changed anything.
+        """Stop or resume taking messages; returns whether that changed anything.
 
-        Until the next start, which goes by its own options. Raises `UnavailableError` while the
-        broker is stopping.
+        Holds until the next start, which follows its own options. Raises `UnavailableError` while
+        the broker is stopping.
         """
         wanted = Serving.READ_ONLY if is_read_only else Serving.SERVING
         if self.serving.state is wanted:
@@ -182,21 +186,21 @@ class Broker:
         return self.serving.become(wanted, reason if is_read_only else "")
 
     def ask_to_stop(self, reason: str) -> int:
-        """Drain, and let the process end in order; returns how many pulls waited."""
+        """Drain, then let the process end in an orderly way; returns how many pulls waited."""
         woken = self.drain(reason)
         self.on_stop()
         return woken
 
     def drain(self, reason: str) -> int:
-        """Take no more messages and answer all waiting pulls; returns how many waited."""
+        """Take no more messages and answer all waiting pulls; returns how many there were."""
         self.serving.become(Serving.DRAINING, reason)
         return self.delivery.waiting.wake_all()
 
     def stop(self, deadline_s: float) -> bool:
         """End the threads and close the store; returns whether that was clean.
 
-        Blocks up to `deadline_s` for each thread. Not in the loop thread: what the writer still
-        commits is answered there.
+        Blocks up to `deadline_s` for each thread. Do not call it in the loop thread, which must
+        answer what the writer still commits.
         """
         self.delayed.delay.stop()
         self.writer.stop()
@@ -270,7 +274,7 @@ def _threads(
 def send_answer(
     frame: MessageFrame, placed: Placed, message_ids: tuple[str, ...] = ()
 ) -> SendAnswer:
-    """What a sender is told about a durable request."""
+    """What the sender of a durable request is told."""
     return SendAnswer(
         frame_crc=frame.header.body_crc,
         count=frame.header.record_count,

@@ -1,8 +1,9 @@
-"""Looking for a message of which only copies are left: set aside by groups, the original taken by the retention.
+"""Finding a message of which only copies are left: groups set it aside, retention took the
+original.
 
-A copy has an id of its own, so the copies themselves are read: those that wait with the delayed messages, and
-those that came back to a group that is not done with them. Reads the disk, beside the loop; what the groups
-know is asked before and after, in the loop.
+A copy has an id of its own, so the copies themselves are read: those that wait among the delayed
+messages, and those that came back to a group that is not done with them. Reading the disk happens
+beside the loop; the groups are asked before and after, in the loop.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ READ_BYTES_MAX: Final = 256 * 1024 * 1024
 
 
 class Kept(NamedTuple):
-    """What groups have as copies just now."""
+    """What groups hold as copies at this moment."""
 
-    #: Sequences in the queue of copies of what came back.
+    #: Sequences, in the queue of copies, of those that came back.
     back: tuple[int, ...]
-    #: Whether anything is away.
+    #: Whether any are still away.
     is_any_away: bool
 
 
 class FoundCopy(NamedTuple):
-    """A copy of the message that is looked for."""
+    """A copy of the message that is searched."""
 
     copy: Copy
     found: FoundRecord
@@ -60,7 +61,8 @@ class CopySearch:
     def by_id(self, message_id: bytes, kept: Kept) -> tuple[list[FoundCopy], bool]:
         """Copies of this message, and whether all were looked at. In any thread.
 
-        A damaged list of delayed messages is passed over. They are found with the place of the copy, and with the time when the message was born.
+        Damaged lists of delayed messages are passed over. Each copy comes with its place and the
+        time the message was made.
         """
         found: list[FoundCopy] = []
         damage: list[CorruptionError] = []
@@ -74,17 +76,14 @@ class CopySearch:
                 if record_message_id(copy.record) != message_id:
                     continue
                 born_at_ms = decode_record(copy.subject, copy.record).born_at_ms
-            except (
-                CorruptionError,
-                ProtocolError,
-            ):  # one copy; its group gets the message without it
+            except (CorruptionError, ProtocolError):  # its group gets the message without it
                 continue
             one = FoundRecord(copy.subject, copy.sequence, place, born_at_ms, copy.record)
             found.append(FoundCopy(copy, one, back))
         return found, not damage
 
     def still_kept(self, found: list[FoundCopy]) -> list[FoundRecord]:
-        """Each message once of those whose groups still have these copies. In the loop."""
+        """Each message once, if its group still has the copy. In the loop."""
         messages: dict[tuple[str, int], FoundRecord] = {}
         for copy, record, back in found:
             state = self._delivery.group(copy.subject, copy.group)
@@ -99,7 +98,7 @@ class CopySearch:
     def _records(
         self, kept: Kept, on_damage: Callable[[CorruptionError], None]
     ) -> Iterator[tuple[int | None, int, bytes]]:
-        """Sequence in the queue of copies, if it is there, place, and record of each copy."""
+        """Sequence in the queue of copies if it came back, place, and record of each copy."""
         queue = self._store.queue(COPIES)
         for back in kept.back:
             entries = [] if queue is None else queue.entries(back, 1)

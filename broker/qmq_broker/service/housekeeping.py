@@ -1,11 +1,11 @@
-"""Chores of the broker by time: old segments go, broadcast consumers that nobody sees any more go,
-and the groups are noted down in snapshots.
+"""Chores driven by time: retention, idle broadcast consumers, snapshots of the groups.
 
-Decided in the loop thread, where the groups live, and done beside it: segments by the writer, snapshots
-by the thread that syncs the action log. Files of delayed messages go by the log's own time; while nobody
-sends, the writer is asked to let that go on. A segment of the commit log may go when it is older than the
-retention, or when the log is longer, and only when every group on every subject in it has got past it and every
-keeper has it elsewhere; `force_retention` lifts that bound, and what a group or a keeper loses by it is counted for it.
+Decided in the loop thread, where the groups live, and done elsewhere: segments by the writer,
+snapshots by the thread that syncs the action log. Files of delayed messages go by the log's own
+time; while nobody sends, the writer is asked to advance it. A segment of the commit log may go if
+it is older than the retention, or the log too long, and if every group has got past it on every
+subject and every keeper has it. `force_retention` lifts the second condition; what a group or a
+keeper loses by that is counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
 from qmq_broker.storage.store import Store
 
-#: Nothing changes fast enough to be looked at more often.
+#: Nothing changes fast enough to be checked more often.
 INTERVAL_MS: Final = 1_000
 
 
@@ -46,13 +46,13 @@ class Housekeeping:
         self._options = options
         self._limits = limits
         self._next_ms = 0
-        #: The log's beginning that was last asked for: a request is not repeated while it waits.
+        #: The beginning of the log that was last asked for: a pending request is not repeated.
         self._asked_offset = 0
-        #: Whether the writer is asked to let the log's own time go on.
+        #: Whether the writer was asked to advance the log's own time.
         self._is_marking = False
 
     def step(self, now_ms: int) -> bool:
-        """Look whether something is to be done, once in `INTERVAL_MS`; whether it was looked."""
+        """Check whether anything is due, once per `INTERVAL_MS`; returns whether it checked."""
         if now_ms < self._next_ms:
             return False
         self._next_ms = now_ms + INTERVAL_MS
@@ -91,7 +91,7 @@ class Housekeeping:
 
     def _give_up(self, offset: int) -> None:
         """In the writer's thread."""
-        # A power cut must not take back what lets the segment go, such as a message set aside.
+        # A power cut must not undo what lets the segment go, such as a message set aside.
         self._store.actions.sync()
         self._store.give_up_below(offset)
         self._asked_offset = 0

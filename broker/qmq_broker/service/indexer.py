@@ -1,11 +1,10 @@
-"""What is done in the background: key index, summaries of segments, and spare segments made ahead.
+"""Background work: the key index, summaries of segments, and spare segments made ahead.
 
-The threads of this process share one interpreter, so what is saved here is what senders get. While
-much is being written, and until that has been over for a moment, the index is left behind, up to a bound;
-a search looks through what is missing.
-Beyond the bound, and when little comes in, it is worked on in small steps, each some hundred
-messages, with a rest behind it that is a multiple of the time it took. Nothing that goes wrong here
-ends the broker.
+The threads of this process share one interpreter, so every step saved here goes to the senders.
+While much is being written, and for a moment afterwards, the index is left behind up to a bound,
+and searches look through what is missing. Beyond the bound, and when little comes in, the work is
+done in small steps of a few hundred messages, each followed by a rest that is a multiple of the
+time it took. Nothing that goes wrong here ends the broker.
 """
 
 from __future__ import annotations
@@ -22,17 +21,19 @@ from qmq_broker.storage.store import Store
 _log = logging.getLogger(__name__)
 #: Log bytes of one step, at least one frame: about a millisecond.
 STEP_BYTES: Final = 128 * 1024
-#: So much log for each second is much.
+#: More log than this per second counts as much.
 BUSY_BYTES_PER_S: Final = 4 * 1024 * 1024
 #: How far the index may fall behind while much is written: a search takes 0.1 s longer for it.
 LAG_BYTES_MAX: Final = 64 * 1024 * 1024
-#: Rest after a step, as a multiple of its time: a tenth of a processor while much is written.
+#: Rest after a step, as a multiple of its time: while much is written, a tenth of a processor is
+#: used.
 REST_WHILE_BUSY: Final = 9
 REST_WHILE_QUIET: Final = 1
-#: How long nothing is done before it is looked again, and over which it is seen how much is written.
+#: How long to rest when there is nothing to do, and the span over which the rate of writes is
+#: measured.
 IDLE_S: Final = 0.1
-#: How long much counts as being written after it was: senders come in bursts, and each would find the index
-#: at work on the one before.
+#: For how long writers count as busy after a burst: otherwise each burst would find the index at
+#: work on the one before.
 BUSY_S: Final = 1.0
 _REST_S_MIN: Final = 0.0005
 _REST_S_MAX: Final = 1.0
@@ -45,7 +46,7 @@ class Indexer:
         self._store = store
         self._clock = clock
         self._stopped = threading.Event()
-        #: Since when it is seen how much is written, and how much there was then.
+        #: When and where the present measurement of the rate of writes began.
         self._since_s = clock.monotonic_s()
         self._since_offset = store.written_offset
         self._busy_until_s = self._since_s
@@ -53,7 +54,7 @@ class Indexer:
         self.is_busy = False
 
     def look(self) -> bool:
-        """See how much is written; whether there should be a step now."""
+        """Measure how much is written; returns whether a step is due."""
         now_s, written_offset = self._clock.monotonic_s(), self._store.written_offset
         if written_offset - self._since_offset > BUSY_BYTES_PER_S * max(
             now_s - self._since_s, IDLE_S
@@ -88,7 +89,7 @@ class Indexer:
             if done.is_unfinished or has_more:
                 work_s = self._clock.monotonic_s() - began_s
                 rest_s = self._rest_s(work_s)
-                if has_more:  # a spare is filled by writes that commits have to share the disk with
+                if has_more:  # filling a spare takes disk bandwidth from commits
                     rest_s = max(rest_s, min(work_s * REST_WHILE_BUSY, _REST_S_MAX))
 
     def stop(self) -> None:

@@ -1,9 +1,9 @@
 """Checks of a send request before anything is written.
 
-In this order: the broker takes messages at all, the disk has room above its reserve, the frame is
-what it claims to be (shape, checksum, names, limits), and each record carries the checksum that its
+In this order: the broker takes messages at all; the disk has room above its reserve; the frame is
+what it claims to be (shape, checksum, names, limits); and each record matches the checksum its
 producer gave it, so that a record broken on its way is refused by name instead of being stored and
-found at delivery. Whether the commit queue has room is asked by the writer itself.
+found at delivery. The writer itself checks whether the commit queue has room.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from qmq_client.wire.message_id import format_message_id
 from qmq_client.wire.names import check_not_own
 from qmq_client.wire.record import record_message_id
 
-#: The file system is asked for its free space once in so many bytes of requests.
+#: The file system is asked for its free space once per this many bytes of requests.
 FREE_SPACE_CHECK_BYTES: Final = 16 * 1024 * 1024
 
 
 class Intake:
-    """What every send passes. Belongs to the loop thread."""
+    """The checks that every send passes. Belongs to the loop thread."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Intake:
         self._known_room_bytes = 0
 
     def check(self, data: bytes, may_send: Callable[[str], None] | None = None) -> MessageFrame:
-        """The request's frame, fit to be stored; raises without having changed anything."""
+        """The frame of the request, fit to be stored; raises without having changed anything."""
         self._serving.check_takes_messages()
         self._check_room(len(data))
         frame = parse_message_frame(data, self._wire)
@@ -75,7 +75,7 @@ class Intake:
         return frame
 
     def note_accepted(self, frame: MessageFrame) -> None:
-        """Know the subjects of a request that the writer has taken: refused ones use up no room."""
+        """Remember the subjects of a request that the writer took: refused ones use no room."""
         self._subjects.update(run.subject for run in frame.runs)
 
     def has_room(self) -> bool:
@@ -122,7 +122,7 @@ def check_records(frame: MessageFrame) -> None:
 
 
 def check_due_times(frame: MessageFrame, now_ms: int, limits: Limits) -> None:
-    """Raise `InvalidMessageError` when delayed messages are not alone, or one is due too late."""
+    """Raise `InvalidMessageError` if delayed messages are not alone, or one is due too late."""
     is_delayed = frame.header.kind is FrameKind.DELAYED
     if not is_delayed and not has_due_times(frame):
         return

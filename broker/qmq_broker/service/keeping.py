@@ -1,6 +1,8 @@
-"""What keepers tell, and what is told of them; changes are done by the writer, between two commits.
+"""What keepers tell the broker, and their status. The writer makes the changes, between two
+commits.
 
-The writer also gives up segments: a keeper that was answered is known to whatever is given up afterwards.
+The writer also gives up segments, so every keeper that was answered is respected by whatever is
+given up afterwards.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from qmq_broker.storage.store import Store
 from qmq_client.wire.errors import InvalidMessageError
 
 _log = logging.getLogger(__name__)
-#: Told in the loop thread: how the keeper is, durably, or why nothing was done.
+#: Called in the loop thread with the keeper as it now is, durably, or why nothing was done.
 OnKept = Callable[[Keeper | Exception], None]
 
 
@@ -26,19 +28,20 @@ class KeeperStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody who keeps the logs elsewhere: retention waits for it."""
 
     name: str
-    #: Everything below, of the commit log, is kept elsewhere …
+    #: Everything in the commit log below this is kept elsewhere …
     kept_offset: int
-    #: … and of the action log.
+    #: … and everything in the action log below this.
     kept_actions_offset: int
-    #: How long ago it was last heard of.
+    #: How long ago it last reported.
     age_s: float
     #: Bytes of each log that are durable and not kept yet. A segment is archived when it is full.
     lag_bytes: int
     lag_actions_bytes: int
-    #: Bytes of the commit log that retention would have given up by their age, or the log's length, were it not for
-    #: this keeper; groups may wait for them too.
+    #: Bytes of the commit log that are kept only because of this keeper, though their age or the
+    #: log's length would let them go; groups may need them too.
     held_bytes: int
-    #: Bytes that were given up by force before they were kept; of actions also where the disk had no room.
+    #: Bytes that were given up by force before they were kept; in the action log also for lack of
+    #: disk space.
     lost_bytes: int
     lost_actions_bytes: int
 
@@ -49,7 +52,7 @@ class Keeping:
     def __init__(self, store: Store, writer: CommitWriter) -> None:
         self._store = store
         self._writer = writer
-        #: What was lost by each when that was last looked at.
+        #: What each had lost when that was last checked.
         self._lost = {keeper.name: self._lost_by(keeper) for keeper in store.keepers.all}
 
     def statuses(self, now_ms: int) -> list[KeeperStatus]:
@@ -59,7 +62,7 @@ class Keeping:
         return [self._status(keeper, old_offset, now_ms) for keeper in keepers]
 
     def status(self, keeper: Keeper, now_ms: int) -> KeeperStatus:
-        """One of them, as it is or was."""
+        """The status of one keeper as it is, or was."""
         return self._status(keeper, self._store.retention.old_offset(now_ms), now_ms)
 
     def keep(self, name: str, told: LogOffsets, now_ms: int, on_done: OnKept) -> None:
@@ -67,7 +70,7 @@ class Keeping:
         self._run(lambda: self._store.keep(name, told, now_ms), on_done)
 
     def end(self, name: str, on_done: OnKept) -> None:
-        """Wait for it no longer; `NotFoundError` when nobody is waited for under this name."""
+        """Stop waiting for this keeper; `NotFoundError` if there is none of this name."""
 
         def end() -> Keeper:
             keeper = self._store.end_keeper(name)
@@ -78,7 +81,7 @@ class Keeping:
         self._run(end, on_done)
 
     def tell_losses(self) -> int:
-        """Log what was given up before it was kept; returns of how many keepers that is."""
+        """Log what was given up before it was kept; returns how many keepers that concerns."""
         told = 0
         for keeper in self._store.keepers.all:
             lost, before = self._lost_by(keeper), self._lost.get(keeper.name, LogOffsets(0, 0))
@@ -114,5 +117,5 @@ class Keeping:
         )
 
     def _run(self, change: Callable[[], Keeper], on_done: OnKept) -> None:
-        """Have the writer do it; a refusal is no failure of the store."""
+        """Have the writer do it; a refusal does not poison the store."""
         self._writer.change(change, on_done, refusals=(InvalidMessageError, NotFoundError))

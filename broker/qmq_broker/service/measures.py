@@ -1,8 +1,8 @@
 """What a broker counts about itself, for whoever scrapes it.
 
-Plain numbers since the start of the process, each written by one thread and read by any: a reader
-may see one of two numbers that belong together a moment earlier than the other. Noting costs some
-hundred nanoseconds for a commit, and nothing is done for each message.
+Plain numbers since the process started, each written by one thread and read by any: a reader may
+see one of two related numbers a moment before the other. Recording costs a few hundred nanoseconds
+per commit, and nothing per message.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Final
 
 from qmq_client.wire.frame import MessageFrame
 
-#: Upper ends of the durations that are told apart, in seconds: from a fast disk to a hung one.
+#: Upper bounds of the duration classes, in seconds: from a fast disk to a hung one.
 SECONDS: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 10.0),
 )
-#: Upper ends of the requests in one commit; a commit takes no more than the last.
+#: Upper bounds of the classes of requests per commit; a commit takes no more than the last.
 REQUESTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-#: Subjects that are counted each by itself; the rest share one name, so that no sender decides how
+#: Subjects that are counted individually; the rest share one name, so that no sender decides how
 #: many rows a scrape has.
 SUBJECTS_MAX: Final = 1_000
-#: Theirs: no subject can have it.
+#: The shared name: no subject can have it.
 OTHER_SUBJECTS: Final = "*"
 
 
 class Histogram:
-    """How often a value was at most each of some bounds, and the sum of all values."""
+    """How many values were at most each of some bounds, and the sum of all values."""
 
     __slots__ = ("_bounds", "_counts", "sum")
 
@@ -51,18 +51,18 @@ class Histogram:
 
 
 def steps_of(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[float, int]]:
-    """Counts of classes, one more than bounds, as counts up to each bound."""
+    """Counts per class, one more than bounds, as counts up to each bound."""
     return list(zip((*bounds, float("inf")), accumulate(counts), strict=True))
 
 
 class Accepted:
-    """What the broker answered for on one subject."""
+    """What the broker acknowledged on one subject."""
 
     __slots__ = ("bytes", "messages", "requests")
 
     def __init__(self) -> None:
         self.messages = 0
-        #: Length of the records.
+        #: Total length of the records.
         self.bytes = 0
         self.requests = 0
 
@@ -72,11 +72,11 @@ class Intakes:
 
     def __init__(self) -> None:
         self.subjects: dict[str, Accepted] = {}
-        #: Messages among them that were stored before.
+        #: How many of the messages were stored before.
         self.duplicates = 0
 
     def note(self, frame: MessageFrame, duplicates: int) -> None:
-        """A request was answered: all of it is durable."""
+        """Count a request that was answered: all of it is durable."""
         self.duplicates += duplicates
         first = 0
         for run in frame.runs:
@@ -93,17 +93,17 @@ class Intakes:
 
 
 class Measures:
-    """All that one broker counts beside what its groups and its delayed messages count."""
+    """What one broker counts, besides what its groups and delayed messages count."""
 
     def __init__(self) -> None:
         self.intakes = Intakes()
-        #: Of one commit of messages: until all of it is with the operating system …
+        #: For one commit of messages: until all of it is handed to the operating system …
         self.append_s = Histogram(SECONDS)
         #: … and from there until it is on the disk.
         self.sync_s = Histogram(SECONDS)
-        #: Requests of one commit.
+        #: Requests per commit.
         self.commit_requests = Histogram(REQUESTS)
-        #: Of one sync of the action log.
+        #: For one sync of the action log.
         self.action_sync_s = Histogram(SECONDS)
-        #: Requests that were refused, by the code that their senders were told.
+        #: Refused requests, by the code that their senders were told.
         self.refused: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""What people ask about a running broker: subjects, groups, dead letters, messages. Changes nothing."""
+"""Answers about a running broker: subjects, groups, dead letters, messages. Read-only."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from qmq_client.wire.names import OWN_PREFIX
 from qmq_client.wire.record_parts import record_made_at_ms
 from qmq_client.wire.requests import Backoff, Tags
 
-#: Rows of one listing; more are asked for by giving the next sequence.
+#: Rows of one listing; pass the next sequence to get more.
 LISTED_MAX: Final = 1_000
 #: Bytes of records in one listing of messages.
 LISTED_BYTES_MAX: Final = 4 * 1024 * 1024
-#: A consumer that holds nothing and asked for nothing for so long is not counted: more than two
+#: A consumer that holds nothing and asked for nothing for this long is not counted: more than two
 #: waits of the longest pull.
 SEEN_MS: Final = 120_000
 
@@ -49,53 +49,53 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     #: Messages that wait for their next delivery …
     redelivery: int
-    #: … and those among them that are set aside because it is far.
+    #: … and those of them that are set aside because it is far off.
     set_aside: int
     dead: int
-    #: Consumers that hold messages, or were given some and asked for more lately.
+    #: Consumers that hold messages, or got some and asked for more lately.
     consumers: int
     max_attempts: int
     #: Messages acked since the group began.
     acked: int
     #: Messages that were given up by force before the group was done with them.
     lost: int
-    #: Messages that expired before they were given.
+    #: Messages that expired before they were delivered.
     expired: int
-    #: How long ago the oldest message was made, or was due, that the group was not given; None when
-    #: there is none, or when its record was not read because many groups were asked for.
+    #: The time since the oldest undelivered message was made, or was due. None if there is none, or
+    #: if its record was not read because many groups were asked for.
     lag_s: float | None
-    #: Messages that wait for one before them with the same key.
+    #: Messages that wait for an earlier one with the same key.
     held: int
     is_paused: bool
     ordered: bool
     tags: Tags
-    #: None for the broker's own.
+    #: None for the broker's default.
     backoff: Backoff | None
-    #: Of a broadcast's consumer: how long after its last sign of life it goes; 0 for never.
+    #: For a broadcast consumer: how long after its last sign of life it ends; 0 for never.
     idle_ms: int
 
 
 class Peeked(NamedTuple):
-    """Messages of a subject that were looked at without a group."""
+    """Messages of a subject, read without a group."""
 
-    #: Sequence and encoded record. A sequence that was passed and has none is that of a lost message.
+    #: Sequence and encoded record. A sequence that is left out is that of a lost message.
     records: list[tuple[int, bytes]]
-    #: Where the next look goes on.
+    #: Where the next call goes on.
     next_sequence: int
 
 
 class Held(NamedTuple):
-    """What the store has, in numbers."""
+    """What the store holds, in numbers."""
 
     first_offset: int
     durable_offset: int
     segments: int
     durable_actions_offset: int
     action_segments: int
-    #: Message ids that a repeat is recognized by.
+    #: Message ids by which repeats are recognized.
     remembered_ids: int
     free_bytes: int
-    #: When the last message was stored, as it is stamped: never before the one before it.
+    #: The stamp of the last message; stamps never go back.
     last_stored_at_ms: int
 
 
@@ -109,14 +109,14 @@ class DeadLetterStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     error: str
     at_ms: int
-    #: What was tried, the newest last.
+    #: The attempts, newest last.
     history: tuple[PastAttempt, ...]
-    #: The message itself, when it was asked for and is still there.
+    #: The message itself, if it was asked for and still exists.
     record: bytes | None = None
 
 
 class Query:
-    """Questions about one store and its groups. Belongs to the loop thread."""
+    """Queries on one store and its groups. Belongs to the loop thread."""
 
     def __init__(self, store: Store, delivery: Delivery) -> None:
         self._store = store
@@ -138,16 +138,16 @@ class Query:
         ]
 
     def subjects_count(self) -> int:
-        """How many subjects there are, without the broker's own."""
+        """How many subjects there are, not counting the broker's own."""
         return sum(not name.startswith(OWN_PREFIX) for name in self._store.subjects())
 
     def groups_count(self) -> int:
-        """How many groups there are, without the broker's own."""
+        """How many groups there are, not counting the broker's own."""
         groups = self._delivery.registry
         return sum(not group.state.subject.startswith(OWN_PREFIX) for group in groups)
 
     def held(self) -> Held:
-        """What there is on the disk; asks the file system for its room."""
+        """What is on the disk; asks the file system for its free space."""
         store, actions = self._store, self._store.actions.log
         return Held(
             first_offset=store.first_offset,
@@ -170,7 +170,7 @@ class Query:
     ) -> list[GroupStatus]:
         """Every group, or those of one subject or name, or the first `count` of them.
 
-        Ages are counted up to `now_ms`.
+        Ages are measured at `now_ms`.
         """
         states = [
             state
@@ -198,9 +198,9 @@ class Query:
         count: int = LISTED_MAX,
         with_records: bool = False,
     ) -> list[DeadLetterStatus]:
-        """Dead letters of one group by sequence, perhaps with their messages.
+        """Dead letters of one group by sequence, optionally with their messages.
 
-        Raises `NotFoundError`. Messages are read until they come to `LISTED_BYTES_MAX`.
+        Raises `NotFoundError`. Messages are read up to `LISTED_BYTES_MAX`.
         """
         state = self._delivery.group(subject, group)
         if state is None:
@@ -223,7 +223,7 @@ class Query:
         ]
 
     def records(self, subject: str, *, first_sequence: int, count: int) -> Peeked:
-        """Up to `count` messages as they are stored, past lost ones; raises `NotFoundError`."""
+        """Up to `count` stored messages, skipping lost ones; raises `NotFoundError`."""
         queue = self._store.queue(subject)
         if queue is None:
             raise NotFoundError(f"there is no subject {subject}")
@@ -236,7 +236,7 @@ class Query:
             room_bytes -= entry.record_bytes
             if len(entries) == count or (room_bytes < 0 and entries):
                 break
-            if entry.record_bytes:  # none is lost, see storage/logs/lost.py
+            if entry.record_bytes:  # not a lost one, see storage/logs/lost.py
                 entries[sequence] = entry
             next_sequence = sequence + 1
         records = self._store.read_records(list(entries.values()), subject=subject)
@@ -244,21 +244,24 @@ class Query:
 
     @property
     def search(self) -> KeySearch:
-        """Messages by id or key; reads the disk, so in another thread than the loop's."""
+        """Find messages by id or key. Reads the disk: call it in another thread than the loop's."""
         return self._store.search
 
     def trace(self, subject: str, sequence: int, stored_at_ms: int) -> Trace:
-        """What happened to one message in the groups of its subject; reads the disk, as `search`."""
+        """What happened to one message in the groups of its subject.
+
+        Reads the disk, like `search`.
+        """
         return trace(self._store.actions, subject, sequence, stored_at_ms)
 
     def fates(self, subject: str, sequence: int) -> list[GroupFate]:
-        """What became of one message in each group of its subject, by the group's name."""
+        """What became of one message in each group of its subject, by group name."""
         states = [state for state in self._delivery.groups() if state.subject == subject]
         states.sort(key=lambda state: state.group)
         return [fate_of(state, sequence) for state in states[:LISTED_MAX]]
 
     def _some_records(self, state: GroupState, sequences: Sequence[int]) -> dict[int, bytes]:
-        """Records that are still there, by sequence, as many as fit."""
+        """Records that still exist, by sequence, as many as fit."""
         queue = group_queue(self._store, state)
         entries: dict[int, Entry] = {}
         room_bytes = LISTED_BYTES_MAX
@@ -274,7 +277,7 @@ class Query:
         return dict(zip(entries, records, strict=True))
 
     def _oldest(self, state: GroupState, room_bytes: int) -> tuple[int | None, int]:
-        """When the oldest message was made that the group was not given, and what reading it cost."""
+        """When the oldest undelivered message was made, and how many bytes that took to read."""
         queue = self._store.queue(state.subject)
         first = state.cursor
         if state.lanes is not None and state.held:

@@ -1,4 +1,4 @@
-"""Whether this broker takes messages, and if not, why: the one place that every door asks.
+"""Whether this broker takes messages, and if not, why: the one place that every route asks.
 
 ::
 
@@ -42,11 +42,11 @@ class ServingState:
 
     def __init__(self, state: Serving = Serving.SERVING, reason: str = "") -> None:
         self.state = state
-        #: Why the broker is in this state; empty while it simply serves.
+        #: Why the broker is in this state; empty while it serves normally.
         self.reason = reason
 
     def become(self, state: Serving, reason: str) -> bool:
-        """Go to `state` if the table allows it; returns whether it changed."""
+        """Go to `state` if the table allows it; returns whether the state changed."""
         if state not in _NEXT[self.state]:
             return False
         self.state = state
@@ -69,7 +69,7 @@ class ServingState:
             raise self.refusal("nothing is delivered or settled")
 
     def refusal(self, what: str) -> UnavailableError:
-        """The error that says what is not done and why."""
+        """The error that says what is not done, and why."""
         return UnavailableError(
             f"{what}: the broker is {self.state}: {self.reason}",
             state=str(self.state),

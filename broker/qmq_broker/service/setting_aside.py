@@ -1,20 +1,22 @@
-"""Messages that a group gets again much later: put away with the delayed messages, and brought back.
+"""Messages that a group gets again much later: kept among the delayed messages, then brought back.
 
-A message given back for months would hold a place of its group, and its segment of the commit log,
-for so long. So what comes back later than the horizon is copied: the copy is a delayed message of the
-broker's own, and everything that is promised of those holds for it. There and back there are two
-steps each, the truth first::
+A message given back for months would occupy a place in its group, and its segment of the commit
+log, all that time. So a message that comes back later than the horizon is copied. The copy is a
+delayed message of the broker's own, with all the guarantees of delayed messages. Each direction has
+two steps, the truth first:
+
+::
 
     there   DELAYED frame with copies, durable   then   SetAside in the action log
     back    RELEASED frame into `COPIES`         then   BroughtBack in the action log, then Passed
 
-A crash between leaves a copy that no group names (a *ticket* is given once): it is passed over when
-it comes. Seeking or removing the group does the same. So a message comes back once, to its group alone, and
-only if the group still waits for it.
+A crash in between leaves a copy that no group names (a *ticket* is given once); it is ignored when
+it comes back. The same happens if the group is moved or removed. So a message comes back once, to
+its group alone, and only if the group still waits for it.
 
-A copy that cannot be read any more never comes. When all others of its time have come, the group gets the
-message without it: from where it stood before, and if the retention has taken that too it counts as lost.
-Belongs to the loop thread.
+A copy that can no longer be read never comes back. Once all others due by then have come back, the
+group gets the message without it, from its original place; if retention has taken that too, it
+counts as lost. Belongs to the loop thread.
 """
 
 from __future__ import annotations
@@ -45,19 +47,19 @@ from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.names import COPIES
 
 _log = logging.getLogger(__name__)
-#: The broker's own group, whose cursor says which copies came back so far.
+#: The broker's own group; its cursor says how far copies have come back.
 BACK_GROUP: Final = "_qmq.back"
 #: Messages and bytes of one frame of copies, and of one pass that brings them back.
 PASS_MESSAGES: Final = 500
 PASS_BYTES: Final = 2 * 1024 * 1024
 PASSES_MAX: Final = 4
-#: Groups are looked through so often, and again so long after the broker had no room.
+#: How often groups are looked through, and how long to wait after the broker had no room.
 INTERVAL_MS: Final = 1_000
 PAUSE_MS: Final = 10_000
-#: So long after its time, with all others released, a copy is taken for lost.
+#: A copy that has not come back this long after its time, with all others released, is lost.
 LOST_MS: Final = 60_000
 _TICKETS_BITS: Final = 32
-#: Where ids of the broker's own begin: producers draw theirs from 64 bits.
+#: Where the broker's own ids begin: producers draw theirs from 64 bits.
 _OWN_IDS: Final = 0xFFFF_FFFF << 32
 
 
@@ -71,7 +73,7 @@ class _Going:
 
 
 class SettingAside:
-    """What is set aside in one broker. `step` is called again and again."""
+    """What one broker has set aside. `step` is called again and again."""
 
     def __init__(
         self,
@@ -93,15 +95,15 @@ class SettingAside:
         self.lost_copies = 0
         self._next_ms = 0
         self._going: _Going | None = None
-        #: When a group is tried again that could not be helped.
+        #: When to try a group again that could not be helped.
         self._not_before: dict[GroupKey, int] = {}
         #: Tickets and ids of this opening: its epoch is never given to another.
         self._next_ticket = store.epoch << _TICKETS_BITS
         self._ids = MessageIds(_OWN_IDS | store.epoch)
 
     def step(self, now_ms: int) -> bool:
-        """A bounded part in both directions; whether there is more to bring back at once."""
-        # Asked first: what is released by now is brought back before anything is taken for lost.
+        """A bounded part in both directions; returns whether there is more to bring back."""
+        # Asked first: whatever is released by now is brought back before anything is declared lost.
         released_until_ms = self._delayed.delay.released_until_ms
         try:
             is_unfinished = all(self.bring_back(now_ms) for _ in range(PASSES_MAX))
@@ -117,7 +119,7 @@ class SettingAside:
         return is_unfinished
 
     def bring_back(self, now_ms: int) -> bool:
-        """Give copies that came back to their groups, a bounded number; whether there are more."""
+        """Give groups copies that came back, up to a bound; returns whether more are left."""
         queue = self._store.queue(COPIES)
         if queue is None:
             return False
@@ -138,10 +140,10 @@ class SettingAside:
         return next_ < queue.next_sequence
 
     def _do_without(self, due_before_ms: int, now_ms: int) -> None:
-        """Let messages wait again whose copies are lost, a bounded number of each group."""
+        """Let messages wait again whose copies are lost, a bounded number per group."""
         for group in self._delivery.registry:
             state = group.state
-            if not state.aside.count:  # nearly all of them, at every tick
+            if not state.aside.count:  # nearly all groups, on every tick
                 continue
             lost = state.aside.runs.due(due_before_ms, PASS_MESSAGES)
             actions = [
@@ -162,7 +164,7 @@ class SettingAside:
             self._delivery.after_change(group, now_ms)
 
     def _clear(self, due_before_ms: int) -> None:
-        """Cancel damaged copies that nobody waits for any more: their files may go."""
+        """Cancel damaged copies that nobody waits for any more, so that their files may go."""
         delay = self._delayed.delay
         damaged, more = delay.counts.damaged_copies, set(delay.counts.more_copies)
         gone = [one for one in list(damaged) if one.due_at_ms < due_before_ms]
@@ -186,7 +188,7 @@ class SettingAside:
             runs = heap.far(after_ms, max(0, room))
             if runs and self._begin(group, runs, now_ms):
                 return
-            if heap.latest_ms > after_ms:  # it waits in the heap, and is tried again
+            if heap.latest_ms > after_ms:  # it stays in the heap, and is tried again
                 self._not_before[group.key] = now_ms + PAUSE_MS
 
     def _begin(self, group: Group, runs: Sequence[Redelivery], now_ms: int) -> bool:
@@ -240,7 +242,7 @@ class SettingAside:
         return records
 
     def _on_done(self, going: _Going, outcome: Placed | Exception) -> None:
-        """The copies are durable, or they are not: then everything is as it was."""
+        """The copies are durable, or they failed: then everything stays as it was."""
         self._going = None
         now_ms = self._time.now_ms()
         if isinstance(outcome, Exception):
@@ -257,7 +259,9 @@ class SettingAside:
             actions.append(SetAside(now_ms, state.subject, state.group, first, next_, going.ticket))
         try:
             self._delivery.journal.write(actions, state)
-        except NoRoomError as error:  # the copies are nobody's, and are passed over when they come
+        except (
+            NoRoomError
+        ) as error:  # the copies belong to nobody and are ignored when they come back
             self._not_before[going.group.key] = now_ms + PAUSE_MS
             _log.warning("messages not set aside: reason=%s", error)
             return

@@ -1,7 +1,8 @@
-"""Wall-clock milliseconds that never jump: the wall clock at the start, moved by the steady clock.
+"""Wall-clock milliseconds that never jump: the wall clock at the start, advanced by the monotonic
+clock.
 
 Leases and redeliveries are measured with it, so that setting the machine's clock neither ends
-leases early nor keeps messages back. Only a restart takes the wall clock anew.
+leases early nor keeps messages back. Only a restart reads the wall clock again.
 """
 
 from __future__ import annotations

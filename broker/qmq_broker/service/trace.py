@@ -1,8 +1,8 @@
-"""The life of one message: what the action log tells of it, group by group.
+"""The life of one message, group by group, as the action log tells it.
 
-No second database: the actions since the message was stored are read through, up to a bound. Actions
-older than the oldest segment of the log are gone; what was tried is then told by the group's state.
-Runs in any thread.
+There is no second database: the actions since the message was stored are read, up to a bound.
+Actions older than the oldest segment of the log are gone; the state of the group then tells what
+was tried. Runs in any thread.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from qmq_broker.storage.logs.actions import (
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES
 
-#: Bytes of the action log that one trace reads through: about a second.
+#: Bytes of the action log that one trace reads: about a second.
 READ_BYTES_MAX: Final = 128 * 1024 * 1024
-#: Events of one message that are told.
+#: Events of one message that are reported.
 EVENTS_MAX: Final = 1_000
 #: Actions are stamped by the same clock as messages, but in a log of their own.
 _MARGIN_MS: Final = 10_000
@@ -49,7 +49,7 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     event: str
     consumer: str = ""
     attempt: int = 0
-    #: Until when it was given, or when it is given again; 0 when it is not.
+    #: The end of the lease, or the time of the next delivery; 0 if there is none.
     until_ms: int = 0
     reason: str = ""
     error: str = ""
@@ -61,9 +61,9 @@ class Trace(NamedTuple):
     events: dict[str, list[TraceEvent]]
     #: Whether all actions since the message was stored were read.
     is_complete: bool
-    #: From when on actions are still there, where those from before are gone.
+    #: From when on actions still exist, if older ones are gone.
     told_from_ms: int | None = None
-    #: Up to when they were read, where there were too many.
+    #: Up to when they were read, if there were too many.
     told_until_ms: int | None = None
 
 
@@ -76,7 +76,7 @@ def trace(actions: ActionLog, subject: str, sequence: int, stored_at_ms: int) ->
         reaches_back = not first_base or within.first_offset > first_base + SEGMENT_HEAD_BYTES
         told_from_ms = None if reaches_back else actions.log.made_at_ms(first_base)
         told_until_ms = _read(actions, within, follower)
-    except (CorruptionError, DiskError):  # given up while it was read, or damaged: told so
+    except (CorruptionError, DiskError):  # given up during the read, or damaged: the result says so
         return Trace(follower.events, is_complete=False)
     return Trace(
         follower.events,
@@ -87,7 +87,7 @@ def trace(actions: ActionLog, subject: str, sequence: int, stored_at_ms: int) ->
 
 
 def _read(actions: ActionLog, within: LogRange, follower: _Follower) -> int | None:
-    """Show the actions to the follower; the time of the last one when there are more of them."""
+    """Show the actions to the follower; returns the time of the last one if there are more."""
     read_to, last_ms = within.first_offset, 0
     for next_offset, found in actions.between(within):
         for action in found:
@@ -112,7 +112,10 @@ class _Follower:
         self._held: dict[str, tuple[str, int, int]] = {}
 
     def see(self, action: Action) -> None:
-        """Note what this action did to the message. Requires: it is of its subject."""
+        """Record what this action did to the message.
+
+        Requires: it concerns the message's subject.
+        """
         match action:
             case Pulled():
                 self._on_pulled(action)
@@ -178,11 +181,11 @@ class _Follower:
             del self._held[action.group]
         events = self.events[action.group]
         if len(events) > 1 and events[-2].event == "dead":
-            # The log has the death before the outcome that it follows from (see `_dead`).
+            # The log has the death before the outcome that caused it (see `_dead`).
             events[-2:] = reversed(events[-2:])
 
     def _outcome(self, action: Acked | Nacked | Expired | Extended) -> tuple[str, int, str]:
-        """What it is called, until when it holds, and the handler's error."""
+        """The name of the outcome, the time it holds until, and the handler's error."""
         match action:
             case Extended():
                 return "extended", action.lease_until_ms, ""

@@ -1,10 +1,9 @@
-"""The one writer: everything that needs order, one commit for all requests that wait.
+"""The one writer: everything that needs an order, one commit for all waiting requests.
 
-Group commit without linger: while one commit is on its way to the disk the next requests gather,
-so the device sets the size of a commit. A commit is one append and one sync; then each request is
-answered and the subjects become visible, in one call into the loop per commit. The first failed
-write or sync poisons the writer: nothing is acknowledged any more, and every request that waits is
-told why.
+Group commit without linger: while one commit is on its way to the disk, the next requests gather,
+so the device decides the size of a commit. A commit is one append and one sync; then, in one call
+into the loop, each request is answered and the messages become visible. The first failed write or
+sync poisons the writer: nothing is acknowledged any more, and every waiting request is told why.
 
 `submit` belongs to the loop thread, `run` and `step` to the writer thread (or to a test).
 """
@@ -32,16 +31,16 @@ from qmq_client.wire.message_id import format_message_id
 REQUESTS_PER_COMMIT_MAX: Final = 1024
 #: How long the writer waits for a request before the store gets its next turn.
 IDLE_S: Final = 0.5
-#: How long after a commit the store may wait for a turn while requests keep coming: its turn takes as long
-#: as a small commit, and the answers of the next one, and the loop, would wait for it each time.
+#: How long the store's turn may be delayed while requests keep coming: a turn takes as long as a
+#: small commit, and would delay the answers of the next commit each time.
 TURN_S: Final = 0.005
-#: How long after a commit the next request is waited for before the store gets its turn.
+#: How long after a commit to wait for the next request before the store gets its turn.
 PAUSE_S: Final = 0.001
 _STOP: Final = None
 _WAKE: Final = object()
 
 T = TypeVar("T")
-#: Told the outcome of one request, in the loop thread.
+#: Called in the loop thread with the outcome of one request.
 OnDone = Callable[[Placed | Exception], None]
 
 
@@ -65,10 +64,10 @@ class CommitCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommitWriter:
-    """Writer of one store.
+    """The writer of one store.
 
-    Life cycle: `run` in a thread of its own until `stop`, or `step` by hand. Poisoned for good by
-    the first failure.
+    Life cycle: `run` in a thread of its own until `stop`, or `step` by hand. The first failure
+    poisons it for good.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class CommitWriter:
         on_poisoned: Callable[[str], None],
         measures: Measures | None = None,
     ) -> None:
-        """`post` runs a function in the loop thread; the other two are called there."""
+        """`post` runs a function in the loop thread; the other two callbacks are called there."""
         self._store = store
         self._clock = clock
         self._limits = limits
@@ -92,7 +91,7 @@ class CommitWriter:
         self._measures = measures or Measures()
         self._submissions: SimpleQueue[_Submission | object | None] = SimpleQueue()
         self._chores: SimpleQueue[_Chore] = SimpleQueue()
-        #: Submission time and length of each request that was not answered yet, in order.
+        #: Submission time and length of each unanswered request, in order.
         self._unanswered: deque[tuple[float, int]] = deque()
         self._poison: PoisonedError | None = None
         #: When the store had its last turn.
@@ -100,10 +99,10 @@ class CommitWriter:
         self.waiting_bytes = 0
 
     def submit(self, frame: MessageFrame, on_done: OnDone) -> None:
-        """Let a request wait for its commit; raises `BusyError` over a bound.
+        """Queue a request for its commit; raises `BusyError` over a bound.
 
-        `on_done` is called in the loop thread: with its places when the request is durable, or
-        with the reason why it is not stored.
+        `on_done` is called in the loop thread: with its places when the request is durable, or with
+        the reason why it is not stored.
         """
         if self._poison is not None:
             raise self._poison
@@ -118,9 +117,9 @@ class CommitWriter:
         chore: Callable[[], object],
         on_poisoned: Callable[[PoisonedError], object] = lambda _: None,
     ) -> None:
-        """Let this be done to the store by the writer, between two commits or when it is idle.
+        """Let the writer do this to the store, between two commits or when it is idle.
 
-        `on_poisoned` is called instead, in the writer's thread, when nothing is done any more.
+        If the writer is poisoned, `on_poisoned` is called instead, in the writer's thread.
         """
         self._chores.put(_Chore(work=chore, on_poisoned=on_poisoned))
         self._submissions.put(_WAKE)
@@ -132,9 +131,10 @@ class CommitWriter:
         *,
         refusals: tuple[type[Exception], ...] = (),
     ) -> None:
-        """Let this be done to the store as by `run_soon`; `on_done` is told in the loop thread what came of it.
+        """Change the store as with `run_soon`; `on_done` gets the result or the error in the loop
+        thread.
 
-        A refusal is no failure of the store.
+        Errors in `refusals` do not poison the store; any other error does.
         """
 
         def tell(outcome: T | Exception) -> None:
@@ -145,7 +145,9 @@ class CommitWriter:
                 outcome = work()
             except refusals as refusal:
                 tell(refusal)
-            except Exception as error:  # whoever waits is told; what it means is decided above
+            except (
+                Exception
+            ) as error:  # the waiting caller is told; `_guarded` decides what it means
                 tell(error)
                 raise
             else:
@@ -154,16 +156,16 @@ class CommitWriter:
         self.run_soon(chore, on_poisoned=tell)
 
     def step(self, *, wait_s: float = 0.0) -> CommitCounts:
-        """One commit of everything that waits, then a turn of the store; waits up to `wait_s` for the
-        first request."""
+        """Commit what waits, then give the store a turn; wait up to `wait_s` for a request."""
         counts = self._commit_waiting(wait_s)
         self._give_turn()
         return counts
 
     def run(self) -> None:
-        """Commit until `stop`; what waits then is committed first.
+        """Commit until `stop`; whatever waits then is committed first.
 
-        The store gets its turn, for what it does by time, when no request follows, or after `TURN_S`.
+        The store gets its turn, for work driven by time, when no request follows, or after
+        `TURN_S`.
         """
         wait_s, is_stopped = IDLE_S, False
         while not is_stopped:
@@ -175,13 +177,13 @@ class CommitWriter:
                 self._give_turn()
 
     def stop(self) -> None:
-        """Let `run` end behind everything submitted so far. Safe to call twice."""
+        """Let `run` end after everything submitted so far. Safe to call twice."""
         self._submissions.put(_STOP)
 
     def _commit_waiting(self, wait_s: float) -> CommitCounts:
-        """One commit, and one chore, so that no number of them holds up a commit.
+        """One commit and one chore, so that no number of chores holds up a commit.
 
-        While a chore is left nothing is waited for, and the last commit is followed by all of them.
+        While chores are left, nothing is waited for. The last pass, at `stop`, does all of them.
         """
         submissions, is_stopped = self._gather(wait_s if self._chores.empty() else 0.0)
         while not self._chores.empty():
@@ -198,7 +200,7 @@ class CommitWriter:
         )
 
     def _give_turn(self) -> None:
-        """Let the store do what it does by time."""
+        """Let the store do what is driven by time."""
         self._turn_s = self._clock.monotonic_s()
         self._guarded(self._store.step)
 
@@ -260,7 +262,7 @@ class CommitWriter:
             self._guarded(chore.work)
 
     def _guarded(self, work: Callable[[], object]) -> Exception | None:
-        """Do work on the store; the first failure but a lack of room is the last thing done."""
+        """Work on the store; the first failure, except a lack of room, poisons the writer."""
         if self._poison is not None:
             return self._poison
         try:
@@ -277,7 +279,7 @@ class CommitWriter:
     def _publish(
         self, submissions: Sequence[_Submission], outcomes: Sequence[Placed | Exception]
     ) -> None:
-        subjects: dict[str, None] = {}  # in the order of the log: who waits is woken in it
+        subjects: dict[str, None] = {}  # in the order of the log, and pulls are woken in it
         for submission, outcome in zip(submissions, outcomes, strict=True):
             _, frame_bytes = self._unanswered.popleft()
             self.waiting_bytes -= frame_bytes
@@ -286,7 +288,7 @@ class CommitWriter:
                 if submission.frame.header.kind in SENT_KINDS:
                     self._measures.intakes.note(submission.frame, outcome.duplicates)
             submission.on_done(outcome)
-        # Behind the answers: woken before them, who waits gains 0.1 ms, and the senders lose 0.7.
+        # After the answers: waking pulls first gains them 0.1 ms, and costs the senders 0.7.
         self._on_visible(subjects)
 
 
