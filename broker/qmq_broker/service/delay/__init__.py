@@ -1,1 +1,1 @@
-"""Delayed messages: released when they are due, asked for, changed."""
+"""Delayed messages: releasing them when they are due, querying and changing them."""

@@ -1,4 +1,4 @@
-"""Taking delayed messages back: done by the writer, between two commits, durable when answered."""
+"""Cancelling delayed messages: done by the writer, between two commits, durable when answered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qmq_broker.storage.schedule.cancelled import CANCELLED_MAX, Cancelled
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.store import Store
 
-#: Told in the loop thread: the fate of each, or why nothing was done.
+#: Called in the loop thread with the fate of each, or why nothing was done.
 OnCancelled = Callable[[list[Fate | None] | Exception], None]
 
 
@@ -21,10 +21,10 @@ class DelayChanges:
         self._writer = writer
 
     def cancel(self, places: Sequence[Cancelled], on_done: OnCancelled) -> None:
-        """Cancel what of these is pending; `on_done` is told when that is durable.
+        """Cancel those of these that are pending; `on_done` is called once that is durable.
 
-        Requires: the fates of their buckets were read before, so that no damage is met in the
-        writer, whose failures end the broker. At most `CANCELLED_MAX` places.
+        Requires: the fates of their buckets were read before, so that the writer meets no damage,
+        which would end the broker. At most `CANCELLED_MAX` places.
         """
         if len(places) > CANCELLED_MAX:
             raise ValueError(f"{len(places)} cancellations; allowed: {CANCELLED_MAX}")

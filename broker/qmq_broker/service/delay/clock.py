@@ -1,10 +1,10 @@
 """The time by which delayed messages are released: the wall clock, without its jumps.
 
-A wall clock that is set back holds the time where it is until the clock has come so far again: what
-was not due stays so, nothing is released twice. A wall clock that is set forward, or a machine that
-slept, moves the time by `STEP_MS` at once and then `CATCH_UP` times as fast as time passes: a clock
-that is wrong by a day releases what is due within a minute, and an alarm stands until somebody has
-seen to it. Slow drift passes unnoticed: the wall clock is right about that.
+If the wall clock is set back, this time stands still until the clock has caught up: nothing becomes
+due again, nothing is released twice. If it is set forward, or the machine slept, this time moves by
+`STEP_MS` at once and then runs `CATCH_UP` times as fast. So a clock that is wrong by a day releases
+at first only what is due within a minute, and an alarm stands until somebody has seen to it. Slow
+drift is followed silently: there the wall clock is right.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from typing import Final
 from qmq_broker.clock import Clock
 
 _log = logging.getLogger(__name__)
-#: More than a clock is corrected by in one step when it is looked after, and a short sleep.
+#: More than any correction of a well-kept clock, and more than a short sleep of the machine.
 STEP_MS: Final = 60_000
 #: Ten hours of sleep are caught up with in one.
 CATCH_UP: Final = 10
-#: Less than this apart from the wall clock is no alarm.
+#: A smaller distance from the wall clock raises no alarm.
 ALARM_MS: Final = 1_000
 
 
 class DelayClock:
-    """Milliseconds since 1970 UTC that never go back and never run away. For one thread."""
+    """Milliseconds since 1970 UTC that never go back and never jump far ahead. For one thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._steady_s = clock.monotonic_s()
         self._now_ms = float(clock.now_ms())
-        #: How much more than time passes the time may still be moved at once.
+        #: How far this time may still be moved at once, beyond the time that passes.
         self._budget_ms = float(STEP_MS)
-        #: How far the wall clock is ahead of this time; negative behind it.
+        #: How far the wall clock is ahead of this time; negative if it is behind.
         self.ahead_ms = 0
         self._is_alarmed = False
 
     def now_ms(self) -> int:
-        """The time; call it often, at least once in some seconds."""
+        """The time. Call it often, at least every few seconds."""
         steady_s = self._clock.monotonic_s()
         passed_ms = (steady_s - self._steady_s) * 1000
         self._steady_s = steady_s

@@ -1,4 +1,4 @@
-"""What is counted of delayed messages: how many were released, and how late."""
+"""Counters of delayed messages: how many were released, and how late."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Final
 from qmq_broker.storage.schedule.columns import DelayedMessage
 from qmq_client.wire.names import COPIES
 
-#: Upper ends of the lateness that is told apart, in milliseconds; more is the last class. Close to each
-#: other around what is promised (200 ms): a quantile is told by the end of its class.
+#: Upper bounds of the lateness classes in milliseconds; the last class is open. They are dense
+#: around what is promised (200 ms), because a quantile is reported as the upper bound of its class.
 LATE_BOUNDS_MS: Final = (
     *(10, 20, 50, 100, 150, 200, 250, 300, 400, 500, 700, 1_000),
     *(2_000, 5_000, 30_000, 300_000, 3_600_000),
 )
-#: Damaged copies that are known by name at a time.
+#: How many damaged copies are known individually at a time.
 DAMAGED_MAX: Final = 100
 
 
@@ -28,28 +28,29 @@ class DelayCounts:
         self.released = 0
         #: Commits that released them.
         self.commits = 0
-        #: Messages that were taken and had a fate by then: cancelled, or already released.
+        #: Messages that were taken but already had a fate: cancelled, or released before.
         self.passed_over = 0
-        #: Messages that could not be read, by bucket.
+        #: Unreadable messages, by bucket.
         self.damaged_by_bucket: dict[int, int] = {}
-        #: How often that was found, also of those that could be read later.
+        #: How often that was found, including messages that could be read later.
         self.damaged_total = 0
-        #: Those of them that are copies of the broker's own: to be cancelled when nobody waits for them …
+        #: Those of them that are copies of the broker's own, to be cancelled when nobody waits for
+        #: them …
         self.damaged_copies: deque[DelayedMessage] = deque()
-        #: … and the buckets of more of these, to be looked at again then.
+        #: … and the buckets of more such copies, to be checked again then.
         self.more_copies: set[int] = set()
-        #: Lateness at the commit, by class, of what was not overdue at the start.
+        #: Lateness at the commit, by class, of messages that were not overdue at the start.
         self.late = [0] * (len(LATE_BOUNDS_MS) + 1)
         self.late_sum_ms = 0
         self.late_max_ms = 0
 
     @property
     def damaged(self) -> int:
-        """Messages that could not be read."""
+        """How many messages could not be read."""
         return sum(self.damaged_by_bucket.copy().values())
 
     def note_damaged(self, bucket: int, message: DelayedMessage | None) -> None:
-        """A message of this bucket could not be read; None where nobody can say which."""
+        """A message of this bucket could not be read; None if it is unknown which one."""
         self.damaged_total += 1
         self.damaged_by_bucket[bucket] = self.damaged_by_bucket.get(bucket, 0) + 1
         if message is None or message.subject != COPIES:
@@ -60,12 +61,12 @@ class DelayCounts:
             self.more_copies.add(bucket)
 
     def forget_damaged(self, bucket: int) -> None:
-        """This bucket is looked at again."""
+        """Forget what was damaged: this bucket is read again."""
         self.damaged_by_bucket.pop(bucket, None)
         self.more_copies.discard(bucket)
 
     def note_late(self, late_ms: Iterable[int]) -> None:
-        """Messages were committed so long after their times."""
+        """Messages were committed this long after their due times."""
         in_order = sorted(late_ms)
         if not in_order:
             return
@@ -78,7 +79,7 @@ class DelayCounts:
         self.late_max_ms = max(self.late_max_ms, in_order[-1])
 
     def late_quantile_ms(self, share: float) -> int:
-        """The upper end of the class that this share of all does not pass; 0 for none yet."""
+        """The upper bound of the class that holds this quantile; 0 if there are no messages."""
         wanted = share * sum(self.late)
         passed = 0
         for bound_ms, count in zip((*LATE_BOUNDS_MS, self.late_max_ms), self.late, strict=True):

@@ -1,7 +1,7 @@
-"""Delayed messages that cannot be read, and why: what is damaged is held, all else is released.
+"""Delayed messages that cannot be read, and why: damaged ones are held, all others are released.
 
-A damaged list hides the messages of its frame, some thousand at most. What became of the messages of a bucket
-must be known of all of them: without it, what was released or cancelled would be released again.
+A damaged list hides the messages of its frame, a few thousand at most. The fates of a bucket must
+be known completely: otherwise messages that were released or cancelled would be released again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TOLD_MAX: Final = 10
 
 
 class Damage:
-    """What is held until it is looked at again; written by the thread that loads, read by any."""
+    """What is held until it is checked again; written by the thread that loads, read by any."""
 
     def __init__(self) -> None:
         self._whole: dict[int, str] = {}
@@ -25,26 +25,29 @@ class Damage:
         self._messages: dict[int, tuple[str, ...]] = {}
 
     def hold_bucket(self, bucket: int, error: CorruptionError) -> None:
-        """Nothing of this bucket is released."""
+        """Release nothing of this bucket."""
         if bucket not in self._whole:
             _log.error("delayed messages of a bucket are held: reason=%s", error)
         self._whole[bucket] = str(error)
 
     def hold_part(self, bucket: int, error: CorruptionError) -> None:
-        """Some of this bucket is not released; told once, by its first part that was met."""
+        """Hold part of this bucket; only the first damaged part is reported."""
         if bucket not in self._parts:
             _log.error("some delayed messages of a bucket are held: reason=%s", error)
             self._parts[bucket] = str(error)
 
     def hold_message(self, bucket: int, name: str, error: CorruptionError) -> None:
-        """One message is not released; `name` says which. Each is in the log, the first are kept to be told."""
+        """Hold one message, identified by `name`.
+
+        Each is logged, the first ones are kept for the status.
+        """
         _log.error("delayed message not released: message=%s reason=%s", name, error)
         if sum(map(len, self._messages.values())) < TOLD_MAX:
             more = f"message {name}: {error}"
             self._messages[bucket] = (*self._messages.get(bucket, ()), more)
 
     def holds(self, bucket: int) -> bool:
-        """Whether all of this bucket is held."""
+        """Whether the whole bucket is held."""
         return bucket in self._whole
 
     def reasons(self) -> dict[int, str]:
@@ -52,14 +55,14 @@ class Damage:
         return self._parts.copy() | self._whole.copy()
 
     def told(self) -> list[str]:
-        """Why what is held is held, with file and place, of the first: buckets, then single messages."""
+        """Why things are held, with file and place, bounded: buckets, then messages."""
         reasons, messages = self.reasons(), self._messages.copy()
         told = [reasons[bucket] for bucket in sorted(reasons)]
         told += [text for bucket in sorted(messages) for text in messages[bucket]]
         return told[:TOLD_MAX]
 
     def forget(self, bucket: int) -> None:
-        """This bucket is looked at again."""
+        """Forget the damage: this bucket is read again."""
         self._whole.pop(bucket, None)
         self._parts.pop(bucket, None)
         self._messages.pop(bucket, None)

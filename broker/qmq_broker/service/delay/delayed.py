@@ -1,4 +1,4 @@
-"""Everything about the delayed messages of one broker: releasing, asking, changing."""
+"""All about the delayed messages of one broker: releases, queries, changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qmq_broker.storage.store import Store
 
 
 class Delayed:
-    """Delayed messages of one broker; each part says which thread it is for."""
+    """The delayed messages of one broker; each part says which thread it belongs to."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Delayed:
         """`post` runs a function in the loop thread."""
         #: Releases what is due.
         self.delay = Delay(store.schedule, writer, clock, limits, post=post)
-        #: Answers questions.
+        #: Answers queries.
         self.query = DelayQuery(store.schedule, self.delay)
-        #: Takes messages back.
+        #: Cancels messages.
         self.changes = DelayChanges(store, writer)

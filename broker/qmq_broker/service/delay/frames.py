@@ -1,4 +1,4 @@
-"""RELEASED frames: what is due and can be read, with the marks that say which delayed messages it was."""
+"""RELEASED frames: due, readable messages with the marks that identify them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX
 from qmq_client.wire.marks import Marks
 from qmq_client.wire.message_id import format_message_id
 
-#: Bytes of one RELEASED frame; one longer message is a frame alone.
+#: Bytes of one RELEASED frame; a longer message gets a frame to itself.
 RELEASE_BYTES_MAX: Final = 1024 * 1024
 
 
@@ -32,7 +32,7 @@ class Release:
 
 
 class ReleaseFrames:
-    """Makes the frames of one broker's releases, in the thread that releases."""
+    """Makes the release frames of one broker, in the thread that releases."""
 
     def __init__(self, schedule: Schedule, counts: DelayCounts, damage: Damage) -> None:
         """`counts` and `damage` are told what cannot be read."""
@@ -41,7 +41,10 @@ class ReleaseFrames:
         self._damage = damage
 
     def make(self, taken: Rows, is_overdue: bool) -> list[Release]:
-        """Frames of these messages: one bucket each, bounded. What cannot be read is noted and left out."""
+        """Frames of these messages: one bucket each, bounded.
+
+        Unreadable messages are recorded and left out.
+        """
         releases: list[Release] = []
         for indexes in _indexes_by(taken.buckets).values():
             messages = taken if len(indexes) == len(taken) else taken.picked(indexes)
@@ -52,7 +55,7 @@ class ReleaseFrames:
         return releases
 
     def _release(self, messages: Rows, is_overdue: bool) -> Release | None:
-        """A frame of what can be read of these messages of one bucket; None for nothing."""
+        """A frame of the readable ones of these messages of one bucket; None if there are none."""
         bucket = messages.buckets[0]
         records: dict[str, list[bytes]] = {}
         order: list[int] = []
@@ -86,7 +89,7 @@ class ReleaseFrames:
 
 
 def _indexes_by(column: Sequence[int]) -> dict[int, Sequence[int]]:
-    """Which messages have which value of a column; mostly one and the same."""
+    """Which indexes have which value of a column; mostly all have the same."""
     if column.count(column[0]) == len(column):
         return {column[0]: range(len(column))}
     indexes: dict[int, list[int]] = {}
@@ -96,7 +99,7 @@ def _indexes_by(column: Sequence[int]) -> dict[int, Sequence[int]]:
 
 
 def _portions(messages: Rows) -> Iterator[Rows]:
-    """As many of these together as a frame holds."""
+    """The largest groups of these messages that fit a frame."""
     first, room_bytes = 0, RELEASE_BYTES_MAX
     subjects: set[int] = set()
     sizes = zip(messages.record_bytes, messages.subjects, strict=True)

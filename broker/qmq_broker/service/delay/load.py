@@ -1,7 +1,7 @@
-"""Loading the near future from the schedule into a wheel, in bounded portions and a little at a time.
+"""Loading the near future from the schedule into a wheel, in bounded portions, a little at a time.
 
-A bucket is looked through for each portion; one with millions of messages is sorted before, on the disk
-(`storage/schedule/sorted.py`). Between two looks at a frame of it the releases go on.
+A bucket is read through for each portion; a bucket with millions of messages is first sorted on the
+disk (`storage/schedule/sorted.py`). Releases go on between two steps.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from qmq_broker.storage.schedule.fates import Fates
 from qmq_broker.storage.schedule.schedule import Arrival, Schedule
 from qmq_broker.storage.schedule.sorted import SortedBuckets
 
-#: The longest bucket: where one begins says how far its due times may reach.
+#: The longest bucket: how far after the beginning of a bucket its due times may be.
 BUCKET_MS_MAX: Final = 3_600_000
-#: Messages of one load. While twice as many are sorted nothing else is done: some 0.05 s.
+#: Messages of one load. While twice as many are sorted nothing else is done: about 0.05 s.
 LOAD_MAX: Final = 62_500
 
 T = TypeVar("T")
 
 
 def frozen_sequences(schedule: Schedule) -> dict[int, int]:
-    """Bucket → the sequence behind its last message, of buckets with pending messages."""
+    """Bucket → the sequence behind its last message, for buckets with pending messages."""
     return {bucket: next_ for bucket, next_, pending in schedule.states() if pending}
 
 
 class Load:
-    """One load: what is due up to `until_ms`, or as much as there is room for.
+    """One load: everything due up to `until_ms`, or as much as there is room for.
 
-    Of the messages that `frozen` counts. Who arrives meanwhile is not among them: note it in `arrivals`
-    and look at it when the load has ended. What cannot be read is noted in `damage` and passed over.
+    It covers the messages that `frozen` counts. Later arrivals are not among them: collect them in
+    `arrivals` and check them when the load has ended. What cannot be read is recorded in `damage`
+    and passed over.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Load:
     ) -> None:
         self.wheel = wheel
         self.until_ms = until_ms
-        #: What is loaded stands behind this point.
+        #: Loading begins behind this point.
         self.after = wheel.loaded_until
         self.arrivals: list[Arrival] = []
         #: Messages loaded, once it has ended.
@@ -63,11 +64,11 @@ class Load:
         self._parts = self._run()
 
     def advance(self, has_time: Callable[[], bool] = lambda: True) -> bool:
-        """Go on while there is time; whether it has ended."""
+        """Go on while there is time; returns whether it has ended."""
         return all(has_time() for _ in self._parts)
 
     def _run(self) -> Iterator[None]:
-        """Yields where others may go first."""
+        """The load as a generator that yields where other work may go first."""
         last = end_of(self.until_ms)
         found = Rows()
         room = min(self.wheel.room, LOAD_MAX)
@@ -90,7 +91,7 @@ class Load:
         if len(found) > room:
             found, last = _first(found, room)
         found.sort()
-        # Who arrived may have been too many: then the wheel let go of its last part.
+        # Too many may have arrived meanwhile: then the wheel dropped its last part.
         if self.wheel.loaded_until == self.after:
             self.wheel.load(found, last)
             self.count = len(found)
@@ -108,7 +109,7 @@ class Load:
             yield columns, fates
 
     def _buckets(self, last: Key) -> list[int]:
-        """Buckets that may hold what is wanted, up to `last`."""
+        """Buckets that may hold messages for this load, up to `last`."""
         after_ms = self.after.due_at_ms
         return [
             bucket
@@ -125,7 +126,7 @@ class Load:
 
 
 def _first(found: Rows, room: int) -> tuple[Rows, Key]:
-    """Those of these, of which there is no room for all, that are due first, and where they end."""
+    """Those of these that are due first, as many as there is room for, and where they end."""
     until_ms = sorted(found.due_at_ms)[room] - 1
     first = found.due_until(until_ms)
     if len(first) > room // 2:
@@ -135,10 +136,10 @@ def _first(found: Rows, room: int) -> tuple[Rows, Key]:
 
 
 def _wanted(columns: Columns, fates: Fates, after: Key, last: Key) -> list[int]:
-    """Indexes of what is pending behind `after`, up to `last`."""
+    """Indexes of the pending ones behind `after`, up to `last`."""
     bucket, sequences, due_at_ms = columns.bucket, columns.sequences, columns.due_at_ms
     first_ms, last_ms = after.due_at_ms, last.due_at_ms
-    # The comparison of numbers spares most of the look-ups where a bucket is loaded in parts.
+    # Comparing numbers first saves most look-ups where a bucket is loaded in parts.
     near = [index for index, due_ms in enumerate(due_at_ms) if first_ms <= due_ms <= last_ms]
     pending = fates.pending([sequences[index] for index in near])
     return [

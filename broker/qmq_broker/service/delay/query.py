@@ -1,8 +1,8 @@
-"""What people ask about delayed messages, and take back or put off.
+"""Queries on delayed messages, for people and for changes.
 
-Finding reads the disk: not in the loop thread. Nothing is kept by message id, because millions may
-wait: the columns of ids are looked through, some hundred megabytes a second; whoever gives the due
-time besides has one bucket looked through.
+Finding a message reads the disk: do it outside the loop thread. There is no map by message id,
+because millions may wait. The columns of ids are scanned, a few hundred megabytes a second; with
+the due time, only one bucket is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from qmq_client.wire.message_id import format_message_id
 
 #: Rows of one listing.
 LISTED_MAX: Final = 1_000
-#: Spans of one histogram; more are one row at the end.
+#: Rows of one histogram; the rest is one row at the end.
 SPANS_MAX: Final = 10_000
 SPANS_MS: Final = {"second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
@@ -41,7 +41,7 @@ class DelayedStatus(msgspec.Struct, frozen=True, kw_only=True):
     due_at_ms: int
     #: `pending`, `released`, `cancelled` or `rescheduled`.
     state: str
-    #: First millisecond of the bucket that it is in, and its place there.
+    #: First millisecond of its bucket, and its place there.
     bucket: int
     sequence: int
 
@@ -54,7 +54,7 @@ class HistogramRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldError(StoreError):
-    """Nobody can say what became of a message: a damaged file may hide it. Nothing was changed."""
+    """The fate of a message is unknown, because a damaged file may hide it. Nothing was changed."""
 
     code = "held"
     remedy = (
@@ -70,52 +70,53 @@ class HeldError(StoreError):
 
 
 class DelayStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How delayed messages are doing."""
+    """The state of all delayed messages."""
 
-    #: Messages that wait for their time, in all and by subject.
+    #: Messages that wait for their time, in total and by subject.
     pending: int
     subjects: dict[str, int]
     #: Buckets with such messages.
     buckets: int
-    #: Messages in memory; everything due before `loaded_until_ms` is.
+    #: Messages in memory: everything due before `loaded_until_ms`.
     loaded: int
     loaded_until_ms: int
     #: Messages in memory that were overdue at the start.
     overdue: int
     released: int
     passed_over: int
-    #: Lateness at the commit in milliseconds, of what was not overdue at the start.
+    #: Lateness at the commit in milliseconds, of messages that were not overdue at the start.
     late_p50_ms: int
     late_p99_ms: int
     late_max_ms: int
     #: What is wrong with the clock; empty for nothing.
     clock: str
-    #: Messages that cannot be read, first milliseconds of buckets of which something cannot …
+    #: Unreadable messages, and the first milliseconds of buckets with something unreadable …
     damaged: int
     damaged_buckets: list[int]
-    #: … and messages of which that was found since the start.
+    #: … and how many messages were found unreadable since the start.
     damaged_total: int
-    #: Why buckets, parts of them and single messages are held, of the first: file, place, and what is wrong there.
+    #: Why buckets, parts of them and single messages are held: file, place, and what is wrong
+    #: there. The first ones only.
     held: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A message and what became of it."""
+    """A message and its fate."""
 
     message: DelayedMessage
     fate: Fate
 
 
 class DelayQuery:
-    """Questions about the delayed messages of one broker. Changes nothing."""
+    """Queries on the delayed messages of one broker. Changes nothing."""
 
     def __init__(self, schedule: Schedule, delay: Delay) -> None:
         self._schedule = schedule
         self._delay = delay
 
     def status(self) -> DelayStatus:
-        """Counts; cheap."""
+        """All counts; cheap."""
         counts, delay, held = self._delay.counts, self._delay, self._delay.damage.reasons()
         subjects = self._schedule.pending_by_subject()
         return DelayStatus(
@@ -138,7 +139,7 @@ class DelayQuery:
         )
 
     def find(self, message_id: bytes, *, due_at_ms: int | None = None) -> list[Found]:
-        """All places of a message, the newest last; raises `HeldError` when damage may hide it."""
+        """All places of a message, newest last; raises `HeldError` if damage may hide it."""
         found: list[Found] = []
         damage: list[CorruptionError] = []
         for columns in self._columns(due_at_ms, due_at_ms, damage.append):
@@ -154,7 +155,7 @@ class DelayQuery:
     def listed(
         self, subject: str | None, first_ms: int, next_ms: int, count: int
     ) -> list[DelayedStatus]:
-        """Pending messages in the order of their due times; from `first_ms`, before `next_ms`."""
+        """Pending messages ordered by due time, from `first_ms` to before `next_ms`."""
         count = min(count, LISTED_MAX)
         rows = heapq.nsmallest(
             count,
@@ -166,7 +167,7 @@ class DelayQuery:
     def histogram(
         self, subject: str | None, first_ms: int, next_ms: int, span: str
     ) -> list[HistogramRow]:
-        """Pending messages by span of their due times, those without any left out."""
+        """Pending messages by span of their due times; empty spans are left out."""
         span_ms = SPANS_MS[span]
         counts: dict[int, int] = {}
         for due_ms, _, _ in self._pending(subject, first_ms, next_ms):
@@ -195,7 +196,7 @@ class DelayQuery:
         return marked_frame(FrameKind.RESCHEDULED, records, marks)
 
     def fate(self, message: DelayedMessage) -> Fate:
-        """What became of a message by now."""
+        """The present fate of a message."""
         fates = self._schedule.fates_of(message.bucket)
         return Fate.RELEASED if fates is None else fates.get(message.sequence)
 
@@ -220,7 +221,7 @@ class DelayQuery:
     ) -> Iterator[Columns]:
         """The columns of all buckets that may hold due times from `first_ms` to `last_ms`."""
         for bucket, next_sequence, _ in self._schedule.states():
-            # What was late when it came is in a bucket behind its due time.
+            # A message that was late when it arrived is in a bucket after its due time.
             is_before = first_ms is not None and bucket + BUCKET_MS_MAX <= first_ms
             is_behind = last_ms is not None and bucket > last_ms + BUCKET_MS_MAX
             if not (is_before or is_behind):
@@ -229,7 +230,7 @@ class DelayQuery:
     def _pending(
         self, subject: str | None, first_ms: int, next_ms: int
     ) -> Iterator[tuple[int, Columns, int]]:
-        """Due time and place of each pending message; what is damaged is left out, the status tells of it."""
+        """Due time and place of each pending message; damage is left out, the status reports it."""
         names = self._schedule.subjects.names
         for columns in self._columns(first_ms, None, lambda _: None):
             fates = None

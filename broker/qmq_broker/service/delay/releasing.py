@@ -1,13 +1,13 @@
 """Releasing delayed messages when their time has come.
 
-One thread of its own reads what is due, makes RELEASED frames of it and hands them to the writer,
-which commits them together with everything else and is the only judge of whether a message may
-still be released. So nothing here must be exact: what is taken twice, or was cancelled meanwhile, is
-left out by the writer; what fails is taken again.
+A thread of its own reads what is due, makes RELEASED frames of it and hands them to the writer. The
+writer commits them together with everything else, and it alone judges whether a message may still
+be released. So nothing here must be exact: what is taken twice, or was cancelled meanwhile, is left
+out by the writer, and what fails is taken again.
 
 Messages that were overdue when the broker started have a wheel of their own: they go first, at a
-bounded rate, and do not hold up those that are due now. A full disk holds all of them; a damaged one
-is set aside and named.
+bounded rate, and do not delay those that are due now. A full disk holds everything back; a damaged
+message is set apart and reported.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ from qmq_broker.storage.schedule.sorted import SortedBuckets
 from qmq_broker.storage.store import Placed
 
 _log = logging.getLogger(__name__)
-#: Messages of one RELEASED frame: enough to be cheap, few enough to be soon.
+#: Messages of one RELEASED frame: enough to be cheap, few enough to be quick.
 RELEASE_MAX: Final = 2_000
-#: Frames that wait for their commit.
+#: Frames that may wait for their commit.
 IN_FLIGHT_MAX: Final = 4
-#: How far ahead messages are loaded, and how long before that is used up it is done again.
+#: How far ahead messages are loaded, and how long before the end of that the next load begins.
 AHEAD_MS: Final = 600_000
 AGAIN_MS: Final = 60_000
-#: Longest sleep: the clock is looked at so often, so that a jump of it is seen.
+#: Longest sleep: the clock is checked this often, so that a jump is noticed.
 SLEEP_S: Final = 0.5
-#: How long a load goes on before what is due meanwhile is released.
+#: How long a load goes on before the messages due meanwhile are released.
 LOAD_SLICE_S: Final = 0.02
-#: While something is on its way to the disk, what falls due within so long goes together: a third less work.
+#: While something is on its way to the disk, messages due within this span go together: a third
+#: less work.
 GATHER_S: Final = 0.01
-#: How long a release waits that the writer refused.
+#: How long to wait after the writer refused a release.
 PAUSE_S: Final = 1.0
 
 
@@ -67,9 +68,9 @@ class Delay:
     ) -> None:
         """`post` runs a function in the loop thread."""
         self.counts = DelayCounts()
-        #: Buckets that cannot be read, or some of them; that is held until `look_again`, or a restart.
+        #: Unreadable buckets, or parts of them; held until `look_again`, or a restart.
         self.damage = Damage()
-        #: Everything that can be read and is due before was released. Read by any thread.
+        #: Every readable message due before this was released. Read by any thread.
         self.released_until_ms = 0
         self._schedule = schedule
         self._writer = writer
@@ -77,7 +78,7 @@ class Delay:
         self._limits = limits
         self._post = post
         self.time = DelayClock(clock)
-        #: What arrived, and what was committed and when, since the last step; guarded by the condition.
+        #: What arrived, and what was committed when, since the last step; guarded by the condition.
         self._arrivals: deque[Arrival] = deque()
         self._done: deque[tuple[Release, Placed | Exception, float]] = deque()
         self._changed = threading.Condition()
@@ -94,30 +95,30 @@ class Delay:
         self._overdue_frozen: dict[int, int] = {}
         self._sorted = SortedBuckets(schedule, messages_min=limits.delayed_unsorted)
         self._frames = ReleaseFrames(schedule, self.counts, self.damage)
-        #: Buckets that somebody wants looked at again; guarded by the condition.
+        #: Buckets that somebody wants read again; guarded by the condition.
         self._again: set[int] = set()
-        #: The load that is under way.
+        #: The load under way.
         self._loading: Load | None = None
         schedule.on_arrivals = self._on_arrivals
 
     def begin(self) -> None:
-        """Look at everything that is pending, whatever its age. Call once, before all else."""
+        """Look at everything pending, whatever its age. Call once, before everything else."""
         now_ms = self.time.now_ms()
         self._overdue_until_ms = now_ms - 1
         self._overdue_frozen = frozen_sequences(self._schedule)
         self._overdue_s = self._clock.monotonic_s()
         self._wheel.loaded_until = end_of(self._overdue_until_ms)
-        # What is due at 0 has a place in the order, too.
+        # What is due at 0 has a place in the order, too
         self._overdue.loaded_until = end_of(-1)
 
     @property
     def loaded(self) -> int:
-        """Messages in memory."""
+        """How many messages are in memory."""
         return len(self._wheel) + len(self._overdue)
 
     @property
     def loaded_until_ms(self) -> int:
-        """Everything due before is in memory."""
+        """Everything due before this is in memory."""
         return self._wheel.loaded_until.due_at_ms
 
     @property
@@ -127,11 +128,11 @@ class Delay:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something was taken that has no outcome yet, or is being loaded."""
+        """Whether a release has no outcome yet, or a load is under way."""
         return bool(self._in_flight or self._done or self._held or self._loading)
 
     def step(self) -> float:
-        """Release what is due, as far as there is room; returns the seconds until there is more."""
+        """Release what is due, as far as there is room; returns the seconds until the next call."""
         now_ms, now_s = self.time.now_ms(), self._clock.monotonic_s()
         self._take_note(now_ms, now_s)
         self._begin_again(now_ms)
@@ -145,7 +146,7 @@ class Delay:
                 return self._wait_s(now_ms)
             try:
                 releases = self._frames.make(taken, is_overdue)
-            except Exception:  # nothing of it was submitted, and it must not be forgotten
+            except Exception:  # nothing was submitted, and these must not be forgotten
                 self._held.append((taken, is_overdue))
                 raise
             for release in releases:
@@ -157,7 +158,7 @@ class Delay:
         while True:
             try:
                 wait_s = self.step()
-            except Exception as error:  # the top of this thread: others go on, and so does this
+            except Exception as error:  # the top of this thread: others go on, and so does this one
                 _log.exception("releases failed: error=%s", error)
                 wait_s = PAUSE_S
             with self._changed:
@@ -170,9 +171,9 @@ class Delay:
         self._sorted.keep(())
 
     def look_again(self, buckets: Iterable[int]) -> None:
-        """Read these buckets anew, and release what can be read of them by now. In any thread.
+        """Read these buckets again, and release what can now be read of them. In any thread.
 
-        What was due meanwhile comes as if it had been overdue at a start.
+        Messages that fell due meanwhile are treated as if they had been overdue at a start.
         """
         with self._changed:
             self._again.update(buckets)
@@ -206,7 +207,7 @@ class Delay:
                 self._loading.arrivals.append(arrival)
 
     def _add(self, arrival: Arrival, after: Key | None = None) -> None:
-        """Take new messages into the wheel as far as it reaches; only those behind `after`."""
+        """Add new messages to the wheel as far as it reaches; only those behind `after`."""
         if arrival.bucket > self.loaded_until_ms:
             return
         bucket, first, next_ = arrival
@@ -240,7 +241,7 @@ class Delay:
             self.counts.note_late([done_ms - due_ms for due_ms in release.messages.due_at_ms])
 
     def _begin_again(self, now_ms: int) -> None:
-        """Forget what is known of the buckets that are to be looked at again, once nothing is overdue."""
+        """Forget what is known of the buckets to be read again, once nothing is overdue."""
         if not self._again or self._loading is not None or self._overdue_frozen or self._overdue:
             return
         with self._changed:
@@ -250,7 +251,7 @@ class Delay:
             self.counts.forget_damaged(bucket)
             self._schedule.read_anew(bucket)
         self._sorted.keep(frozen_sequences(self._schedule).keys() - again)
-        # What is due is loaded as overdue, and what is not once more with the rest.
+        # What is due is loaded as overdue, and the rest once more with the others
         self._wheel.let_go_behind(end_of(now_ms))
         self._overdue_until_ms = now_ms
         self._overdue.loaded_until = end_of(-1)
@@ -261,7 +262,7 @@ class Delay:
         }
 
     def _load(self, now_ms: int) -> None:
-        """Bring what is due soon into memory, before it is needed, for a while."""
+        """For a while, load what is due soon, before it is needed."""
         if self._loading is None:
             self._loading = self._next_load(now_ms)
         loading = self._loading
@@ -284,7 +285,7 @@ class Delay:
             self._add(arrival, after=loading.after)
 
     def _next_load(self, now_ms: int) -> Load | None:
-        """What is loaded next: what is due now, then what was overdue at the start, then the rest."""
+        """What to load next: what is due now, then what was overdue at the start, then the rest."""
         reaches_ms, enough = self._wheel.loaded_until.due_at_ms, self._limits.delayed_loaded // 2
         wheel, frozen, until_ms = self._overdue, self._overdue_frozen, self._overdue_until_ms
         if not frozen or wheel.room < enough or reaches_ms < now_ms:
@@ -303,7 +304,7 @@ class Delay:
         )
 
     def _take(self, now_ms: int, now_s: float) -> tuple[Rows, bool]:
-        """What goes next: what was refused, what was overdue at the start, what is due."""
+        """The next messages to release: refused ones, those overdue at the start, those due now."""
         if self._held:
             return self._held.popleft()
         per_s = self._limits.overdue_per_s

@@ -37,7 +37,7 @@ class Pending(NamedTuple):
 
 
 def end_of(due_at_ms: int) -> Key:
-    """The place behind everything that is due then."""
+    """The place behind everything due at that time."""
     return Key(due_at_ms, _HIGHEST, _HIGHEST)
 
 
@@ -65,17 +65,17 @@ class Rows:
 
     @property
     def sequences(self) -> array[int]:
-        """The place of each in its bucket."""
+        """The sequence of each within its bucket."""
         return self.columns[2]
 
     @property
     def sources(self) -> array[int]:
-        """The commit log offset of the record that was put there."""
+        """The commit log offset of each record in the schedule."""
         return self.columns[3]
 
     @property
     def places(self) -> array[int]:
-        """Where each record stands, as in `DelayedMessage`."""
+        """Where each record is, as in `DelayedMessage`."""
         return self.columns[4]
 
     @property
@@ -85,21 +85,21 @@ class Rows:
 
     @property
     def subjects(self) -> array[int]:
-        """The number of the subject of each."""
+        """The subject of each, as a number."""
         return self.columns[6]
 
     def key(self, index: int) -> Key:
-        """Where one of them stands in the order of release."""
+        """The place of one of them in the order of release."""
         due_at_ms, bucket, sequence, *_ = self.columns
         return Key(due_at_ms[index], bucket[index], sequence[index])
 
     def add(self, other: Rows) -> None:
-        """Put others behind these."""
+        """Append others."""
         for column, more in zip(self.columns, other.columns, strict=True):
             column.extend(more)
 
     def extend(self, columns: Columns, indexes: Sequence[int]) -> None:
-        """Put some messages of a bucket behind these."""
+        """Append some messages of a bucket."""
         sources: tuple[array[int] | None, ...] = (
             columns.due_at_ms,
             None,
@@ -118,9 +118,9 @@ class Rows:
                 column.extend(source if is_all else pick(source))
 
     def sort(self) -> None:
-        """Into the order of release."""
+        """Sort into the order of release."""
         first_ms = min(self.due_at_ms, default=0)
-        # Small numbers are sorted faster. Those of one time are mostly in order already and stay so.
+        # Small numbers sort faster. Messages of one time are mostly in order already and stay so.
         after_ms = [due_ms - first_ms for due_ms in self.due_at_ms]
         self._put_in_order(sorted(range(len(self)), key=after_ms.__getitem__))
         due_at_ms = self.due_at_ms
@@ -138,7 +138,7 @@ class Rows:
         self.columns = self.picked(order).columns
 
     def due_until(self, until_ms: int) -> Rows:
-        """A copy of those that are due then or before, in no other order."""
+        """A copy of those due by then, in unchanged order."""
         is_due = list(map(until_ms.__ge__, self.due_at_ms))
         rows = Rows()
         rows.columns = [array(column.typecode, compress(column, is_due)) for column in self.columns]

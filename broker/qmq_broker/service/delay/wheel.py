@@ -1,13 +1,14 @@
-"""The memory layer of delayed messages: those of the near future, in the order of their due times.
+"""The memory layer of delayed messages: those of the near future, ordered by due time.
 
 Loaded messages are sorted columns, *runs*, of 48 bytes a message; single late arrivals gather in a
-small heap until they make a run. Everything up to one point of the order, `loaded_until`, is here, and
-nothing behind it: what arrives behind it is found by a later load, and what would be too much is let
-go by taking the point back. So memory is bounded however many messages one bucket holds.
+small heap until they make a run. Everything up to one point of the order, `loaded_until`, is here,
+and nothing behind it. What arrives behind it is found by a later load, and if there is too much,
+moving the point back drops the excess. So memory is bounded, however many messages one bucket
+holds.
 
-A load looks at the messages that were known when it began (frozen sequences). What arrives while it
-runs is put aside and looked at when the point has moved: it is neither lost nor, but for a race that
-the writer settles, here twice.
+A load covers the messages known when it began (frozen sequences). Arrivals during the load are put
+aside and checked when the point has moved: none is lost, and none is here twice except for a race
+that the writer settles.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from qmq_broker.service.delay.rows import Key, Pending, Rows, end_of
 
 #: Single arrivals before they become a run.
 LATE_MAX: Final = 4096
-#: Runs before the small ones become one.
+#: Runs before the small ones are merged.
 RUNS_MAX: Final = 32
 
 
@@ -31,7 +32,7 @@ class _Run:
     __slots__ = ("first", "rows")
 
     def __init__(self, rows: Rows) -> None:
-        """Requires: sorted."""
+        """Requires: `rows` are sorted."""
         self.first = 0
         self.rows = rows
 
@@ -46,7 +47,7 @@ class _Run:
         return bisect_right(range(len(self.rows)), key, lo=self.first, key=self.rows.key)
 
     def take(self, due_at_ms: int, count: int) -> Rows:
-        """Remove up to `count` messages that are due then or before."""
+        """Remove up to `count` messages that are due by then."""
         after = bisect_right(self.rows.due_at_ms, due_at_ms, self.first)
         after = min(after, self.first + count)
         taken = self.rows.part(self.first, after)
@@ -58,7 +59,7 @@ class _Run:
         return self.rows.part(self.first, len(self.rows))
 
     def cut(self, until: Key) -> None:
-        """Let go of everything behind `until`."""
+        """Drop everything behind `until`."""
         self.rows = self.rows.part(self.first, self.after(until))
         self.first = 0
 
@@ -67,7 +68,7 @@ class Wheel:
     """Messages of the near future. For one thread at a time."""
 
     def __init__(self, first: Key, *, loaded_max: int) -> None:
-        """`first`: everything up to there is nobody's business here."""
+        """This wheel ignores everything up to `first`."""
         self.loaded_until = first
         self._loaded_max = loaded_max
         self._runs: list[_Run] = []
@@ -83,20 +84,23 @@ class Wheel:
         return max(0, self._loaded_max - self._count)
 
     def next_due_ms(self) -> int | None:
-        """When the next of them is due; None for none."""
+        """When the next message is due; None if there is none."""
         heads = [run.head().due_at_ms for run in self._runs]
         if self._late:
             heads.append(self._late[0].due_at_ms)
         return min(heads, default=None)
 
     def load(self, rows: Rows, until: Key) -> None:
-        """Everything from `loaded_until` to `until`, sorted."""
+        """Add everything from `loaded_until` to `until`, sorted."""
         if len(rows):
             self._add_run(_Run(rows))
         self.loaded_until = until
 
     def add(self, messages: Iterable[Pending]) -> bool:
-        """New messages; those behind `loaded_until` are for a later load. Whether any is taken."""
+        """Add new messages; those behind `loaded_until` are left to a later load.
+
+        Whether any was added.
+        """
         until = self.loaded_until
         before = self._count
         for message in messages:
@@ -113,7 +117,7 @@ class Wheel:
         return self._count != before
 
     def take(self, now_ms: int, count: int) -> Rows:
-        """Remove up to `count` messages that are due, the longest due first."""
+        """Remove up to `count` messages that are due, longest due first."""
         taken = Rows()
         while len(taken) < count:
             part = self._take_some(now_ms, count - len(taken))
@@ -124,7 +128,7 @@ class Wheel:
         return taken
 
     def _take_some(self, now_ms: int, count: int) -> Rows:
-        """From the run that begins first, up to where the next one begins; or from the late arrivals."""
+        """Take from the first run up to where the next one begins, or from the late arrivals."""
         heads = sorted((run.head(), number) for number, run in enumerate(self._runs))
         if self._late and (not heads or self._late[0][:3] <= heads[0][0]):
             return self._take_late(now_ms, count, heads[0][0] if heads else end_of(now_ms))
@@ -139,7 +143,7 @@ class Wheel:
         return taken
 
     def _take_late(self, now_ms: int, count: int, before: Key) -> Rows:
-        """From the late arrivals, up to where the first run begins."""
+        """Take from the late arrivals, up to where the first run begins."""
         late, until = self._late, min(before, end_of(now_ms))
         taken: list[Pending] = []
         while late and late[0][:3] <= until and len(taken) < count:
@@ -160,7 +164,7 @@ class Wheel:
         self._runs.append(_Run(merged))
 
     def let_go_behind(self, until: Key) -> None:
-        """Let go of everything behind a point of the order: it is for a later load."""
+        """Drop everything behind a point of the order: a later load finds it."""
         self._gather()
         for run in self._runs:
             run.cut(until)
@@ -182,7 +186,7 @@ class Wheel:
         self.let_go_behind(max(best, default=self.loaded_until))
 
     def _best_key(self, run: _Run) -> Key | None:
-        """The last message of a run with no more than `loaded_max` of all runs up to it, if any."""
+        """The last message of a run such that all runs hold at most `loaded_max` up to it."""
         index = bisect_right(
             range(len(run.rows)),
             self._loaded_max,

@@ -1,1 +1,1 @@
-"""Who gets which message, and what becomes of it."""
+"""Delivery: who gets which message, and what becomes of it."""

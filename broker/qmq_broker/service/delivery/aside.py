@@ -1,9 +1,9 @@
-"""What a group set aside: messages that come back to it later than the redelivery heap looks ahead.
+"""What a group set aside: messages that come back later than the redelivery heap looks ahead.
 
-The broker keeps such a message as a delayed message of its own (`setting_aside.py`), so that neither
-the group's room nor the retention of the log waits for it. Here is what the group knows: which of its
-messages are away and under which ticket, and, of those that came back, where the copy stands that is
-read instead of the original, which the retention may have taken meanwhile.
+The broker keeps such a message as a delayed message of its own (`setting_aside.py`), so that it
+takes no room in the group and does not hold back retention. This module is what the group knows:
+which of its messages are away and under which ticket; and, for those that came back, where the copy
+is, which is read because retention may have taken the original meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qmq_broker.service.delivery.redelivery import Redelivery, RedeliveryHeap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsideRun(Redelivery):
-    """A run of messages that are away; only what names its ticket brings them back.
+    """A run of messages that are away; only their ticket brings them back.
 
     `retry_at_ms` is when their copies are due, or a little later.
     """
@@ -25,14 +25,15 @@ class AsideRun(Redelivery):
 
     @property
     def is_suspect(self) -> bool:
-        """Nobody is given it from here."""
+        """False: nothing is delivered from here."""
         return False
 
 
 class Aside:
     """Messages of one group that are away, and copies of those that came back.
 
-    A message is away and waits for nothing, or it has a copy and is waiting, in flight or dead.
+    A message is either away and waiting for nothing, or it has a copy and is waiting, in flight or
+    dead.
     """
 
     __slots__ = ("copies", "runs")
@@ -44,11 +45,11 @@ class Aside:
 
     @property
     def count(self) -> int:
-        """Messages that are away."""
+        """How many messages are away."""
         return self.runs.count
 
     def put(self, waited: Iterable[Redelivery], ticket: int) -> None:
-        """What waited is away from now on; its copies were copied anew."""
+        """Messages that waited are away from now on; existing copies were copied anew."""
         for run in waited:
             self.forget_copies(run.first, run.next)
             self.runs.add(
@@ -64,7 +65,7 @@ class Aside:
             )
 
     def put_off(self, first: int, next_: int, ms: int) -> None:
-        """The copies of these are due so much later than the group knows."""
+        """The copies of these are due this much later than the group knows."""
         for run in self.runs.take(first, next_):
             self.runs.add(replace(run, retry_at_ms=run.retry_at_ms + ms))
 
@@ -78,9 +79,10 @@ class Aside:
         return run is not None and run.ticket == ticket
 
     def bring_back(self, sequence: int, copy: int | None, now_ms: int) -> Redelivery | None:
-        """A message is back, its copy stands there; what waits now, None if it was not away.
+        """A message is back, with its copy at this sequence; returns what waits now, None if it was
+        not away.
 
-        Without a copy it is read where it was read before.
+        Without a copy it is read from its original place.
         """
         taken = self.runs.take(sequence, sequence + 1)
         if not taken:
@@ -98,12 +100,12 @@ class Aside:
         )
 
     def forget(self, first: int, next_: int) -> None:
-        """The group is done with these, or will come to them anew."""
+        """The group is done with these messages, or will come to them anew."""
         self.runs.take(first, next_)
         self.forget_copies(first, next_)
 
     def forget_copies(self, first: int, next_: int) -> None:
-        """The copies of these are needed no more."""
+        """The copies of these are no longer needed."""
         if not self.copies:
             return
         if next_ - first < len(self.copies):

@@ -1,7 +1,8 @@
-"""Where the messages of a group stand: in the queue of their subject, or as copies in that of copies.
+"""Where the messages of a group are: in the queue of their subject, or as copies in the queue of
+copies.
 
-A message that was set aside comes back as a copy, since the retention may have taken the original by
-then (`storage/logs/copies.py`); outside this floor nobody sees the copy.
+A message that was set aside comes back as a copy, because retention may have taken the original by
+then (`storage/logs/copies.py`). Outside this floor nobody sees the copy.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class _CopyEntry(Entry):
 
 
 class GroupQueue:
-    """The queue of a subject as one group reads it. Reads only."""
+    """The queue of a subject as one group reads it. Only reads."""
 
     def __init__(self, store: Store, state: GroupState, queue: ConsumeQueue) -> None:
         self._own = queue
@@ -31,7 +32,7 @@ class GroupQueue:
         self.next_sequence = queue.next_sequence
 
     def entries(self, first_sequence: int, count: int) -> list[Entry]:
-        """Up to `count` visible entries from `first_sequence` on, at least one where there is one."""
+        """Up to `count` visible entries from `first_sequence` on, at least one if there is one."""
         copies = self._copies
         if not copies:
             return self._own.entries(first_sequence, count)
@@ -52,14 +53,14 @@ class GroupQueue:
         found = [] if queue is None else queue.entries(self._copies[sequence], 1)
         if found and found[0].record_bytes:
             return [_CopyEntry(*found[0])]
-        # The copy was given up by force; the retention may have left the original.
+        # The copy was given up by force, but retention may have left the original.
         if sequence >= self.first_sequence:
             return self._own.entries(sequence, 1)
         return [_CopyEntry(0, 0, 0)]
 
 
 def group_queue(store: Store, state: GroupState) -> GroupQueue | None:
-    """The queue of a group's subject; None while it has no visible message."""
+    """The queue of a group's subject; None until it has a visible message."""
     queue = store.queue(state.subject)
     return None if queue is None else GroupQueue(store, state, queue)
 

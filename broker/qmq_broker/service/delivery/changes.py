@@ -1,7 +1,8 @@
-"""What operators do to groups: pause, resume, seek, configure, remove; replay and purge dead letters.
+"""What operators do to groups: pause, resume, seek, configure, remove; replay and purge dead
+letters.
 
-Each change is one action of the log, so it holds over a restart. Requests are bounded; one that did
-not get through says that there is more.
+Each change is one action of the log, so it survives a restart. Requests are bounded; a request that
+did not do everything says so.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from qmq_client.wire.operations import ConfigureRequest, DeadAnswer, DeadRequest
 from qmq_client.wire.record import record_key
 from qmq_client.wire.start import Start
 
-#: Dead letters that one action takes up again, of an ordered group with their keys.
+#: Dead letters replayed by one action; of an ordered group with their keys.
 _REPLAYED_AT_ONCE = 256
 
 
 class Changes:
-    """Changes of the groups of one broker; belongs to the loop thread."""
+    """Changes to the groups of one broker; belongs to the loop thread."""
 
     def __init__(self, store: Store, delivery: Delivery, limits: ServiceLimits) -> None:
         self._store = store
@@ -49,7 +50,7 @@ class Changes:
         self._limits = limits
 
     def pause(self, subject: str, name: str, now_ms: int, *, is_paused: bool) -> bool:
-        """Give the group nothing, or something again; whether that changed anything."""
+        """Pause or resume the group; returns whether that changed anything."""
         group = self._group(subject, name)
         if group.state.is_paused is is_paused:
             return False
@@ -57,14 +58,14 @@ class Changes:
         return True
 
     def seek(self, subject: str, name: str, start: Start, now_ms: int) -> int:
-        """Let the group go on at this place; returns its sequence."""
+        """Move the group to this place; returns its sequence."""
         group = self._group(subject, name)
         sequence = position_of(self._store, subject, start)
         self._write(group, [Sought(now_ms, subject, name, sequence)], now_ms)
         return sequence
 
     def configure(self, request: ConfigureRequest, now_ms: int) -> None:
-        """Change settings; what is not named stays."""
+        """Change settings; those not named stay."""
         check_tags(request.tags, self._limits)
         check_attempts(request.max_attempts, self._limits)
         check_backoff(request.backoff, self._limits)
@@ -87,7 +88,7 @@ class Changes:
         self._write(group, actions, now_ms)
 
     def remove(self, subject: str, name: str, now_ms: int) -> None:
-        """Forget the group and its dead letters; a consumer that pulls for it makes it anew."""
+        """Forget the group and its dead letters; a consumer that pulls for it creates it anew."""
         self._delivery.registry.end(self._group(subject, name), now_ms)
 
     def replay(self, request: DeadRequest, now_ms: int) -> DeadAnswer:
@@ -130,13 +131,13 @@ class Changes:
         return group, sequences[:limit], len(sequences) > limit
 
     def _present(self, state: GroupState, sequences: Sequence[int]) -> tuple[list[int], int]:
-        """Those whose messages are still there, and how many are not."""
+        """Those whose messages still exist, and how many do not."""
         queue = group_queue(self._store, state)
         present = [] if queue is None else [n for n in sequences if _is_whole(queue.entries(n, 1))]
         return present, len(sequences) - len(present)
 
     def _keys(self, state: GroupState, first: int, next_: int) -> tuple[int, ...]:
-        """The numbers of these messages' keys. Requires: they are there."""
+        """The numbers of these messages' keys. Requires: the messages exist."""
         queue = group_queue(self._store, state)
         assert queue is not None
         entries = [entry for n in range(first, next_) for entry in queue.entries(n, 1)]
@@ -153,7 +154,7 @@ def _is_whole(entries: Sequence[Entry]) -> bool:
 
 
 def _runs(sequences: Sequence[int]) -> list[tuple[int, int]]:
-    """Neighbouring sequences as half open ranges of bounded length."""
+    """Consecutive sequences as half open ranges of bounded length."""
     runs: list[tuple[int, int]] = []
     for sequence in sequences:
         first, next_ = runs[-1] if runs else (0, -1)

@@ -14,10 +14,10 @@ from qmq_client.wire.start import StartKind, parse_start
 
 
 def check_pull(request: PullRequest, limits: ServiceLimits) -> None:
-    """Raise `InvalidMessageError` naming what breaks which limit.
+    """Raise `InvalidMessageError` naming the field and the limit it breaks.
 
-    Upper bounds of what the broker may give (messages, bytes, wait) are not refused but lowered
-    where they are used: the request only says how much is welcome.
+    How much a pull may get (messages, bytes, wait) is not refused but lowered where it is used: the
+    request only says how much is welcome.
     """
     _check_names(request)
     _check_number("max_messages", request.max_messages, 1, 2**63 - 1)
@@ -34,13 +34,13 @@ def check_pull(request: PullRequest, limits: ServiceLimits) -> None:
 
 
 def check_settle(request: SettleRequest, limits: ServiceLimits) -> None:
-    """Raise `InvalidMessageError` naming what breaks which limit."""
+    """Raise `InvalidMessageError` naming the field and the limit it breaks."""
     _check_names(request)
     _check_settlements(request.settlements, limits)
 
 
 def check_tags(tags: Tags | UnsetType, limits: ServiceLimits) -> None:
-    """Raise `InvalidMessageError` unless these may be tags of a filter."""
+    """Raise `InvalidMessageError` unless these may be the tags of a filter."""
     if tags is UNSET:
         return
     named = (*tags.any, *tags.all)
@@ -56,13 +56,13 @@ def check_tags(tags: Tags | UnsetType, limits: ServiceLimits) -> None:
 
 
 def check_attempts(attempts: int | UnsetType, limits: ServiceLimits) -> None:
-    """Raise `InvalidMessageError` unless a group may have so many."""
+    """Raise `InvalidMessageError` unless a group may have this many attempts."""
     if attempts is not UNSET:
         _check_number("max_attempts", attempts, 1, limits.attempts)
 
 
 def check_backoff(backoff: Backoff | UnsetType, limits: ServiceLimits) -> None:
-    """Raise `InvalidMessageError` unless a group may wait so long."""
+    """Raise `InvalidMessageError` unless a group may wait this long."""
     if backoff is not UNSET:
         _check_number("backoff.max_ms", backoff.max_ms, 0, limits.backoff_ms)
         _check_number("backoff.first_ms", backoff.first_ms, 0, backoff.max_ms)

@@ -7,17 +7,17 @@ from typing import Final
 
 from qmq_broker.service.delivery.history import History
 
-#: A consumer said so.
+#: A consumer rejected it.
 REJECTED: Final = "rejected"
 #: It was delivered as often as the group allows.
 ATTEMPTS_USED_UP: Final = "attempts used up"
-#: Its time to live ended before it was given.
+#: Its time to live ended before it was delivered.
 EXPIRED: Final = "expired"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A message that this group does not get again, unless it is replayed."""
+    """A message that this group does not get again unless it is replayed."""
 
     sequence: int
     attempts: int
@@ -25,5 +25,5 @@ class DeadLetter:
     #: What the last consumer said.
     error: str
     at_ms: int
-    #: What was tried before.
+    #: The attempts so far.
     history: History = ()

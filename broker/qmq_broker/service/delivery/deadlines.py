@@ -1,7 +1,7 @@
 """When leases end: a heap over the leases of all consumers of one group.
 
-Entries of leases that ended or were extended stay until they come to the top, or until there are many
-more entries than leases.
+Entries of ended or extended leases stay until they reach the top, or until there are many more
+entries than leases.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from qmq_broker.service.delivery.leases import Lease, PullLog
 
-#: Entries of the heap above which it is rid of those of settled leases.
+#: The heap is cleared of settled leases only above this many entries.
 _ENTRIES_MIN: Final = 1024
 
 
@@ -22,14 +22,14 @@ class Deadlines:
     __slots__ = ("_consumers", "_entries", "_entries_max")
 
     def __init__(self, consumers: Mapping[str, PullLog]) -> None:
-        """`consumers` is looked at, never changed."""
+        """`consumers` is only read."""
         self._consumers = consumers
-        #: (until, consumer, first pull sequence).
+        #: (deadline, consumer, first pull sequence).
         self._entries: list[tuple[int, str, int]] = []
         self._entries_max = _ENTRIES_MIN
 
     def __len__(self) -> int:
-        """Entries of the heap, those of ended leases too."""
+        """Entries of the heap, including those of ended leases."""
         return len(self._entries)
 
     def watch(self, consumer: str, lease: Lease) -> None:
@@ -45,7 +45,7 @@ class Deadlines:
             self._entries_max = _ENTRIES_MIN + 2 * len(self._entries)
 
     def next_ms(self) -> int | None:
-        """When the next lease ends, or None when there is none."""
+        """When the next lease ends; None if there is none."""
         entries = self._entries
         while entries:
             until_ms, consumer, first = entries[0]

@@ -1,9 +1,9 @@
 """Delivery: which consumer gets which message, and what becomes of it.
 
-Consumers are not bound to partitions: a group has one cursor per subject and whoever pulls gets the
-next messages (QMQ's idea). Every change is decided on the state, written to the action log, then
-applied; a hand-out is in the log before the answer leaves, so a lost answer is a lease that ends.
-Time comes in as `now_ms`; `step` ends leases and wakes pulls, bounded in each pass.
+Consumers are not bound to partitions: a group has one cursor per subject, and whoever pulls gets
+the next messages (QMQ's idea). Every change is decided on the state, written to the action log,
+then applied. A hand-out is in the log before the answer leaves, so a lost answer is merely a lease
+that ends. Time comes in as `now_ms`; `step` ends leases and wakes pulls, bounded in each pass.
 
 All of this belongs to the loop thread. Reading records may block it for a page fault.
 """
@@ -45,11 +45,12 @@ from qmq_client.wire.requests import PullRequest, SettleAnswer, SettleRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOut:
-    """What one pull was given; its lease runs and it is in the action log."""
+    """What one pull was given; the lease runs, and it is in the action log."""
 
     head: DeliveriesHead
     records: Records
-    #: It is acked already: durable before anybody gets it, so that it never comes again.
+    #: Whether it is already acked: it is made durable before the answer, so that it never comes
+    #: again.
     is_final: bool = False
 
 
@@ -59,7 +60,7 @@ class StepCounts:
 
     leases_ended: int
     pulls_woken: int
-    #: Whether there is more to do at once.
+    #: Whether there is more to do right now.
     is_unfinished: bool
 
 
@@ -75,7 +76,7 @@ class Delivery:
         on_poisoned: Callable[[str], None],
         backoff: Backoff | None = None,
     ) -> None:
-        """`draw` gives numbers from 0 … 1; `on_poisoned` is told when the action log fails."""
+        """`draw` gives numbers from 0 … 1; `on_poisoned` is called if the action log fails."""
         self._store = store
         self._limits = limits
         self._draw = draw
@@ -86,11 +87,11 @@ class Delivery:
         self.waiting = WaitingPulls(limits.waiting_pulls, self._is_held_back)
 
     def snapshot(self, now_ms: int) -> tuple[int, bytes]:
-        """Where all groups are, and the offset of the action log at which they are there."""
+        """The offset of the action log, and the state of all groups at that offset."""
         return self._store.actions.log.written_offset, encode_groups(self.groups(), now_ms)
 
     def start(self, now_ms: int) -> int:
-        """Stand where the action log ends; returns how many actions were replayed."""
+        """Restore the groups as the action log leaves them; returns how many actions it replayed."""
         actions = self._store.actions
         states, count = groups_at_end(actions.snapshot, actions.replay(), now_ms)
         for state in states:
@@ -100,7 +101,7 @@ class Delivery:
         return count
 
     def needed_offset(self, dead_since_ms: int) -> int:
-        """Where the first message stands that some group may still be given."""
+        """Where the first message that some group may still be given is in the commit log."""
         offset = self._store.durable_offset
         for group in self.registry:
             state = group.state
@@ -114,24 +115,24 @@ class Delivery:
         return offset
 
     def groups(self) -> list[GroupState]:
-        """The state of every group, to be read only."""
+        """The state of every group, read-only."""
         return [group.state for group in self.registry]
 
     def group(self, subject: str, name: str) -> GroupState | None:
-        """The state of one group, to be read only."""
+        """The state of one group, read-only."""
         group = self.registry.find(subject, name)
         return None if group is None else group.state
 
     def settle(self, request: SettleRequest, now_ms: int) -> SettleAnswer:
-        """Take outcomes; they are in the action log on return."""
+        """Apply settlements; they are in the action log on return."""
         check_settle(request, self._limits)
         outcome = self._settle(request, now_ms)
         return SettleAnswer(settled=outcome.settled, stale=tuple(outcome.stale))
 
     def begin_pull(self, request: PullRequest, now_ms: int) -> tuple[Stale, ...]:
-        """Check a pull and take the settlements that it carries; returns what was refused.
+        """Check a pull and apply the settlements it carries; returns those that were refused.
 
-        Called once for each request, before the first `pull`.
+        Call it once for each request, before the first `pull`.
         """
         check_pull(request, self._limits)
         return tuple(self._settle(request, now_ms).stale) if request.settlements else ()
@@ -139,7 +140,7 @@ class Delivery:
     def pull(
         self, request: PullRequest, now_ms: int, stale: tuple[Stale, ...] = ()
     ) -> HandOut | None:
-        """Hand out what there is for this request, or return None.
+        """Hand out what there is for this request; None for nothing.
 
         Requires: `begin_pull` accepted the request. Raises `BusyError` over a bound.
         """
@@ -188,7 +189,7 @@ class Delivery:
         return sum(self.waiting.wake_subject(subject) for subject in subjects)
 
     def step(self, now_ms: int) -> StepCounts:
-        """One bounded pass: end leases whose time has come and wake pulls for what is due."""
+        """One bounded pass: end leases that are due and wake pulls for what is due."""
         leases_ended = pulls_woken = 0
         for group in self.registry.take_due(now_ms):
             leases_ended += self._end_leases(group, now_ms)
@@ -202,7 +203,7 @@ class Delivery:
         )
 
     def after_change(self, group: Group, now_ms: int) -> None:
-        """Somebody changed the group from outside: look at what there is to do and to give."""
+        """The group was changed: reschedule it, and wake a pull if it has something to deliver."""
         self._reschedule(group, now_ms)
         if self._has_more(group.state, now_ms):
             self.waiting.wake_group(group.key)
@@ -244,7 +245,7 @@ class Delivery:
             if picked.runs or turn is Turn.OTHERS:
                 return picked
         picked = self._picker.pick(group, replace(room, is_for_suspect=True))
-        if not picked.runs:  # it expired, or is gone
+        if not picked.runs:  # it expired, or no longer exists
             return self._picker.pick(group, room)
         suspects.note_given(
             consumer,
@@ -302,7 +303,7 @@ class Delivery:
         return queue is not None and state.cursor < queue.next_sequence
 
     def _reschedule(self, group: Group, now_ms: int, *, is_unfinished: bool = False) -> None:
-        """Put the group into the schedule for its next event."""
+        """Schedule the next event of the group."""
         state = group.state
         events = [state.deadlines.next_ms(), now_ms if is_unfinished else None]
         events.append(group.suspects.look(now_ms))
@@ -323,7 +324,7 @@ class Delivery:
 def _hand_out(
     state: GroupState, request: PullRequest, picked: Picked, token: int, now_ms: int
 ) -> list[Action]:
-    """What is written before the answer leaves."""
+    """The actions to write before the answer leaves."""
     first = state.next_pull_sequence(request.consumer)
     pulled = Pulled(
         at_ms=now_ms,

@@ -11,19 +11,19 @@ from qmq_broker.service.delivery.history import History
 
 
 class Fate(StrEnum):
-    """Where a message stands in a group; exactly one holds."""
+    """The state of a message in a group; exactly one applies."""
 
-    #: The group has not come to it.
+    #: The group has not reached it.
     NOT_YET = "not yet"
     #: A consumer has it.
     IN_FLIGHT = "in flight"
-    #: It was given back and will be given again.
+    #: It was given back and will be delivered again.
     WAITING = "waiting"
-    #: The group came to it; one before it with the same key is not done.
+    #: The group reached it, but an earlier message with the same key is not done.
     HELD = "held"
     #: The group does not get it again.
     DEAD = "dead"
-    #: Acked, or passed when the group began behind it or was moved on.
+    #: Acked, or passed over because the group began after it or was moved.
     PASSED = "passed"
 
 
@@ -39,21 +39,21 @@ class PastAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class GroupFate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The fate of one message in one group, with what is known beside it."""
+    """The fate of one message in one group, with what else is known."""
 
     group: str
     state: Fate
-    #: Deliveries so far, where they are known.
+    #: Deliveries so far, if known.
     attempts: int = 0
     #: Who has it.
     consumer: str = ""
-    #: When the lease ends, or when it is given again, or when it died.
+    #: When the lease ends, when it is delivered again, or when it died.
     at_ms: int = 0
     #: Why it died.
     reason: str = ""
     #: What the last consumer said.
     error: str = ""
-    #: What was tried before, the newest last.
+    #: The attempts so far, newest last.
     history: tuple[PastAttempt, ...] = ()
 
 

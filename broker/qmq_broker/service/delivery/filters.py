@@ -1,6 +1,7 @@
-"""Which messages are for a group: its tags, first against the tag hash of the consume queue's entry,
-then, for those that pass, against the text. The hash lets nothing through that it should not hold
-back for sure, so most messages of others are never read.
+"""Which messages match a group's tags.
+
+First the tag hash of the consume queue entry is checked, then, if it passes, the text. The hash
+rejects only what cannot match, so most messages for others are never read.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ class TagFilter:
         self._all_bits = tag_hash(self._all_tags)
 
     def may_match(self, hash_: int) -> bool:
-        """Whether a message with this tag hash may be for the group."""
+        """Whether a message with this tag hash may match."""
         if hash_ & self._all_bits != self._all_bits:
             return False
         return not self._any_bits or any(hash_ & bits == bits for bits in self._any_bits)
 
     def matches(self, record: bytes) -> bool:
-        """Whether this message is for the group."""
+        """Whether this message matches."""
         tags = frozenset(record_tags(record).split(b","))
         if not self._all_tags <= tags:
             return False
@@ -37,7 +38,7 @@ class TagFilter:
 
 
 def filter_of(settings: GroupSettings) -> TagFilter | None:
-    """The filter of a group with these settings; None when it gets every message."""
+    """The filter of a group with these settings; None if it gets every message."""
     if not settings.any_tags and not settings.all_tags:
         return None
     return TagFilter(settings.any_tags, settings.all_tags)

@@ -1,4 +1,4 @@
-"""The state of one consumer group on one subject, changed by actions and by nothing else.
+"""The state of one consumer group on one subject, changed only by actions.
 
 ::
 
@@ -9,15 +9,15 @@
     held ──────────────▶│  waiting  (or, when it will not be tried again) ─▶ dead letter
                              ▲────────────────────────────── Replayed ─────────┘
 
-The broker first decides (`settling.py`, `handing_out.py`: they only read), then writes the actions
-to the action log, then applies them here. A start replays the log through the same `apply`, so a
-restarted broker stands exactly where the log ends; a log that lost its tail gives an earlier state
+The broker first decides (`settling.py` and `handing_out.py` only read), then writes the actions to
+the action log, then applies them here. A start replays the log through the same `apply`, so a
+restarted broker stands exactly where the log ends. A log that lost its tail gives an earlier state
 of the same group: messages are delivered again, never lost.
 
-Nacked and Expired carry `retry_at_ms`; 0 says that there is no next delivery, and that a Dead
-action for each of the messages stands before it. A Dead of a message that nobody holds (it expired)
-takes it from where it waits. An ordered group holds messages back until they are the first of their
-key (`lanes.py`).
+Nacked and Expired carry `retry_at_ms`; 0 means that there is no next delivery, and that a Dead
+action precedes it for each of the messages. A Dead action for a message that nobody holds (it
+expired) removes it from where it waits. An ordered group holds messages back until they are the
+first of their key (`lanes.py`).
 """
 
 from __future__ import annotations
@@ -63,40 +63,41 @@ NO_RETRY: Final = 0
 class GroupState:
     """Cursor, leases, waiting redeliveries and dead letters of one (subject, group).
 
-    Invariant: a sequence below the cursor is in exactly one of: held, in flight, waiting, dead, done.
-    Belongs to the loop thread.
+    Invariant: a sequence below the cursor is in exactly one of: held, in flight, waiting, dead,
+    done. Belongs to the loop thread.
     """
 
     def __init__(self, *, subject: str, group: str, first_sequence: int, max_attempts: int) -> None:
         self.subject = subject
         self.group = group
-        #: Next sequence that was never given to this group.
+        #: The next sequence that was never given to this group.
         self.cursor = first_sequence
         self.max_attempts = max_attempts
         self.settings = GroupSettings()
-        #: By its tags; None when it gets every message.
+        #: By tags; None if it gets every message.
         self.filter: TagFilter | None = None
         self.is_paused = False
-        #: Of an ordered group: what it came to and is not done with, by key.
+        #: In an ordered group: messages it has reached and is not done with, by key.
         self.lanes: KeyLanes | None = None
         self.redeliveries: RedeliveryHeap[Redelivery] = RedeliveryHeap()
-        #: What comes back later than that looks ahead.
+        #: Messages that come back later than `redeliveries` looks ahead.
         self.aside = Aside()
         self.dead: dict[int, DeadLetter] = {}
         self.acked_count = 0
         #: Messages that were given up by force before this group was done with them.
         self.lost_count = 0
-        #: Messages that expired before they were given.
+        #: Messages that expired before they were delivered.
         self.expired_count = 0
         self._consumers: dict[str, PullLog] = {}
         self.deadlines = Deadlines(self._consumers)
-        #: Where the pull log of a consumer that was forgotten would go on.
+        #: A lower bound for the pull sequences of new consumers, because forgotten ones used those
+        #: below.
         self.next_pull_floor = 0
         self._in_flight = 0
 
     @property
     def in_flight(self) -> int:
-        """Messages given to consumers and not settled."""
+        """Messages delivered to consumers and not settled."""
         return self._in_flight
 
     @property
@@ -106,12 +107,12 @@ class GroupState:
 
     @property
     def held(self) -> int:
-        """Messages that an ordered group came to and did not give yet."""
+        """Messages that an ordered group has reached but not delivered yet."""
         return 0 if self.lanes is None else self.lanes.undelivered_count
 
     @property
     def unsettled(self) -> int:
-        """Messages that the group came to and is not done with."""
+        """Messages that the group has reached and is not done with."""
         return self._in_flight + self.redeliveries.count + self.held
 
     @property
@@ -124,11 +125,11 @@ class GroupState:
         return iter(self._consumers.items())
 
     def consumer(self, name: str) -> PullLog | None:
-        """The pull log of this consumer, or None when it was never given anything."""
+        """The pull log of this consumer; None if it was never given anything."""
         return self._consumers.get(name)
 
     def next_pull_sequence(self, consumer: str) -> int:
-        """Under which pull sequence this consumer gets its next message."""
+        """The pull sequence of the next message for this consumer."""
         log = self._consumers.get(consumer)
         return self.next_pull_floor if log is None else log.next_pull_sequence
 
@@ -141,7 +142,7 @@ class GroupState:
         leases: Sequence[Lease],
         acked: Mapping[int, Sequence[tuple[int, int]]],
     ) -> None:
-        """Put a consumer back as a snapshot has it. Requires: it is not there yet."""
+        """Restore a consumer from a snapshot. Requires: it does not exist yet."""
         log = self._log(name)
         log.restore(leases, acked, next_pull_sequence=next_pull_sequence)
         log.last_seen_ms = last_seen_ms
@@ -150,14 +151,14 @@ class GroupState:
             self.deadlines.watch(name, lease)
 
     def restore_lanes(self, keyed: Iterable[tuple[int, int]]) -> None:
-        """Put the lanes back as a snapshot has them. Requires: leases and redeliveries are back."""
+        """Restore the lanes from a snapshot. Requires: leases and redeliveries are restored."""
         given = self.given()
         assert self.lanes is not None
         for sequence, key in keyed:
             self.lanes.add(sequence, key, is_given=sequence in given)
 
     def apply(self, action: Action) -> None:
-        """What this action does to messages one by one; called by `apply_action` alone."""
+        """Apply an action on single messages; called by `apply_action` alone."""
         match action:
             case Pulled():
                 self._on_pulled(action)
@@ -180,14 +181,14 @@ class GroupState:
                 self._on_passed(action)
 
     def configure(self, settings: GroupSettings) -> None:
-        """Keep these settings. Requires: whether it is ordered never changes."""
+        """Set these settings. Requires: whether the group is ordered never changes."""
         self.settings = settings
         self.filter = filter_of(settings)
         if settings.is_ordered and self.lanes is None:
             self.lanes = KeyLanes()
 
     def give_up_all(self) -> None:
-        """Hold nothing and wait for nothing, as if it had never been given."""
+        """Drop all leases, redeliveries and lanes, as if nothing had ever been delivered."""
         self.redeliveries.take(0, 2**63)
         self.aside.runs.take(0, 2**63)
         for log in self._consumers.values():
@@ -197,15 +198,16 @@ class GroupState:
             self.lanes.drop_all()
 
     def dead_between(self, first: int, next_: int, count_max: int | None = None) -> list[int]:
-        """Sequences of the dead letters in this range, the lowest first."""
-        # There may be a million: neither a short range nor a few of them need a look at all.
+        """Sequences of the dead letters in this range, lowest first."""
+        # There may be a million: for a short range, or for a few of them, most need not be looked
+        # at.
         if next_ - first < len(self.dead):
             return [one for one in range(first, next_) if one in self.dead][:count_max]
         found = (sequence for sequence in self.dead if first <= sequence < next_)
         return sorted(found) if count_max is None else nsmallest(count_max, found)
 
     def drop_leases_beyond(self, next_sequence: int) -> None:
-        """Give up what is in flight from there on."""
+        """Drop leases from this sequence on."""
         for log in self._consumers.values():
             for lease in list(log.leases()):
                 if lease.next_sequence > next_sequence:
@@ -216,7 +218,7 @@ class GroupState:
     def forget_idle_consumers(self, seen_before_ms: int) -> int:
         """Forget consumers that hold nothing and were not seen since; returns how many.
 
-        Their pull sequences are never used again: a name for a hand-out stays unique.
+        Their pull sequences are never used again, so that a hand-out stays unique.
         """
         idle = [
             name
@@ -294,7 +296,7 @@ class GroupState:
             )
 
     def _tell_dead(self, lease: Lease, history: History) -> None:
-        """Give the dead letters of a lease that just ended their history."""
+        """Give the dead letters of an ended lease their history."""
         for sequence in range(lease.first_sequence, lease.next_sequence):
             letter = self.dead.get(sequence)
             if letter is not None:
@@ -324,7 +326,7 @@ class GroupState:
                 self.lanes.add(sequence, key)
 
     def given(self) -> set[int]:
-        """What is in flight or waits."""
+        """The sequences that are in flight or wait."""
         runs = [(run.first, run.next) for run in self.redeliveries.runs()]
         runs += [(run.first, run.next) for run in self.aside.runs.runs()]
         for log in self._consumers.values():
@@ -349,7 +351,7 @@ class GroupState:
         return count
 
     def _watch_rest(self, action: Acked | Nacked | Expired | Extended) -> None:
-        """Note the deadline of what a cut left behind the range: it has a new first number."""
+        """Note the deadline of what a cut left behind the range, under its new first number."""
         rest = self._log(action.consumer).at(action.next)
         if rest is not None and rest.first == action.next:
             self.deadlines.watch(action.consumer, rest)

@@ -1,9 +1,9 @@
 """Which messages a pull gets: redeliveries that are due, then new ones, within its limits.
 
-Decides only: reads the state of a group and the subject's consume queue. Redeliveries go first, but
-while there are new messages every fourth place is theirs, so a backlog of failing messages slows
-the others down and never stops them. Suspects are taken one by one, when it is their turn
-(`suspects.py`).
+Decides only: reads the state of a group and the consume queue of its subject. Redeliveries go
+first, but one place in four is kept for new messages if there are any, so a backlog of failing
+messages slows the others down and never stops them. Suspects are delivered one by one, when it is
+their turn (`suspects.py`).
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from qmq_broker.service.delivery.redelivery import Redelivery
 from qmq_broker.storage.queues.consume_queue import Place
 from qmq_client.wire.deliveries import DeliveryRun
 
-#: Of this many places one is kept for new messages.
+#: One place of this many is kept for new messages.
 NEW_SHARE: Final = 4
-#: Entries looked at together: a pull of large messages stops long before its count is reached.
+#: Entries read in one step: a pull of large messages stops long before its count is reached.
 ENTRIES_PER_READ: Final = 512
-#: Entries that one look goes through for those that fit a filter: about a millisecond.
+#: Entries that one scan checks against a filter: about a millisecond.
 SCANNED_MAX: Final = 4_096
 _RECORD_BYTES: Final = itemgetter(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What a pull will be given: runs and, for each message, where its record stands."""
+    """What a pull will be given: runs and, for each message, where its record is."""
 
     runs: tuple[DeliveryRun, ...]
     entries: list[Place]
-    #: Sequences that come next and are lost for good; only when there is nothing to give before.
+    #: The next sequences, if they are lost for good and nothing comes before them.
     lost: tuple[int, int] | None = None
-    #: How far the group has come with this; None for as far as the last message in it.
+    #: How far the group gets with this; None if that is the last message in it.
     passed: int | None = None
 
 
@@ -50,14 +50,14 @@ class Room:
     now_ms: int
     messages: int
     bytes: int
-    #: Messages that the group may be given beyond those it already has in flight or waiting.
+    #: Messages that the group may get beyond those in flight or waiting.
     new_messages: int
-    #: Whether it is the turn of a suspect: then it alone.
+    #: Whether it is a suspect's turn: then it alone is given.
     is_for_suspect: bool = False
 
 
 class Turns:
-    """Remembers, from pull to pull of one group, how many places new messages are owed."""
+    """Remembers, from pull to pull of one group, the places owed to new messages."""
 
     __slots__ = ("_owed_quarters",)
 
@@ -65,7 +65,7 @@ class Turns:
         self._owed_quarters = 0
 
     def new_share(self, messages: int) -> int:
-        """Places for new messages among the next `messages`, when there are redeliveries too."""
+        """Places for new messages among the next `messages`, if there are redeliveries too."""
         share, self._owed_quarters = divmod(messages + self._owed_quarters, NEW_SHARE)
         return share
 
@@ -99,9 +99,9 @@ def _again(run: Redelivery) -> DeliveryRun:
 def _fresh(
     state: GroupState, queue: GroupQueue, room: Room
 ) -> tuple[list[DeliveryRun], int | None]:
-    """Messages that were never given, and how far the group has come when it is given them all.
+    """Messages that were never delivered, and how far the group gets with all of them.
 
-    None for as far as the last of them.
+    None if that is the last of them.
     """
     if state.lanes is not None:
         return _runs_of(state.lanes.ready(room.messages)), None
@@ -116,7 +116,7 @@ def _fresh(
 def _matching(
     first: int, wanted: TagFilter, queue: GroupQueue, messages_max: int
 ) -> tuple[list[DeliveryRun], int | None]:
-    """The next messages whose tag hash fits, and how far that was looked."""
+    """The next messages whose tag hash fits, and how far the scan went."""
     found: list[int] = []
     sequence, next_sequence = first, min(queue.next_sequence, first + SCANNED_MAX)
     while sequence < next_sequence and len(found) < messages_max:
@@ -124,7 +124,7 @@ def _matching(
         if not step:
             break
         for number, entry in enumerate(step, start=sequence):
-            # One that is lost may have been for the group: it is counted where it is met.
+            # A lost one may have been for the group: it is counted where it is met.
             if not entry.record_bytes or wanted.may_match(entry.tag_hash):
                 found.append(number)
         sequence += len(step)
@@ -149,7 +149,7 @@ def _head(runs: Sequence[DeliveryRun], messages: int) -> list[DeliveryRun]:
 
 
 def join_runs(runs: Sequence[DeliveryRun]) -> list[DeliveryRun]:
-    """The same runs, neighbours with the same attempt as one."""
+    """The same runs, with neighbours of the same attempt joined."""
     joined: list[DeliveryRun] = []
     for run in runs:
         last = joined[-1] if joined else None
@@ -165,7 +165,7 @@ def join_runs(runs: Sequence[DeliveryRun]) -> list[DeliveryRun]:
 
 
 def _fit(runs: Sequence[DeliveryRun], queue: GroupQueue, bytes_max: int) -> Selection:
-    """Cut to `bytes_max` of records, but at least one message."""
+    """Cut to `bytes_max` of records, but give at least one message."""
     fitting: list[DeliveryRun] = []
     entries: list[Place] = []
     room_bytes = bytes_max
@@ -185,7 +185,7 @@ def _fit(runs: Sequence[DeliveryRun], queue: GroupQueue, bytes_max: int) -> Sele
 def _fitting(
     run: DeliveryRun, queue: GroupQueue, room_bytes: int, *, is_first: bool
 ) -> tuple[list[Place], int]:
-    """The first entries of `run` that fit, and the room they leave when that is all of it."""
+    """The first entries of `run` that fit, and the room left if all of it fits."""
     fits: list[Place] = []
     sequence, next_sequence = run.first_sequence, run.first_sequence + run.count
     while sequence < next_sequence:
@@ -202,7 +202,7 @@ def _fitting(
 
 
 def _fitting_count(lengths: list[int], room_bytes: int, *, is_first: bool) -> int:
-    """How many of these records fit: none behind one that is lost, and of others at least the first."""
+    """How many of these records fit: none after a lost one; with `is_first`, at least one."""
     if 0 in lengths:
         lengths = lengths[: lengths.index(0)]
     if sum(lengths) <= room_bytes:
@@ -212,7 +212,7 @@ def _fitting_count(lengths: list[int], room_bytes: int, *, is_first: bool) -> in
 
 
 def _lost(queue: GroupQueue, first: int, next_sequence: int) -> tuple[int, int] | None:
-    """The lost sequences that begin at `first`, within one reading of entries."""
+    """The lost sequences that begin at `first`, within one read of entries."""
     after = first
     for entry in queue.entries(first, min(ENTRIES_PER_READ, next_sequence - first)):
         if entry.record_bytes:

@@ -1,7 +1,7 @@
-"""What was tried with one message before: kept while it is not done, and with its dead letter.
+"""The earlier attempts to deliver a message: kept until it is done, and with its dead letter.
 
-Made from the actions when they are applied, so a replay gives the same. Messages that were given and
-came back together share one history. It is bounded: of more than `ATTEMPTS_KEPT_MAX` attempts the
+Derived from actions as they are applied, so a replay gives the same. Messages that were delivered
+and came back together share one history. It is bounded: beyond `ATTEMPTS_KEPT_MAX` attempts the
 oldest are forgotten, and of all but the last only the beginning of the error is kept. A group where
 very many messages fail keeps less of each, so that memory and snapshots stay small.
 """
@@ -14,9 +14,9 @@ import msgspec
 
 #: As many as a group tries by default.
 ATTEMPTS_KEPT_MAX: Final = 16
-#: Attempts kept in one group, about: 200 bytes each in memory, less in a snapshot.
+#: Attempts kept in one group, roughly: 200 bytes each in memory, less in a snapshot.
 ATTEMPTS_PER_GROUP: Final = 100_000
-#: Characters of the errors of attempts before the last one: the type and the first words.
+#: Characters kept of the errors before the last one: the type and the first words.
 OLD_ERROR_CHARACTERS_MAX: Final = 100
 
 GIVEN_BACK: Final = "given back"
@@ -26,7 +26,7 @@ LEASE_ENDED: Final = "lease ended"
 class Attempt(msgspec.Struct, frozen=True, array_like=True):
     """One delivery that did not end in an ack."""
 
-    #: Which delivery it was, from 1; again from 1 after a replay.
+    #: Which delivery it was, from 1; from 1 again after a replay.
     attempt: int
     consumer: str
     given_at_ms: int
@@ -40,12 +40,12 @@ History = tuple[Attempt, ...]
 
 
 def kept_of_each(messages: int) -> int:
-    """How many attempts are kept of each of so many messages of one group."""
+    """How many attempts are kept of each of `messages` messages of one group."""
     return min(ATTEMPTS_KEPT_MAX, ATTEMPTS_PER_GROUP // max(1, messages))
 
 
 def extended(history: History, attempt: Attempt, kept_max: int = ATTEMPTS_KEPT_MAX) -> History:
-    """The history with one attempt more, at most `kept_max` of them, the newest."""
+    """The history with one more attempt: the newest ones, at most `kept_max`."""
     if history and len(history[-1].error) > OLD_ERROR_CHARACTERS_MAX:
         shortened = msgspec.structs.replace(
             history[-1], error=history[-1].error[:OLD_ERROR_CHARACTERS_MAX]

@@ -1,4 +1,4 @@
-"""A group and what the logs hold: what it still needs of them, and what it must forget of itself."""
+"""A group and the logs: what it still needs of them, and what it must forget."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _BEYOND = 2**63
 def first_needed(state: GroupState, dead_since_ms: int) -> int:
     """The lowest sequence of its subject that this group may still be given.
 
-    Dead letters count when they died at or after `dead_since_ms`: they can be replayed. What is
-    away, or came back as a copy, does not count.
+    Dead letters count if they died at or after `dead_since_ms`, because they can be replayed.
+    Messages that are away, or came back as copies, do not count.
     """
     copies = state.aside.copies
     ranges = [(run.first, run.next) for run in state.redeliveries.runs()]
@@ -36,7 +36,7 @@ def first_needed(state: GroupState, dead_since_ms: int) -> int:
 
 
 def first_original(state: GroupState) -> int:
-    """The lowest sequence that would be given next from the subject's own queue."""
+    """The lowest sequence that would next be read from the subject's own queue."""
     aside = state.aside
     needed = [state.cursor]
     for run in state.redeliveries.runs():
@@ -62,9 +62,9 @@ def first_copy(state: GroupState, dead_since_ms: int) -> int | None:
 
 
 def clamp(state: GroupState, next_sequence: int) -> int:
-    """Forget what lies beyond the subject's durable end; returns how many messages that was.
+    """Forget what lies beyond the durable end of the subject; returns how many messages that was.
 
-    Called once after replay: messages that a power cut took away cannot be settled any more.
+    Called once after a replay: messages that a power cut took can no longer be settled.
     """
     forgotten = max(0, state.cursor - next_sequence)
     state.cursor = min(state.cursor, next_sequence)
@@ -77,7 +77,9 @@ def clamp(state: GroupState, next_sequence: int) -> int:
         for sequence, _ in list(state.lanes.sequences()):
             if sequence >= next_sequence:
                 state.lanes.done(sequence, sequence + 1)
-    if state.dead:  # a log broken off between a death and the end of its lease: given once more
+    if (
+        state.dead
+    ):  # the log broke off between a death and the end of its lease: delivered once more
         for sequence in state.given() & state.dead.keys():
             del state.dead[sequence]
     return forgotten

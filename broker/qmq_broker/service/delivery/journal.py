@@ -1,4 +1,4 @@
-"""Journal first: what is decided goes to the action log, then to the state, here and nowhere else."""
+"""Journal first: decisions go to the action log, then to the state, here and nowhere else."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from qmq_broker.storage.store import Store
 
 
 class Journal:
-    """The way into the action log; belongs to the loop thread."""
+    """The only way into the action log; belongs to the loop thread."""
 
     def __init__(self, store: Store, on_poisoned: Callable[[str], None]) -> None:
-        """`on_poisoned` is told when the action log fails."""
+        """`on_poisoned` is called if the action log fails."""
         self._store = store
         self._on_poisoned = on_poisoned
         #: Whether actions were written since the action log was last synced.
         self.is_unsynced = False
 
     def write(self, actions: Sequence[Action], state: GroupState) -> None:
-        """Write the actions and apply them. Requires: they are of this group.
+        """Write the actions and apply them. Requires: they belong to this group.
 
         Raises `NoRoomError` with nothing done, or `PoisonedError`.
         """
@@ -41,7 +41,7 @@ class Journal:
             for action in actions:
                 apply_action(state, action)
         except Exception as error:
-            # Log and state disagree now: only a replay of the log can mend that.
+            # Log and state now disagree: only a replay of the log can repair that.
             where = f"{state.group} on {state.subject}"
             self._on_poisoned(f"state of group {where}: {type(error).__name__}: {error}")
             raise

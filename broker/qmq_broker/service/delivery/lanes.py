@@ -1,8 +1,9 @@
-"""Messages of an ordered group, in one lane for each key: the next comes when the one before is done.
+"""Messages of an ordered group, one lane per key: the next comes when the one before is done.
 
-A lane is named by a hash of its key. Two keys that meet in one hash wait for each other without need,
-and nothing else. The head of a lane is ready, given, or waits for redelivery; those behind it are
-held. Messages without a key stand in no lane: they are ready at once and forgotten when given.
+A lane is identified by a hash of its key. Two keys with the same hash wait for each other
+needlessly, nothing worse. The head of a lane is ready, delivered, or waiting for redelivery; those
+behind it are held. Messages without a key are in no lane: they are ready at once and forgotten when
+delivered.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from typing import Final
 from qmq_client.wire.checksum import crc32c
 
 NO_KEY: Final = 0
-#: Entries of the heap of ready messages above which it is rid of those that were given.
+#: The heap is cleared of delivered messages only above this many entries.
 _READY_MIN: Final = 1024
 
 
 def key_number(key: bytes) -> int:
     """The hash of a key, 63 bits and never 0; 0 for no key.
 
-    Two checksums, the second seeded by the first: what meets in one of them need not in both.
+    Two checksums, the second seeded by the first: keys that collide in one need not collide in the
+    other.
     """
     if not key:
         return NO_KEY
@@ -33,7 +35,7 @@ def key_number(key: bytes) -> int:
 class KeyLanes:
     """All lanes of one group; belongs to its thread.
 
-    Invariant: of each lane only the head may be ready.
+    Invariant: only the head of a lane may be ready.
     """
 
     __slots__ = ("_heap", "_key_of", "_lanes", "_loose", "_ready")
@@ -44,23 +46,23 @@ class KeyLanes:
         self._ready: set[int] = set()
         #: The ready ones without a key.
         self._loose: set[int] = set()
-        #: The ready ones and some that were given meanwhile.
+        #: The ready ones, and some that were delivered meanwhile.
         self._heap: list[int] = []
 
     @property
     def ready_count(self) -> int:
-        """Messages that may be given now, for the first time."""
+        """Messages that may be delivered now, for the first time."""
         return len(self._ready)
 
     @property
     def undelivered_count(self) -> int:
-        """Messages that were never given: the ready ones and those behind them."""
-        # Only a head can have been given, and it was unless it is ready.
+        """Messages that were never delivered: the ready ones and those behind them."""
+        # Only a head can have been delivered, and it was unless it is ready.
         given = len(self._lanes) - (len(self._ready) - len(self._loose))
         return len(self._key_of) - given + len(self._loose)
 
     def sequences(self) -> Iterator[tuple[int, int]]:
-        """Sequence and key of every message, those of one key in their order."""
+        """Sequence and key of every message; those of one key in order."""
         for key, lane in self._lanes.items():
             for sequence in lane:
                 yield sequence, key
@@ -68,7 +70,7 @@ class KeyLanes:
             yield sequence, NO_KEY
 
     def add(self, sequence: int, key: int, *, is_given: bool = False) -> None:
-        """Let a message stand at the end of its lane. Requires: it stands nowhere yet."""
+        """Add a message to the end of its lane. Requires: it is in no lane yet."""
         if key == NO_KEY:
             self._loose.add(sequence)
             self._make_ready(sequence)
@@ -82,7 +84,7 @@ class KeyLanes:
             self._make_ready(sequence)
 
     def ready(self, count: int) -> list[int]:
-        """The lowest messages that may be given now; they stay."""
+        """The lowest messages that may be delivered now; they stay."""
         found: list[int] = []
         heap = self._heap
         while heap and len(found) < count:
@@ -94,13 +96,13 @@ class KeyLanes:
         return found
 
     def give(self, first: int, next_: int) -> None:
-        """These messages were given, or are redelivered."""
+        """Note that these messages were delivered or redelivered."""
         for sequence in range(first, next_):
             self._ready.discard(sequence)
             self._loose.discard(sequence)
 
     def done(self, first: int, next_: int) -> None:
-        """These messages are done: the next of their keys become ready."""
+        """Note that these messages are done: the next of their keys become ready."""
         for sequence in range(first, next_):
             self._ready.discard(sequence)
             self._loose.discard(sequence)

@@ -1,10 +1,10 @@
 """The pull log of one consumer: what it was given, and until when it may keep it.
 
-A lease is a run of pull sequences of this consumer mapped to a run of sequences of the subject's
-consume queue, with one deadline. It ends by ack, nack, reject, or by itself at its deadline. The
-numbers are QMQ's (pull sequence → message sequence); leases per message instead of a list per
-consumer mend what goes wrong there: acks in any order are free and a stuck message blocks itself
-only. Kept in memory; the action log is what makes it durable.
+A lease maps a run of pull sequences of this consumer to a run of sequences of the consume queue,
+with one deadline. It ends by ack, nack or reject, or at its deadline. The numbering is QMQ's (pull
+sequence → message sequence). Leases per run of messages, instead of one list per consumer, repair
+what is weak there: acks may come in any order, and a stuck message blocks only itself. Kept in
+memory; the action log makes it durable.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Final
 from qmq_broker.service.delivery.history import History
 from qmq_broker.service.delivery.spans import RangeSet, Spans
 
-#: Acked ranges that one consumer's log remembers for each token, so that an acknowledgement
-#: repeated after a lost answer is told from a late one. Beyond it a repeat is reported as stale.
+#: Acked ranges remembered per token and consumer, to tell an ack repeated after a lost answer from
+#: a late one. Beyond this, a repeat is reported as stale.
 ACKED_RANGES_MAX: Final = 1000
 #: Tokens (openings of the store) for which they are remembered.
 ACKED_TOKENS_MAX: Final = 4
@@ -31,9 +31,9 @@ class Lease:
     first: int
     #: One after the last pull sequence.
     next: int
-    #: Consume-queue sequence of the first message; the others follow without a gap.
+    #: Consume queue sequence of the first message; the others follow without a gap.
     first_sequence: int
-    #: Which delivery of these messages to this group this is, from 1.
+    #: Which delivery of these messages to this group it is, from 1.
     attempt: int
     #: Which opening of the store gave it.
     token: int
@@ -57,21 +57,21 @@ class Lease:
 
 
 class PullLog:
-    """Leases of one consumer of a group; only the thread of the group touches it."""
+    """The leases of one consumer of a group; only the thread of the group touches it."""
 
     __slots__ = ("_acked", "_leases", "last_seen_ms", "next_pull_sequence")
 
     def __init__(self) -> None:
-        #: Pull sequence of the next message that this consumer is given; never used twice.
+        #: Pull sequence of the next message for this consumer; never used twice.
         self.next_pull_sequence = 0
-        #: When this consumer last asked for or was given something.
+        #: When this consumer last asked for something or was given something.
         self.last_seen_ms = 0
         self._leases: Spans[Lease] = Spans()
         self._acked: dict[int, RangeSet] = {}
 
     @property
     def in_flight(self) -> int:
-        """Messages given and not settled."""
+        """Messages delivered and not settled."""
         return self._leases.count
 
     def is_there(self, since_ms: int) -> bool:
@@ -83,7 +83,7 @@ class PullLog:
         return iter(self._leases)
 
     def acked(self) -> dict[int, RangeSet]:
-        """Which pull sequences are remembered as acked, by token, the oldest opening first."""
+        """The pull sequences remembered as acked, by token, oldest opening first."""
         return self._acked
 
     def restore(
@@ -93,7 +93,7 @@ class PullLog:
         *,
         next_pull_sequence: int,
     ) -> None:
-        """Hold what a snapshot says. Requires: nothing was given yet."""
+        """Restore a snapshot. Requires: nothing was given yet."""
         self.next_pull_sequence = next_pull_sequence
         for lease in leases:
             self._leases.add(lease)
@@ -103,7 +103,7 @@ class PullLog:
                 known.add(first, next_)
 
     def hand_out(self, lease: Lease) -> None:
-        """Note that these messages were given."""
+        """Note that these messages were delivered."""
         self._leases.add(lease)
         self.next_pull_sequence = max(self.next_pull_sequence, lease.next)
 
@@ -125,11 +125,11 @@ class PullLog:
         return [(first, next_)] if acked is None else acked.missing(first, next_)
 
     def end(self, first: int, next_: int) -> list[Lease]:
-        """End the leases of this range; returns what they held."""
+        """End the leases of this range; returns them, cut to it."""
         return self._leases.take(first, next_)
 
     def ack(self, first: int, next_: int) -> list[Lease]:
-        """End the leases of this range as done; returns what they held."""
+        """End the leases of this range as done; returns them, cut to it."""
         ended = self._leases.take(first, next_)
         for lease in ended:
             self._remember_acked(lease)

@@ -1,7 +1,8 @@
-"""What an action does to a group: the one door for the journal and for a restart.
+"""Applying an action to a group: the one door for the journal and for a restart.
 
-Here are those that move or change a group as a whole: seek, pause, settings, dead letters taken up
-again, messages set aside, messages lost by force. What happens to messages one by one is in `groups.py`.
+This module handles actions that move or change a group as a whole: seek, pause, settings, replayed
+dead letters, messages set aside, messages lost by force. `groups.py` handles those on single
+messages.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from qmq_broker.storage.logs.actions import (
 
 
 def apply_action(state: GroupState, action: Action) -> None:
-    """Change the state as this action says. Requires: it is of this subject and group."""
+    """Change the state as this action says. Requires: it is for this subject and group."""
     match action:
         case Skipped():
             _on_skipped(state, action)

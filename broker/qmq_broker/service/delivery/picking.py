@@ -1,9 +1,9 @@
-"""What one pull is given: selected, read, and looked at before anybody gets it.
+"""What one pull is given: selected, read, and checked before anybody gets it.
 
-`handing_out.py` selects by sequence and tag hash. Here the records are read; those whose tags do not
-fit after all are passed over, those that expired become dead letters, and an ordered group is fed:
-it comes to messages in order, and each is given when it is the first of its key. Bounded passes: a
-pull that found nothing in them is to be asked again at once (`is_unfinished`).
+`handing_out.py` selects by sequence and tag hash. Here the records are read: those whose tags do
+not match after all are passed over, and expired ones become dead letters. An ordered group is fed:
+it reaches messages in order, and each is delivered when it is the first of its key. All passes are
+bounded: a pull that found nothing in them must be repeated at once (`is_unfinished`).
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from qmq_client.wire.deliveries import DeliveryRun
 from qmq_client.wire.record import EXPIRES_FLAG, FLAGS_POSITION, record_key
 from qmq_client.wire.record_parts import record_expires_at_ms
 
-#: Looks that one pull takes before it lets others go first.
+#: Passes of one pull before others get their turn.
 PASSES_MAX: Final = 8
-#: Messages that an ordered group comes to at once; their keys are read.
+#: Messages that an ordered group reaches in one step; their keys are read.
 FED_MAX: Final = 256
 
 
 @dataclass(slots=True, kw_only=True)
 class Picked:
-    """What one pull is given; not given yet."""
+    """What one pull will be given; not delivered yet."""
 
     runs: tuple[DeliveryRun, ...] = ()
     records: Records = field(default_factory=lambda: Records.of([]))
-    #: To be written before the hand-out: what is not given and why.
+    #: To be written before the hand-out: what is not delivered, and why.
     actions: list[Action] = field(default_factory=list)
-    #: To be written behind it, when the group has come further than the last message given.
+    #: To be written after it, if the group has come further than the last message given.
     passed: Passed | None = None
-    #: Whether nothing was found yet and more is to be looked through.
+    #: Whether nothing was found yet and there is more to look through.
     is_unfinished: bool = False
 
 
@@ -57,7 +57,7 @@ class Picker:
         self._unsettled_max = unsettled_max
 
     def pick(self, group: Group, room: Room) -> Picked:
-        """What this pull is given; what is passed over meanwhile is written."""
+        """What this pull is given. What is passed over on the way is written to the log."""
         state = group.state
         queue = group_queue(self._store, state)
         if queue is None or state.is_paused:
@@ -81,7 +81,7 @@ class Picker:
         return Picked(is_unfinished=True)
 
     def _look(self, state: GroupState, selection: Selection, now_ms: int) -> Picked:
-        """Read the records, and take out what is not for the group or has expired."""
+        """Read the records, and remove those that do not match or have expired."""
         records = read_messages(self._store, state, selection.entries)
         wanted = state.filter if state.lanes is None else None
         if wanted is None and selection.runs and max(records.column(FLAGS_POSITION)) < EXPIRES_FLAG:
@@ -114,7 +114,7 @@ class Picker:
         return picked
 
     def _feed(self, state: GroupState, queue: GroupQueue, room: Room) -> None:
-        """Let an ordered group come to messages until enough are ready, a bounded number."""
+        """Let an ordered group reach messages until enough are ready, a bounded number."""
         assert state.lanes is not None
         for _ in range(PASSES_MAX):
             count = min(FED_MAX, self._unsettled_max - state.unsettled)
@@ -158,7 +158,7 @@ class Picker:
         return state.lanes is not None and has_room and state.cursor < queue.next_sequence
 
     def _skip_what_is_gone(self, state: GroupState, first_sequence: int, now_ms: int) -> None:
-        """Pass over what was given up by force before this group got it."""
+        """Skip what was given up by force before this group got it."""
         waiting = next(state.redeliveries.runs(), None)
         first = state.cursor if waiting is None else min(state.cursor, waiting.first)
         if state.lanes is not None and state.lanes.ready_count:
@@ -176,7 +176,7 @@ class Picker:
 
 
 def _whole(entries: Sequence[Entry]) -> Sequence[Entry]:
-    """The entries before the first one that is lost."""
+    """The entries before the first lost one."""
     for index, entry in enumerate(entries):
         if not entry.record_bytes:
             return entries[:index]

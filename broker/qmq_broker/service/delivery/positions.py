@@ -1,4 +1,4 @@
-"""Where in its subject a start stands: the sequence that a group begins or goes on with."""
+"""Where in its subject a start position is: the sequence at which a group begins or continues."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from qmq_client.wire.start import Start, StartKind
 
 
 def position_of(store: Store, subject: str, start: Start) -> int:
-    """The sequence of this start, within what is there and durable.
+    """The sequence of this start position, within what exists and is durable.
 
-    A time is looked for in the commit log by halving, which may block for some reads.
+    A time is found in the commit log by halving, which may block for a few reads.
     """
     queue = store.queue(subject)
     if queue is None:

@@ -1,8 +1,8 @@
 """Messages of one group that wait for their next delivery, and how long they wait.
 
-A nack or the end of a lease puts a run of sequences here; bodies are never copied and no other
-group sees anything of it. A run comes out when its time has come, in the order of the times; those
-that may have ended their consumer stand apart (`suspects.py`).
+A nack or the end of a lease puts a run of sequences here. Bodies are never copied, and other groups
+notice nothing. Runs come out when they are due, in the order of their times; those that may have
+crashed their consumer are kept apart (`suspects.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final, Generic, Self, TypeVar
 from qmq_broker.service.delivery.history import LEASE_ENDED, History
 from qmq_broker.service.delivery.spans import Spans
 
-#: The heap is built anew when it holds this many times more entries than there are runs.
+#: The heap is rebuilt when it holds this many times more entries than there are runs.
 _STALE_ENTRIES_FACTOR: Final = 4
 _STALE_ENTRIES_MIN: Final = 64
-#: After so many deliveries a message whose lease ended without a word is a suspect. Once may be
-#: chance: such a message is given with others.
+#: A message is a suspect if its lease ended without a word at this many deliveries. Once may be
+#: chance: such a message is delivered with others.
 SUSPECT_AFTER: Final = 2
 
 
@@ -35,15 +35,15 @@ class Redelivery:
     attempts: int
     #: Wall-clock milliseconds from which they may be delivered again.
     retry_at_ms: int
-    #: What the last consumer said, or why its lease ended.
+    #: What the last consumer said, or that its lease ended.
     error: str
-    #: What was tried so far.
+    #: The attempts so far.
     history: History = ()
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it may have ended its consumer, and is to be given alone."""
-        # Who gives one back with this very text gets it alone: no harm.
+        """Whether it may have crashed its consumer, and is to be delivered alone."""
+        # Anyone who gives a message back with this very text gets it alone; no harm is done.
         return self.error == LEASE_ENDED and self.attempts >= SUSPECT_AFTER
 
     def cut(self, first: int, next_: int) -> Self:
@@ -61,16 +61,16 @@ class RedeliveryHeap(Generic[R]):
 
     def __init__(self) -> None:
         self._runs: Spans[R] = Spans()
-        #: No run comes later than that; may be more than the last one's time.
+        #: No run is due later than this; may exceed the time of the last one.
         self.latest_ms = 0
-        #: (retry_at_ms, first sequence); an entry whose run is gone or moved is skipped.
+        #: (retry_at_ms, first sequence); entries whose run is gone or moved are skipped.
         self._by_time: list[tuple[int, int]] = []
         #: The same for suspects.
         self._suspects_by_time: list[tuple[int, int]] = []
 
     @property
     def count(self) -> int:
-        """Messages waiting."""
+        """How many messages wait."""
         return self._runs.count
 
     def runs(self) -> Iterator[R]:
@@ -78,7 +78,7 @@ class RedeliveryHeap(Generic[R]):
         return iter(self._runs)
 
     def at(self, sequence: int) -> R | None:
-        """The run that this message is in; None when it does not wait."""
+        """The run that holds this message; None if it does not wait."""
         return self._runs.at(sequence)
 
     def add(self, run: R) -> None:
@@ -104,23 +104,23 @@ class RedeliveryHeap(Generic[R]):
         return taken
 
     def next_due_ms(self) -> int | None:
-        """When the next run is due, or None when nothing waits."""
+        """When the next run is due; None if nothing waits."""
         due_ms, suspect_ms = self._next_ms(self._by_time), self.next_suspect_ms()
         if due_ms is None or suspect_ms is None:
             return suspect_ms if due_ms is None else due_ms
         return min(due_ms, suspect_ms)
 
     def next_suspect_ms(self) -> int | None:
-        """When the next suspect is due, or None when there is none."""
+        """When the next suspect is due; None if there is none."""
         return self._next_ms(self._suspects_by_time)
 
     def has_suspect(self, now_ms: int) -> bool:
-        """Whether the time of a suspect has come."""
+        """Whether a suspect is due."""
         suspect_ms = self.next_suspect_ms()
         return suspect_ms is not None and suspect_ms <= now_ms
 
     def suspect(self, now_ms: int) -> R | None:
-        """The first suspect whose time has come, one message; it stays."""
+        """The first suspect that is due, as one message; it stays."""
         if not self.has_suspect(now_ms):
             return None
         first = self._suspects_by_time[0][1]
@@ -128,7 +128,7 @@ class RedeliveryHeap(Generic[R]):
         return None if run is None else run.cut(first, first + 1)
 
     def due(self, now_ms: int, messages_max: int) -> list[R]:
-        """Runs whose time has come, oldest first, at most `messages_max` messages; they stay.
+        """Runs that are due, oldest first, at most `messages_max` messages; they stay.
 
         Without suspects.
         """
@@ -141,7 +141,7 @@ class RedeliveryHeap(Generic[R]):
                 break
             entry = heappop(self._by_time)
             if entry in popped:
-                continue  # the same run twice in the heap
+                continue  # the same run is twice in the heap
             popped[entry] = None
             run = self._runs.at(entry[1])
             assert run is not None
@@ -152,7 +152,7 @@ class RedeliveryHeap(Generic[R]):
         return due
 
     def far(self, after_ms: int, messages_max: int) -> list[R]:
-        """Runs that come later than `after_ms`, at most `messages_max` messages; they stay."""
+        """Runs due later than `after_ms`, at most `messages_max` messages; they stay."""
         if self.latest_ms <= after_ms:
             return []
         found: list[R] = []
@@ -165,7 +165,7 @@ class RedeliveryHeap(Generic[R]):
         return found
 
     def is_waiting(self, run: Redelivery) -> bool:
-        """Whether this run, or the one that it was cut from, still waits for its time."""
+        """Whether this run, or the one it was cut from, still waits for its time."""
         now = self._runs.at(run.first)
         if now is None or now.next < run.next:
             return False
@@ -190,18 +190,18 @@ class RedeliveryHeap(Generic[R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Wait before the next delivery: grows by `factor` for each attempt, bounded, with jitter."""
+    """Wait before the next delivery: grows by `factor` per attempt, bounded, with jitter."""
 
     first_ms: int = 1_000
     factor: float = 2.0
     max_ms: int = 600_000
-    #: Share of the wait that is drawn by lot, so that messages that failed together do not
-    #: come back together.
+    #: Share of the wait that is random, so that messages that failed together do not come back
+    #: together.
     jitter: float = 0.2
 
     def delay_ms(self, attempts: int, lot: float) -> int:
-        """The wait after `attempts` deliveries; `lot` is drawn from 0 … 1."""
-        # 2 ** 64 is far above every bound, and the power stays a small number.
+        """The wait after `attempts` deliveries; `lot` is a random number from 0 … 1."""
+        # 2 ** 64 is far above every bound, and keeps the power small.
         grown_ms = self.first_ms * self.factor ** min(max(attempts - 1, 0), 64)
         bounded_ms = min(grown_ms, float(self.max_ms))
         return int(bounded_ms * (1 - self.jitter + self.jitter * lot))

@@ -1,8 +1,9 @@
-"""The groups of a broker: made at their first pull, held to their settings, ended when nobody comes.
+"""The groups of a broker: created at their first pull, held to their settings, ended when unused.
 
-Filter and order are kept with the group: consumers that disagree about them would lose each other's
-messages, so one that says otherwise is refused, and changing them is a request of its own. The
-number of attempts and the backoff are the group's too, but there the last one said holds.
+Filter and order belong to the group: consumers that disagree about them would lose each other's
+messages. So a consumer that asks for other ones is refused, and changing them is a request of its
+own. The number of attempts and the backoff belong to the group too, but there the latest request
+wins.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from qmq_client.wire.start import parse_start
 
 
 class Group:
-    """A group's state and what is remembered about it in memory only."""
+    """The state of a group, and what is remembered about it only in memory."""
 
     __slots__ = (
         "given",
@@ -55,12 +56,12 @@ class Group:
         self.state = state
         self.turns = Turns()
         self.suspects = Suspects(state)
-        #: The time for which the group stands in the schedule.
+        #: The time at which the group is scheduled.
         self.next_due_ms: int | None = None
         #: When somebody last asked for the group.
         self.seen_ms = seen_ms
-        #: Deliveries since the start, how many of them were not the first of their message, and
-        #: messages whose lease ended by itself.
+        #: Deliveries since the start, redeliveries among them, and messages whose lease ended by
+        #: itself.
         self.given = self.given_again = self.leases_ended = 0
 
     def note_given(self, runs: Iterable[DeliveryRun]) -> None:
@@ -76,7 +77,7 @@ class Group:
 
 
 class Groups:
-    """All groups, and which of them have something to be done at what time.
+    """All groups, and which of them have something to do at what time.
 
     Belongs to the loop thread.
     """
@@ -87,7 +88,7 @@ class Groups:
         self._journal = journal
         self._groups: dict[GroupKey, Group] = {}
         self._schedule: list[tuple[int, GroupKey]] = []
-        #: Those that end when nobody asks for them.
+        #: Groups that end when nobody asks for them.
         self._mortal: dict[GroupKey, Group] = {}
 
     def __iter__(self) -> Iterator[Group]:
@@ -98,11 +99,12 @@ class Groups:
         return self._groups.get((subject, name))
 
     def restore(self, state: GroupState, now_ms: int) -> Group:
-        """Take a group over from before the start."""
+        """Take over a group from before the start."""
         group = Group(state, now_ms)
         idle_ms = state.settings.idle_ms
         if idle_ms:
-            # The log tells of hand-outs only: whoever came and got nothing is given time to come.
+            # The log holds hand-outs only: consumers that came and got nothing are given time to
+            # come back.
             grace_ms = min(idle_ms, self._limits.ephemeral_idle_ms)
             seen_ms = max((log.last_seen_ms for _, log in state.consumers()), default=0)
             group.seen_ms = min(now_ms, max(seen_ms, now_ms - idle_ms + grace_ms))
@@ -111,7 +113,7 @@ class Groups:
         return group
 
     def for_pull(self, request: PullRequest, now_ms: int) -> Group:
-        """The group of this pull, made when it is not there; raises `GroupConflictError`."""
+        """The group of this pull, created if missing; raises `GroupConflictError`."""
         key = (request.subject, group_of(request))
         group = self._groups.get(key)
         if group is None:
@@ -123,7 +125,7 @@ class Groups:
         return group
 
     def own(self, defined: GroupDefined) -> Group:
-        """A group of the broker's own, made when it is not there."""
+        """A group of the broker's own, created if missing."""
         group = self._groups.get((defined.subject, defined.group))
         if group is None:
             state = new_state(defined)
@@ -132,7 +134,7 @@ class Groups:
         return group
 
     def end(self, group: Group, now_ms: int) -> None:
-        """Forget a group for good; whoever pulls for it later makes it anew."""
+        """Forget a group for good; a later pull for it creates it anew."""
         state = group.state
         self._journal.write([Ended(now_ms, state.subject, state.group)], state)
         del self._groups[group.key]
@@ -150,17 +152,17 @@ class Groups:
         return min(len(idle), self._limits.groups_per_pass)
 
     def schedule(self, group: Group, due_ms: int | None) -> None:
-        """Let the group be looked after at this time, unless it is earlier anyway."""
+        """Visit the group at this time, unless it is scheduled earlier."""
         if due_ms is not None and (group.next_due_ms is None or due_ms < group.next_due_ms):
             group.next_due_ms = due_ms
             heappush(self._schedule, (due_ms, group.key))
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether some group is to be looked after."""
+        """Whether some group is due for a visit."""
         return bool(self._schedule) and self._schedule[0][0] <= now_ms
 
     def take_due(self, now_ms: int) -> list[Group]:
-        """Groups that are to be looked after now, a bounded number; they leave the schedule."""
+        """Groups that are due for a visit, a bounded number; they leave the schedule."""
         due: list[Group] = []
         while self.is_due(now_ms) and len(due) < self._limits.groups_per_pass:
             due_ms, key = heappop(self._schedule)
@@ -209,7 +211,7 @@ class Groups:
         return limits.named_idle_ms if request.broadcast == "named" else limits.ephemeral_idle_ms
 
     def _agree(self, state: GroupState, request: PullRequest, now_ms: int) -> None:
-        """Refuse a pull that takes the group for another, and note what may change with a pull."""
+        """Refuse a pull that conflicts with the group's settings; note those that it may change."""
         has = state.settings
         if request.tags is not UNSET:
             wanted = tags_kept(request.tags)
@@ -242,7 +244,7 @@ class Groups:
 
 
 def tags_kept(tags: Tags | msgspec.UnsetType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Tags of a filter as they are kept, any and all: each once, in order."""
+    """The tags of a filter as they are kept, any and all: each once, in order."""
     if tags is UNSET:
         return (), ()
     return tuple(sorted(set(tags.any))), tuple(sorted(set(tags.all)))

@@ -1,7 +1,7 @@
-"""Where the groups of a restarted broker stand: a snapshot, then the actions behind it.
+"""The groups of a restarted broker: a snapshot, then the actions after it.
 
-Everything that was stamped later than now was written before the clock went back: deadlines are
-moved with it, so that no lease lasts longer than it was given for.
+Anything stamped later than now was written before the clock was set back. Deadlines are moved with
+the clock, so that no lease lasts longer than it was given for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qmq_broker.storage.logs.actions import Action, Ended, GroupDefined, SetAsid
 def groups_at_end(
     snapshot: bytes, actions: Iterable[Action], now_ms: int
 ) -> tuple[list[GroupState], int]:
-    """The groups after all that, and how many actions there were; an empty snapshot is none."""
+    """The groups after all that, and how many actions there were; `b""` is no snapshot."""
     groups = {
         (state.subject, state.group): state
         for state in (decode_groups(snapshot, now_ms) if snapshot else ())
@@ -38,7 +38,7 @@ def groups_at_end(
             continue
         apply_action(state, _not_in_future(action, now_ms))
         if isinstance(action, SetAside) and action.at_ms > now_ms:
-            # The copies are due when they were: delayed messages go by the clock as it is.
+            # Their copies stay due when they were: delayed messages follow the clock as it is.
             state.aside.put_off(action.first, action.next, action.at_ms - now_ms)
     return list(groups.values()), count
 

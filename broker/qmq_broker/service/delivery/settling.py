@@ -1,7 +1,7 @@
 """Which actions follow from what a consumer reports, and from leases that end by themselves.
 
 Decides only: reads the state of a group and returns actions for the log. A range is settled as far
-as this consumer still holds it under the token it names; the rest is stale and reported. A range
+as this consumer still holds it under the token it names; the rest is reported as stale. A range
 that was acked before under the same token counts as settled again, because an answer can get lost.
 """
 
@@ -20,7 +20,7 @@ from qmq_broker.service.delivery.spans import RangeSet
 from qmq_broker.storage.logs.actions import Acked, Action, Dead, Expired, Extended, Nacked
 from qmq_client.wire.requests import Nack, Settlement
 
-#: Characters of a consumer's error text that are kept: enough for type, message and place.
+#: Characters kept of a consumer's error text: enough for type, message and place.
 ERROR_CHARACTERS_MAX: Final = 500
 
 Stale = tuple[int, int, int]
@@ -32,9 +32,9 @@ class Terms:
 
     now_ms: int
     backoff: Backoff
-    #: Draws from 0 … 1.
+    #: Gives random numbers from 0 … 1.
     draw: Callable[[], float]
-    #: No extension lets a lease end later than so long after the message was given.
+    #: However often it is extended, a lease ends at most this long after the message was given.
     held_ms: int
 
 
@@ -43,7 +43,7 @@ class Outcome:
     """Actions to write and apply, and what to tell the consumer."""
 
     actions: list[Action] = field(default_factory=list)
-    #: Messages whose outcome was taken.
+    #: Messages whose settlement was accepted.
     settled: int = 0
     #: (token, first, next) of ranges that were refused.
     stale: list[Stale] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Outcome:
 def plan_settlements(
     state: GroupState, consumer: str, settlements: Iterable[Settlement], terms: Terms
 ) -> Outcome:
-    """What follows from these settlements; the first outcome named for a message counts."""
+    """What follows from these settlements; for each message the first one named counts."""
     outcome = Outcome()
     plans: dict[int, _Plan] = {}
     for settlement in settlements:
@@ -74,7 +74,7 @@ def plan_settlements(
 def plan_ended_leases(
     state: GroupState, ended: Sequence[tuple[str, Lease]], terms: Terms
 ) -> list[Action]:
-    """What follows from these leases having ended by themselves."""
+    """What follows when these leases ended by themselves."""
     actions: list[Action] = []
     for consumer, lease in ended:
         is_last = lease.attempt >= state.max_attempts
@@ -96,7 +96,7 @@ def plan_ended_leases(
 
 
 class _Plan:
-    """The settlements of one token under way: which messages are decided, and the actions so far."""
+    """The settlements of one token in progress: messages decided, and the actions so far."""
 
     def __init__(
         self, state: GroupState, consumer: str, token: int, terms: Terms, outcome: Outcome
@@ -127,7 +127,8 @@ class _Plan:
             wait_ms = nack.delay_ms
             if wait_ms is None:
                 wait_ms = terms.backoff.delay_ms(lease.attempt, terms.draw())
-            # What no handler began with was not tried: it comes once more than it may otherwise.
+            # A message that no handler began with was not tried: it is delivered once more than
+            # usual.
             is_last = nack.was_begun is not False and lease.attempt >= self._state.max_attempts
             if is_last:
                 self._bury(lease, ATTEMPTS_USED_UP, error)
@@ -153,7 +154,7 @@ class _Plan:
         return min(wanted_ms, lease.given_at_ms + self._terms.held_ms)
 
     def _held(self, first: int, next_: int, *, repeats_acked: bool = False) -> list[Lease]:
-        """What this consumer holds of the range; the rest is noted as stale."""
+        """What this consumer holds of the range; the rest is recorded as stale."""
         outcome, held = self._outcome, RangeSet()
         leases: list[Lease] = []
         for part_first, part_next in self._decided.missing(first, next_) if self._log else ():
@@ -184,7 +185,7 @@ class _Plan:
 
 
 def shorten_error(text: str) -> str:
-    """A consumer's text, bounded and without what cannot be stored as UTF-8."""
+    """A consumer's text, bounded, and without what cannot be stored as UTF-8."""
     return text[:ERROR_CHARACTERS_MAX].encode(errors="replace").decode()
 
 

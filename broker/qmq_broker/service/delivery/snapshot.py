@@ -1,7 +1,8 @@
-"""All groups as bytes and back: what a snapshot of the action log holds.
+"""All groups as bytes and back: the content of a snapshot of the action log.
 
-MessagePack arrays with a version in front. Fields are added at the end only, with a default. A start
-that takes a snapshot and replays what follows it stands where a replay of everything would.
+MessagePack arrays with a version in front. New fields go to the end and have a default. A start
+that loads a snapshot and replays what follows it ends with the same state as a replay of
+everything.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class GroupImage(msgspec.Struct, frozen=True, array_like=True):
     settings: GroupSettings = GroupSettings()
     is_paused: bool = False
     expired_count: int = 0
-    #: Sequence and key of what an ordered group came to and is not done with.
+    #: Sequence and key of messages that an ordered group has reached and is not done with.
     keyed: tuple[tuple[int, int], ...] = ()
     #: What is away.
     aside: tuple[AsideImage, ...] = ()
@@ -122,9 +123,9 @@ def encode_groups(states: Iterable[GroupState], now_ms: int) -> bytes:
 
 
 def decode_groups(content: bytes, now_ms: int) -> list[GroupState]:
-    """The groups of a snapshot; raises `CorruptionError` when it is none of this version.
+    """The groups of a snapshot; raises `CorruptionError` if it is not one of this version.
 
-    When the clock has gone back since, all times are moved with it.
+    If the clock was set back since, all times are moved with it.
     """
     try:
         image = msgspec.msgpack.decode(content, type=SnapshotImage)

@@ -1,7 +1,7 @@
 """Ranges of numbers: with a value each (`Spans`), or only as a set (`RangeSet`).
 
-Leases, redeliveries and acknowledged pull sequences are kept as ranges, never one by one: a pull of
-a thousand messages is one lease, and its acknowledgement ends one lease. All ranges are half open.
+Leases, redeliveries and acked pull sequences are kept as ranges, never one by one: a pull of a
+thousand messages is one lease, and its ack ends one lease. All ranges are half open.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ S = TypeVar("S", bound=Span)
 
 
 class Spans(Generic[S]):
-    """Spans in order, none touching another's numbers."""
+    """Spans in order, without overlaps."""
 
     __slots__ = ("_spans", "count")
 
@@ -49,7 +49,7 @@ class Spans(Generic[S]):
         return len(self._spans)
 
     def add(self, span: S) -> None:
-        """Put a span in. Requires: none of its numbers is covered yet."""
+        """Add a span. Requires: none of its numbers is covered yet."""
         spans = self._spans
         index = bisect_left(spans, span.first, key=_first)
         assert index == len(spans) or span.next <= spans[index].first, "spans overlap"
@@ -76,7 +76,7 @@ class Spans(Generic[S]):
         return pieces
 
     def take(self, first: int, next_: int) -> list[S]:
-        """Remove the range and return what stood there; the rest of a cut span stays."""
+        """Remove the range and return what was there; the rest of a cut span stays."""
         from_index, to_index = self._part(first, next_)
         taken = self._spans[from_index:to_index]
         if not taken:
@@ -92,7 +92,7 @@ class Spans(Generic[S]):
         return pieces
 
     def change(self, first: int, next_: int, change: Callable[[S], S]) -> list[S]:
-        """Replace what stands in the range by `change` of it; returns the new pieces."""
+        """Replace each piece in the range by `change` of it; returns the new pieces."""
         pieces = [change(piece) for piece in self.take(first, next_)]
         for piece in pieces:
             self.add(piece)
@@ -122,7 +122,7 @@ class RangeSet:
         return zip(self._firsts, self._nexts, strict=True)
 
     def add(self, first: int, next_: int) -> None:
-        """Add the range; what touches it is merged with it."""
+        """Add the range and merge it with its neighbours."""
         if first >= next_:
             return
         from_index = bisect_left(self._nexts, first)

@@ -1,17 +1,18 @@
-"""Messages that may have ended their consumer: each is given alone, so that it takes no other along.
+"""Messages that may have crashed their consumer: each is delivered alone, so that it harms no
+other.
 
-A process that ends takes all that it has in hand, and each of those has used up an attempt. Which of
-them was the cause nobody can say; but the cause does it again, and its neighbours do not. So a
-message whose leases ended without a word again and again (a *suspect*, `Redelivery.is_suspect`) is
-given to a consumer that has nothing else of the group, and while it has it, until it says a word
-about it, it gets nothing else. An outcome or an extension is such a word.
+When a process dies, every message in its hands has used up an attempt. Nobody can tell which of
+them was the cause; but the cause does it again, and its neighbours do not. So a message whose
+leases ended without a word again and again (a *suspect*, `Redelivery.is_suspect`) is delivered to a
+consumer that holds nothing else of the group. Until that consumer says something about the message,
+it gets nothing else. A settlement or an extension says something.
 
-A consumer that works has something in hand at all times, so one of a group at a time is given
-nothing until its hands are empty: for a while only, because a handler that hangs must not keep the
-others' messages from it. Behind each suspect a consumer gets others first, if there are any: suspects
-slow a group down and never stop it.
+A busy consumer always holds something. So one consumer of a group at a time is given nothing until
+its hands are empty, but only for a while, because a handler that hangs must not keep the others'
+messages waiting. After each suspect a consumer gets others first, if there are any: suspects slow a
+group down and never stop it.
 
-Known in memory only: a restart forgets whose hands are kept free, and begins again.
+Known in memory only: a restart forgets whose hands are being emptied, and begins again.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from typing import Final
 
 from qmq_broker.service.delivery.groups import GroupState
 
-#: So long a consumer is given nothing for its hands to become empty, at most; its lease if that is less.
+#: How long a consumer is given nothing so that its hands become empty, at most; its lease if that
+#: is shorter.
 EMPTYING_MS_MAX: Final = 10_000
 
 
 class Turn(Enum):
     """What a pull is to be given."""
 
-    #: What is there, without suspects.
+    #: Whatever is there, except suspects.
     OTHERS = "others"
-    #: As before; a suspect if there are no others.
+    #: The same; a suspect if there is nothing else.
     OTHERS_FIRST = "others first"
     #: The next suspect.
     SUSPECT = "suspect"
@@ -43,20 +45,20 @@ class Suspects:
     __slots__ = ("_emptying", "_emptying_until_ms", "_holding", "_others_next", "_slow", "_state")
 
     def __init__(self, state: GroupState) -> None:
-        """`state` is looked at, never changed."""
+        """`state` is only read."""
         self._state = state
-        #: Consumer → pull sequence and end of the lease of the suspect that it was given.
+        #: Consumer → pull sequence and end of lease of the suspect that it holds.
         self._holding: dict[str, tuple[int, int]] = {}
         #: The consumer that is given nothing until its hands are empty.
         self._emptying: str | None = None
         self._emptying_until_ms = 0
-        #: Consumers whose hands did not become empty in time; until they do.
+        #: Consumers whose hands did not become empty in time, until they do.
         self._slow: set[str] = set()
         #: Consumers whose last answer was a suspect.
         self._others_next: set[str] = set()
 
     def turn(self, consumer: str, lease_ms: int, now_ms: int) -> Turn:
-        """What this consumer is to be given now."""
+        """What to give this consumer now."""
         if self._is_holding(consumer):
             return Turn.NOTHING
         if not self._state.redeliveries.has_suspect(now_ms):
@@ -84,7 +86,7 @@ class Suspects:
         self._others_next.discard(consumer)
 
     def look(self, now_ms: int) -> int | None:
-        """End what has lasted too long or is of no use any more; when to look again."""
+        """End what has lasted too long or serves no purpose; returns when to check again."""
         if self._state.redeliveries.next_suspect_ms() is None:
             self._emptying = None
             self._slow.clear()
@@ -92,7 +94,7 @@ class Suspects:
             return None
         if self._emptying is None:
             return None
-        if self._has_empty_hands(self._emptying):  # it has them free, or was not seen since
+        if self._has_empty_hands(self._emptying):  # its hands are free, or it was not seen since
             self._emptying = None
             return None
         if now_ms >= self._emptying_until_ms:

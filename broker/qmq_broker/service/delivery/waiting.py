@@ -1,8 +1,8 @@
 """Pulls that wait for messages, first come first served within a group.
 
 One message wakes one pull of each group; a pull that leaves messages behind wakes the next. So a
-hundred waiting consumers do not all run for one message. A wake that nobody used is passed on, and a
-consumer that would be given nothing is passed over.
+hundred waiting consumers do not all run for one message. A wake that was not used is passed on, and
+a consumer that would be given nothing is passed over.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class WaitingPulls:
     """All waiting pulls of the broker. Belongs to the loop thread."""
 
     def __init__(self, pulls_max: int, is_held_back: Callable[[GroupKey, str], bool]) -> None:
-        """`is_held_back` says of a group and a consumer whether a pull would give nothing now."""
+        """`is_held_back` tells whether a pull of this group and consumer would get nothing now."""
         self._pulls_max = pulls_max
         self._is_held_back = is_held_back
         self._by_subject: dict[str, dict[str, dict[WaitingPull, None]]] = {}
         self.count = 0
 
     def add(self, key: GroupKey, wake: Callable[[], None], *, consumer: str = "") -> WaitingPull:
-        """Let a pull wait; raises `BusyError` when too many do."""
+        """Let a pull wait; raises `BusyError` if too many do."""
         if self.count >= self._pulls_max:
             raise BusyError(f"{self.count} pulls wait already", retry_after_s=1.0)
         pull = WaitingPull(key=key, wake=wake, consumer=consumer)
@@ -46,7 +46,7 @@ class WaitingPulls:
         return pull
 
     def leave(self, pull: WaitingPull) -> None:
-        """The pull does not wait any more, whatever the reason."""
+        """The pull no longer waits, whatever the reason."""
         subject, group = pull.key
         groups = self._by_subject.get(subject, {})
         pulls = groups.get(group, {})
@@ -74,7 +74,7 @@ class WaitingPulls:
         return 0
 
     def wake_all(self) -> int:
-        """The broker stops: everybody is answered now; returns how many."""
+        """The broker stops: all pulls are answered now; returns how many."""
         pulls = [
             pull
             for groups in self._by_subject.values()
