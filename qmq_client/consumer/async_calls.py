@@ -15,6 +15,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from qmq_client.consumer.forked import keep_task_in_process
+
 _LOG: Final = logging.getLogger("qmq.consumer")
 _Result = TypeVar("_Result")
 
@@ -71,6 +73,7 @@ class AsyncCalls:
         with self._lock:
             if self._loop is None:
                 loop = self._loop = asyncio.new_event_loop()
+                loop.set_task_factory(keep_task_in_process)
                 ends = self._ends = threading.Event()
                 self._thread = threading.Thread(
                     target=_run, args=(loop, ends), name="qmq-async-handlers", daemon=True

@@ -2,19 +2,29 @@
 
 It has a copy of everything that its parent works with: the message and its lease, the open
 transaction of the inbox, connections, the event loop. Each of them belongs to the parent, and an ack
-or a COMMIT of the child's would go over the parent's own sockets.
+or a COMMIT of the child's would go over the parent's own sockets. To await something is to come out
+as well: the loop would go on with the other handlers' tasks in the child (Python 3.14 refuses that,
+and the child would wait for ever).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from functools import wraps
+from types import coroutine
 from typing import Any, Final, NoReturn
 
 _LOG: Final = logging.getLogger("qmq.consumer")
+_AWAITED: Final = (
+    "a child that a handler forked may not await: the event loop is its parent's. Let it do its work "
+    "without `await` or under `asyncio.run`, and end it with `os._exit`"
+)
+#: What an event loop takes steps of.
+_Work = Coroutine[Any, Any, Any] | Generator[Any, Any, Any]
 
 
 class Forks:
@@ -56,18 +66,53 @@ def _keep_plain(function: Callable[..., Any]) -> Callable[..., Any]:
 def _keep_async(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     async def call(*values: Any, **named: Any) -> Any:
-        before = Forks.count
+        return await _steps(function(*values, **named))
+
+    return call
+
+
+def keep_task_in_process(
+    loop: asyncio.AbstractEventLoop, work: _Work, **named: Any
+) -> asyncio.Task[Any]:
+    """A task out of which nobody comes but the process that made it.
+
+    For `loop.set_task_factory` of a loop of handlers: tasks that a handler makes are kept as it is.
+    """
+    return asyncio.Task(_awaited(work), loop=loop, **named)
+
+
+async def _awaited(work: _Work) -> Any:
+    return await _steps(work)
+
+
+@coroutine
+def _steps(work: _Work) -> Generator[Any, Any, Any]:
+    """What `await work` does (PEP 380), with a look at the process before the loop goes on."""
+    before = Forks.count
+    resume: Callable[[Any], Any] = work.send
+    given: Any = None
+    while True:
         try:
-            returned = await function(*values, **named)
+            waits_for = resume(given)
+        except StopIteration as ended:
+            if before != Forks.count:
+                _end_child(None)
+            return ended.value
         except BaseException as error:
             if before != Forks.count:
                 _end_child(error)
             raise
+        finally:
+            given = None  # an error would hold this frame, and the frame the error
         if before != Forks.count:
-            _end_child(None)
-        return returned
-
-    return call
+            _end_child(RuntimeError(_AWAITED))
+        try:
+            resume, given = work.send, (yield waits_for)
+        except GeneratorExit:
+            work.close()
+            raise
+        except BaseException as error:
+            resume, given = work.throw, error
 
 
 def _end_child(error: BaseException | None) -> NoReturn:

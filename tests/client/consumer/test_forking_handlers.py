@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -71,19 +72,78 @@ def test_S10_C2_a_child_that_comes_out_of_its_handler_ends_there_and_the_parent_
     assert bench.broker.lag(SUBJECT, GROUP) == 0
 
 
-def test_S10_a_child_of_an_asynchronous_handler_leaves_the_loop_to_its_parent(bench: Bench) -> None:
+@pytest.mark.parametrize(("end", "code"), ENDS, ids=[end.__name__ for end, _ in ENDS])
+def test_S10_C2_a_child_of_an_asynchronous_handler_ends_there_and_the_parent_goes_on(
+    bench: Bench, end: Callable[[], None], code: int
+) -> None:
     ended: list[int] = []
 
     @consumer(SUBJECT, group=GROUP)
     async def handler(body: str) -> None:
         status = child_of_this()
+        if status == 0:
+            end()
+            return
         await asyncio.sleep(0)
-        if status:
-            ended.append(os.waitstatus_to_exitcode(status - 1))
+        ended.append(os.waitstatus_to_exitcode(status - 1))
 
     bench.put("one", "two")
     bench.drain(handler)
-    assert ended == [0, 0]
+    assert ended == [code, code]
+    assert bench.broker.lag(SUBJECT, GROUP) == 0
+
+
+async def fork_and_wait(ended: list[int]) -> None:
+    status = child_of_this()
+    await asyncio.sleep(0)
+    if status == 0:
+        os._exit(9)  # what the child would do if it went on
+    ended.append(os.waitstatus_to_exitcode(status - 1))
+
+
+async def fork_in_a_task(ended: list[int]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(fork_and_wait(ended))
+
+
+@pytest.mark.parametrize("work", [fork_and_wait, fork_in_a_task])
+def test_S10_a_child_of_an_asynchronous_handler_leaves_the_loop_to_its_parent(
+    bench: Bench, work: Callable[[list[int]], Awaitable[None]]
+) -> None:
+    ended: list[int] = []
+
+    @consumer(SUBJECT, group=GROUP)
+    async def handler(body: str) -> None:
+        await work(ended)
+
+    bench.put("one", "two")
+    bench.drain(handler)
+    assert ended == [1, 1]
+    assert bench.broker.lag(SUBJECT, GROUP) == 0
+
+
+def test_S10_C2_a_kept_handler_waits_and_is_cancelled_like_any_other(bench: Bench) -> None:
+    seen: list[str] = []
+
+    @consumer(SUBJECT, group=GROUP)
+    async def handler(body: str) -> None:
+        try:
+            async with asyncio.timeout(0.01):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            seen.append("timeout")
+        with contextlib.suppress(ValueError):
+            await asyncio.gather(asyncio.to_thread(fail), asyncio.sleep(0))
+        task = asyncio.create_task(asyncio.sleep(60), name="nap")
+        await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        seen.append(f"{task.get_name()} {task.cancelled()}")
+
+    bench.put("one")
+    bench.drain(handler)
+    assert seen == ["timeout", "nap True"]
 
 
 def test_S10_C5_a_child_does_not_end_the_transaction_of_its_parents_inbox(
