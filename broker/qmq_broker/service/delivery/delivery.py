@@ -91,7 +91,7 @@ class Delivery:
         return self._store.actions.log.written_offset, encode_groups(self.groups(), now_ms)
 
     def start(self, now_ms: int) -> int:
-        """Restore the groups as the action log leaves them; returns how many actions it replayed."""
+        """Restore the groups from the action log; returns how many actions were replayed."""
         actions = self._store.actions
         states, count = groups_at_end(actions.snapshot, actions.replay(), now_ms)
         for state in states:

@@ -1,21 +1,21 @@
-"""A backup of a data directory, also while a broker writes it: a copy that opens.
+"""A backup of a data directory, even while a broker writes to it: a copy that opens.
 
-It reads what the broker has written and asks the broker for nothing; the order of the steps makes the
-copy consistent:
+It reads what the broker has written and asks the broker for nothing. The order of the steps makes
+the copy consistent:
 
-1. who keeps the logs elsewhere, up to where they are in the copy, and the newest checkpoint: what it says was
-   synced will be in the copy, or the backup fails;
-2. delayed messages as far as their table says, which the commit log goes on from;
+1. the keepers, as far as they are in the copy, and the newest checkpoint: what it says was synced
+   will be in the copy, or the backup fails;
+2. delayed messages as far as their table goes, from which the commit log continues;
 3. sealed segments of the commit log, linked where the file system can, so that they stay;
-4. snapshots and action log; consumers may be further by now, so their messages are in
+4. snapshots and action log; consumers may be further by now, so their messages come with step 5;
 5. the rest of the commit log, frame by frame up to the first that is not whole;
-6. where the log begins, a checkpoint that names the copy's ends, and last `FORMAT`.
+6. where the log begins, a checkpoint with the ends of the copy, and finally `FORMAT`.
 
-Everything acknowledged before the call is in the copy, and perhaps some that was not yet. A directory
-with segments and without FORMAT is refused by every opening: a half-made copy is never taken for a
-whole one. Of derived files only the summaries of sealed segments are taken; the copy makes the others at
-its first start. The copy's epoch is far ahead: what consumers were given after the backup is never taken
-for what the copy gives them.
+Everything acknowledged before the call is in the copy, and perhaps some messages that were not
+acknowledged yet. Every opening refuses a directory that has segments but no FORMAT, so a half-made
+copy is never taken for a whole one. Of derived files only the summaries of sealed segments are
+copied; the first start of the copy makes the others. The epoch of the copy is far ahead: what
+consumers were given after the backup is never confused with what the copy gives them.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from qmq_broker.storage.schedule.backup import take_schedule
 from qmq_broker.storage.upkeep.backup_copy import LogEnd, copy_frames, is_there
 from qmq_broker.storage.upkeep.inspect_files import sealed_array
 
-#: Openings that the original may see between a backup and the copy's first one.
+#: How many times the original may be opened between a backup and the first opening of the copy.
 EPOCH_STEP: Final = 1 << 16
-#: Logs may lose their oldest segments while they are copied; that takes megabytes of new ones.
+#: Logs may lose their oldest segments while they are copied; each time takes megabytes of new ones.
 _TRIES_MAX: Final = 5
-#: Gives a file of the source the same path in the copy; false where that cannot be.
+#: Gives a file of the source the same path in the copy; False where that is not possible.
 Link = Callable[[str], bool]
 
 
@@ -59,7 +59,7 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
     """What was copied."""
 
     store_id: str
-    #: The commit log in the copy.
+    #: The range of the commit log in the copy.
     first_offset: int
     next_offset: int
     #: Segments that share their blocks with the source, and bytes that were copied.
@@ -72,7 +72,7 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
 def back_up(source: Disk, target: Disk, clock: Clock, *, link: Link) -> Backup:
     """Copy what `source` holds into the empty directory `target`; durable on return.
 
-    Raises `CorruptionError` when the source is damaged where the copy is read, and `StoreError` when
+    Raises `CorruptionError` if the source is damaged where the copy reads it, and `StoreError` if
     it is no data directory or the target is not empty.
     """
     began_s = clock.monotonic_s()
@@ -93,7 +93,7 @@ def back_up(source: Disk, target: Disk, clock: Clock, *, link: Link) -> Backup:
 
 
 class _Backup:
-    """One backup under way."""
+    """One backup in progress."""
 
     def __init__(self, source: Disk, target: Disk, format_: Format, link: Link) -> None:
         self._source = source
@@ -105,7 +105,7 @@ class _Backup:
         self._sealed: set[int] = set()
 
     def run(self) -> Backup:
-        # Names that make a half-made copy known as such are durable before anything else.
+        # The names that mark a half-made copy as such are durable before anything else.
         for directory in (layout.COMMIT_LOG, layout.ACTION_LOG, layout.SUMMARIES, layout.STATE):
             self._target.make_directory(directory)
         self._target.sync_directory(layout.ROOT)
@@ -139,7 +139,7 @@ class _Backup:
         )
 
     def _take_sealed(self, first_offset: int, next_base: int) -> None:
-        """Segments that are never written again, those that are still there."""
+        """Link or copy the sealed segments that still exist; they are never written again."""
         for base in range(first_offset, next_base, self._format.segment_bytes):
             path = layout.segment_path(layout.COMMIT_LOG, base)
             if base in self._sealed:
@@ -155,13 +155,13 @@ class _Backup:
                     raise
                 continue  # given up meanwhile
             if read_retained(self._source, self._format.store_id).first_offset > base:
-                # It may have been written over while it was copied.
+                # It may have been overwritten while it was copied.
                 self._target.unlink(path)
             else:
                 self._sealed.add(base)
 
     def _take_actions(self, point: LogPoint) -> LogEnd:
-        """The newest snapshot and the log behind it; begun again when that was given up meanwhile."""
+        """Copy the newest snapshot and the log after it; repeat if that was given up meanwhile."""
         for _ in range(_TRIES_MAX):
             snapshot = self._newest_snapshot()
             offset = 0
@@ -194,7 +194,7 @@ class _Backup:
     def _take_tail(
         self, before: Retained, point: LogPoint, tail_base: int
     ) -> tuple[Retained, LogEnd]:
-        """What was not sealed, and where the log begins in the copy."""
+        """Copy what was not sealed, and note where the log begins in the copy."""
         store_id = self._format.store_id
         self._take_sealed(read_retained(self._source, store_id).first_offset, tail_base)
         end = self._take_frames(layout.COMMIT_LOG, self._format.segment_bytes, tail_base)
@@ -236,7 +236,7 @@ class _Backup:
         return end
 
     def _open(self, log: str, segment_bytes: int) -> Segments:
-        """The segments of the source as they are; one may go between its listing and its opening."""
+        """The segments of the source as they are; one may vanish between listing and opening."""
         for _ in range(_TRIES_MAX - 1):
             try:
                 return Segments(self._source, log, segment_bytes)
@@ -247,7 +247,7 @@ class _Backup:
     def _write_checkpoint(
         self, checkpoint: Checkpoint | None, end: LogEnd, action_end: LogEnd
     ) -> int:
-        """Say what the copy holds: less than that will be damage. Returns the copy's epoch."""
+        """Write a checkpoint that claims all of the copy; returns the epoch of the copy."""
         last = checkpoint or Checkpoint(
             generation=0, epoch=0, commit_log=START, action_log=START, window_offset=0
         )
@@ -269,7 +269,7 @@ class _Backup:
         return epoch
 
     def _take_summaries(self) -> None:
-        """Those of sealed segments, which are the same in the copy; what is not there is made again."""
+        """Copy the summaries of sealed segments, which stay valid; missing ones are made again."""
         segments = self._open(layout.COMMIT_LOG, self._format.segment_bytes)
         try:
             for base in sorted(self._sealed):

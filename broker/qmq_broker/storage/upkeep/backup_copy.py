@@ -1,4 +1,4 @@
-"""Copying what the logs hold from one directory to another through the disk port, frame by frame."""
+"""Copying the content of a log to another directory through the disk port, frame by frame."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def is_there(disk: Disk, path: str) -> bool:
 
 
 def copy_frames(source: Segments, target: Disk, scan: FrameScan) -> LogEnd:
-    """Copy what `scan` finds, which begins with a segment of `source` and reads it.
+    """Copy what `scan` finds; it begins with a segment of `source` and reads from there.
 
-    A segment that is being written is copied up to its first frame that is not whole; segments that
-    are begun later are not. Content is durable on return, names are not.
+    A segment being written is copied up to its first frame that is not whole; segments begun later
+    are not copied. Content is durable on return, names are not.
     """
     first_offset = scan.next_offset
     copy = _Copy(source, target)
@@ -66,7 +66,7 @@ class _Copy:
         self._gathered_bytes = 0
 
     def write(self, offset: int, data: bytes) -> None:
-        """Frames in order; padding is its header only."""
+        """Write the next frame; of padding only the header."""
         base = self._source.base_of(offset)
         if base != self._base:
             self.end()
@@ -81,7 +81,7 @@ class _Copy:
             self._flush()
 
     def end(self) -> None:
-        """Make the present segment durable."""
+        """Make the current segment durable."""
         self._flush()
         if self._file is not None:
             self._file.sync()

@@ -1,6 +1,6 @@
-"""Looking at the small files of a data directory: what they hold, and what is wrong with them.
+"""Inspecting the small files of a data directory: their content, and what is wrong with them.
 
-Each is read as a start reads it. What a start would refuse is `damaged`, what it would pass over is
+Each is read as a start reads it. What a start would refuse is `damaged`, what it would ignore is
 `ignored`, what it would make again is `rebuilt`. Changes nothing.
 """
 
@@ -27,7 +27,7 @@ from qmq_broker.storage.recovery import CleanStop
 from qmq_broker.storage.schedule.bucket import read_table
 
 T = TypeVar("T")
-#: Raises `CorruptionError` for a snapshot's content that the service would not take.
+#: Raises `CorruptionError` for snapshot content that the service would not accept.
 CheckGroups = Callable[[bytes], object]
 
 KNOWN_NAMES: Final = frozenset(
@@ -71,21 +71,22 @@ class SmallFiles:
     is_clean: bool = False
     table: QueueTable | None = None
     is_table_missing: bool = False
-    #: The one before it, where that is whole.
+    #: The previous table, if it is whole.
     table_before: QueueTable | None = None
-    #: By the table of the schedule: the log was synced up to here before what is delayed was copied.
+    #: According to the table of the schedule, the log was synced up to here before delayed messages
+    #: were copied.
     copied_offset: int = 0
     snapshots: list[Snapshot] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
 
     @property
     def action_first_offset(self) -> int:
-        """From here on the action log is needed by the newest snapshot that is whole."""
+        """The newest whole snapshot needs the action log from here on."""
         return max((snapshot.offset for snapshot in self.snapshots), default=0)
 
 
 def inspect_files(disk: Disk, format_: Format, check_groups: CheckGroups) -> SmallFiles:
-    """Read everything but the logs and the consume queues."""
+    """Read everything except the logs and the consume queues."""
     files = SmallFiles(retained=Retained(format_.store_id, 0, {}))
     _names(disk, files)
     _checkpoints(disk, files)
@@ -101,7 +102,7 @@ def inspect_files(disk: Disk, format_: Format, check_groups: CheckGroups) -> Sma
 
 
 def slots(disk: Disk) -> list[tuple[str, Checkpoint | None]]:
-    """Both checkpoint slots that are there; None for one that is not whole."""
+    """Both checkpoint slots; None for one that is missing or not whole."""
     there = set(disk.names(layout.ROOT))
     found: list[tuple[str, Checkpoint | None]] = []
     for path in layout.CHECKPOINTS:
@@ -115,7 +116,7 @@ def slots(disk: Disk) -> list[tuple[str, Checkpoint | None]]:
 
 
 def sealed_array(disk: Disk, path: str, kind: type[T]) -> tuple[T | None, str]:
-    """A small file of MessagePack and why it is not whole; (None, "") when there is none."""
+    """A small MessagePack file, or why it is not whole; (None, "") if there is none."""
     data = read_file(disk, path)
     if data is None:
         return None, ""
@@ -149,7 +150,7 @@ def _checkpoints(disk: Disk, files: SmallFiles) -> None:
         "say was synced looks like a torn tail."
     )
     for path, slot in found:
-        # A young directory has both files and has written one.
+        # A young directory has both files but has written only one.
         if slot is None and not (whole and max(s.generation for s in whole) == 1):
             files.faults.append(ignored(path, "not a whole slot", meaning))
     if not found and disk.names(layout.COMMIT_LOG):
@@ -210,7 +211,7 @@ def _table(disk: Disk, format_: Format, files: SmallFiles) -> None:
 
 
 def _table_at(disk: Disk, path: str, format_: Format) -> tuple[QueueTable | None, str]:
-    """The table in a file of this store; None, with a reason when it is there but not whole."""
+    """The table in a file of this store; None, with a reason if it exists but is not whole."""
     table, reason = sealed_array(disk, path, QueueTable)
     if table is not None and table.store_id != format_.store_id:
         return None, f"of store {table.store_id.hex()}"
@@ -226,7 +227,7 @@ def _snapshot(
         snapshot = None
     if snapshot is not None:
         try:
-            if snapshot.content:  # empty when all groups were given up
+            if snapshot.content:  # empty if all groups were given up
                 check_groups(snapshot.content)
         except CorruptionError as error:
             files.faults.append(damaged(path, f"its checksum fits, but: {error.reason}"))

@@ -1,9 +1,10 @@
-"""Looking at every frame of one segment, also behind damage: what `verify`, `dump` and backup see.
+"""Looking at every frame of a segment, even behind damage: the basis of `verify`, `dump` and
+backup.
 
-An opening reads as little as it may and stops at the first bad frame. This reads everything and goes
-on behind: at the next frame whose stamp is whole and says that it belongs where it stands. What lies
-between is a damaged range, or the torn tail; which of both is for the reader of the whole log to say,
-as in `log_recovery.py`. Changes nothing, keeps nothing but counts and ranges in memory.
+An opening reads as little as it can and stops at the first bad frame. This module reads everything
+and goes on behind it, at the next frame whose stamp is whole and fits its place. In between lies a
+damaged range, or the torn tail; the reader of the whole log decides which, as in `log_recovery.py`.
+Changes nothing, and keeps only counts and ranges in memory.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from qmq_broker.storage.logs.segments import Segments
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_ALIGNMENT_BYTES, FrameKind
 
-#: Called with each good frame that is neither head nor padding; a `ProtocolError` damages the frame.
+#: Called with each good frame that is neither head nor padding; a `ProtocolError` makes the frame a
+#: damaged one.
 Visit = Callable[[ScannedFrame], None]
 
 
@@ -31,40 +33,40 @@ class DamagedRange(NamedTuple):
 
 
 class SequenceRun(NamedTuple):
-    """Sequences of one subject that follow each other in one segment."""
+    """Consecutive sequences of one subject in one segment."""
 
     first: int
     next: int
-    #: Where the frames of the first and of the last one begin.
+    #: Where the frames with the first and the last of them begin.
     offset: int
     last_offset: int
 
 
 @dataclass(slots=True, kw_only=True)
 class SegmentSurvey:
-    """What stands in one segment."""
+    """The content of one segment."""
 
     base: int
     #: Good frames without heads and padding, and the records or actions in them.
     frames: int = 0
     records: int = 0
-    #: Messages that were lost in ranges which stand in quarantine.
+    #: Messages lost in ranges that are in quarantine.
     lost: int = 0
     #: Epoch of the first and of the last good frame.
     first_epoch: int = 0
     last_epoch: int = 0
     #: A kind of action that only a later version knows.
     later_kind: int | None = None
-    #: Up to where the log had been synced, by what the good frames say.
+    #: How far the log had been synced, according to the good frames.
     durable_claim: int = 0
-    #: Where the last good frame begins; -1 when there is none.
+    #: Where the last good frame begins; -1 if there is none.
     last_frame_offset: int = -1
-    #: In order; the last one may be the rest behind the log's end.
+    #: In order; the last one may be the rest behind the end of the log.
     damaged: list[DamagedRange] = field(default_factory=list)
     runs: dict[str, list[SequenceRun]] = field(default_factory=dict)
 
     def add_run(self, subject: str, first: int, count: int, offset: int) -> None:
-        """Note that these sequences of a subject are in the frame at `offset`."""
+        """Record that these sequences of a subject are in the frame at `offset`."""
         runs = self.runs.setdefault(subject, [])
         if runs and runs[-1].next == first:
             runs[-1] = runs[-1]._replace(next=first + count, last_offset=offset)
@@ -81,9 +83,9 @@ def survey_segment(
     visit: Visit,
     survey: SegmentSurvey | None = None,
 ) -> SegmentSurvey:
-    """Look at the whole segment that begins at `base`.
+    """Read the whole segment that begins at `base`.
 
-    `survey` is filled when it is given, so that `visit` can write into it too.
+    Fills `survey` if it is given, so that `visit` can write to it too.
     """
     found = SegmentSurvey(base=base) if survey is None else survey
     offset, next_base = base, base + segments.segment_bytes
@@ -108,7 +110,7 @@ def _survey_run(
     next_base: int,
     visit: Visit,
 ) -> None:
-    """Good frames up to the first bad one, or to the segment's end."""
+    """Good frames up to the first bad one, or to the end of the segment."""
     for frame in scan:
         header = frame.header
         try:
@@ -131,7 +133,7 @@ def _survey_run(
 
 
 def _next_good(segments: Segments, base: int, scan: FrameScan, epoch: int) -> int:
-    """Where the next frame of this log begins behind the bad one; the segment's end for none."""
+    """Where the next good frame behind the bad one begins; the segment's end if none does."""
     offset = max(scan.search_offset, scan.next_offset + FRAME_ALIGNMENT_BYTES)
     return _first_claim(segments, base, offset, epoch)
 
@@ -147,9 +149,11 @@ def _first_claim(segments: Segments, base: int, offset: int, epoch: int) -> int:
 def walk(
     segments: Segments, kinds: frozenset[FrameKind], *, store_id: bytes, offset: int
 ) -> Iterator[ScannedFrame | DamagedRange]:
-    """Every good frame of a log from the first one at or behind `offset` on, and what lies between.
+    """Every good frame of a log, from the first one at or behind `offset` on, and the ranges in
+    between.
 
-    The last range is the rest behind the log's end. `offset` need not be the beginning of a frame.
+    The last range is the rest behind the end of the log. `offset` need not be the beginning of a
+    frame.
     """
     for base in segments.bases_from(offset):
         first, next_base = max(base, offset), base + segments.segment_bytes

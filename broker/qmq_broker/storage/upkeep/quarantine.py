@@ -1,20 +1,22 @@
-"""Giving up damaged ranges of both logs, by explicit option: reported, kept, and passed over.
+"""Giving up damaged ranges of both logs, by explicit option: reported, kept, and skipped from then
+on.
 
-Damage before the durable end stops a start, because nobody but a person may say that accepted messages
-are lost. `quarantine_damage` is that person's word. Every frame is read; each damaged range of the commit
-log
+Damage before the durable end stops a start, because only a person may say that accepted messages
+are lost. `quarantine_damage` is that person's word. Every frame is read; each damaged range of the
+commit log
 
-1. is copied to `quarantine/`, with a report of the sequences that are lost in it, both durable;
-2. is covered where it stands by frames of kind LOST (`lost.py`), so that the log is whole again.
+1. is copied to `quarantine/`, with a report of the sequences lost in it, both durable;
+2. is covered in place by frames of kind LOST (`lost.py`), so that the log is whole again.
 
-Nothing valid is cut and no sequence is given anew: the lost ones keep places that are passed over.
-Between 1 and 2 the checkpoint is taken back to where a scan may begin, and the files that know the old
-places, consume queues, key index and summaries, are given up to be made again. Interrupted anywhere it is
-begun again by the next start with the option; one without it halts as before, or finds the logs whole.
+Nothing valid is cut, and no sequence is reused: the lost ones keep places that are skipped. Between
+1 and 2 the checkpoint is taken back to where a scan may begin, and the files that know the old
+places (consume queues, key index, summaries) are dropped, to be made again. If this is interrupted,
+the next start with the option begins again; a start without it halts as before, or finds the logs
+whole.
 
-What damage of the action log comes to is told in `quarantine_actions.py`, of the files of delayed messages
-in `quarantine_schedule.py`. Not for: `FORMAT`, which never
-changes and stands in every backup, and `state/retained`; their damage still stops a start.
+`quarantine_actions.py` says what follows from damage to the action log, `quarantine_schedule.py`
+from damage to the files of delayed messages. Not for: `FORMAT`, which never changes and is in every
+backup, and `state/retained`; damage to those still stops a start.
 """
 
 from __future__ import annotations
@@ -53,10 +55,10 @@ from qmq_client.wire.frame import FRAME_HEADER_BYTES, read_header
 
 
 def quarantine_damage(disk: Disk, clock: Clock) -> list[QuarantineReport]:
-    """Give up what is damaged in both logs; durable on return. Empty when nothing is.
+    """Give up what is damaged in both logs; durable on return. Returns no reports if nothing is.
 
-    Reads all of them. Raises `LockedError`, `SharedFilesError`, and `CorruptionError` with nothing changed when what is
-    damaged cannot be given up.
+    Reads both logs whole. Raises `LockedError`, `SharedFilesError`, and `CorruptionError` with
+    nothing changed if the damage cannot be given up.
     """
     lock = disk.lock(layout.LOCK, f"pid {os.getpid()} (quarantine)")
     try:
@@ -103,7 +105,7 @@ class _Quarantine(LogQuarantine):
         self._frames: list[list[bytes]] = []
 
     def prepare(self) -> None:
-        """Decide what will stand in the holes, so that what cannot be done changes nothing."""
+        """Decide what will fill the holes, so that an impossible request changes nothing."""
         holes = self._verdict.damaged
         self._lost_runs = self._lost(holes)
         self._frames = [self._cover.frames(hole, self._lost_runs[hole]) for hole in holes]
@@ -120,7 +122,7 @@ class _Quarantine(LogQuarantine):
         return reports
 
     def _lost(self, holes: Sequence[DamagedRange]) -> dict[DamagedRange, list[LostRun]]:
-        """What is lost in each hole; what may be in several stands with the longest."""
+        """The sequences lost in each hole; if they may be in several, the longest gets them."""
         lost: dict[DamagedRange, list[LostRun]] = {hole: [] for hole in holes}
         for one in self._verdict.lost:
             within = [h for h in holes if one.after_offset < h.first_offset < one.before_offset]
@@ -134,7 +136,7 @@ class _Quarantine(LogQuarantine):
         return lost
 
     def _known_next(self) -> dict[str, int]:
-        """Behind the last sequence of each subject, by the queues and by runs that were interrupted."""
+        """The end of each subject's sequences, according to the queues and to interrupted runs."""
         journals = inspect_journals(self._disk, self._format.store_id, self._files)
         known = known_next(self._files, journals)
         for report in read_reports(self._disk):
@@ -169,7 +171,8 @@ class _Quarantine(LogQuarantine):
         )
         if hole is None:
             return
-        # The window of ids cannot begin in the hole either; its ids are made again from behind it.
+        # The window of ids cannot begin in the hole either; its ids are derived again from behind
+        # it.
         base = self._segments.base_of(hole.first_offset)
         files = CheckpointFiles(self._disk)
         try:
@@ -185,11 +188,11 @@ class _Quarantine(LogQuarantine):
         return replace(last, generation=generation, commit_log=point)
 
     def _give_up_derived(self) -> None:
-        # The table of the schedule stays: what it says to be copied is, whatever became of the log.
+        # The table of the schedule stays: what it claims was copied, whatever became of the log.
         remove_queue_tables(self._disk)
         remove_index(self._disk)
         remove_summaries(self._disk)
-        for journal in (layout.IDS, layout.ENTRIES):  # what is lost may be sent again
+        for journal in (layout.IDS, layout.ENTRIES):  # lost messages may be sent again
             remove_journal(self._disk, journal)
 
 

@@ -1,12 +1,14 @@
-"""Giving up damage of the action log, by explicit option: groups are set back to where it is whole.
+"""Giving up damage of the action log, by explicit option: groups go back to where it is whole.
 
-What consumers did is known from a snapshot and the actions behind it. An action cannot be taken without
-those before it: an ack behind a hand-out that is lost would pass over messages that nobody was given. So
-everything from the first damaged byte on is given up, also the good frames behind it; the groups stand
-where they were there, and what was settled since is delivered again. Nothing is lost by that.
+The state of the groups is a snapshot plus the actions after it, and no action can be applied
+without those before it: an ack after a lost hand-out would skip messages that nobody was given. So
+everything from the first damaged byte on is given up, including good frames behind it. The groups
+go back to their state at that point, and what was settled since is delivered again. No message is
+lost by that.
 
-A group that was made in what is given up is not known any more: whoever pulls for it makes it anew. When
-both snapshots are damaged and the log does not reach back to its beginning, that is so for all of them.
+A group created in the part that is given up is forgotten: whoever pulls for it creates it anew. If
+both snapshots are damaged and the log does not reach back to its beginning, that happens to all
+groups.
 
 Damage below the snapshot is covered and changes nothing: the groups are known without it.
 """
@@ -36,7 +38,7 @@ class ActionQuarantine(LogQuarantine):
         snapshot_offset = files.action_first_offset
         self._end = verdict.next_offset
         self._epoch = max(verdict.epoch, files.checkpoint.epoch if files.checkpoint else 0)
-        #: Whole, with the good frames behind the damage.
+        #: Whole, including the good frames behind the damage.
         self._ranges = [hole for hole in verdict.damaged if hole.next_offset <= snapshot_offset]
         behind = [hole for hole in verdict.damaged if hole.next_offset > snapshot_offset]
         #: Neither a snapshot nor the log says where the groups began.
@@ -55,7 +57,7 @@ class ActionQuarantine(LogQuarantine):
     def run(self) -> list[QuarantineReport]:
         """Report, keep, cover; durable on return."""
         reports = [self._told(whole) for whole in self._ranges]
-        # The damage last: until then the log halts a start, and none goes on behind it.
+        # The damage last: until then the log stops any start, so none goes on behind it.
         for part, frames in reversed(self._parts):
             stored_at_ms = self._stored_at_ms()
             self._cover.cover(part, frames, epoch=self._epoch, stored_at_ms=stored_at_ms)

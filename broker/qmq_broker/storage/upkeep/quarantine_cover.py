@@ -1,7 +1,7 @@
-"""Keeping a copy of a range of a log, and covering the range where it stands with frames of kind LOST.
+"""Keeping a copy of a range of a log, and covering the range in place with frames of kind LOST.
 
-Used for what a person gave up, see `quarantine.py`. The first frame of a range is written last, by itself:
-until it is durable the range is as damaged as before, whatever else of it a power cut leaves.
+For ranges that a person gave up, see `quarantine.py`. The first frame of a range is written last,
+on its own: until it is durable the range is as damaged as before, whatever else a power cut leaves.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class RangeCover:
         self._store_id = store_id
 
     def frames(self, hole: DamagedRange, lost: list[LostRun]) -> list[bytes]:
-        """What will stand in the hole, behind the head when it begins a segment.
+        """The frames that will fill the hole, after the head if it begins a segment.
 
-        Raises `CorruptionError` when it has no room for what is to be said.
+        Raises `CorruptionError` if the hole is too short for what must be recorded.
         """
         is_first = hole.first_offset == self._segments.base_of(hole.first_offset)
         head_bytes = SEGMENT_HEAD_BYTES if is_first else 0
@@ -49,7 +49,7 @@ class RangeCover:
             ) from error
 
     def keep(self, hole: DamagedRange, path: str) -> None:
-        """Copy the bytes of a range; durable on return but for the name."""
+        """Copy the bytes of a range; durable on return, except for the name."""
         file = self._disk.open(path, is_new=True)
         try:
             file.truncate(0)
@@ -63,13 +63,13 @@ class RangeCover:
     def cover(
         self, hole: DamagedRange, frames: Sequence[bytes], *, epoch: int, stored_at_ms: int
     ) -> None:
-        """Write the frames that `frames` gave over the range; durable on return."""
+        """Write the frames from `frames` over the range; durable on return."""
         segments = self._segments
         base = segments.base_of(hole.first_offset)
         offset = hole.first_offset
         parts: list[tuple[int, bytes]] = []
         if offset == base:
-            # Whether old frames stand behind is not known any more: then they are looked out for.
+            # Whether old frames follow is no longer known, so the head says that they may.
             head = build_segment_head(self._store_id, base, stored_at_ms, is_recycled=True)
             if not segments.has(base):
                 stamped = b"".join(_stamped(head, base, epoch, stored_at_ms))
@@ -81,7 +81,7 @@ class RangeCover:
         file = segments.file(base)
         for some in (parts[1:], parts[:1]):
             for offset, frame in some:
-                # Stamped only now, and not copied for it: together they may be a GiB.
+                # Stamped only now, and not copied for that: together they may be a GiB.
                 file.write(offset - base, _stamped(frame, offset, epoch, stored_at_ms))
             file.sync()
 
@@ -95,7 +95,7 @@ def by_segment(segments: Segments, first_offset: int, next_offset: int) -> Itera
 
 
 def _stamped(frame: bytes, offset: int, epoch: int, stored_at_ms: int) -> tuple[bytes, memoryview]:
-    """A frame in two parts, its head as it is written there and the rest."""
+    """A frame in two parts: its stamped head, and the rest."""
     head = stamp_frame(
         frame,
         physical_offset=offset,

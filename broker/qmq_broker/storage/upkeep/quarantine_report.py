@@ -1,4 +1,4 @@
-"""What is told and kept of a damaged range that was given up.
+"""What is reported and kept of a damaged range that was given up.
 
 ::
 
@@ -47,9 +47,9 @@ class QuarantineReport(msgspec.Struct, frozen=True, kw_only=True):
 def write_report(
     disk: Disk, report: QuarantineReport, *, keep: Callable[[], object] = lambda: None
 ) -> None:
-    """Keep the bytes of a range, if there are any, then say what it is; durable on return.
+    """Keep the bytes of a range, if there are any, then write its report; durable on return.
 
-    Once: a run that was interrupted may have covered a part of the range already.
+    Only once: an interrupted run may already have covered part of the range.
     """
     disk.make_directory(layout.QUARANTINE)
     disk.sync_directory(layout.ROOT)
@@ -60,7 +60,10 @@ def write_report(
 
 
 class LogQuarantine:
-    """What giving up damage of either log has in common: what it knows, and how it tells. Close it."""
+    """What giving up damage has in common for both logs: what it knows, and how it reports.
+
+    Close it.
+    """
 
     def __init__(
         self, disk: Disk, clock: Clock, format_: Format, files: SmallFiles, log: str
@@ -78,13 +81,13 @@ class LogQuarantine:
         self._cover = RangeCover(disk, self._segments, format_.store_id)
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the files."""
         self._segments.close()
 
     def _report(
         self, whole: DamagedRange, parts: Sequence[DamagedRange], lost: Sequence[LostRun]
     ) -> QuarantineReport:
-        """Say and keep what a range was, of which these are the parts; durable on return."""
+        """Report and keep a range, of which these are the parts; durable on return."""
         report = QuarantineReport(
             store_id=self._format.store_id.hex(),
             at_ms=self._clock.now_ms(),
@@ -104,7 +107,7 @@ class LogQuarantine:
 
 
 def read_reports(disk: Disk) -> list[QuarantineReport]:
-    """All ranges that were given up, in order; a report that is not whole is passed over."""
+    """All ranges that were given up, in order; a report that is not whole is left out."""
     reports = []
     for name in disk.names(layout.QUARANTINE):
         data = read_file(disk, f"{layout.QUARANTINE}/{name}") if name.endswith(_SUFFIX) else None

@@ -1,15 +1,19 @@
-"""Damaged files of delayed messages, given up where the commit log still has all that was in them.
+"""Giving up damaged files of delayed messages where the commit log still has everything they held.
 
-A bucket's files are copies out of the commit log until its segments go. As long as the log reaches back to
-the bucket's first message, and is whole from there on, both files of a damaged bucket are removed: the table
-says no more that they are there, nor that anything from its first message on is copied, so that the next start
-derives the bucket from the log, with the same sequences and the same fates, and nothing is lost. Where the log
-does not have all of it the files are the only copy: nothing of them is given up. They stay in the table, for a
-start that holds what is damaged and counts it. A start would halt for a file that is shorter than the table
-says: such a one is reported and filled with zeros, which is damage like any other, so that a file that is put
-back later still fits. Without a table the files must speak for themselves, which what is damaged cannot do.
+The files of a bucket are copies from the commit log, until its segments are removed. As long as the
+log reaches back to the first message of the bucket, and is whole from there on, both files of a
+damaged bucket are removed. The table then no longer claims them, nor anything copied from the first
+message on, so the next start derives the bucket from the log with the same sequences and fates, and
+nothing is lost.
 
-First the table is replaced, then the files go: an interrupted run is begun again, or its rest is done by a start.
+Where the log does not have everything, the files are the only copy and nothing of them is given up.
+They stay in the table, and a start holds and counts what is damaged. A file shorter than the table
+says would stop a start: it is reported and filled with zeros, which is damage like any other, so
+that a restored file still fits later. Without a table the files would have to speak for themselves,
+which damaged ones cannot.
+
+The table is replaced first, then the files are removed: an interrupted run is repeated, or a start
+completes it.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class _ShortFile(NamedTuple):
-    """A file that ends before what was synced, and nobody has the rest."""
+    """A file that ends before what was synced, where nobody has the rest."""
 
     log: str
     bucket: int
@@ -61,7 +65,7 @@ class ScheduleQuarantine:
     def __init__(
         self, disk: Disk, clock: Clock, format_: Format, *, first_offset: int, next_offset: int
     ) -> None:
-        """The two offsets are those of the commit log."""
+        """Both offsets are those of the commit log."""
         store_id = format_.store_id
         self._disk = disk
         self._clock = clock
@@ -70,7 +74,7 @@ class ScheduleQuarantine:
         self._first_offset = first_offset
         self._files = ScheduleFiles(disk, store_id)
         faults = schedule_faults(disk, store_id, next_offset)
-        #: One fault of each damaged bucket.
+        #: One fault per damaged bucket.
         self._damaged = {
             bucket: fault
             for fault in faults
@@ -81,7 +85,7 @@ class ScheduleQuarantine:
         self._short: list[_ShortFile] = []
 
     def prepare(self, holes: Sequence[DamagedRange]) -> None:
-        """Decide what is to be made again from the log, which has these holes, and what is filled.
+        """Decide what to derive again from the log, which has these holes, and what to fill.
 
         Raises `CorruptionError` for what neither the log nor the table knows.
         """
@@ -98,13 +102,13 @@ class ScheduleQuarantine:
             _log.warning("left, what is damaged will be held: file=%s", fault.file)
 
     def run(self) -> list[QuarantineReport]:
-        """Remove the files of damaged buckets, and report and fill short ones; durable on return."""
+        """Remove files of damaged buckets, report and fill short ones; durable on return."""
         if self._damaged:
             self._remove()
         return [self._filled(short) for short in self._short]
 
     def _remove(self) -> None:
-        remove_journal(self._disk, layout.ENTRIES)  # it says that the files have everything
+        remove_journal(self._disk, layout.ENTRIES)  # it claims that the files have everything
         if self._table is not None:
             table = self._without_damaged(self._table)
             replace_file(self._disk, layout.SCHEDULE_TABLE, msgspec.msgpack.encode(table))
@@ -119,9 +123,9 @@ class ScheduleQuarantine:
                     )
 
     def _without_damaged(self, table: ScheduleTable) -> ScheduleTable:
-        """What the table says when it does not know of the buckets that are made again.
+        """The table without the buckets that are derived again.
 
-        The log is read for them from where the segment begins that holds the first of their messages.
+        For those, the log is read from the segment with their first message on.
         """
         first_source = min(self._first_source(bucket) or 0 for bucket in self._damaged)
         kept = tuple(state for state in table.buckets if state.bucket not in self._damaged)
@@ -134,7 +138,7 @@ class ScheduleQuarantine:
         )
 
     def _pending(self, states: Iterable[BucketState]) -> dict[str, int]:
-        """How many wait of each subject, of those that can be read."""
+        """Pending messages per subject, as far as they can be read."""
         pending: Counter[str] = Counter()
         subjects = Subjects()
         for state in states:
@@ -148,7 +152,7 @@ class ScheduleQuarantine:
         return dict(pending)
 
     def _filled(self, short: _ShortFile) -> QuarantineReport:
-        """Say what is missing, then put zeros in its place."""
+        """Report what is missing, then put zeros in its place."""
         report = QuarantineReport(
             store_id=self._store_id.hex(),
             at_ms=self._clock.now_ms(),
@@ -172,11 +176,11 @@ class ScheduleQuarantine:
         return report
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the files."""
         self._files.close()
 
     def _lacks(self, bucket: int, holes: Sequence[DamagedRange]) -> bool:
-        """Whether the log does not have all messages of a bucket."""
+        """Whether the log lacks messages of a bucket."""
         first_source = self._first_source(bucket)
         if first_source is None or first_source < self._first_offset:
             return True
@@ -190,7 +194,7 @@ class ScheduleQuarantine:
                 yield _ShortFile(log, state.bucket, there_bytes, synced_bytes)
 
     def _first_source(self, bucket: int) -> int | None:
-        """Where the bucket's first record stands in the commit log; None when nobody can say."""
+        """Where the bucket's first record is in the commit log; None if nobody can say."""
         if not self._first_offset:
             return 0  # nothing was ever given up
         if not self._files.has(layout.SCHEDULE, bucket):
@@ -204,6 +208,6 @@ class ScheduleQuarantine:
 
 
 def _bucket_of(fault: Fault) -> int | None:
-    """The bucket that a fault is about; None for a fault of another file."""
+    """The bucket that a fault concerns; None for a fault of another file."""
     log, _, name = fault.file.partition("/")
     return layout.parse_bucket(name.rpartition("/")[2]) if log in LOGS else None

@@ -1,9 +1,9 @@
-"""Making derived files again while no broker has the directory; the logs are read and not changed.
+"""Rebuilding derived files while no broker has the directory; the logs are only read.
 
-A start does the same by itself when such a file is missing or wrong. Doing it before shortens that
-start, and mends a file whose damage no checksum shows. The consume queues are made up to what is
-known to be durable, so that nothing is said of frames that a power cut may still take. First their
-table goes, durably, last it comes back: a crash in between is a start without it.
+A start does the same on its own if such a file is missing or wrong. Doing it before shortens that
+start, and repairs files whose damage no checksum shows. The consume queues are made only up to what
+is known to be durable, so that nothing is claimed about frames that a power cut may still take.
+Their table is removed durably first and written last: a crash in between is a start without it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
     entries: int
     #: Commit log offset up to which they are in their files.
     indexed_offset: int
-    #: Files of the key index that were removed; the broker makes them again in the background.
+    #: Key index files that were removed; the broker makes them again in the background.
     index_files: int
     #: Summaries of segments that were removed; made again in the same way.
     summaries: int
@@ -51,10 +51,10 @@ class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rebuild_store(disk: Disk, clock: Clock, *, with_index: bool = False) -> Rebuilt:
-    """Make the consume queues again; with `with_index` remove key index, summaries and ids too.
+    """Rebuild the consume queues; with `with_index` also remove key index, summaries and ids.
 
-    Raises `LockedError`, `SharedFilesError`, `UnknownFormatError`, and `CorruptionError` with nothing changed when the
-    logs are damaged where they must be read.
+    Raises `LockedError`, `SharedFilesError`, `UnknownFormatError`, and `CorruptionError` with
+    nothing changed if the logs are damaged where they must be read.
     """
     began_s = clock.monotonic_s()
     lock = disk.lock(layout.LOCK, f"pid {os.getpid()} (store rebuild)")
@@ -87,7 +87,7 @@ def rebuild_store(disk: Disk, clock: Clock, *, with_index: bool = False) -> Rebu
 
 
 def _durable_offset(disk: Disk, segments: Segments, format_: Format, retained: Retained) -> int:
-    """Up to where the log is good and known to be durable; all of it is read before any change."""
+    """How far the log is good and known to be durable; it is read whole before any change."""
     last = CheckpointFiles(disk).read()
     first_offset = retained.first_offset
     known = last.commit_log if last else START
@@ -109,7 +109,7 @@ def _durable_offset(disk: Disk, segments: Segments, format_: Format, retained: R
 def _make_queues(
     disk: Disk, segments: Segments, format_: Format, retained: Retained, next_offset: int
 ) -> dict[str, int]:
-    """Subject → number of entries that are in its files now."""
+    """Subject → number of entries now in its files."""
     _remove_queues(disk)
     options = StoreOptions(queue_entries_per_file=format_.queue_entries_per_file)
     queues = ConsumeQueues(disk, options, format_.store_id)
@@ -159,7 +159,10 @@ def _remove_queues(disk: Disk) -> None:
 
 
 def remove_index(disk: Disk) -> int:
-    """Remove the key index, its table first; returns how many files. Crash-safe at every step."""
+    """Remove the key index, its table first; returns how many files.
+
+    A crash at any step is safe.
+    """
     if layout.INDEX_TABLE.rpartition("/")[2] in disk.names(layout.STATE):
         disk.unlink(layout.INDEX_TABLE)
         disk.sync_directory(layout.STATE)

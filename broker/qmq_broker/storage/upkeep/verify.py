@@ -1,8 +1,8 @@
 """Verifying a data directory while no broker has it: every file, every frame, both checksums.
 
-Takes the lock, so that nothing changes underneath, and changes nothing itself (but the name of the
-holder in the lock file). What is wrong becomes a list of `Fault`; what is right becomes counts. The
-segments are independent of each other and may be read by several processes, see `verify_segment.py`.
+Takes the lock so that nothing changes meanwhile, and changes nothing itself, except the name of the
+holder in the lock file. What is wrong becomes a list of `Fault`; what is right becomes counts.
+Segments are independent of each other, so several processes may read them, see `verify_segment.py`.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ class LogSummary(msgspec.Struct, frozen=True, kw_only=True):
     frames: int
     #: Messages, or actions.
     records: int
-    #: Messages that were lost in ranges which stand in quarantine.
+    #: Messages lost in ranges that are in quarantine.
     lost: int
-    #: Bytes behind the log's end that the next start cuts: never acknowledged.
+    #: Bytes behind the end of the log that the next start cuts: never acknowledged.
     torn_bytes: int
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """What a data directory is like."""
+    """The state of a data directory."""
 
     store_id: str
-    #: The last stop was a clean one.
+    #: Whether the last stop was clean.
     is_clean: bool
     epoch: int
     logs: list[LogSummary]
@@ -75,7 +75,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def worst(self) -> Level | None:
-        """The gravest level that was found; None when nothing is wrong."""
+        """The most serious level that was found; None if nothing is wrong."""
         levels = {fault.level for fault in self.faults}
         return next((level for level in Level if level in levels), None)
 
@@ -88,9 +88,9 @@ def verify_store(
     is_deep: bool = False,
     run: Run | None = None,
 ) -> Verification:
-    """Look at everything. `run` does the segments, by default one after the other, here.
+    """Check everything. `run` does the segments, by default one after the other in this process.
 
-    Raises `LockedError` when a broker has the directory, `UnknownFormatError`, and `StoreError` when
+    Raises `LockedError` if a broker has the directory, `UnknownFormatError`, and `StoreError` if
     there is no data directory; whatever else is wrong becomes a fault.
     """
     began_s = clock.monotonic_s()
@@ -142,14 +142,14 @@ def _look(disk: Disk, check_groups: CheckGroups, is_deep: bool, run: Run) -> Ver
 
 
 def judge_commit_log(disk: Disk, format_: Format, files: SmallFiles) -> LogVerdict:
-    """The commit log as a whole, every frame of it read, here and one segment after the other."""
+    """Judge the whole commit log, every frame of it read in this process."""
     look = _Look(disk, format_, files, _one_by_one(disk), is_deep=False)
     journals = inspect_journals(disk, format_.store_id, files)
     return look.log(_commit_claims(files, journals, format_))[1]
 
 
 def judge_action_log(disk: Disk, format_: Format, files: SmallFiles) -> LogVerdict:
-    """The action log from where the newest snapshot needs it, in the same way."""
+    """The verdict on the action log from where the newest snapshot needs it, in the same way."""
     look = _Look(disk, format_, files, _one_by_one(disk), is_deep=False)
     return look.log(_action_claims(files, format_))[1]
 
@@ -213,7 +213,7 @@ class _Look:
         self.faults: list[Fault] = []
 
     def log(self, claims: LogClaims) -> tuple[LogSummary, LogVerdict]:
-        """Look at every segment of a log."""
+        """Check every segment of a log."""
         segments = Segments(self._disk, claims.log, claims.segment_bytes)
         try:
             self.faults += _strays(self._disk, segments, claims)
@@ -289,7 +289,7 @@ def _queues(
     verdict: LogVerdict,
     format_: Format,
 ) -> Iterator[Fault]:
-    """The table of the queues against the files; table and journal against where the log ends."""
+    """The table of the queues against the files; table and journal against the end of the log."""
     table, firsts = files.table, files.retained.first_sequences
     for name in disk.names(layout.CONSUME_QUEUES):
         if layout.parse_subject(name) is None:
@@ -315,7 +315,7 @@ def _queues(
 def _ends(
     files: SmallFiles, journals: JournalFindings, commit: LogVerdict, actions: LogVerdict
 ) -> Iterator[Fault]:
-    """What was written after a sync of a log that is shorter now."""
+    """Files written after a sync of a log that is shorter now."""
     for file, offset in (
         (layout.QUEUE_TABLE, files.table.indexed_offset if files.table else 0),
         ("a journal", journals.claimed_offset),

@@ -1,6 +1,6 @@
-"""The part of a verification that looks at the files of the key index: each against its checksums.
+"""The part of a verification that checks key index files, each against its checksums.
 
-What an entry says is not compared with the log: a search does that with every entry that it follows.
+Entries are not compared with the log: a search does that with every entry it follows.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _fault(disk: Disk, format_: Format, state: IndexFileState) -> str:
 
 
 def _entries_crc(disk: Disk, state: IndexFileState) -> int:
-    """The checksum of what a growing file holds up to where the table says."""
+    """The checksum of what a growing file holds, as far as the table goes."""
     position = INDEX_HEADER_BYTES + 4 * state.slot_count
     after = position + INDEX_ENTRY_BYTES * state.count
     file = disk.open(layout.index_path(state.name))

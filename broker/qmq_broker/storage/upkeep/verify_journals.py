@@ -1,7 +1,7 @@
-"""The part of a verification that looks at the journals: each file against its checksums.
+"""The part of a verification that checks the journals, each file against its checksums.
 
-Whether ids and entries are those of the frames is not compared: a repeat is compared with the frame
-that the journal names, and an entry with the record it leads to, whenever they are used.
+Ids and entries are not compared with the frames: a repeat is compared with the frame that the
+journal names, and an entry with its record, whenever they are used.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from qmq_broker.storage.upkeep.inspect_files import SmallFiles
 class JournalFindings:
     """How far the journals go, as a start would take them."""
 
-    #: A start reads no frame below for the ids that are remembered, or for the queues.
+    #: A start reads no frame below this for remembered ids, or for the queues.
     ids_offset: int
     entries_offset: int
-    #: Behind the last sequence of each subject that waits for its queue.
+    #: The end of the sequences of each subject whose entries wait for its queue.
     next_sequences: dict[str, int]
     faults: list[Fault] = field(default_factory=list)
 
     @property
     def claimed_offset(self) -> int:
-        """Up to where one of them says the log was synced."""
+        """How far the log was synced, according to the journals."""
         return max(self.ids_offset, self.entries_offset)
 
 
@@ -42,7 +42,7 @@ def inspect_journals(disk: Disk, store_id: bytes, files: SmallFiles) -> JournalF
     window_offset = max(first_offset, last.window_offset if last else 0)
     indexed_offset = max(first_offset, table.indexed_offset if table else 0)
     ids = _Chain(disk, layout.IDS, store_id, window_offset)
-    # As a start does it: from the table before on, unless some of that is missing.
+    # As a start does it: from the previous table on, unless some of it is missing.
     before = files.table_before
     kept_offset = min(indexed_offset, before.indexed_offset if before else indexed_offset)
     entries = _Chain(disk, layout.ENTRIES, store_id, kept_offset)
@@ -57,7 +57,7 @@ def inspect_journals(disk: Disk, store_id: bytes, files: SmallFiles) -> JournalF
 
 
 def _missing_table(files: SmallFiles, entries_offset: int) -> Iterator[Fault]:
-    """A clean stop leaves the table of the queues, or all entries in their journal: those of many queues."""
+    """A clean stop leaves the table of the queues, or all their entries in the journal."""
     last = files.checkpoint
     is_short = last is not None and entries_offset < last.commit_log.durable_offset
     if files.is_clean and files.is_table_missing and is_short:
@@ -65,7 +65,7 @@ def _missing_table(files: SmallFiles, entries_offset: int) -> Iterator[Fault]:
 
 
 def known_next(files: SmallFiles, journals: JournalFindings) -> dict[str, int]:
-    """Behind the last sequence of each subject, by the table of the queues and by their journal."""
+    """The end of each subject's sequences, according to the queues' table and journal."""
     known = {one.subject: one.next_sequence for one in (files.table.queues if files.table else ())}
     for subject, next_sequence in journals.next_sequences.items():
         known[subject] = max(known.get(subject, 0), next_sequence)
@@ -73,7 +73,7 @@ def known_next(files: SmallFiles, journals: JournalFindings) -> dict[str, int]:
 
 
 class _Chain:
-    """The files of one journal that a start goes along."""
+    """The files of one journal that a start would read."""
 
     def __init__(self, disk: Disk, directory: str, store_id: bytes, first_offset: int) -> None:
         self.next_offset = first_offset
@@ -81,7 +81,7 @@ class _Chain:
         self._directory = directory
         self._bases = journal_bases(disk, directory)
         self._read: list[JournalFile] = []
-        #: Of chunks of entries that are not in their queues: some dozen megabytes at most.
+        #: Chunks of entries that are not in their queues: a few dozen megabytes at most.
         self.contents: list[bytes] = []
         base = max((base for base in self._bases if base <= first_offset), default=None)
         while base is not None:
@@ -94,7 +94,7 @@ class _Chain:
             base = file.next_offset if base < file.next_offset in self._bases else None
 
     def faults(self) -> Iterator[Fault]:
-        """What is wrong with the files, and those that a start passes over."""
+        """What is wrong with the files, and those that a start ignores."""
         for name in self._disk.names(self._directory):
             if layout.parse_number(name) is None:
                 path = f"{self._directory}/{name}"

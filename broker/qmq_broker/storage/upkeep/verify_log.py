@@ -1,8 +1,9 @@
-"""The part of a verification that looks at a log as a whole: its end, its holes, its sequences.
+"""The part of a verification that judges a log as a whole: its end, its holes, its sequences.
 
-Takes what was found in each segment (`verify_segment.py`) and judges it as an opening does
-(`log_recovery.py`): what the checkpoint, a frame behind, or a file that was written after a sync says
-to have been durable, and is no good frame, is damage; what lies behind all that is a torn tail.
+It takes the findings of each segment (`verify_segment.py`) and judges as an opening does
+(`log_recovery.py`). Something that is no good frame is damage if the checkpoint, a later frame, or
+a file written after a sync says that it had been durable. Whatever lies behind all that is a torn
+tail.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ _STARTS: Final = (
     "The broker starts, but refuses every pull that meets these messages, and cannot make the "
     "consume queues again."
 )
-#: Each is told by itself; more than the largest disks hold come from an offset that is nonsense.
+#: Each is reported by itself; more than the largest disks hold come from a nonsensical offset.
 MISSING_SEGMENTS_MAX: Final = 100_000
 _LOST: Final = "These messages cannot be read."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogClaims:
-    """What other files say of one log."""
+    """What other files say about one log."""
 
     log: str
     segment_bytes: int
@@ -36,10 +37,10 @@ class LogClaims:
     #: Synced up to here, and who says so.
     durable_offset: int
     claimed_by: str
-    #: An opening reads from here on, and wants every segment up to here, with its head.
+    #: An opening reads from here on, and needs every segment up to here, with its head.
     start_offset: int
     unbroken_offset: int
-    #: First sequence that is there, of each subject that has lost some.
+    #: The first sequence still there, for each subject that has lost some.
     first_sequences: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -49,7 +50,8 @@ class LostSequences(NamedTuple):
     subject: str
     first: int
     next: int
-    #: They stood between the frames at these offsets; at the end of the log in the second.
+    #: They stood between the frames at these offsets; the second is the end of the log if they are
+    #: last.
     after_offset: int
     before_offset: int
 
@@ -61,10 +63,10 @@ class LogVerdict:
     #: First byte behind the good frames.
     next_offset: int
     damaged: list[DamagedRange]
-    #: Behind the last sequence of each subject.
+    #: The end of each subject's sequences.
     next_sequences: dict[str, int]
     lost: list[LostSequences]
-    #: Holes and what they took.
+    #: Holes, and what they took.
     faults: list[Fault]
     #: What no hole explains.
     unexplained: list[Fault]
@@ -75,7 +77,7 @@ class LogVerdict:
 
 
 def judge_log(surveys: Sequence[SegmentSurvey], claims: LogClaims) -> LogVerdict:
-    """Requires: the surveys of all segments from the log's beginning on, in order."""
+    """Judge a log. Requires: the surveys of all its segments, in order, from its beginning on."""
     durable_offset, claimed_by = claims.durable_offset, claims.claimed_by
     for survey in surveys:
         if survey.durable_claim > durable_offset:
@@ -86,7 +88,7 @@ def judge_log(surveys: Sequence[SegmentSurvey], claims: LogClaims) -> LogVerdict
     if torn is not None:
         next_offset = torn.first_offset
     elif holes and holes[-1].next_offset > durable_offset:
-        # Nothing good stands behind what was synced: the log ends in the hole.
+        # Nothing good follows what was synced: the log ends in the hole.
         holes[-1] = holes[-1]._replace(next_offset=durable_offset)
         next_offset = durable_offset
     else:
@@ -121,7 +123,7 @@ def lost_fault(log: str, subject: str, first: int, next_: int) -> Fault:
 def _bad_ranges(
     surveys: Sequence[SegmentSurvey], claims: LogClaims, durable_offset: int
 ) -> Iterator[DamagedRange]:
-    """Everything that is no good frame, with missing segments, in order, up to the first gap."""
+    """Everything that is no good frame, and missing segments, in order, up to the first gap."""
     by_base = {survey.base: survey for survey in surveys}
     base = claims.first_offset
     missing = 0

@@ -1,4 +1,4 @@
-"""Looking at the files of delayed messages while no broker has them; changes nothing."""
+"""Checking the files of delayed messages while no broker has them; changes nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The part of a verification that is done segment by segment, also in processes of their own.
+"""The part of a verification that runs segment by segment, possibly in several processes.
 
-Reads every frame of one segment, both its checksums and, when asked, that of each record; the entries
-that follow from it are compared with the files of the consume queues. A task and its outcome can be
-sent to another process: CRC-32C in C does not let other threads run, so processes share the work.
+Reads every frame of one segment with both its checksums and, on request, that of each record; the
+entries that follow from it are compared with the files of the consume queues. Tasks and outcomes
+can be sent to another process: CRC-32C in C does not let other threads run, so processes share the
+work.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, MessageFrame, p
 from qmq_client.wire.record import verify_record
 from qmq_client.wire.requests import sized_part
 
-#: Entries of one subject that are gathered before they are compared with its files.
+#: Entries of one subject collected before they are compared with its files.
 _GATHERED_BYTES: Final = 256 * 1024
 _OPEN_FILES: Final = 64
-#: Faults of one kind in one segment that are reported one by one.
+#: Faults of one kind in one segment that are reported individually.
 FAULTS_MAX: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentTask:
-    """Which segment is to be looked at, and what is known of the queues."""
+    """Which segment to check, and what is known of the queues."""
 
     format: Format
     log: str
     base: int
-    #: Subject → first sequence that is there and behind the last one in the files.
+    #: Subject → first sequence that is there, and end of those in the files.
     queues: dict[str, tuple[int, int]]
     #: Whether each record's own checksum is verified too.
     is_deep: bool
@@ -56,14 +57,14 @@ class SegmentTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentOutcome:
-    """What was found in it."""
+    """What was found in the segment."""
 
     survey: SegmentSurvey
     faults: list[Fault] = field(default_factory=list)
 
 
 def verify_segment(disk: Disk, task: SegmentTask) -> SegmentOutcome:
-    """Look at one segment. Changes nothing."""
+    """Check one segment. Changes nothing."""
     is_commit = task.log == layout.COMMIT_LOG
     segment_bytes = task.format.segment_bytes if is_commit else task.format.action_segment_bytes
     segments = Segments(disk, task.log, segment_bytes, only=task.base)
@@ -216,7 +217,7 @@ class _Messages:
             self._report_queue(subject, rebuilt(path, what, offset=offset))
 
     def _report_queue(self, subject: str, fault: Fault) -> None:
-        """One fault of a queue is enough: all are made again."""
+        """One fault of a queue is enough: all queues are rebuilt."""
         self._bad_subjects.add(subject)
         self._report(fault)
 
