@@ -15,7 +15,7 @@ class FaceLimits:
     connections_per_address: int = 1_600
     #: Requests under way, waiting pulls not counted: those have a bound of their own.
     requests: int = 1_000
-    #: Bytes of all bodies of sends under way, counted as they arrive.
+    #: Bytes of all bodies of sends, pulls and settlements, counted as they arrive.
     bodies_bytes: int = 256 * 1024 * 1024
     #: Bytes of all answers to pulls that their clients have not read.
     answers_bytes: int = 256 * 1024 * 1024

@@ -26,6 +26,7 @@ from qmq_broker.errors import CorruptionError, NoRoomError, StoreError
 from qmq_broker.face.app import App
 from qmq_broker.face.callers.tls import TlsError
 from qmq_broker.face.callers.token_file import TokenFileError
+from qmq_broker.face.connection.deadlines import end_slow_connections
 from qmq_broker.face.connection.landing import landing
 from qmq_broker.face.connection.listener import BrokerServer, Entrance
 from qmq_broker.face.connection.open_files import (
@@ -34,7 +35,7 @@ from qmq_broker.face.connection.open_files import (
     fit_connections,
     raise_files_limit,
 )
-from qmq_broker.face.connection.protocol import bounded_protocol, end_slow_connections
+from qmq_broker.face.connection.protocol import bounded_protocol
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import log_event, values

@@ -31,7 +31,7 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1)})
         self.written = b""
-        self.is_closed = False
+        self.is_closed = self.is_aborted = False
         self.on_write: Callable[[], None] = lambda: None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -40,6 +40,9 @@ class Wire(asyncio.Transport):
 
     def close(self) -> None:
         self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = self.is_aborted = True
 
     def is_closing(self) -> bool:
         return self.is_closed
@@ -78,7 +81,7 @@ def request(
         (request(version=b"1.0"), False),
         (request(expect=b"100-continue"), False),
         (request(content_length=b"", transfer_encoding=b"chunked"), False),
-        (request(connection=b"upgrade", upgrade=b"websocket"), False),
+        (request(connection=b"upgrade", upgrade=b"h2c"), True),
     ],
 )
 def test_the_short_way_is_for_posts_of_the_usual_form(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -53,6 +54,7 @@ CASES: dict[str, tuple[bytes, int | None]] = {
     "a path with escapes": (b"GET /%zz%ff%00%2e%2e HTTP/1.1\r\nHost: a\r\n\r\n", 404),
     "a path upwards": (b"GET /../../etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n", 404),
     "another host's path": (b"GET http://other/x HTTP/1.1\r\nHost: a\r\n\r\n", 404),
+    "a port that is none": (b"GET http://a:99999/ HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     "a tunnel": (b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     "no method": (b" / HTTP/1.1\r\n\r\n", 400),
     "an unknown method": (b"BREW /v1/send HTTP/1.1\r\nHost: a\r\n\r\n", 400),
@@ -67,7 +69,21 @@ CASES: dict[str, tuple[bytes, int | None]] = {
     "a body of gzip": (HEAD + b"Content-Encoding: gzip\r\n" + LENGTH + b"\r\n" + BODY, 415),
     "too long a body": (HEAD + b"Content-Length: 9999999999\r\n\r\n", 413),
     "no length": (HEAD + b"\r\n", 411),
+    "a content type behind the body": (
+        b"POST /v1/pull HTTP/1.1\r\nHost: a\r\n"
+        + CHUNKED
+        + b"\r\n2a\r\n"
+        + BODY
+        + b"\r\n0\r\nContent-Type: application/json\r\n\r\n",
+        415,
+    ),
 }
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
+LAST = b"GET /x HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+#: A body with a request in it.
+NESTED = b'{"messages":[{"subject":"a","body":"' + HEALTH.replace(b"\r\n", b"  ") + b'"}]}'
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +135,98 @@ def test_requests_one_behind_the_other_are_answered_in_order(broker: BrokerProce
         connection.sendall(both * 3 + b"GET /x HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
         answer = read_all(connection)
     assert re.findall(rb"HTTP/1.1 (\d{3})", answer) == [b"200"] * 6 + [b"404"]
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        b"\0garbage\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"y" * 20_000 + b"\r\n\r\n",
+        HEAD + LENGTH * 2 + b"\r\n" + BODY,
+        HEAD + CHUNKED + b"\r\nzz\r\n",
+    ],
+    ids=["garbage", "a long head", "an ambiguous head", "a bad chunk"],
+)
+@pytest.mark.parametrize("wait_ms", [0, 200])
+def test_B1_a_request_in_front_of_a_refused_one_has_its_own_answer(
+    broker: BrokerProcess, refused: bytes, wait_ms: int
+) -> None:
+    """A refusal says that nothing was carried out, and a client takes it for the answer to what it asked first."""
+    body = b'{"subject":"a","group":"c","consumer":"c","wait_ms":%d}' % wait_ms
+    asked = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    with broker.connection() as connection:
+        connection.sendall(asked + HEALTH + refused)
+        answer = read_all(connection)
+    assert re.findall(rb"HTTP/1.1 (\d{3})", answer) == [b"200", b"200"]
+    with broker.connection() as connection:
+        connection.sendall(asked + refused)
+        answer = read_all(connection)
+    assert re.findall(rb"HTTP/1.1 (\d{3})", answer) == [b"200"]
+
+
+def test_a_request_that_was_refused_before_its_end_has_no_second_answer(
+    broker: BrokerProcess,
+) -> None:
+    with broker.connection() as connection:
+        connection.sendall(HEAD.replace(b"pull", b"none") + CHUNKED + b"\r\n")
+        answer = connection.recv(65_536)
+        connection.sendall(b"zz\r\n")
+        answer += read_all(connection)
+    assert re.findall(rb"HTTP/1.1 (\d{3})", answer) == [b"404"]
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+@pytest.mark.parametrize("path", [b"send", b"send?x=1", b"none"])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_who_asks_for_another_protocol_is_answered_in_this_one(
+    broker: BrokerProcess, path: bytes, is_chunked: bool, is_apart: bool
+) -> None:
+    """As clients in Java ask for HTTP/2 by default; the body is no request of its own."""
+    nested = b"%x\r\n%b\r\n0\r\n\r\n" % (len(NESTED), NESTED) if is_chunked else NESTED
+    length = CHUNKED if is_chunked else b"Content-Length: %d\r\n" % len(NESTED)
+    head = HEAD.replace(b"pull", path) + length + UPGRADE + b"\r\n"
+    with broker.connection() as connection:
+        if is_apart:
+            connection.sendall(
+                head.replace(b"Upgrade: h2c", b"Expect: 100-continue\r\nUpgrade: h2c")
+            )
+            answer = connection.recv(65_536)
+            assert answer.startswith((b"HTTP/1.1 100", b"HTTP/1.1 404"))
+            answer = answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+            connection.sendall(nested + HEALTH + LAST)
+        else:
+            answer = b""
+            connection.sendall(head + nested + HEALTH + LAST)
+        answer += read_all(connection)
+    first = b"404" if path == b"none" else b"200"
+    assert re.findall(rb"HTTP/1.1 (\d{3})", answer) == [first, b"200", b"404"]
+
+
+def test_many_heads_that_ask_for_another_protocol_are_read_one_by_one(
+    broker: BrokerProcess,
+) -> None:
+    ask = b"GET /healthz HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
+    with broker.connection() as connection:
+        connection.sendall(ask * 1_000 + LAST)
+        answer = read_all(connection)
+    assert re.findall(rb"HTTP/1.1 (\d{3})", answer) == [b"200"] * 1_000 + [b"404"]
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [b"0\r\n" + b"X: y\r\n" * 30_000, b"0\r\nX: " + b"y" * 200_000, b"1;" + b"y" * 200_000],
+    ids=["trailers", "one trailer", "a chunk's extension"],
+)
+def test_B10_what_is_no_body_in_a_chunked_body_has_the_bound_of_a_head(
+    broker: BrokerProcess, endless: bytes
+) -> None:
+    body = b"2a\r\n" + BODY + b"\r\n"
+    with broker.connection() as connection:
+        with suppress(ConnectionError):  # it hangs up while we are talking
+            connection.sendall(HEAD + CHUNKED + b"\r\n" + body + endless)
+        answer = read_all(connection)
+    assert re.findall(rb"HTTP/1.1 (\d{3})", answer) == [b"431"]
+    assert b"head_too_large" in answer
 
 
 @pytest.mark.parametrize("path", [b"pull", b"send"])

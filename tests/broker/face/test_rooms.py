@@ -122,3 +122,11 @@ def test_B10_a_body_that_grows_out_of_the_room_is_refused_and_gives_its_room_bac
 
     assert send_in_parts(make_frame([b"x" * 1_000])).status == 503
     assert send_in_parts(frame).status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/pull", "/v1/settle"])
+def test_B10_bodies_of_pulls_and_settlements_take_of_the_same_room(rig: Rig, path: str) -> None:
+    client = Client(rig, FaceLimits(bodies_bytes=1_000))
+    reply = client.post(path, b"x" * 1_001)
+    assert (reply.status, reply.headers[b"retry-after"]) == (503, b"1")
+    assert client.post("/v1/pull", PULL).status == 200

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq_broker.face.connection.protocol import BoundedProtocol, SweepCounts, end_slow_connections
+from qmq_broker.face.connection.deadlines import SweepCounts, end_slow_connections
+from qmq_broker.face.connection.protocol import BoundedProtocol
 from qmq_broker.face.limits import FaceLimits
 from tests.broker.face.asgi import Client
 from tests.broker.face.test_direct import Wire, connect, request
@@ -18,6 +19,8 @@ LIMITS = FaceLimits()
 NO_REQUEST = b"POST /v1/pull HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
 NONE = SweepCounts(slow=0, unread=0)
 SLOW = SweepCounts(slow=1, unread=0)
+UNREAD = SweepCounts(slow=0, unread=1)
+WAITING = b'{"subject":"a","group":"b","consumer":"c","wait_ms":60000}'
 
 
 class Watched:
@@ -32,6 +35,11 @@ class Watched:
         """A pass so long after the connection was made."""
         now_s = asyncio.get_running_loop().time() + after_ms / 1000
         return end_slow_connections([self.connection], now_s, LIMITS)
+
+
+def pull_that_waits() -> bytes:
+    head = request(content_length=b"%d" % len(WAITING))
+    return head[: head.index(b"\r\n\r\n") + 4] + WAITING
 
 
 def with_a_connection(directory: Path, story: Callable[[Watched], None]) -> None:
@@ -106,12 +114,61 @@ def test_a_connection_that_asks_for_nothing_any_more_is_closed_and_no_other(tmp_
 
 def test_a_pull_that_waits_is_no_connection_that_asks_for_nothing(tmp_path: Path) -> None:
     def story(watched: Watched) -> None:
-        waiting = b'{"subject":"a","group":"b","consumer":"c","wait_ms":60000}'
-        head = request(content_length=b"%d" % len(waiting))
         watched.connection.data_received(request())
-        watched.connection.data_received(head[: head.index(b"\r\n\r\n") + 4] + waiting)
+        watched.connection.data_received(pull_that_waits())
         for _ in range(2):
             assert watched.look(2 * LIMITS.idle_ms) == NONE
         assert not watched.wire.is_closed
 
     with_a_connection(tmp_path, story)
+
+
+@pytest.mark.parametrize("ending", [request(connection=b"close"), NO_REQUEST], ids=["one", "none"])
+def test_B10_who_leaves_the_rest_of_a_last_answer_unread_is_left(
+    tmp_path: Path, ending: bytes
+) -> None:
+    """A transport that is closed stays until what it holds was read: for ever, if nobody reads it."""
+
+    def story(watched: Watched) -> None:
+        watched.connection.data_received(ending)
+        assert watched.wire.is_closed
+        assert watched.look(0) == NONE
+        assert watched.look(LIMITS.unread_ms - 1_000) == NONE
+        assert watched.look(LIMITS.unread_ms + 1_000) == NONE
+        assert not watched.wire.is_aborted
+        assert watched.look(LIMITS.unread_ms + 1_001) == UNREAD
+        assert watched.wire.is_aborted
+
+    with_a_connection(tmp_path, story)
+
+
+def test_a_request_that_has_to_wait_for_the_one_before_it_is_not_slow(tmp_path: Path) -> None:
+    def story(watched: Watched) -> None:
+        watched.connection.data_received(pull_that_waits() + request(path=b"/v1/subjects")[:-1])
+        for _ in range(2):
+            assert watched.look(2 * LIMITS.request_ms) == NONE
+        assert not watched.wire.is_closed
+
+    with_a_connection(tmp_path, story)
+
+
+def test_a_request_behind_which_somebody_is_slow_is_answered_all_the_same(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+
+    async def tell() -> None:
+        watched = Watched(Client(rig))
+        watched.connection.data_received(pull_that_waits() + b"POST /v1/pu")
+        assert watched.look(LIMITS.head_ms + 1_000) == NONE
+        assert watched.look(LIMITS.head_ms + 1_001) == SLOW
+        assert not watched.wire.written
+        for _ in range(2):  # once is enough
+            assert watched.look(LIMITS.request_ms + 1_000) == NONE
+        rig.broker.drain("the end of the test")
+        while not watched.wire.is_closed:
+            await asyncio.sleep(0)
+        assert watched.wire.written.count(b"HTTP/1.1 ") == 1
+        assert watched.wire.written.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in watched.wire.written
+
+    asyncio.run(asyncio.wait_for(tell(), 60))
+    rig.close()

@@ -3,11 +3,15 @@
 Refused here, before any request reaches the application: too many connections, a head that is too
 long or has too many headers, heads that two servers could read in two ways (several lengths, both
 length and transfer encoding, several hosts, another transfer encoding than chunked, folded lines).
-Deadlines are kept by one sweep over all connections (`end_slow_connections`) instead of timers, so
-a request costs no timer.
+Deadlines are kept by one sweep over all connections (`deadlines.py`) instead of timers, so a request
+costs no timer.
 
 Requests to the hot routes, as clients send them, take the short way (`direct.py`); all others, and
 those behind one that is not answered yet, go on through uvicorn and ASGI.
+
+Nothing is refused out of turn: requests before the refused one get their own answers first, and then the
+connection is closed. What a client asks to upgrade to is ignored, and what comes behind a chunked body is
+passed over, within the bounds of a head.
 
 The parser itself (llhttp) refuses bad lengths, bad chunks and control characters with a 400.
 """
@@ -17,11 +21,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
-from httptools import HttpRequestParser
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from qmq_broker.face.answers import RequestRefusedError, refuse, retry_after
@@ -43,14 +46,13 @@ if TYPE_CHECKING:
 _ONCE: Final = (b"content-length", b"transfer-encoding", b"host", b"authorization")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepCounts:
-    """What one pass over the connections did."""
+class _Trailers(list[tuple[bytes, bytes]]):
+    """Header lines behind a body: they say nothing about the request, which may be under way, and are not kept."""
 
-    #: Connections that sent too slowly.
-    slow: int
-    #: Connections whose client does not read.
-    unread: int
+    def append(self, _: tuple[bytes, bytes], /) -> None: ...
+
+
+_TRAILERS: Final = _Trailers()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -70,8 +72,10 @@ class BoundedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._refusal: RequestRefusedError | None = None
-        #: Bytes of the head as they came in.
+        #: Bytes that came in since the last request or the last piece of a body.
         self._head_bytes = 0
+        #: The head of a request that asks for an upgrade, without that; empty when it was read so.
+        self._plain_head = b""
         self.is_in_head = True
         #: Loop time since when a request, or a first one, is awaited; None between requests.
         self.receiving_since_s: float | None = self.loop.time()
@@ -128,18 +132,28 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self.is_in_head:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if (
-            self.is_in_head
-            and self._head_bytes > self.limits.head_bytes
-            and not self.transport.is_closing()
-        ):
+        self._head_bytes += len(data)
+        self._feed(data)
+        if self._head_bytes > self.limits.head_bytes and not self.transport.is_closing():
             self._refuse_raw(self._head_too_long())
         starting, self._starting = self._starting, None
         if starting is not None:  # not before: the parser is done with what came
             starting.go_on()
+
+    def _feed(self, data: bytes) -> None:
+        """Let the parser have it; a head that asks for an upgrade is read again without.
+
+        The parser would take the body of such a request for what the client speaks after the upgrade.
+        """
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except HttpParserError:
+                self.send_400_response("")
+            except HttpParserUpgrade as upgrade:
+                data, self._plain_head = self._plain_head + data[upgrade.args[0] :], b""
+                continue
+            return
 
     @property
     def landing_bytes(self) -> int:
@@ -172,23 +186,30 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._check_head()
-        self.is_in_head = False
+        if self.parser.should_upgrade():
+            self._plain_head = self._head_without_upgrade()
+            return
         route = self.face.hot_route(self.url) if self._is_usual() else None
         self._is_direct = route is not None
         if route is None:
             super().on_headers_complete()
             self._open_cycles = [one for one in self._open_cycles if not one.response_complete]
             self._open_cycles.append(self.cycle)
-            return
-        self._begin_direct(route)
+        else:
+            self._begin_direct(route)
+        self.headers = _TRAILERS
+        self.is_in_head = False
 
     def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
         if self._is_direct and self._direct is not None:
             self._direct.receive(body)
         else:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._plain_head:
+            return
         if self._is_direct and self._direct is not None:
             self._direct.receive_end()
         else:
@@ -198,6 +219,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
 
     def on_response_complete(self) -> None:
+        if self.flow.read_paused and self.receiving_since_s is not None:
+            self.receiving_since_s = self.loop.time()  # the next request could not come before
         if self.pipeline:
             super().on_response_complete()
         else:  # the same, without its timer for each answer
@@ -223,13 +246,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def end_slow(self) -> None:
         """Answer 408 unless an answer has begun, and close."""
-        cycle: RequestResponseCycle | None = self.cycle
-        # In a head, the cycle is that of the request before.
-        if cycle is not None and (
-            not cycle.response_complete if self.is_in_head else cycle.response_started
-        ):
-            self.transport.close()
-            return
         self._refuse_raw(
             refuse(408, "too_slow", "the request did not arrive in time", remedy="Send it at once.")
         )
@@ -243,7 +259,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self.parser.get_method() == b"POST"
             and self.parser.get_http_version() == "1.1"
             and not self.expect_100_continue
-            and not self.parser.should_upgrade()
             and not self._has_open_request()
             and self._has_length()
         )
@@ -275,6 +290,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self.routes -= 1
         exchange.end()
 
+    def _head_without_upgrade(self) -> bytes:
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        lines = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join((b"%b %b HTTP/%b" % (method, self.url, version), *lines, b"", b""))
+
     def _check_head(self) -> None:
         """Raise what the parser takes for its own refusal, which `send_400_response` then tells."""
         head_bytes = len(self.url) + sum([len(name) + len(value) for name, value in self.headers])
@@ -291,20 +311,44 @@ class BoundedProtocol(HttpToolsProtocol):
             )
         elif what:
             self._refusal = refuse(400, "ambiguous_request", what, remedy="Say it once.")
+        elif self.parser.get_method() == b"CONNECT":
+            self._refusal = refuse(
+                400, "bad_request", "this is no proxy", remedy="Send requests to the broker itself."
+            )
         if self._refusal is not None:
             raise self._refusal
 
     def _head_too_long(self) -> RequestRefusedError:
+        where = (
+            "request line and headers" if self.is_in_head else "what is no body in a chunked body"
+        )
         return refuse(
             431,
             "head_too_large",
-            "request line and headers are too long",
+            f"too long: {where}",
             limit=f"{self.limits.head_bytes} bytes",
             remedy="Send less in headers.",
         )
 
     def _refuse_raw(self, refusal: RequestRefusedError) -> None:
-        self.transport.write(raw_answer(refusal))
+        """Refuse what is being received, unless it was answered, and close.
+
+        Whoever asked before would take the refusal for the answer to that: then that one's answer closes.
+        """
+        unanswered = [
+            cycle
+            for cycle in (self._direct, *self._open_cycles)
+            if cycle is not None and not cycle.response_complete
+        ]
+        is_answered = not self.is_in_head and self.cycle.response_started
+        if not self.is_in_head and not is_answered:
+            unanswered.pop()  # the one that is refused
+        if unanswered:
+            unanswered[-1].keep_alive = False
+            self.flow.pause_reading()
+            return
+        if not is_answered:
+            self.transport.write(raw_answer(refusal))
         self.transport.close()
 
 
@@ -312,37 +356,6 @@ def bounded_protocol(face: App, limits: FaceLimits) -> type[BoundedProtocol]:
     """The class of connections with these bounds; their transports know them through `Landing`."""
     members = {"face": face, "limits": limits, "addresses": Counter()}
     return type("BoundedProtocol", (BoundedProtocol,), members)
-
-
-def end_slow_connections(
-    connections: Iterable[object], now_s: float, limits: FaceLimits
-) -> SweepCounts:
-    """One pass over all connections: end those that send or read too slowly, and did in the pass before.
-
-    Those that ask for nothing are closed too, after a while.
-    """
-    slow = unread = 0
-    for connection in list(connections):
-        if not isinstance(connection, BoundedProtocol) or connection.transport.is_closing():
-            continue
-        allowed_ms = limits.head_ms if connection.is_in_head else limits.request_ms
-        is_slow = _is_over(connection.receiving_since_s, now_s, allowed_ms)
-        is_unread = _is_over(connection.unread_since_s, now_s, limits.unread_ms)
-        is_idle = _is_over(connection.idle_since_s, now_s, limits.idle_ms)
-        was_slow, connection.was_slow = connection.was_slow, is_slow or is_unread or is_idle
-        if was_slow and is_slow:
-            connection.end_slow()
-            slow += 1
-        elif was_slow and is_unread:
-            connection.transport.abort()
-            unread += 1
-        elif was_slow and is_idle:
-            connection.transport.close()
-    return SweepCounts(slow=slow, unread=unread)
-
-
-def _is_over(since_s: float | None, now_s: float, allowed_ms: int) -> bool:
-    return since_s is not None and (now_s - since_s) * 1000 > allowed_ms
 
 
 def ambiguity(headers: Iterable[tuple[bytes, bytes]]) -> str:

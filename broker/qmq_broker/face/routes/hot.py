@@ -139,7 +139,8 @@ class HotRoutes:
         encoding, body_bytes_max = check_head(
             head, frame_bytes_max=CONTROL_BYTES_MAX, json_bytes_max=CONTROL_BYTES_MAX
         )
-        return decode(encoding, await exchange.body(body_bytes_max), kind)
+        with self._room.body(head.content_bytes or 0) as share:
+            return decode(encoding, await exchange.body(body_bytes_max, share), kind)
 
     async def _wait(
         self, request: PullRequest, stale: tuple[Stale, ...], exchange: Exchange
