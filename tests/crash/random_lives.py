@@ -85,9 +85,16 @@ def _keep(world: World, rng: random.Random) -> World:
     world.sync()
     name = rng.choice(KEEPERS)
     known, actions = world.keeper(name), world.store.actions
-    first = (0, 0) if known is None else (known.kept_offset, known.kept_actions_offset)
-    nexts = (world.store.durable_offset, actions.log.durable_offset)
-    commit, kept_actions = map(rng.randint, first, nexts)
+    commit = kept_actions = 0
+    if known is not None:  # what it has nothing of yet it tells as 0
+        is_new = known.kept_offset == known.first_offset
+        commit = 0 if is_new else known.kept_offset
+        is_new = known.kept_actions_offset == known.first_actions_offset
+        kept_actions = 0 if is_new else known.kept_actions_offset
+    if rng.random() < 0.7:
+        commit = rng.randint(commit, world.store.durable_offset)
+    if rng.random() < 0.7:
+        kept_actions = rng.randint(kept_actions, actions.log.durable_offset)
     world.keep(commit, kept_actions, name=name)
     return world
 

@@ -223,16 +223,19 @@ class World:
         return next((one.keeper for one in reversed(self.history.told) if one.name == name), None)
 
     def keep(self, commit: int, actions: int = 0, *, name: str = KEEPERS[0]) -> None:
-        """A keeper has everything below, or skipped what it did not find any more."""
+        """A keeper has everything below, but for what it did not find any more; at 0 it has nothing yet."""
         begins = LogOffsets(self.store.retention.coming_offset, self.store.actions.first_offset)
         at_ms, known = self.clock.now_ms(), self.keeper(name)
         if known is None:
-            keeper = Keeper(name, max(commit, begins.commit), max(actions, begins.actions), at_ms)
+            kept = LogOffsets(max(commit, begins.commit), max(actions, begins.actions))
+            keeper = Keeper(name, *kept, at_ms, 0, 0, *begins)
         else:
-            lost = known.lost_bytes + _skipped(known.kept_offset, commit, begins.commit)
+            firsts = LogOffsets(known.first_offset, known.first_actions_offset)
+            kept = LogOffsets(max(commit, firsts.commit), max(actions, firsts.actions))
+            lost = known.lost_bytes + _skipped(known.kept_offset, kept.commit, begins.commit)
             lost_actions = known.lost_actions_bytes
-            lost_actions += _skipped(known.kept_actions_offset, actions, begins.actions)
-            keeper = Keeper(name, commit, actions, at_ms, lost, lost_actions)
+            lost_actions += _skipped(known.kept_actions_offset, kept.actions, begins.actions)
+            keeper = Keeper(name, *kept, at_ms, lost, lost_actions, *firsts)
         told = Told(name=name, keeper=keeper, submitted_at=self._now)
         self.history.told.append(told)
         try:

@@ -17,6 +17,11 @@ KEEPERS = (
     Keeper("archive", 2 << 30, 64 << 20, NOW_MS),
     Keeper("second-site", 3 << 30, 128 << 20, NOW_MS + 5_000, 1 << 30, 0),
 )
+#: It came when both logs did not begin at 0 any more; that was added to version 1 at the end.
+BEGUN = (Keeper("archive", 3 << 30, 64 << 20, NOW_MS, 0, 0, 2 << 30, 64 << 20),)
+GOLDEN = pytest.mark.parametrize(
+    ("name", "keepers"), [("keepers", KEEPERS), ("keepers_begun", BEGUN)], ids=["first", "begun"]
+)
 
 
 def made(root: Path) -> OsDisk:
@@ -25,15 +30,21 @@ def made(root: Path) -> OsDisk:
     return disk
 
 
-def test_keepers_are_written_as_in_version_1(tmp_path: Path) -> None:
-    write_keepers(made(tmp_path), STORE_ID, KEEPERS)
-    assert (tmp_path / PATH).read_bytes() == golden("keepers")
+@GOLDEN
+def test_keepers_are_written_as_in_version_1(
+    tmp_path: Path, name: str, keepers: tuple[Keeper, ...]
+) -> None:
+    write_keepers(made(tmp_path), STORE_ID, keepers)
+    assert (tmp_path / PATH).read_bytes() == golden(name)
 
 
-def test_the_golden_keepers_are_read_and_those_of_another_store_are_refused(tmp_path: Path) -> None:
+@GOLDEN
+def test_the_golden_keepers_are_read_and_those_of_another_store_are_refused(
+    tmp_path: Path, name: str, keepers: tuple[Keeper, ...]
+) -> None:
     disk = made(tmp_path)
     assert read_keepers(disk, STORE_ID) == ()
-    (tmp_path / PATH).write_bytes(golden("keepers"))
-    assert read_keepers(disk, STORE_ID) == KEEPERS
+    (tmp_path / PATH).write_bytes(golden(name))
+    assert read_keepers(disk, STORE_ID) == keepers
     with pytest.raises(CorruptionError, match="of store 00112233"):
         read_keepers(disk, bytes(16))

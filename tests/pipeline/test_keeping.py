@@ -89,6 +89,27 @@ def test_B12_retention_waits_for_the_archive_and_goes_as_far_as_it_has_come(
     assert Lake(str(folder)).ranges(MESSAGES)[0].first == 0
 
 
+def test_B12_an_archive_that_begins_late_is_no_second_one_of_its_name(
+    data: Path, tmp_path: Path
+) -> None:
+    """Its first run ends before a segment is archived, and no segment of actions is whole for long."""
+    with BrokerProcess(data, *AT_ONCE) as broker:
+        broker.wait_for("segments given up: ")
+    directory = DataDirectory(data, FORGETFUL)
+    records = messages(MessageIds(2), 4000, subjects=("orders",))
+    directory.append(records, frame_records=20, at_ms=START_MS + 60_000)
+    begins = directory.store.first_offset
+    assert begins > 0
+    directory.close()
+    with BrokerProcess(data, *FOR_EVER) as broker:
+        place = Place(broker_url=broker.url)
+        for _ in range(2):
+            assert Keeping(place=place).tell(run_store_id(data), {})
+        assert run(place, tmp_path / "archive").segments >= 4
+        (keeper,) = keepers(broker)
+        assert (keeper["kept_offset"] > begins, keeper["lost_bytes"]) == (True, 0)
+
+
 def run_store_id(data: Path) -> str:
     content = (data / "FORMAT").read_text(encoding="utf-8").splitlines()[0]
     store_id: str = json.loads(content)["store_id"]

@@ -93,6 +93,8 @@ class Keepers:
                     one,
                     kept_offset=min(one.kept_offset, end.commit),
                     kept_actions_offset=min(one.kept_actions_offset, end.actions),
+                    first_offset=min(one.first_offset, end.commit),
+                    first_actions_offset=min(one.first_actions_offset, end.actions),
                 )
         if ahead:
             self._replace(self._by_name | ahead, self._by_name)
@@ -109,30 +111,20 @@ class Keepers:
     ) -> Keeper:
         """Wait for this keeper from now on, as far as it has told; durable on return.
 
-        A new keeper starts at `first`, where the logs begin, at the lowest. Raises
-        `InvalidMessageError` if it moves back, claims more than is `durable`, or is one too many,
+        A new keeper starts at `first`, where the logs begin, at the lowest; one that tells less than
+        that, because it has nothing of a log yet, means that place, then and later. Raises `InvalidMessageError` if it moves back, claims more than is `durable`, or is one too many,
         and `NoRoomError`; in both cases nothing changes.
         """
         before = self._by_name
         known = before.get(name)
+        if known is not None:
+            told = _at_least(told, known)
         self._check(name, known, told, durable)
         draft = known or Keeper(name, told.commit, told.actions, at_ms)
         with self._lock:  # from here on, nothing above is given up
             self._by_name = {**before, name: draft}
         begins = first()
-        if known is None:
-            offset, actions_offset = map(max, told, begins)
-            keeper = Keeper(name, offset, actions_offset, at_ms)
-        else:
-            lost = lost_bytes(known, begins)
-            keeper = Keeper(
-                name,
-                told.commit,
-                told.actions,
-                at_ms,
-                lost.commit if told.commit >= begins.commit else known.lost_bytes,
-                lost.actions if told.actions >= begins.actions else known.lost_actions_bytes,
-            )
+        keeper = _begun(draft, begins) if known is None else _moved(known, told, at_ms, begins)
         self._replace({**before, name: keeper}, before)
         return keeper
 
@@ -186,6 +178,38 @@ class Keepers:
                     "Two archives may not have one name: give this one a name of its own (--keeper), or remove "
                     f"the keeper (qmq broker remove-keeper {name}) when the other one is gone.",
                 )
+
+
+def _at_least(told: LogOffsets, keeper: Keeper) -> LogOffsets:
+    """What a keeper means that has nothing of a log yet, and tells that."""
+    firsts = (keeper.first_offset, keeper.first_actions_offset)
+    return LogOffsets(*map(max, told, firsts))
+
+
+def _begun(draft: Keeper, begins: LogOffsets) -> Keeper:
+    """A new keeper of logs that begin there."""
+    return msgspec.structs.replace(
+        draft,
+        kept_offset=max(draft.kept_offset, begins.commit),
+        kept_actions_offset=max(draft.kept_actions_offset, begins.actions),
+        first_offset=begins.commit,
+        first_actions_offset=begins.actions,
+    )
+
+
+def _moved(known: Keeper, told: LogOffsets, at_ms: int, begins: LogOffsets) -> Keeper:
+    """The keeper once it is so far; what it had not got is lost when it is past where a log begins."""
+    lost = lost_bytes(known, begins)
+    return msgspec.structs.replace(
+        known,
+        kept_offset=told.commit,
+        kept_actions_offset=told.actions,
+        told_at_ms=at_ms,
+        lost_bytes=lost.commit if told.commit >= begins.commit else known.lost_bytes,
+        lost_actions_bytes=(
+            lost.actions if told.actions >= begins.actions else known.lost_actions_bytes
+        ),
+    )
 
 
 def lost_bytes(keeper: Keeper, first: LogOffsets) -> LogOffsets:

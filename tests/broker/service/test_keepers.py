@@ -138,6 +138,24 @@ def test_a_new_keeper_is_waited_for_from_where_the_log_begins(rig: Rig) -> None:
     assert status(rig).lost_bytes == 0
 
 
+def test_B12_a_keeper_that_has_nothing_of_a_log_yet_says_so_until_it_has(rig: Rig) -> None:
+    """As an archive does whose first run ends before it, and one that waits for a whole segment of actions."""
+    send(rig, 30)
+    noting(rig)
+    begins, actions_begin = rig.store.first_offset, rig.store.actions.first_offset
+    assert begins > 0 < actions_begin
+    for _ in range(2):
+        kept = keep(rig)
+        assert (kept.kept_offset, kept.kept_actions_offset) == (begins, actions_begin)
+        rig.restart()
+    send(rig, 30)
+    kept = keep(rig, begins + SEGMENT)
+    assert (kept.kept_offset, kept.kept_actions_offset) == (begins + SEGMENT, actions_begin)
+    with pytest.raises(InvalidMessageError, match="keeper archive has told before"):
+        keep(rig)
+    assert (status(rig).lost_bytes, status(rig).lost_actions_bytes) == (0, 0)
+
+
 def test_B12_a_keeper_that_comes_while_segments_go_is_told_from_where_on_it_is_waited_for(
     rig: Rig,
 ) -> None:

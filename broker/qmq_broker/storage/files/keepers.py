@@ -10,6 +10,8 @@ before a keeper is answered. If there is no file, nobody is waited for.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from qmq_broker.errors import CorruptionError
@@ -18,6 +20,9 @@ from qmq_broker.storage.files.disk import Disk
 from qmq_broker.storage.files.small_file import read_truth, replace_file
 from qmq_client.wire.names import is_name
 from qmq_client.wire.requests import Natural
+
+#: Of a keeper's fields: those that were added last.
+_FIRST_OFFSETS: Final = slice(6, 8)
 
 
 class Keeper(msgspec.Struct, frozen=True, array_like=True):
@@ -33,6 +38,9 @@ class Keeper(msgspec.Struct, frozen=True, array_like=True):
     #: Bytes that were given up by force before it had them, below its present place.
     lost_bytes: Natural = 0
     lost_actions_bytes: Natural = 0
+    #: Where the logs began when it came: nothing below was ever waited for. Not written where both are 0.
+    first_offset: Natural = 0
+    first_actions_offset: Natural = 0
 
 
 class KeeperTable(msgspec.Struct, frozen=True, array_like=True):
@@ -57,4 +65,10 @@ def read_keepers(disk: Disk, store_id: bytes) -> tuple[Keeper, ...]:
 
 def write_keepers(disk: Disk, store_id: bytes, keepers: tuple[Keeper, ...]) -> None:
     """Replace the keepers by these; durable on return."""
-    replace_file(disk, layout.KEEPERS, msgspec.msgpack.encode(KeeperTable(store_id, keepers)))
+    table = (store_id, tuple(map(_fields, keepers)))
+    replace_file(disk, layout.KEEPERS, msgspec.msgpack.encode(table))
+
+
+def _fields(keeper: Keeper) -> tuple[object, ...]:
+    fields = msgspec.structs.astuple(keeper)
+    return fields if any(fields[_FIRST_OFFSETS]) else fields[: _FIRST_OFFSETS.start]
