@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -26,6 +27,14 @@ from tests.broker.delay.test_shifted_clock import SERVE_SHIFTED
 from tests.broker.face.guard import add_token
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import wait_for
+
+
+MINUTE_MS = 60_000
+MESSAGE_ID = bytes(range(16))
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def examined(url: str) -> dict[str, Finding]:
@@ -127,14 +136,18 @@ def test_X1_D3_a_delayed_message_that_cannot_be_read_is_found_with_its_file(tmp_
     data = tmp_path / "data"
     with BrokerProcess(data, "--reserve-bytes", "0") as before:
         transport = HttpTransport(before.url)
-        transport.send(delayed_frame({b"to be damaged": time.time_ns() // 1_000_000 + 3_000}))
+        later = {b"to be damaged": now_ms() + 5 * MINUTE_MS}
+        transport.send(delayed_frame(later, ids=iter([MESSAGE_ID])))
         transport.close()
         before.kill()
     segment = data / "commitlog" / ("0" * 20)
     with BrokerProcess(data, "--reserve-bytes", "0") as process:
+        soon = {"message_id": MESSAGE_ID.hex(), "deliver_at_ms": now_ms() + 3_000}
+        answer = httpx.post(f"{process.url}/v1/delayed/reschedule", json=soon)
+        assert answer.json()["outcomes"] == ["rescheduled"]
         whole = segment.read_bytes()
         with segment.open("r+b") as file:
-            file.seek(whole.index(b"to be damaged"))
+            file.seek(whole.rindex(b"to be damaged"))
             file.write(b"T")
         wait_for(lambda: list(examined(process.url)) == ["broker.delayed_damage"], "it is due")
         finding = examined(process.url)["broker.delayed_damage"]
