@@ -28,7 +28,6 @@ from tests.broker.face.guard import add_token
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import wait_for
 
-
 MINUTE_MS = 60_000
 MESSAGE_ID = bytes(range(16))
 
