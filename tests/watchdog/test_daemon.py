@@ -128,11 +128,12 @@ def test_W3_dead_and_poisoned_databases_do_not_delay_another(
         assert transport.accepted.wait(DEADLINE_S)
 
 
-def hanging_database(path: Path, let_go: threading.Event) -> Database:
+def hanging_database(path: Path, hangs: threading.Event, let_go: threading.Event) -> Database:
     """A database whose server takes the connection and never says a word."""
     engine = sa.create_engine(f"sqlite:///{path}")
 
     def hang(*_: Any) -> None:
+        hangs.set()
         let_go.wait()
 
     event.listen(engine, "do_connect", hang)
@@ -144,9 +145,10 @@ def test_W3_a_database_that_hangs_delays_neither_another_nor_the_stop(
 ) -> None:
     good = make_database(tmp_path / "good.db")
     transport = WatchedTransport(broker)
-    let_go = threading.Event()
+    hangs, let_go = threading.Event(), threading.Event()
+    hanging = hanging_database(tmp_path / "hanging.db", hangs, let_go)
     sweeps: list[Sweep] = [
-        Sweep(hanging_database(tmp_path / "hanging.db", let_go), MemoryTransport(broker)),
+        Sweep(hanging, MemoryTransport(broker)),
         Sweep(good, transport),
     ]
     daemon = Daemon(sweeps, DaemonOptions(poll_s=0.01))
@@ -156,6 +158,7 @@ def test_W3_a_database_that_hangs_delays_neither_another_nor_the_stop(
             put_rows(good, 1)
             assert transport.accepted.wait(DEADLINE_S)
             transport.accepted.clear()
+        assert hangs.wait(DEADLINE_S)
         assert not daemon.stop(0.05), "one sweep still hangs, and it is said"
     finally:
         let_go.set()
