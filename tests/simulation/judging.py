@@ -52,6 +52,7 @@ class Judge:
         world = self._world
         found = [*world.rows.faults, *world.handouts.faults, *world.shelf.faults]
         found += world.host.remembered.faults
+        found += world.archive.faults
         found += self._judge_dead_letters()
         found += self._judge_replayed()
         found += self._judge_once()

@@ -127,6 +127,8 @@ class Plan:
     has_repeats: bool
     #: Whether applications send messages outside their transactions.
     has_send_now: bool
+    #: Whether somebody archives the broker's logs, whom retention waits for.
+    has_archive: bool
     busy_ms: int
 
 
@@ -161,6 +163,7 @@ def plan_of(seed: int) -> Plan:
         has_send_now=rng.random() < 0.3,
         busy_ms=rng.randint(4_000, 10_000),
         is_poison_deadly=has_poison and rng.random() < 0.4,
+        has_archive=rng.random() < 0.4,
     )
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.crash.planted_writing import messages_visible_before_the_sync
+from tests.crash.planted_writing import messages_visible_before_the_sync, retention_asks_no_keeper
 from tests.simulation import planted_broker as broker
 from tests.simulation import planted_clients as clients
 from tests.simulation.plan import Kind, Plan, Trouble
@@ -38,6 +38,10 @@ def with_group(kind: Kind, *wanted: Trouble) -> Callable[[Plan], bool]:
 def _is_full_often(plan: Plan) -> bool:
     is_often = plan.trouble_every_ms == 400 and len(plan.troubles) <= 3
     return is_often and Trouble.FULL_DISK in plan.troubles
+
+
+def _has_archive(plan: Plan) -> bool:
+    return plan.has_archive
 
 
 def _is_deadly(plan: Plan) -> bool:
@@ -87,6 +91,8 @@ BUGS: dict[str, Bug] = {
     "the inbox row in another transaction": Bug(clients.the_inbox_commits_by_itself),
     "acked before it is handled": Bug(clients.outcomes_are_noted_before_the_handler),
     "retention asks no group": Bug(broker.retention_asks_no_group, lambda plan: plan.has_retention),
+    "keepers are only answered": Bug(broker.keepers_are_only_answered, _has_archive),
+    "retention asks no keeper": Bug(retention_asks_no_keeper, _has_archive),
     "a full disk stays full": Bug(broker.room_is_looked_for_once, _is_full_often),
     "replays are only answered": Bug(
         broker.replays_are_only_answered, lambda plan: plan.poison_rest is not None

@@ -31,6 +31,7 @@ from qmq_broker.service.delivery.suspects import Suspects
 from qmq_broker.service.intake import Intake
 from qmq_broker.service.serving import ServingState
 from qmq_broker.service.setting_aside import SettingAside
+from qmq_broker.storage import keepers
 from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.logs.actions import Action
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
@@ -167,6 +168,10 @@ def retention_asks_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Delivery, "needed_offset", lambda self, since_ms: self._store.durable_offset
     )
+
+
+def keepers_are_only_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keepers, "write_keepers", lambda *given: None)
 
 
 def room_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:

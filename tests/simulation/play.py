@@ -74,6 +74,7 @@ def play(seed: int, databases: Databases) -> Outcome:
             _live(world, databases)
         except StuckError as error:
             faults += (*world.rows.faults, *world.handouts.faults, *world.host.remembered.faults)
+            faults += world.archive.faults
             faults.append(f"O1: the world does not come to rest: {error}")
         except Exception:  # nobody foresaw it: the story must be told all the same
             faults.append(f"unforeseen: {traceback.format_exc(limit=-4)}")
@@ -91,6 +92,8 @@ def _live(world: World, databases: Databases) -> None:
     host.start()
     for machine in world.machines:
         machine.start()
+    if plan.has_archive:
+        world.archive.begin()
     troubles = Troubles(world)
     troubles.begin()
     scheduler.run_for(plan.busy_ms * MS)
@@ -187,8 +190,8 @@ def _watch_the_broker(world: World) -> None:
 
     def on_begin(life: BrokerLife) -> None:
         ears.fault("crash", "broker", "end")
-        if world.plan.has_retention:
-            life.on_tick = lambda: world.shelf.look(life.store)
+        life.on_tick = lambda: _look(world, life)
+        world.archive.look(life.store)
         world.handouts.on_begin(life)
         network.on_begin(life)
 
@@ -200,11 +203,19 @@ def _watch_the_broker(world: World) -> None:
     host.on_begin, host.on_death = on_begin, on_death
 
 
+def _look(world: World, life: BrokerLife) -> None:
+    """See what is there before any of it may go, and whether what went was free to go."""
+    if world.plan.has_retention:
+        world.shelf.look(life.store)
+    world.archive.look(life.store)
+
+
 def _end(world: World) -> None:
     """Let go of everybody, so that no strand outlives its world."""
     for machine in world.machines:
         machine.is_wanted = False
         machine.process.kill()
+    world.archive.process.kill()
     world.host.end()
 
 

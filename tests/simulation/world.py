@@ -11,12 +11,13 @@ from qmq_client.message import Message
 from qmq_client.wire.message_id import format_message_id
 from qmq_client.wire.operations import DeadRequest
 from qmq_client.wire.requests import PullRequest
+from tests.simulation.archive import Archive
 from tests.simulation.broker import BrokerHost
 from tests.simulation.database import Played
 from tests.simulation.ears import Ears
 from tests.simulation.handouts import HandOuts
 from tests.simulation.network import Network
-from tests.simulation.plan import POISON_EVERY, UNWANTED_EVERY, Kind, Plan
+from tests.simulation.plan import POISON_EVERY, UNWANTED_EVERY, Kind, Plan, Trouble
 from tests.simulation.rows import RowWatch
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.shelf import Shelf
@@ -40,6 +41,8 @@ class World:
         self.shelf = Shelf()
         self.handouts = HandOuts(self.host, plan.groups, self.ears.unbegun)
         self.network = Network(self.scheduler, self._on_hand_out, self._on_replay)
+        has_reserve = Trouble.FULL_DISK in plan.troubles
+        self.archive = Archive(self.scheduler, self.host, self.network, has_reserve=has_reserve)
         self.machines: list[Machine] = []
         #: Transactions of handlers and of applications, whose truth is asked for at the end.
         self.labels: list[str] = []
