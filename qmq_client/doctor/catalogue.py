@@ -7,21 +7,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from qmq_client.doctor.check import Check, Severity
+from qmq_client.doctor.broker_checks import BROKER_CHECKS
+from qmq_client.doctor.check import Severity, check_of
 
 _MYSQL: Final = ("mysql",)
 _POSTGRESQL: Final = ("postgresql",)
 _SQLITE: Final = ("sqlite",)
 _SERVERS: Final = ("mysql", "postgresql")
 _ALL: Final = ("mysql", "postgresql", "sqlite")
-_BROKER: Final = ("broker",)
-
-
-def _check(
-    id_: str, severity: Severity, promise: str, where: tuple[str, ...], meaning: str
-) -> Check:
-    return Check(id=id_, severity=severity, promise=promise, where=where, meaning=meaning)
-
 
 _UNTIL_RESTART: Final = "SET GLOBAL lasts until the server restarts, so set it under [mysqld] too."
 _NEW_CONNECTIONS: Final = (
@@ -32,35 +25,35 @@ _BREAKS, _RISK, _NOTE = Severity.BREAKS, Severity.RISK, Severity.NOTE
 
 CHECKS: Final = (
     # -- tables
-    _check(
+    check_of(
         "schema.missing",
         _BREAKS,
         "W7",
         _ALL,
         "A table or column is missing or of another revision: nothing can be sent or received.",
     ),
-    _check(
+    check_of(
         "table.engine",
         _BREAKS,
         "S1",
         _MYSQL,
         "This engine cannot roll back: messages are sent for changes that never happened.",
     ),
-    _check(
+    check_of(
         "table.unlogged",
         _BREAKS,
         "S1",
         _POSTGRESQL,
         "A server crash empties this table: committed messages are lost, effects happen again.",
     ),
-    _check(
+    check_of(
         "column.type",
         _BREAKS,
         "S9",
         _ALL,
         "The column cannot hold all that is stored in it: messages are refused, cut or altered.",
     ),
-    _check(
+    check_of(
         "column.collation",
         _BREAKS,
         "S9",
@@ -69,21 +62,21 @@ CHECKS: Final = (
         "count as equal. On PostgreSQL a system upgrade may change the order, and indexes then "
         "miss rows.",
     ),
-    _check(
+    check_of(
         "table.key",
         _BREAKS,
         "C5",
         _ALL,
         "A key is missing: a message may be stored twice, or take effect twice.",
     ),
-    _check(
+    check_of(
         "index.missing",
         _RISK,
         "W1",
         _ALL,
         "Every search reads the whole table: sweeps are slow and lock more rows than they need.",
     ),
-    _check(
+    check_of(
         "table.trigger",
         _RISK,
         "O2",
@@ -92,7 +85,7 @@ CHECKS: Final = (
         "silently skip or alter what we write or delete there: messages are not stored, or "
         "their rows are never deleted. Check what it does; one that only reads may stay.",
     ),
-    _check(
+    check_of(
         "table.row_security",
         _BREAKS,
         "O1",
@@ -102,7 +95,7 @@ CHECKS: Final = (
         "allows this user everything: FOR ALL USING (true).",
     ),
     # -- durability
-    _check(
+    check_of(
         "mysql.flush_log",
         _BREAKS,
         "S2",
@@ -110,7 +103,7 @@ CHECKS: Final = (
         "Commits reach the disk later: a crash undoes transactions whose messages were sent. "
         f"{_UNTIL_RESTART}",
     ),
-    _check(
+    check_of(
         "mysql.sync_binlog",
         _BREAKS,
         "S2",
@@ -118,7 +111,7 @@ CHECKS: Final = (
         "The binary log reaches the disk later: after a crash it differs from the tables, and "
         f"replicas lack messages that were sent. {_UNTIL_RESTART}",
     ),
-    _check(
+    check_of(
         "mysql.binlog_format",
         _BREAKS,
         "O1",
@@ -126,35 +119,35 @@ CHECKS: Final = (
         "The binary log records statements only and refuses transactions at READ COMMITTED: no "
         f"row can be claimed or deleted. {_NEW_CONNECTIONS}",
     ),
-    _check(
+    check_of(
         "mysql.doublewrite",
         _BREAKS,
         "S2",
         _MYSQL,
         "A page half written in a power cut cannot be repaired: committed rows are lost.",
     ),
-    _check(
+    check_of(
         "postgresql.synchronous_commit",
         _BREAKS,
         "S2",
         _POSTGRESQL,
         "Commits reach the disk later: a crash undoes transactions whose messages were sent.",
     ),
-    _check(
+    check_of(
         "postgresql.fsync",
         _BREAKS,
         "S2",
         _POSTGRESQL,
         "Nothing is forced to disk: a power cut may lose or destroy everything.",
     ),
-    _check(
+    check_of(
         "postgresql.full_page_writes",
         _BREAKS,
         "S2",
         _POSTGRESQL,
         "A page half written in a power cut cannot be repaired: committed rows are lost.",
     ),
-    _check(
+    check_of(
         "sqlite.synchronous",
         _BREAKS,
         "S2",
@@ -162,14 +155,14 @@ CHECKS: Final = (
         "Commits reach the disk later: a power cut undoes transactions whose messages were "
         "already sent. Run the fix on every connection, in a `connect` listener of the engine.",
     ),
-    _check(
+    check_of(
         "sqlite.journal_off",
         _BREAKS,
         "S1",
         _SQLITE,
         "The journal is in memory or switched off: a crash leaves half a transaction behind.",
     ),
-    _check(
+    check_of(
         "sqlite.journal_mode",
         _RISK,
         "S5",
@@ -177,7 +170,7 @@ CHECKS: Final = (
         "Readers and the publisher block each other's commits; a COMMIT may fail as busy.",
     ),
     # -- how transactions run
-    _check(
+    check_of(
         "mysql.sql_mode",
         _BREAKS,
         "S9",
@@ -185,7 +178,7 @@ CHECKS: Final = (
         "The server silently cuts off values that are too long for their column. "
         f"{_NEW_CONNECTIONS}",
     ),
-    _check(
+    check_of(
         "mysql.max_allowed_packet",
         _RISK,
         "S7",
@@ -193,14 +186,14 @@ CHECKS: Final = (
         "Messages within the limits are refused because they do not fit into one statement. "
         f"{_NEW_CONNECTIONS}",
     ),
-    _check(
+    check_of(
         "relay.isolation",
         _BREAKS,
         "W5",
         _SERVERS,
         "The publisher's claims block the application's inserts, and deadlocks end transactions.",
     ),
-    _check(
+    check_of(
         "server.read_only",
         _BREAKS,
         "W6",
@@ -208,7 +201,7 @@ CHECKS: Final = (
         "Rows cannot be claimed or settled here, and a replica shows rows that were sent long "
         "ago. If this is a replica, do not change it: use the primary's address.",
     ),
-    _check(
+    check_of(
         "server.pooler",
         _NOTE,
         "",
@@ -217,7 +210,7 @@ CHECKS: Final = (
         "transaction mode the driver must not prepare statements unless the pooler supports "
         "that.",
     ),
-    _check(
+    check_of(
         "sqlite.busy_timeout",
         _RISK,
         "S5",
@@ -225,14 +218,14 @@ CHECKS: Final = (
         "A transaction fails as locked when another one is writing, instead of waiting. Run the "
         "fix on every connection, in a `connect` listener of the engine.",
     ),
-    _check(
+    check_of(
         "session.time_zone",
         _NOTE,
         "",
         _SERVERS,
         "Our own times are UTC; times that the application stores without a zone are not.",
     ),
-    _check(
+    check_of(
         "clock.difference",
         _RISK,
         "D1",
@@ -240,7 +233,7 @@ CHECKS: Final = (
         "The clocks of this machine and the database differ: delays and ages are off by that much.",
     ),
     # -- what is going on
-    _check(
+    check_of(
         "transactions.prepared",
         _BREAKS,
         "O1",
@@ -248,35 +241,35 @@ CHECKS: Final = (
         "A transaction was prepared and never ended: its rows stay hidden and locked. First "
         "find out whether its coordinator will come back, and whether it should be committed.",
     ),
-    _check(
+    check_of(
         "transactions.old",
         _RISK,
         "O1",
         _SERVERS,
         "A transaction has been open for long: its messages wait for it, and so does cleaning up.",
     ),
-    _check(
+    check_of(
         "rows.parked",
         _RISK,
         "O7",
         _ALL,
         "Messages were given up after too many failed attempts and wait for a person.",
     ),
-    _check(
+    check_of(
         "rows.overdue",
         _RISK,
         "W1",
         _ALL,
         "Messages are due and nobody sends them: no watchdog looks after this database.",
     ),
-    _check(
+    check_of(
         "rows.unsent",
         _RISK,
         "O1",
         _ALL,
         "A message has been tried again and again for long and is still not accepted.",
     ),
-    _check(
+    check_of(
         "rows.undeleted",
         _RISK,
         "O2",
@@ -284,7 +277,24 @@ CHECKS: Final = (
         "The broker has these messages, but the database does not delete their rows. They are "
         "not sent again; their deletion is tried again every hour.",
     ),
-    _check(
+    check_of(
+        "rights.write",
+        _BREAKS,
+        "O1",
+        _SERVERS,
+        "This user may read the outbox but neither send nor relay: as the user of a producer or of "
+        "a watchdog it leaves messages unsent, or their rows undeleted. Somebody who only looks "
+        "needs no more.",
+    ),
+    check_of(
+        "rights.role",
+        _NOTE,
+        "",
+        _SERVERS,
+        "The rights of this user are not enough for each of our processes. Give it only those "
+        "that its process needs.",
+    ),
+    check_of(
         "rights.missing",
         _NOTE,
         "",
@@ -292,7 +302,7 @@ CHECKS: Final = (
         "A check was left out because this user may not read what it needs.",
     ),
     # -- the application's own engine; only `examine` sees it
-    _check(
+    check_of(
         "session.autocommit",
         _BREAKS,
         "S1",
@@ -300,7 +310,7 @@ CHECKS: Final = (
         "Sessions commit each statement by itself, so a rollback would leave the message. Every "
         "send is refused.",
     ),
-    _check(
+    check_of(
         "session.bind",
         _BREAKS,
         "S1",
@@ -308,21 +318,21 @@ CHECKS: Final = (
         "Sessions and outbox use different engines and would not commit together. Every send is "
         "refused.",
     ),
-    _check(
+    check_of(
         "session.hook",
         _BREAKS,
         "S2",
         _ALL,
         "No producer follows this engine's transactions, or two copies of the product do.",
     ),
-    _check(
+    check_of(
         "sqlite.explicit_begin",
         _BREAKS,
         "S3",
         _SQLITE,
         "The driver begins later than SQLAlchemy: a savepoint that comes first commits by itself.",
     ),
-    _check(
+    check_of(
         "pool.small",
         _RISK,
         "S5",
@@ -330,71 +340,7 @@ CHECKS: Final = (
         "More threads than connections: some wait for one, and fail if that takes too long.",
     ),
     # -- the broker
-    _check(
-        "broker.unreachable",
-        _RISK,
-        "O1",
-        _BROKER,
-        "Nobody answers there: messages wait in their databases.",
-    ),
-    _check(
-        "broker.not_ready",
-        _RISK,
-        "O1",
-        _BROKER,
-        "The broker is running but not serving: messages wait in their databases.",
-    ),
-    _check(
-        "broker.read_only",
-        _RISK,
-        "O1",
-        _BROKER,
-        "Somebody made the broker read-only: messages wait in their databases until that ends.",
-    ),
-    _check(
-        "broker.disk_reserve",
-        _RISK,
-        "B6",
-        _BROKER,
-        "The disk is down to its reserve: the broker accepts no messages until there is room.",
-    ),
-    _check(
-        "broker.durability",
-        _BREAKS,
-        "B1",
-        _BROKER,
-        "The broker acknowledges messages before they are on disk: a power cut loses some.",
-    ),
-    _check(
-        "broker.access",
-        _RISK,
-        "O1",
-        _BROKER,
-        "The broker does not accept these credentials: messages wait in their databases.",
-    ),
-    _check(
-        "broker.delayed_clock",
-        _RISK,
-        "D1",
-        _BROKER,
-        "The broker's clock was changed: delayed messages are held until it has caught up, or "
-        "are released slowly.",
-    ),
-    _check(
-        "broker.delayed_damage",
-        _RISK,
-        "D3",
-        _BROKER,
-        "Some delayed messages cannot be read and are held back; the others are released on time.",
-    ),
-    _check("broker.keeper", _RISK, "B6", _BROKER, "Segments wait for an archive: the disk fills."),
-    _check(
-        "broker.token_in_clear",
-        _RISK,
-        "",
-        _BROKER,
-        "Anybody listening on the network can read the token and every message.",
-    ),
+    *BROKER_CHECKS,
 )
 
 CHECK_BY_ID: Final = {check.id: check for check in CHECKS}

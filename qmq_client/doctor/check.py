@@ -29,3 +29,10 @@ class Check:
     where: tuple[str, ...]
     #: What it means when found.
     meaning: str
+
+
+def check_of(
+    id_: str, severity: Severity, promise: str, where: tuple[str, ...], meaning: str
+) -> Check:
+    """A line of a catalogue."""
+    return Check(id=id_, severity=severity, promise=promise, where=where, meaning=meaning)

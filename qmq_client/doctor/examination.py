@@ -20,10 +20,11 @@ from qmq_client.doctor.broker import broker
 from qmq_client.doctor.check import Severity
 from qmq_client.doctor.finding import Finding, Findings, Thresholds, found
 from qmq_client.doctor.outbox_tables import drifted, waiting
-from qmq_client.doctor.rights import is_denied, missing
+from qmq_client.doctor.rights import missing, roles
 from qmq_client.doctor.strangers import strangers
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.checking.column_drift import table_text
+from qmq_client.outbox.checking.rights import is_denied
 from qmq_client.outbox.database.blocking import blocking_engine
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
@@ -132,6 +133,7 @@ def _of_outbox(connection: sa.Connection, tables: Tables, thresholds: Thresholds
         drift = list(drifted(connection, tables))
         yield from drift
         if not any(finding.id == "schema.missing" for finding in drift):
+            yield from roles(connection, tables)
             yield from strangers(connection, tables)
             yield from waiting(connection, tables, thresholds)
     except sa.exc.DBAPIError as error:

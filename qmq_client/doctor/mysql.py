@@ -7,7 +7,8 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from qmq_client.doctor.finding import Findings, Thresholds, found
-from qmq_client.doctor.rights import is_denied, missing
+from qmq_client.doctor.rights import missing
+from qmq_client.outbox.checking.rights import is_denied
 from qmq_client.outbox.database.mysql import IS_READ_ONLY, WITHOUT_LIMITS, session_read_only
 
 _STATEMENT_S_MAX: Final = 10

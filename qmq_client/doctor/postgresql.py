@@ -7,7 +7,8 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from qmq_client.doctor.finding import Findings, Thresholds, found
-from qmq_client.doctor.rights import missing, user
+from qmq_client.doctor.rights import missing
+from qmq_client.outbox.checking.rights import user
 from qmq_client.outbox.database.driver import driver_of
 
 _STATEMENT_MS_MAX: Final = 10_000

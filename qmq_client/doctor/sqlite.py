@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 import sqlalchemy as sa
 
 from qmq_client.doctor.finding import Findings, found
+from qmq_client.outbox.database.sqlite_writable import read_only_error, unwritable
 
 _FULL: Final = 2
 _BUSY_MS_MIN: Final = 1_000
@@ -16,17 +16,17 @@ _NO_JOURNAL: Final = ("off", "memory")
 
 def settings(connection: sa.Connection, *, is_application: bool) -> Findings:
     """Of the file, and where the connection is one of the application's also of that."""
-    path = _pragma(connection, "database_list", column=2)
+    path = str(_pragma(connection, "database_list", column=2))
     if not path:
         return  # in memory there is nothing to lose
-    mode = str(_pragma(connection, "journal_mode"))
+    mode = _journal_mode(connection, path)
     if mode in _NO_JOURNAL:
         yield found("sqlite.journal_off", f"journal_mode is {mode}", "PRAGMA journal_mode = WAL")
     elif mode != "wal":
         yield found("sqlite.journal_mode", f"journal_mode is {mode}", "PRAGMA journal_mode = WAL")
-    if not os.access(str(path), os.W_OK):
+    if refused := unwritable(path, mode):
         fix = f"let this user write {path} and its directory"
-        yield found("server.read_only", f"{path} is not writable", fix)
+        yield found("server.read_only", f"{refused} is not writable", fix)
     if not is_application:
         return
     if _pragma(connection, "query_only"):
@@ -39,6 +39,18 @@ def settings(connection: sa.Connection, *, is_application: bool) -> Findings:
     if busy_ms < _BUSY_MS_MIN:
         read = f"busy_timeout is {busy_ms} ms"
         yield found("sqlite.busy_timeout", read, "PRAGMA busy_timeout = 5000")
+
+
+def _journal_mode(connection: sa.Connection, path: str) -> str:
+    """Raises an error that tells the cause where the file cannot even be read: a log is to be made first."""
+    statement = "PRAGMA journal_mode"
+    try:
+        return str(connection.exec_driver_sql(statement).scalar_one())
+    except sa.exc.OperationalError as error:
+        if refused := unwritable(path):
+            cause = read_only_error(path, refused)
+            raise sa.exc.OperationalError(statement, None, cause) from error
+        raise
 
 
 def _pragma(connection: sa.Connection, name: str, *, column: int = 0) -> object:

@@ -6,14 +6,18 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from click.testing import CliRunner
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
 from qmq_client import Consumers, Fate, Inbox, Message, Producer, ProducerOptions, consumer
+from qmq_client.commands.root import root
 from qmq_client.errors import QmqError
+from qmq_client.outbox.checking.rights import ROLES
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.table import DEFAULT_TABLES
 from qmq_client.testing import MemoryBroker, MemoryTransport, drain
@@ -69,7 +73,7 @@ def a_user(
         for table, rights in RIGHTS[role].items():
             if table != without:
                 connection.exec_driver_sql(f"GRANT {rights} ON {table} TO {user}")
-        if kind == "mysql" and role == "watchdog":
+        if kind == "mysql" and role.startswith("watchdog"):
             assert "there give a\nwatchdog SELECT on the others too" in PAGE
             for table in LOOKED_FOR - RIGHTS[role].keys():
                 connection.exec_driver_sql(f"GRANT SELECT ON {table} TO {user}")
@@ -97,6 +101,22 @@ def server(make_private_server: MakeServer, kind: str) -> PrivateServer:
     engine = sa.create_engine(made.url("shop"), poolclass=NullPool)
     migrate(engine)
     return made
+
+
+def run_as_owner(server: PrivateServer, *statements: str) -> None:
+    """In the shop's database."""
+    owner = sa.create_engine(server.url("shop"), isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    with owner.connect() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement.replace("%", "%%"))
+
+
+def let_go(server: PrivateServer, kind: str) -> None:
+    """So that another one may take the name."""
+    if kind == "postgresql":
+        run_as_owner(server, "DROP OWNED BY modest", "DROP ROLE modest")
+    else:
+        run_as_owner(server, "DROP USER modest@'%'")
 
 
 def note_an_old_id(server: PrivateServer) -> None:
@@ -167,16 +187,69 @@ def test_a_consumer_that_purges_needs_no_more_than_the_page_says(
 def test_a_watchdog_needs_no_more_than_the_page_says(server: PrivateServer, kind: str) -> None:
     whole = sa.create_engine(server.url("shop"))
     owner = Ward(name="shop", store=OutboxStore(whole), engine=whole)
-    make_due(owner, put_rows(owner, 3))
-    with a_user(server, kind, "watchdog") as engine:
-        ward = Ward(
-            name="shop", store=OutboxStore(engine), engine=engine, keep_sent_ms=1, keep_inbox_ms=1
-        )
-        assert Sweep(ward, MemoryTransport(MemoryBroker())).step().sent == 3
-        note_an_old_id(server)
-        assert do_chores(ward).inbox_purged == 1
-        ward.close()
+    note_an_old_id(server)
+    for role, keep_inbox_ms, purged in (
+        ("watchdog", None, 0),
+        ("watchdog with `keep_inbox_s`", 1, 1),
+    ):
+        make_due(owner, put_rows(owner, 3))
+        with a_user(server, kind, role) as engine:
+            ward = Ward(
+                name="shop",
+                store=OutboxStore(engine),
+                engine=engine,
+                keep_sent_ms=1,
+                keep_inbox_ms=keep_inbox_ms,
+            )
+            assert Sweep(ward, MemoryTransport(MemoryBroker())).step().sent == 3
+            assert do_chores(ward).inbox_purged == purged
+            ward.close()
+        let_go(server, kind)
     owner.close()
+
+
+@pytest.mark.parametrize(
+    ("role", "table", "right"),
+    [
+        ("watchdog", "qmq_outbox", "UPDATE"),
+        ("watchdog", "qmq_outbox", "DELETE"),
+        ("watchdog with `keep_inbox_s`", "qmq_inbox", "DELETE"),
+    ],
+)
+def test_O1_W7_a_watchdog_with_a_right_less_is_refused_with_the_grant_while_nothing_is_due(
+    server: PrivateServer, kind: str, role: str, table: str, right: str, tmp_path: Path
+) -> None:
+    with a_user(server, kind, role) as engine:
+        user = "modest" if kind == "postgresql" else "'modest'@'%'"
+        run_as_owner(server, f"REVOKE {right} ON {table} FROM {user}")
+        keep_inbox_s = 1 if "inbox" in role else 0
+        config = tmp_path / "qmq.toml"
+        config.write_text(
+            f'[[database]]\nname = "shop"\nurl = "{engine.url.render_as_string()}"\n'
+            f"keep_inbox_s = {keep_inbox_s}\n"
+        )
+        call = ["watchdog", "sweep", "--config", str(config), "--broker", "http://127.0.0.1:1"]
+        refused = CliRunner().invoke(root, call)
+        grant = f"GRANT {right} ON {table} TO {user}"
+        assert grant in refused.output
+        assert refused.exit_code == 2
+        run_as_owner(server, grant)
+        assert CliRunner().invoke(root, call).exit_code == 0
+
+
+def test_the_page_and_the_doctor_know_the_same_users() -> None:
+    def of_ours(rights: dict[str, str]) -> dict[str, str]:
+        return {table: names for table, names in rights.items() if table != "qmq_version"}
+
+    known = {
+        role.name: {
+            f"qmq_{table}": ", ".join(names)
+            for table in ("outbox", "inbox", "order_lock")
+            if (names := getattr(role, table))
+        }
+        for role in ROLES
+    }
+    assert known == {role: of_ours(rights) for role, rights in RIGHTS.items()}
 
 
 def test_a_right_less_is_too_little(server: PrivateServer, kind: str) -> None:

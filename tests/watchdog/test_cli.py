@@ -17,6 +17,13 @@ from click.testing import CliRunner, Result
 from qmq_client.commands.root import root
 from qmq_watchdog.databases import Database
 from tests.kit.broker_process import BrokerProcess
+from tests.services.another_user import (
+    a_database_in,
+    a_directory_of_root,
+    as_nobody,
+    let_everybody_write,
+    let_nobody_write,
+)
 from tests.watchdog.processes import DEADLINE_S
 from tests.watchdog.rows import damage, left, make_database, put_rows
 
@@ -92,6 +99,26 @@ def test_exit_1_when_rows_are_left_at_the_bound_of_a_sweep(
     assert result.exit_code == 1
     assert "is_cut_short=true" in result.output
     assert len(left(database)) == 1
+
+
+@pytest.mark.parametrize("journal_mode", ["delete", "wal"])
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_W6_exit_3_for_a_file_that_may_only_be_read_while_nothing_is_due(
+    what: str, journal_mode: str
+) -> None:
+    with a_directory_of_root() as folder:
+        path = a_database_in(folder, journal_mode)
+        refused = path if what == "file" else folder
+        call = ("--database", f"sqlite:///{path}", "--broker", ABSENT_BROKER)
+        assert sweep(*call).exit_code == 0
+        let_nobody_write(path, what)
+        with as_nobody():
+            result = sweep(*call)
+        assert f"{refused} is not writable for this user" in result.output
+        assert result.exit_code == 3
+        let_everybody_write(folder)
+        with as_nobody():
+            assert sweep(*call).exit_code == 0
 
 
 def test_exit_2_for_a_wrong_call() -> None:

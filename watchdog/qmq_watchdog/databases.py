@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from qmq_client.database import open_engine, section_tables
+from qmq_client.outbox.checking.rights import WATCHDOG, WATCHDOG_OF_INBOX, Role
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.table import DEFAULT_TABLES
@@ -45,6 +46,11 @@ class Database:
     keep_inbox_ms: int | None = None
     #: Held by whoever uses its connections, or closes them.
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def role(self) -> Role:
+        """What its user is to us: which rights are needed."""
+        return WATCHDOG if self.keep_inbox_ms is None else WATCHDOG_OF_INBOX
 
     @property
     def server(self) -> str:

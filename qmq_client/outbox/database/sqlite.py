@@ -28,6 +28,7 @@ from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE
 from qmq_client.outbox.database.driver import driver_of, root_engine
 from qmq_client.outbox.database.link import Link, find_link, leave_out
 from qmq_client.outbox.database.shared_connection import shared_connection
+from qmq_client.outbox.database.sqlite_writable import refuse_what_cannot_be_written
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.table import refuse_autocommit_of_python
 
@@ -176,6 +177,7 @@ class SqliteDialect:
             sibling = sa.Engine(
                 engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True
             )
+        event.listen(sibling, "connect", refuse_what_cannot_be_written)
         event.listen(sibling, "connect", _relax)
         event.listen(sibling, "connect", lambda _, entry: leave_out(entry))
         return sibling

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import sqlalchemy as sa
 
 from qmq_client.errors import OutboxMissingError
+from qmq_client.outbox.checking.rights import Rights, Role, grants, user
 from qmq_client.outbox.checking.schema import schema_faults
 from qmq_client.outbox.database.claiming import CLAIM_BYTES_MAX, ClaimTerms
 from qmq_client.outbox.database.deadlock import repeat_when_undone
@@ -310,21 +311,33 @@ class OutboxStore:
     ) -> Iterator[sa.ColumnElement[bool]]:
         return conditions(self._outbox, self._now_ms, chosen, state=state, is_due=is_due)
 
-    def check_schema(self, needed: Sequence[sa.Table] | None = None) -> None:
+    def check_schema(
+        self, needed: Sequence[sa.Table] | None = None, *, role: Role | None = None
+    ) -> None:
         """Raise `OutboxMissingError`, naming each fault of the tables and of the server.
 
         Of all tables, or of those `needed`: a user of the database may have no right to see others.
-        Afterwards `record_bytes_max` is what this server takes.
+        With `role` also when this user lacks a right that it needs as that. Afterwards
+        `record_bytes_max` is what this server takes.
         """
         looked_at = self._tables.all if needed is None else needed
         with self._dialect.write(self._sibling) as connection:
             faults = schema_faults(connection, self._tables, looked_at)
             remedy = _MAKE_TABLES if faults else ""  # what a server lacks says itself what to do
             faults = faults or self._dialect.faults(connection, looked_at)
+            if role is not None and not faults:
+                faults = self._lacking(connection, role)
             self.record_bytes_max = self._dialect.record_bytes_max(connection)
         if faults:
             database = self._application.url.render_as_string(hide_password=True)
             raise OutboxMissingError(f"{'; '.join(faults)} in {database}.{remedy}")
+
+    def _lacking(self, connection: sa.Connection, role: Role) -> list[str]:
+        lacks = Rights(connection, self._tables).lacking(role)
+        return [
+            f"{user(connection)} lacks a right that a {role.name} needs: {grant}"
+            for grant in grants(connection, lacks)
+        ]
 
     @property
     def now_ms(self) -> sa.ColumnElement[int]:

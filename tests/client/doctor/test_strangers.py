@@ -93,13 +93,14 @@ def test_X1_a_user_of_mysql_who_sees_no_trigger_is_told_so(databases: Databases)
             "GRANT PROCESS ON *.* TO 'reader'@'%'",
         )
         modest = sa.create_engine(shop.url.set(username="reader"), poolclass=NullPool)
-        (finding,) = examine(modest)
+        may_not_write = {"rights.role", "rights.write"}
+        (finding,) = [one for one in examine(modest) if one.id not in may_not_write]
         assert (finding.id, finding.fix) == (
             "rights.missing",
             "GRANT TRIGGER ON qmq_outbox TO 'reader'@'%'",
         )
         run(shop, "GRANT TRIGGER ON reader.* TO 'reader'@'%'")
-        assert ids(examine(modest)) == ["table.trigger"]
+        assert set(ids(examine(modest))) == may_not_write | {"table.trigger"}
 
 
 POLICIES = [
@@ -126,7 +127,10 @@ def test_X1_row_security_that_hides_rows_is_found_and_gone_after_its_fix(
     with a_server(databases, "postgresql") as server:
         shop = a_shop(server)
         run(shop, "CREATE ROLE app LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO app")
-        run(shop, "GRANT pg_read_all_stats TO app")
+        run(
+            shop,
+            "GRANT pg_read_all_stats TO app; GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO app",
+        )
         app = sa.create_engine(shop.url.set(username="app"), poolclass=NullPool)
         plant(shop, [*policies, "ALTER TABLE qmq_outbox ENABLE ROW LEVEL SECURITY"])
         assert ids(examine(shop)) == [], "it does not count for the owner"

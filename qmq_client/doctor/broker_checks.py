@@ -1,0 +1,80 @@
+"""What the doctor looks for at the broker; a part of `catalogue.py`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from qmq_client.doctor.check import Severity, check_of
+
+_BROKER: Final = ("broker",)
+_BREAKS, _RISK = Severity.BREAKS, Severity.RISK
+
+BROKER_CHECKS: Final = (
+    check_of(
+        "broker.unreachable",
+        _RISK,
+        "O1",
+        _BROKER,
+        "Nobody answers there: messages wait in their databases.",
+    ),
+    check_of(
+        "broker.not_ready",
+        _RISK,
+        "O1",
+        _BROKER,
+        "The broker is running but not serving: messages wait in their databases.",
+    ),
+    check_of(
+        "broker.read_only",
+        _RISK,
+        "O1",
+        _BROKER,
+        "Somebody made the broker read-only: messages wait in their databases until that ends.",
+    ),
+    check_of(
+        "broker.disk_reserve",
+        _RISK,
+        "B6",
+        _BROKER,
+        "The disk is down to its reserve: the broker accepts no messages until there is room.",
+    ),
+    check_of(
+        "broker.durability",
+        _BREAKS,
+        "B1",
+        _BROKER,
+        "The broker acknowledges messages before they are on disk: a power cut loses some.",
+    ),
+    check_of(
+        "broker.access",
+        _RISK,
+        "O1",
+        _BROKER,
+        "The broker does not accept these credentials: messages wait in their databases.",
+    ),
+    check_of(
+        "broker.delayed_clock",
+        _RISK,
+        "D1",
+        _BROKER,
+        "The broker's clock was changed: delayed messages are held until it has caught up, or "
+        "are released slowly.",
+    ),
+    check_of(
+        "broker.delayed_damage",
+        _RISK,
+        "D3",
+        _BROKER,
+        "Some delayed messages cannot be read and are held back; the others are released on time.",
+    ),
+    check_of(
+        "broker.keeper", _RISK, "B6", _BROKER, "Segments wait for an archive: the disk fills."
+    ),
+    check_of(
+        "broker.token_in_clear",
+        _RISK,
+        "",
+        _BROKER,
+        "Anybody listening on the network can read the token and every message.",
+    ),
+)

@@ -1,0 +1,175 @@
+"""What a user of the database may do with our tables: the server is asked, its grants are not read.
+
+EXPLAIN needs the rights of the statement that it explains and runs nothing of it: no row is written, no
+trigger and no rule acts. So it tells of rights that come by a role, by a column, by a pattern, and by
+being the owner, in one way on all servers. SQLite knows no users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import sqlalchemy as sa
+
+from qmq_client.outbox.checking.column_drift import table_text
+from qmq_client.outbox.database.driver import error_number
+from qmq_client.outbox.table import Tables
+
+#: Denied for the database, the table, a column, the whole server; MySQL 8 denies XA RECOVER as 1401.
+_MYSQL: Final = (1044, 1142, 1143, 1227, 1401)
+_POSTGRESQL: Final = "42501"
+_SELECT, _INSERT, _UPDATE, _DELETE = "SELECT", "INSERT", "UPDATE", "DELETE"
+#: Columns of the outbox that are changed after the INSERT.
+_CHANGED: Final = ("state", "due_at_ms", "token", "attempts", "last_error")
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """Something that a user may do, or may not."""
+
+    name: str
+    #: As it stands between ON and TO.
+    on: str
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """One of our processes, as a user of the database. `docs/migrations.md` shows the same."""
+
+    name: str
+    outbox: tuple[str, ...] = ()
+    inbox: tuple[str, ...] = ()
+    order_lock: tuple[str, ...] = ()
+
+
+_SENDING: Final = (_SELECT, _INSERT, _UPDATE, _DELETE)
+_RELAYING: Final = (_SELECT, _UPDATE, _DELETE)
+PRODUCER: Final = Role("producer", outbox=_SENDING)
+WATCHDOG: Final = Role("watchdog", outbox=_RELAYING)
+WATCHDOG_OF_INBOX: Final = Role(
+    "watchdog with `keep_inbox_s`", outbox=_RELAYING, inbox=(_SELECT, _DELETE)
+)
+ROLES: Final = (
+    PRODUCER,
+    Role(
+        "producer with `order_by_key`",
+        outbox=_SENDING,
+        order_lock=(_SELECT, _INSERT, _UPDATE),
+    ),
+    Role("consumer with an inbox", inbox=(_SELECT, _INSERT)),
+    Role("consumer that purges its inbox", inbox=(_SELECT, _INSERT, _DELETE)),
+    WATCHDOG,
+    WATCHDOG_OF_INBOX,
+)
+
+
+class Rights:
+    """The rights of the user of one connection, each asked for once. Requires: the tables are there."""
+
+    def __init__(self, connection: sa.Connection, tables: Tables) -> None:
+        self._connection = connection
+        self._tables = tables
+        self._known: dict[Right, bool] = {}
+
+    def has(self, right: str, table: sa.Table) -> bool:
+        """Whether this user may do that to this table; always on SQLite."""
+        return self._has(Right(right, table_text(self._connection, table)), table)
+
+    def lacking(self, role: Role) -> tuple[Right, ...]:
+        """What this user would need besides, to be of use as that role."""
+        if self._connection.dialect.name == "sqlite":
+            return ()
+        return tuple(self._lacking(role))
+
+    def _lacking(self, role: Role) -> Iterator[Right]:
+        for table, names in (
+            (self._tables.outbox, role.outbox),
+            (self._tables.inbox, role.inbox),
+            (self._tables.order_lock, role.order_lock),
+        ):
+            on = table_text(self._connection, table)
+            for name in names:
+                if not self._has(Right(name, on), table):
+                    yield Right(name, on)
+            if _INSERT in names and (sequence := self._denied_sequence(table)):
+                yield Right("USAGE", f"SEQUENCE {sequence}")
+
+    def _has(self, right: Right, table: sa.Table) -> bool:
+        if right not in self._known:
+            self._known[right] = _is_allowed(self._connection, right.name, table)
+        return self._known[right]
+
+    def _denied_sequence(self, table: sa.Table) -> str | None:
+        """PostgreSQL numbers rows by an object of its own, unless the column is an identity."""
+        number = table.autoincrement_column
+        if self._connection.dialect.name != "postgresql" or number is None:
+            return None
+        values = {"name": table_text(self._connection, table), "column": number.name}
+        sequence: str | None = self._connection.scalar(_DENIED_SEQUENCE, values)
+        return sequence
+
+
+_DENIED_SEQUENCE: Final = sa.text(
+    "SELECT pg_get_serial_sequence(:name, :column) FROM pg_attribute "
+    "WHERE attrelid = to_regclass(:name) AND attname = :column AND attidentity = '' "
+    "AND NOT has_sequence_privilege(pg_get_serial_sequence(:name, :column), 'USAGE, UPDATE')"
+)
+
+
+def grants(connection: sa.Connection, rights: Iterable[Right]) -> Iterator[str]:
+    """The statements that give these rights to the user of the connection, one for each object."""
+    names: dict[str, list[str]] = {}
+    for right in dict.fromkeys(rights):
+        names.setdefault(right.on, []).append(right.name)
+    for on, some in names.items():
+        yield f"GRANT {', '.join(some)} ON {on} TO {user(connection)}"
+
+
+def is_denied(error: sa.exc.DBAPIError) -> bool:
+    """Whether a statement failed for want of a right."""
+    sqlstate = getattr(error.orig, "sqlstate", None)
+    return sqlstate == _POSTGRESQL or error_number(error.orig) in _MYSQL
+
+
+def user(connection: sa.Connection) -> str:
+    """Who we are to the server, as statements have it."""
+    if connection.dialect.name == "postgresql":
+        return str(connection.exec_driver_sql("SELECT quote_ident(session_user)").scalar_one())
+    whole: str = connection.exec_driver_sql("SELECT CURRENT_USER()").scalar_one()
+    name, _, host = whole.rpartition("@")
+    return f"'{name}'@'{host}'"
+
+
+def _is_allowed(connection: sa.Connection, right: str, table: sa.Table) -> bool:
+    if connection.dialect.name == "sqlite":
+        return True
+    try:
+        with connection.begin_nested():
+            connection.exec_driver_sql(f"EXPLAIN {_statement(connection, right, table)}").close()
+    except sa.exc.DBAPIError as error:
+        if error.connection_invalidated:
+            raise
+        # Whatever else a server has against it comes after the question of rights.
+        return not is_denied(error)
+    return True
+
+
+def _statement(connection: sa.Connection, right: str, table: sa.Table) -> str:
+    """One that needs no other right, and concerns the columns that we write."""
+    name = connection.dialect.identifier_preparer.format_table(table)
+    match right:
+        case "INSERT":
+            number = table.autoincrement_column
+            columns = [column.name for column in table.columns if column is not number]
+            values = ", ".join(["NULL"] * len(columns))
+            return f"INSERT INTO {name} ({', '.join(columns)}) VALUES ({values})"
+        case "UPDATE":
+            columns = [column for column in _CHANGED if column in table.c] or table.c.keys()
+            changes = ", ".join(f"{column} = NULL" for column in columns)
+            return f"UPDATE {name} SET {changes} WHERE 1 = 0"
+        case "DELETE":
+            return f"DELETE FROM {name} WHERE 1 = 0"
+        case _:
+            return f"SELECT {', '.join(table.c.keys())} FROM {name} WHERE 1 = 0"

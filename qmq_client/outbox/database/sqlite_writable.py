@@ -1,0 +1,59 @@
+"""Whether a file of SQLite can be written here: the file, its journals, and the directory that they are in."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import suppress
+from typing import Any, Final
+
+#: Journals that are kept between transactions, by mode, as they are named behind the file. In other modes
+#: each transaction makes one.
+_JOURNALS: Final = {
+    "wal": ("-wal", "-shm"),
+    "truncate": ("-journal",),
+    "persist": ("-journal",),
+    "memory": (),
+    "off": (),
+}
+
+
+def unwritable(path: str, journal_mode: str = "") -> str | None:
+    """The file or directory that this process may not write, and that a COMMIT would need; or None.
+
+    SQLite itself says so only when a row is to be written, which may be long after the start. A
+    journal is made in the directory, unless its mode keeps one there, or keeps it in memory.
+    """
+    journals = [path + end for end in _JOURNALS.get(journal_mode, ())]
+    for each in (path, *journals):
+        if os.path.exists(each) and not _may(each, os.W_OK):
+            return each
+    if journal_mode in _JOURNALS and all(map(os.path.exists, journals)):
+        return None
+    directory = os.path.dirname(path)
+    return None if _may(directory, os.W_OK | os.X_OK) else directory
+
+
+def read_only_error(path: str, refused: str) -> sqlite3.OperationalError:
+    """The error for a file whose rows cannot be claimed, because of what `unwritable` told."""
+    return sqlite3.OperationalError(
+        f"{path} is read-only here, because {refused} is not writable for this user: no row can be "
+        "claimed. Let it write the file and its directory"
+    )
+
+
+def _may(path: str, mode: int) -> bool:
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
+
+
+def refuse_what_cannot_be_written(driver: Any, _: Any) -> None:
+    """A listener of `connect`: as servers are refused that are replicas, before anything is claimed."""
+    cursor = driver.cursor()
+    path = cursor.execute("PRAGMA database_list").fetchone()[2]
+    mode = ""
+    with suppress(sqlite3.OperationalError):  # not even to be read, if a log is to be made for that
+        mode = cursor.execute("PRAGMA journal_mode").fetchone()[0]
+    cursor.close()
+    if path and (refused := unwritable(path, mode)):
+        driver.close()
+        raise read_only_error(path, refused)
