@@ -16,12 +16,14 @@ from starlette.types import Receive, Scope, Send
 
 from qmq_broker.face.answers import INTERNAL, RequestRefusedError, error_code
 from qmq_broker.face.callers.door import Door
-from qmq_broker.face.exchanges.exchange import AsgiExchange, Exchange
+from qmq_broker.face.exchanges.exchange import AsgiExchange, Exchange, KeptAnswer
 from qmq_broker.face.exchanges.requests import (
+    BodyRoom,
     ClientGone,
     Encoding,
     encode,
     read_head,
+    send_whole,
 )
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import log_event
@@ -40,7 +42,8 @@ class App:
     ) -> None:
         """Without a `door` everybody may do everything."""
         self._door = door or Door(None, broker.time.now_ms)
-        self._hot = HotRoutes(broker, limits, instance=instance)
+        self._room = BodyRoom(limits)
+        self._hot = HotRoutes(broker, limits, self._room, instance=instance)
         self._admin = admin_app(broker)
         self._refused = broker.measures.refused
 
@@ -53,11 +56,19 @@ class App:
         if route is not None:
             await self.serve(exchange, partial(route, exchange))
         else:
-            await self.serve(exchange, partial(self._admin, scope, receive, exchange.send))
+            await self.serve(exchange, partial(self._ask, exchange, receive))
 
     def hot_route(self, path: bytes) -> Route | None:
         """The hot route of this path, or None when it is not one of the three."""
         return self._hot.find(path)
+
+    async def _ask(self, exchange: AsgiExchange, receive: Receive) -> None:
+        """Let the other routes answer, if there is room for what they say."""
+        answer = KeptAnswer()
+        await self._admin(exchange.scope, receive, answer.send)
+        self._room.check_answer(len(answer.body))
+        with self._room.answer(len(answer.body)):
+            await send_whole(exchange.send, answer.start, answer.body)
 
     async def serve(self, exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
         """Let a known caller in, and answer whatever goes wrong at the work."""

@@ -17,7 +17,7 @@ class FaceLimits:
     requests: int = 1_000
     #: Bytes of all bodies of sends, pulls and settlements, counted as they arrive.
     bodies_bytes: int = 256 * 1024 * 1024
-    #: Bytes of all answers to pulls that their clients have not read.
+    #: Bytes of all answers that their clients have not read.
     answers_bytes: int = 256 * 1024 * 1024
     #: A request in JSON: its parsing holds up everybody else, frames are there for more.
     json_bytes: int = 2 * 1024 * 1024

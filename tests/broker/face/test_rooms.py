@@ -130,3 +130,23 @@ def test_B10_bodies_of_pulls_and_settlements_take_of_the_same_room(rig: Rig, pat
     reply = client.post(path, b"x" * 1_001)
     assert (reply.status, reply.headers[b"retry-after"]) == (503, b"1")
     assert client.post("/v1/pull", PULL).status == 200
+
+
+def test_B10_answers_of_all_routes_take_of_the_same_room_and_short_ones_take_none(rig: Rig) -> None:
+    rig.send(b"x" * 150_000)
+    client = Client(rig, FaceLimits(answers_bytes=150_000))
+    path = f"/v1/files/read?path=commitlog/{0:020}&first=0&count=100000"
+
+    async def run() -> None:
+        is_read = asyncio.Event()
+        unread = asyncio.ensure_future(client.call("GET", path, is_read=is_read))
+        while (reply := await client.call("GET", path)).status == 200:
+            assert not unread.done()  # it is read from the disk
+        assert (reply.status, reply.headers[b"retry-after"]) == (503, b"1")
+        assert "unread" in reply.json["message"]
+        assert (await client.call("GET", "/healthz")).status == 200
+        is_read.set()
+        assert len((await unread).body) == 100_000
+        assert (await client.call("GET", path)).status == 200
+
+    asyncio.run(asyncio.wait_for(run(), 60))

@@ -113,10 +113,26 @@ class AsgiExchange:
         await answer(self.send, status, encoding, body, headers)
 
     async def send(self, message: Message) -> None:
-        """ASGI's own way to answer, for routes that speak it."""
+        """ASGI's own way to answer."""
         self.is_answering = True
         await self._send(message)
 
     async def _gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+
+class KeptAnswer:
+    """What an ASGI application answers, kept until it has returned. Not for streams."""
+
+    def __init__(self) -> None:
+        #: Status and headers.
+        self.start: Message = {}
+        self.body = b""
+
+    async def send(self, message: Message) -> None:
+        """For the application."""
+        if message["type"] == "http.response.start":
+            self.start = message
+        else:
+            self.body += message.get("body", b"")

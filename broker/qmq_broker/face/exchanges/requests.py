@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Final, Self, TypeVar
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from qmq_broker.face.answers import refuse
 from qmq_broker.face.callers.access import CALLER, NOBODY, Caller
@@ -164,18 +164,19 @@ class BodyRoom:
     def check_answer(self, answer_bytes: int) -> None:
         """Raise `RequestRefusedError` when there is no room for an answer of this length.
 
-        To be asked before messages are handed out: a refused hand-out would cost them an attempt.
+        To be asked before messages are handed out: a refused hand-out would cost them an attempt. What a
+        connection buffers anyway, as it would the refusal, needs no room.
         """
-        if self.unread_bytes + answer_bytes > self._limits.answers_bytes:
+        unread_bytes = self.unread_bytes + answer_bytes
+        if answer_bytes > _BUFFERED_BYTES and unread_bytes > self._limits.answers_bytes:
             raise _busy(f"answers of {self.unread_bytes} bytes are unread")
 
     @contextmanager
     def answer(self, answer_bytes: int) -> Iterator[None]:
-        """Count an answer until its client has read it; the request itself is done."""
+        """Count an answer until its client has read it."""
         self.unread_bytes += answer_bytes
         try:
-            with self.waiting():
-                yield
+            yield
         finally:
             self.unread_bytes -= answer_bytes
 
@@ -249,18 +250,22 @@ async def answer(
     body: bytes,
     headers: tuple[tuple[bytes, bytes], ...] = (),
 ) -> None:
-    """Send a whole answer; returns when all but `_BUFFERED_BYTES` of it has left this process."""
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [
-                (b"content-type", encoding.value),
-                (b"content-length", str(len(body)).encode()),
-                *headers,
-            ],
-        }
-    )
+    """Send a whole answer; see `send_whole`."""
+    start = {
+        "type": "http.response.start",
+        "status": status,
+        "headers": [
+            (b"content-type", encoding.value),
+            (b"content-length", str(len(body)).encode()),
+            *headers,
+        ],
+    }
+    await send_whole(send, start, body)
+
+
+async def send_whole(send: Send, start: Message, body: bytes) -> None:
+    """Send an answer with all of its body; returns when all but `_BUFFERED_BYTES` of it has left this process."""
+    await send(start)
     if len(body) > _BUFFERED_BYTES:
         # The end is sent apart: it waits until the client has read nearly all of the body.
         await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -47,10 +47,12 @@ Route = Callable[[Exchange], Awaitable[None]]
 class HotRoutes:
     """Send, pull and settle of one broker."""
 
-    def __init__(self, broker: Broker, limits: FaceLimits, *, instance: int) -> None:
+    def __init__(
+        self, broker: Broker, limits: FaceLimits, room: BodyRoom, *, instance: int
+    ) -> None:
         """Requires: `instance` from a source of randomness; ids of JSON messages begin with it."""
         self._broker = broker
-        self._room = BodyRoom(limits)
+        self._room = room
         self._json_bytes_max = limits.json_bytes
         self._ids = MessageIds(instance)
         self._routes: dict[bytes, Route] = {
@@ -124,7 +126,7 @@ class HotRoutes:
         )
         # The answer may wait long for its reader: one copy of the messages is enough.
         del given
-        with self._room.answer(len(body)):
+        with self._room.answer(len(body)), self._room.waiting():
             await exchange.answer(200, reply, body)
 
     async def _settle(self, head: Head, exchange: Exchange) -> None:
