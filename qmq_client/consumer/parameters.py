@@ -21,6 +21,7 @@ import typing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, Final
 
 from qmq_client.consumer.body import Decoder, body_decoder
@@ -126,7 +127,9 @@ def _check_kind(function: Callable[..., Any]) -> None:
             value=f"a {kind} already",
             remedy=f"Write @{kind} above @consumer.",
         )
-    if inspect.ismethod(function) or not inspect.isroutine(function):
+    # A partial is a routine for Python 3.14, where it binds like a method.
+    is_bound = inspect.ismethod(function) or isinstance(function, partial)
+    if is_bound or not inspect.isroutine(function):
         raise ConfigurationError(
             setting=f"handler {shown}",
             value=f"a {type(function).__name__}",
