@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -56,10 +57,7 @@ def make_database(databases: Databases, tmp_path: Path) -> Iterator[MakeDatabase
     made: list[Database] = []
 
     def make(kind: str) -> Database:
-        try:
-            made.append(databases.make(kind, tmp_path))
-        except ServiceMissingError as error:
-            give_up(str(error), os.environ)
+        made.append(databases.make(kind, tmp_path))
         return made[-1]
 
     yield make
@@ -73,10 +71,7 @@ def make_private_server(databases: Databases) -> Iterator[MakeServer]:
     made: list[PrivateServer] = []
 
     def make(kind: str, **settings: Any) -> PrivateServer:
-        try:
-            made.append(databases.private_server(kind, **settings))
-        except RungError as error:
-            give_up(f"no {kind} for the tests. {error}", os.environ)
+        made.append(databases.private_server(kind, **settings))
         made[-1].start()
         return made[-1]
 
@@ -114,10 +109,7 @@ def postgresql_database(make_database: MakeDatabase) -> Database:
 
 def require(package: str, find: Callable[[], Path | None]) -> Path:
     """A program or library; installed where that may be, else the test is skipped or failed."""
-    try:
-        return find_or_install(package, find)
-    except RungError as error:
-        give_up(f"no {package} for the tests. {error}", os.environ)
+    return find_or_install(package, find)
 
 
 def require_program(name: str, package: str) -> str:
@@ -128,6 +120,30 @@ def require_program(name: str, package: str) -> str:
 def _on_path(name: str) -> Path | None:
     found = shutil.which(name)
     return None if found is None else Path(found)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None]:
+    """Whatever a fixture needs and cannot have: the tests that ask for it are not run."""
+    with _without_what_is_missing():
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None]:
+    """The same for what a test asks for itself."""
+    with _without_what_is_missing():
+        yield
+
+
+@contextmanager
+def _without_what_is_missing() -> Iterator[None]:
+    try:
+        yield
+    except ServiceMissingError as error:
+        give_up(str(error), os.environ)
+    except RungError as error:
+        give_up(f"something is missing for the tests. {error}", os.environ)
 
 
 def give_up(reason: str, environment: Mapping[str, str]) -> NoReturn:

@@ -116,7 +116,21 @@ def test_a_rung_may_be_left_out(databases: Databases) -> None:
     )
 
 
-ASKING = "def test_asks(mysql_database): pass"
+ASKING = """
+import pytest
+from tests.services.rungs import RungError
+
+def test_asks(mysql_database): pass
+
+@pytest.fixture(scope="module")
+def server_of_a_module(databases):
+    raise RungError("no server of a module")
+
+def test_asks_by_a_fixture_of_its_own(server_of_a_module): pass
+
+def test_asks_by_itself():
+    raise RungError("no server of a test")
+"""
 
 
 @pytest.mark.parametrize("ci", ["", "1"])
@@ -135,6 +149,9 @@ def test_a_run_says_loudly_what_was_not_tested(tmp_path: Path, ci: str) -> None:
         text=True,
     )
     assert "environment: QMQ_TEST_MYSQL_URL is not set; running: left out" in done.stdout
+    assert "no server of a module" in done.stdout
+    assert "no server of a test" in done.stdout
+    assert ("1 failed, 2 errors" if ci else "3 skipped") in done.stdout
     assert ("NOT TESTED for want of a server" in done.stdout) == (not ci)
     assert done.returncode == (1 if ci else 0), done.stdout
 
