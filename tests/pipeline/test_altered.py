@@ -16,10 +16,10 @@ from qmq_pipeline.places.log import COMMIT_LOG
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.rows.altered import ALTERED_MAX, altered_records
 from qmq_pipeline.rows.decode import Piece, Selection, batches_by_subject
-from qmq_pipeline.tables.commits import RangeFacts
+from qmq_pipeline.tables.commits import ALTERED, ALTERED_COUNT, RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import MESSAGES, SCHEDULED
-from qmq_pipeline.work.ranges import ALTERED, ALTERED_COUNT, ingest_range
+from qmq_pipeline.work.ranges import ingest_range
 from tests.pipeline.world import FAR_MS, START_MS, DataDirectory, messages, scanned, spoilt
 
 SUBJECTS = ("orders", "flight.departed")

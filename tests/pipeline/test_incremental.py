@@ -48,13 +48,15 @@ if TYPE_CHECKING:
 SUBJECTS = ("orders", "flight.departed")
 GROUPS = ("billing", "mail")
 HOUR_MS = 3_600_000
-#: Small, so that a few hundred messages are several parts, days and blocks.
+#: Small, so that a few hundred messages are several parts, days and blocks; and what one run has seen becomes one
+#: file with what came in since.
 CUT = PipelineConfig(
     tables="set by the test",
     outbox_safety_s=0.0,
     window_bytes=12 * 1024,
     fold_block_sequences=32,
     partition_bytes=8 * 1024,
+    merge_commits=2,
 )
 #: No row is ever old enough to be read for the last time.
 _FOR_EVER_S = 100 * 365 * 86_400.0

@@ -14,7 +14,7 @@ from qmq_pipeline.jobs.audit_window import Window, between, judged_ranges
 from qmq_pipeline.jobs.deliveries import folded, groups
 from qmq_pipeline.jobs.ingest_outbox import outbox_now
 from qmq_pipeline.places.config import AuditOptions
-from qmq_pipeline.tables.commits import RangeFacts
+from qmq_pipeline.tables.commits import ALTERED, RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import (
     ACTIONS,
@@ -28,7 +28,6 @@ from qmq_pipeline.tables.schemas import (
 )
 from qmq_pipeline.tables.table import Table
 from qmq_pipeline.tables.tallies import WORD_BITS
-from qmq_pipeline.work.ranges import ALTERED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,10 +10,9 @@ from typing import Final
 from qmq_pipeline.jobs.deliveries import actions_end, folded
 from qmq_pipeline.jobs.ingest_outbox import last_scans
 from qmq_pipeline.places.config import PipelineConfig
-from qmq_pipeline.tables.commits import RangeFacts
+from qmq_pipeline.tables.commits import ALTERED, ALTERED_COUNT, EXPIRED, RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import MESSAGES
-from qmq_pipeline.work.ranges import ALTERED, ALTERED_COUNT
 
 #: By which the clocks of a database and of the broker may differ.
 _CLOCKS_MS: Final = 3_600_000
@@ -81,7 +80,7 @@ def judged_window(lake: Lake, config: PipelineConfig) -> Window:
         )
     gaps = []
     for number, one in enumerate(ranges):
-        if one.notes.get("is_expired"):
+        if one.notes.get(EXPIRED):
             before = ranges[number - 1].last_at_ms - grace_ms if number else 0
             after = (
                 ranges[number + 1].first_at_ms + grace_ms if number + 1 < len(ranges) else next_ms

@@ -2,7 +2,8 @@
 
 The driver cuts what is new into ranges, workers write them, the driver commits some dozens at a time.
 Nothing is kept but the commits: they say up to where each log was read, and with which stamp the last
-frame ended, so that a log that was restored to an older state is not taken for the one that was read.
+frame ended, so that a log that was restored to an older state is not taken for the one that was read. Small files
+of many short runs are merged at the end of a run, see `merge.py`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_pipeline.errors import ExpiredRangeError, SourceError
 from qmq_pipeline.jobs.log_tables import Written, commit, prepared, written
+from qmq_pipeline.jobs.merge import merge
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG, LogBounds
 from qmq_pipeline.places.log_watch import LogWatch
 from qmq_pipeline.places.options import Place
-from qmq_pipeline.tables.commits import RangeFacts
+from qmq_pipeline.tables.commits import EXPIRED, RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.log_end import LogEnd
 from qmq_pipeline.tables.schemas import ACTIONS, MESSAGES, TABLES
@@ -133,6 +135,8 @@ class _Run:
             )
         state = {"read_at_ms": read_at_ms, "next_offset": bounds.next_offset}
         self._lake.write_state(self._tables[0], state)
+        for table in self._tables:
+            merge(self._workers, self._config, self._lake, table)
         return result
 
     def _continued_bounds(self, last: RangeFacts | None) -> LogBounds:
@@ -185,7 +189,7 @@ class _Run:
             next=bounds.first_offset,
             rows=0,
             files=(),
-            notes={"is_expired": True},
+            notes={EXPIRED: True},
         )
 
     def _work(self, ranges: Sequence[LogRange]) -> Written:

@@ -40,6 +40,7 @@ from qmq_pipeline.tables.schemas import (
     OUTBOX,
     SCHEDULED,
 )
+from qmq_pipeline.tables.table import Table
 from qmq_pipeline.work.fold import bucket_of
 
 if TYPE_CHECKING:
@@ -132,16 +133,16 @@ class _New:
 
     def __init__(self, lake: Lake, seen: Mapping[str, Any]) -> None:
         self.seen = seen
-        log = int(seen.get("log", 0))
+        #: What is new of the log begins here; a range that was merged may begin before.
+        self.first_offset = int(seen.get("log", 0))
         self.ranges = lake.ranges(MESSAGES)
         log_end = max((one.next for one in self.ranges), default=0)
-        self.log = [one for one in self.ranges if one.first >= log]
-        self.aside = {
-            table.name: [
-                one for one in lake.ranges(table) if one.first >= log and one.next <= log_end
+        self.log = [one for one in self.ranges if one.next > self.first_offset]
+        self._of_table = {MESSAGES.name: self.log}
+        for table in (SCHEDULED, CANCELLED):
+            self._of_table[table.name] = [
+                one for one in lake.ranges(table) if self.first_offset < one.next <= log_end
             ]
-            for table in (SCHEDULED, CANCELLED)
-        }
         scans: dict[str, str] = dict(seen.get("outbox", {}))
         self.outbox: list[RangeFacts] = []
         for commit in lake.commits(OUTBOX):
@@ -157,6 +158,18 @@ class _New:
             and actions_end(lake) == seen.get("actions")
         )
 
+    def rows(self, spark: SparkSession, lake: Lake, table: Table) -> DataFrame:
+        """Those of one of the tables of the commit log."""
+        some = lake.read(spark, table, self._of_table[table.name])
+        return some.where(f"physical_offset >= {self.first_offset}") if self.first_offset else some
+
+    def windows(self, size: int) -> set[int]:
+        """Windows of the log that something came into."""
+        first = self.first_offset
+        return {
+            window for one in self.log for window in _windows(max(one.first, first), one.next, size)
+        }
+
 
 def changed_parts(
     spark: SparkSession, config: PipelineConfig, lake: Lake, new: _New, folded: Folded
@@ -166,15 +179,15 @@ def changed_parts(
     for subject, first in _changed_groups(new.seen["groups"], folded.groups):
         touched.setdefault(subject, RunList()).add(first, ENDLESS)
     size = config.window_bytes
-    windows = {window for one in new.log for window in _windows(one, size)}
+    windows = new.windows(size)
     for one in new.ranges:
         if any(
             touched[subject].overlaps(int(first), int(after))
             for subject in touched.keys() & one.sequences.keys()
             for first, after in one.sequences[subject]
         ):
-            windows.update(_windows(one, size))
-    old = [one for one in new.ranges if one.first < new.seen["log"]]
+            windows.update(_windows(one.first, one.next, size))
+    old = [one for one in new.ranges if one.first < new.first_offset]
     return windows | stored_windows(spark, lake, old, _new_ids(spark, lake, new), size)
 
 
@@ -193,17 +206,16 @@ def _changed_groups(
     return changed
 
 
-def _windows(one: RangeFacts, size: int) -> range:
-    return range(one.first // size, max(one.first, one.next - 1) // size + 1)
+def _windows(first: int, after: int, size: int) -> range:
+    return range(first // size, max(first, after - 1) // size + 1)
 
 
 def _new_ids(spark: SparkSession, lake: Lake, new: _New) -> DataFrame:
     """Ids of all that came in, as producer and counter."""
-    ids = lake.read(spark, MESSAGES, new.log).select("producer", "counter")
+    ids = new.rows(spark, lake, MESSAGES).select("producer", "counter")
     ids = ids.unionByName(lake.read(spark, OUTBOX, new.outbox).select("producer", "counter"))
     for table in (SCHEDULED, CANCELLED):
-        some = lake.read(spark, table, new.aside[table.name])
-        ids = ids.unionByName(some.select("producer", "counter"))
+        ids = ids.unionByName(new.rows(spark, lake, table).select("producer", "counter"))
     return ids
 
 
@@ -219,7 +231,11 @@ def _frame(
     size = config.window_bytes
     ranges = new.ranges
     if made is not None:
-        ranges = [one for one in ranges if any(window in made for window in _windows(one, size))]
+        ranges = [
+            one
+            for one in ranges
+            if any(window in made for window in _windows(one.first, one.next, size))
+        ]
     columns = [name for name in MESSAGES.names if name not in _WITHOUT]
     window = f"CAST(physical_offset DIV {size} AS BIGINT)"
     messages = lake.read(spark, MESSAGES, ranges).select(*columns)
@@ -239,8 +255,8 @@ def _frame(
         ),
         "qmq_groups": groups(spark, folded.groups),
         "qmq_outbox_new": lake.read(spark, OUTBOX, new.outbox).select(*_OUTBOX_COLUMNS),
-        "qmq_scheduled_new": lake.read(spark, SCHEDULED, new.aside[SCHEDULED.name]),
-        "qmq_cancelled_new": lake.read(spark, CANCELLED, new.aside[CANCELLED.name]),
+        "qmq_scheduled_new": new.rows(spark, lake, SCHEDULED),
+        "qmq_cancelled_new": new.rows(spark, lake, CANCELLED),
     }
     for name, frame in views.items():
         frame.createOrReplaceTempView(name)

@@ -15,6 +15,7 @@ from qmq_pipeline.errors import OptionError
 from qmq_pipeline.places.log import RANGE_BYTES
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.places.outbox_options import OUTBOX_SAFETY_S
+from qmq_pipeline.tables.merging import MERGE_COMMITS, MERGED_BYTES, MERGED_KEPT_S
 
 #: Ranges that one Spark job ingests before they are committed: a crash costs at most these again.
 RANGES_PER_COMMIT: Final = 64
@@ -104,6 +105,12 @@ class PipelineConfig:
     fold_block_sequences: int = BLOCK_SEQUENCES
     #: Bytes of log in one part of `lifecycle`: what is made anew when a message of it changed.
     window_bytes: int = WINDOW_BYTES
+    #: So many small commits that follow each other become one …
+    merge_commits: int = MERGE_COMMITS
+    #: … of so many bytes of log, which is not small any more.
+    merged_bytes: int = MERGED_BYTES
+    #: How long files stay that were merged.
+    merged_kept_s: float = MERGED_KEPT_S
     audit: AuditOptions = field(default_factory=AuditOptions)
     #: What `run` exposes the tables as when it is done; None for not at all.
     expose: ExposeOptions | None = None

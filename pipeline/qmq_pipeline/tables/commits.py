@@ -8,7 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
+
+#: Notes of a range of the commit log: records whose bytes do not have the checksum they carry, and how many.
+ALTERED: Final = "altered"
+ALTERED_COUNT: Final = "altered_count"
+#: Note of a range that retention gave up before it was read.
+EXPIRED: Final = "is_expired"
+#: Note of a commit that small ones were merged into: when, ms since 1970.
+MERGED_AT: Final = "merged_at_ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

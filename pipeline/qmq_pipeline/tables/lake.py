@@ -14,6 +14,8 @@ again (a retry, a speculative twin, a second run after a crash) writes the same 
 in between, so there each try has a file of its own. The driver commits when all tasks are done; what a run left behind without a commit is removed by the next. So a row is
 there once, whatever died when.
 
+Small files of a log are merged: one commit takes the place of those that it `replaces`, see `merging.py`.
+
 Derived tables are written by part: a window of the log, a day. Each run commits the whole list of parts, with new
 files for those that changed and the old ones for the rest, and `replaces` the list before it; so readers see the old
 state or the new one, never both.
@@ -32,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from qmq_pipeline.errors import LakeError
-from qmq_pipeline.tables.commits import Commit, DataFile, RangeFacts
+from qmq_pipeline.tables.commits import MERGED_AT, Commit, DataFile, RangeFacts
 from qmq_pipeline.tables.lake_files import DRAFT, LakeFiles, Statistics
 from qmq_pipeline.tables.table import Table
 from qmq_pipeline.tables.tallies import TALLY, Columns, Tallying, tally_columns, tally_path
@@ -59,11 +61,14 @@ PART: Final = "part"
 class Lake:
     """The tables below one folder. Cheap to make; travels to workers as its path."""
 
-    def __init__(self, root: str) -> None:
-        """Raises `LakeError` for an address that no file system is known for."""
+    def __init__(self, root: str, files: LakeFiles | None = None) -> None:
+        """`files`: how they are read and written, where not as `LakeFiles` does it.
+
+        Raises `LakeError` for an address that no file system is known for.
+        """
         # As a folder that is made on the way would change what `..` behind it leads to.
         self.root = root if "://" in root else os.path.abspath(root)
-        self._files = LakeFiles(self.root)
+        self._files = LakeFiles(self.root) if files is None else files
 
     def __reduce__(self) -> tuple[object, ...]:
         return Lake, (self.root,)
@@ -124,12 +129,27 @@ class Lake:
         return next(iter(reversed(self.commits(table))), None)
 
     def _all_commits(self, table: Table) -> tuple[list[Commit], set[str]]:
-        found = [
-            Commit.from_json(self._files.read_text(path) or "{}")
-            for path in sorted(self._files.names(f"{self.folder(table)}/{COMMITS}"))
-            if path.endswith(".json") and DRAFT not in path and not path.endswith(_STATE)
-        ]
-        return found, {name for one in found for name in one.replaces}
+        while True:
+            texts = [
+                self._files.read_text(path)
+                for path in sorted(self._files.names(f"{self.folder(table)}/{COMMITS}"))
+                if path.endswith(".json") and DRAFT not in path and not path.endswith(_STATE)
+            ]
+            found = [Commit.from_json(text) for text in texts if text is not None]
+            if len(found) == len(texts):
+                return found, {name for one in found for name in one.replaces}
+            # One was swept since its name was read: what stands for it may not have been there then.
+
+    def read_commit(self, table: Table, name: str) -> Commit:
+        """One commit, which must be there."""
+        return Commit.from_json(self._files.read_text(self._commit_path(table, name)) or "{}")
+
+    def sync_commit(self, table: Table, commit: Commit) -> None:
+        """Make a commit survive a power cut, as `sync_files` does its files."""
+        self._files.sync(self._commit_path(table, commit.name))
+
+    def _commit_path(self, table: Table, name: str) -> str:
+        return f"{self.folder(table)}/{COMMITS}/{name}.json"
 
     def ranges(self, table: Table) -> list[RangeFacts]:
         """All committed ranges of a table, in order of source and position."""
@@ -158,7 +178,7 @@ class Lake:
             replaces=tuple(replaces),
             notes=notes or {},
         )
-        self._files.write_text(f"{self.folder(table)}/{COMMITS}/{name}.json", made.to_json())
+        self._files.write_text(self._commit_path(table, name), made.to_json())
         return made
 
     def write_state(self, table: Table, state: Mapping[str, Any]) -> None:
@@ -233,18 +253,22 @@ class Lake:
         facts = RangeFacts(source=run, first=0, next=0, rows=rows, files=some)
         self.commit(table, [facts], name=run)
 
-    def sweep(self, table: Table) -> int:
+    def sweep(self, table: Table, *, merged_before_ms: int | None = None) -> int:
         """Remove data files that no commit names, and commits that were replaced. Returns how many files.
 
         Such files are of a run that did not end, or of parts that were made anew since. What somebody else
-        lists stays, see `keep`. Requires: no other run writes this table.
+        lists stays, see `keep`, and so does what was merged, but not before `merged_before_ms` where that is given.
+        Requires: no other run writes this table.
         """
         commits, replaced = self._all_commits(table)
         folder = self.folder(table)
+        if merged_before_ms is not None:
+            old = (one for one in commits if one.notes.get(MERGED_AT, 0) <= merged_before_ms)
+            replaced = {name for one in old for name in one.replaces}
         # The oldest goes first: it is never there without the one that replaces it.
         for one in commits:
             if one.name in replaced:
-                self._files.delete(f"{folder}/{COMMITS}/{one.name}.json")
+                self._files.delete(self._commit_path(table, one.name))
         kept = {
             file.path
             for commit in commits

@@ -1,9 +1,10 @@
 """Where a table of a log ends, by the names of its commits: as quick after years of small commits as on the first day.
 
 Ranges of a log follow each other, and a commit is named by what it holds, `<store>-<first>-<next>`. So the last range
-is in the commit with the last name, and what a run left behind that died stands behind it: commits of tables that were
+is in the commit whose name ends last, and what a run left behind that died stands behind it: commits of tables that were
 written before the one that says how far the log was read, and data files in the folders of the last range's day and
-of later ones. Nothing else has to be looked at.
+of later ones. Nothing else has to be looked at. A commit that stands for several (`merging.py`) is named by all that it
+holds; it is never behind the last of them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final
 from qmq_pipeline.tables.commits import Commit, RangeFacts
 from qmq_pipeline.tables.lake import COMMITS, Lake
 from qmq_pipeline.tables.lake_files import LakeFiles
+from qmq_pipeline.tables.merging import Span
 from qmq_pipeline.tables.table import Table
 from qmq_pipeline.tables.tallies import tally_path
 
@@ -39,11 +41,20 @@ class LogEnd:
 
     def last(self) -> RangeFacts | None:
         """The last range that was committed; None where there is none."""
-        name = max(self._commits, default=None)
+        name = max(self._commits, key=lambda path: (self._commits[path], path), default=None)
         if name is None:
             return None
         commit = Commit.from_json(self._files.read_text(name) or "{}")
         return max(commit.ranges, key=lambda one: one.next)
+
+    def spans(self) -> list[Span]:
+        """All commits, those that others stand for among them."""
+        found = []
+        for path, end in self._commits.items():
+            name = path.rpartition("/")[2].removesuffix(".json")
+            first = name.split("-")[-2:-1]
+            found += [Span(int(one), end, name) for one in first if one.isdecimal()]
+        return found
 
     def clear_behind(self, last: RangeFacts | None) -> int:
         """Remove commits and files behind the `last` range of the log that counts; how many data files."""

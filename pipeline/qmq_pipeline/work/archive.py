@@ -17,11 +17,11 @@ from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.wire.record import BodyKind, Record, encode_record, record_crc
 from qmq_pipeline.errors import DamagedRangeError
 from qmq_pipeline.places.options import Place
-from qmq_pipeline.tables.commits import RangeFacts
+from qmq_pipeline.tables.commits import ALTERED, RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import MESSAGES, SCHEDULED, TABLES
 from qmq_pipeline.tables.table import Table
-from qmq_pipeline.work.ranges import ALTERED, ingest_range
+from qmq_pipeline.work.ranges import ingest_range
 
 _COLUMNS: Final = (
     "subject",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from qmq_pipeline.errors import IncompleteError
-from qmq_pipeline.tables.commits import RangeFacts
+from qmq_pipeline.tables.commits import EXPIRED, RangeFacts
 
 
 def next_sequences(
@@ -22,7 +22,7 @@ def next_sequences(
     """
     expected = dict(known)
     for facts in ranges:
-        if facts.notes.get("is_expired"):
+        if facts.notes.get(EXPIRED):
             expected, is_from_start = {}, False
         for subject in {*facts.sequences, *facts.lost}:
             runs = [*facts.sequences.get(subject, ()), *facts.lost.get(subject, ())]

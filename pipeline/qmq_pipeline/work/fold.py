@@ -105,10 +105,18 @@ def fold_piece(
 def action_batches(lake: Lake, first_offset: int, next_offset: int) -> Iterator[pa.RecordBatch]:
     """Committed actions between two offsets in order of the log, times as microseconds."""
     for one in lake.ranges(ACTIONS):
-        for file in one.files if first_offset <= one.first < next_offset else ():
+        # One that was merged may begin before, and may hold what came in since.
+        is_within = first_offset <= one.first and one.next <= next_offset
+        is_beside = one.next <= first_offset or next_offset <= one.first
+        for file in () if is_beside else one.files:
             for batch in lake.read_file(ACTIONS, file.path, _COLUMNS):
-                at = batch.schema.get_field_index("at")
-                yield batch.set_column(at, "at", batch.column(at).cast(pa.int64()))
+                offsets = batch["action_offset"]
+                rows = batch
+                if not is_within:
+                    is_old = pc.less(offsets, first_offset)
+                    rows = batch.filter(pc.and_not(pc.less(offsets, next_offset), is_old))
+                at = rows.schema.get_field_index("at")
+                yield rows.set_column(at, "at", rows.column(at).cast(pa.int64()))
 
 
 class _Shelf:

@@ -31,7 +31,7 @@ from qmq_pipeline.rows.decode import (
     batches_by_subject,
     frame_runs,
 )
-from qmq_pipeline.tables.commits import DataFile, RangeFacts
+from qmq_pipeline.tables.commits import ALTERED, ALTERED_COUNT, DataFile, RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import ACTIONS, CANCELLED, COPIES, MESSAGES, SCHEDULED
 from qmq_pipeline.tables.table import Table
@@ -42,9 +42,8 @@ TABLES_OF: Final = {
     COMMIT_LOG: (MESSAGES, SCHEDULED, CANCELLED, COPIES),
     ACTION_LOG: (ACTIONS,),
 }
-#: Notes of a range of the commit log: records whose bytes do not have the checksum they carry, and how many.
-ALTERED: Final = "altered"
-ALTERED_COUNT: Final = "altered_count"
+#: Tables in whose files the rows of a subject stand together; in the others all stand in order of the log.
+BY_SUBJECT: Final = (MESSAGES, SCHEDULED)
 _DIGITS: Final = 20
 Runs = dict[str, list[tuple[int, int]]]
 
@@ -137,11 +136,16 @@ def add_run(runs: Runs, subject: str, first: int, count: int) -> None:
         of_subject.append((first, first + count))
 
 
+def file_name(first_offset: int, next_offset: int) -> str:
+    """Name of a data file with the rows of this range of the log."""
+    return f"{first_offset:0{_DIGITS}d}-{next_offset:0{_DIGITS}d}.parquet"
+
+
 def _write(
     lake: Lake, table: Table, frames: Iterable[ScannedFrame], within: LogRange, seen: _Seen
 ) -> tuple[DataFile, ...]:
     """One file for each day, its rows ordered by subject; frames stand in the order of time."""
-    name = f"{within.first_offset:0{_DIGITS}d}-{within.next_offset:0{_DIGITS}d}.parquet"
+    name = file_name(within.first_offset, within.next_offset)
     files = []
     for day, of_day in groupby(frames, key=lambda frame: frame.header.stored_at_ms // 86_400_000):
         rows = _rows(table, of_day, seen)

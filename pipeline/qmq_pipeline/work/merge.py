@@ -1,0 +1,64 @@
+"""What one worker does to merge small files of a range: one file for each day instead of many, with the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+
+from qmq_pipeline.errors import LakeError
+from qmq_pipeline.tables.commits import DataFile
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.lake_files import ROW_GROUP_ROWS
+from qmq_pipeline.tables.schemas import table_named
+from qmq_pipeline.tables.table import Table
+from qmq_pipeline.tables.tallies import AUDITED
+from qmq_pipeline.work.ranges import BY_SUBJECT, file_name
+
+
+def merge_piece(
+    tables: str, table: str, first: int, after: int, files: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Write the files of a range anew, which are in order of the log: one for each day. Returns the files that the
+    range has then; one that is alone in its day stays as it is. Safe to do again; what is written is synced."""
+    lake, made_of = Lake(tables), table_named(table)
+    merged = []
+    of_days = groupby(
+        (DataFile(**one) for one in files), key=lambda one: one.path.rpartition("/")[0]
+    )
+    for day, of_day in of_days:
+        some = list(of_day)
+        if len(some) == 1:
+            merged += some
+            continue
+        write = lake.write_tallied if table in AUDITED else lake.write
+        path = f"{day}/{file_name(first, after)}"
+        file = write(made_of, path, _rows(lake, made_of, some))
+        if file.rows != sum(one.rows for one in some):
+            raise LakeError(
+                path=lake.url(f"{lake.folder(made_of)}/{some[0].path}"),
+                reason="it, or one of those behind it, has other rows than its commit says",
+                remedy="Ingest the log into another folder",
+            )
+        merged.append(file)
+    lake.sync_files(made_of, merged)
+    return [asdict(one) for one in merged]
+
+
+def _rows(lake: Lake, table: Table, files: Sequence[DataFile]) -> Iterator[pa.RecordBatch]:
+    """All rows: those of each subject together where files are in this order, and in order of the log."""
+    try:
+        batches = [batch for one in files for batch in lake.read_file(table, one.path, table.names)]
+    except FileNotFoundError as error:
+        raise LakeError(
+            path=lake.root,
+            reason=f"a file is missing that a commit of {table.name} names: {error}",
+            remedy="Bring it back, or ingest the log into another folder",
+        ) from error
+    rows = pa.Table.from_batches(batches, table.arrow())
+    if table in BY_SUBJECT:
+        rows = rows.take(pa.compute.sort_indices(rows["subject"]))
+    yield from rows.combine_chunks().to_batches(max_chunksize=ROW_GROUP_ROWS)
