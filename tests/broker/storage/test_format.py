@@ -140,6 +140,17 @@ def test_B9_a_second_broker_is_refused_before_it_touches_anything(tmp_path: Path
     Store.open(OsDisk(str(tmp_path)), FakeClock(), OPTIONS).close()
 
 
+def test_B9_a_second_broker_is_refused_while_the_first_one_has_made_nothing_yet(
+    tmp_path: Path,
+) -> None:
+    first = OsDisk(str(tmp_path))
+    lock = first.lock(layout.LOCK, "another")
+    with pytest.raises(LockedError):
+        Store.open(OsDisk(str(tmp_path)), FakeClock(), OPTIONS)
+    assert [path.name for path in tmp_path.iterdir()] == [layout.LOCK]
+    lock.release()
+
+
 def linked_copy(root: Path, target: Path) -> Path:
     """As `cp -al` makes it, without its lock file."""
     shutil.copytree(root, target, copy_function=os.link)

@@ -111,6 +111,19 @@ def test_none_is_made(why: str) -> None:
     assert len(world.disk.operations) == before
 
 
+@pytest.mark.parametrize(("more_bytes", "made"), [(-1, []), (0, ["spare.0"])])
+def test_a_spare_leaves_the_reserve_and_room_for_another_segment(
+    more_bytes: int, made: list[str]
+) -> None:
+    reserve_bytes = 10_000
+    world = half_full(options=replace(OPTIONS, reserve_bytes=reserve_bytes))
+    disk = world.disk
+    disk.capacity_bytes -= 1  # now what is used counts
+    disk.capacity_bytes -= disk.free_bytes() - (reserve_bytes + 2 * SEGMENT + more_bytes)
+    make(world.store)
+    assert names(disk) == made
+
+
 def test_the_draft_of_a_life_before_is_cleared_away() -> None:
     world = half_full()
     world.store.spare_maker.step(is_busy=False)

@@ -153,6 +153,17 @@ def test_a_clean_stop_is_known_at_the_next_start_and_nothing_is_read_again() -> 
     assert not Store.open(world.disk, FakeClock(), OPTIONS).recovery.clean
 
 
+def test_the_mark_of_an_older_stop_is_not_taken_for_a_clean_one() -> None:
+    """As in a directory whose files come from two copies."""
+    disk = RecordingDisk()
+    World(disk).store.close()
+    mark = disk.open(layout.CLEAN).read(0, 10**6)
+    World(disk)
+    disk.unlock()
+    disk.open(layout.CLEAN, is_new=True).write(0, [mark])
+    assert not Store.open(disk, FakeClock(), OPTIONS).recovery.clean
+
+
 def test_a_hundred_idle_restarts_leave_nothing_but_a_higher_epoch() -> None:
     disk = RecordingDisk()
     World(disk).store.close()
