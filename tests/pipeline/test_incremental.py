@@ -38,9 +38,9 @@ from qmq_pipeline.jobs.marts import MARTS, marts
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.lake import Lake
-from qmq_pipeline.tables.schemas import DELIVERIES, FLOW_MINUTE, LIFECYCLE
+from qmq_pipeline.tables.schemas import DELIVERIES, FLOW_MINUTE, LIFECYCLE, MESSAGES
 from qmq_pipeline.tables.table import Table
-from tests.pipeline.world import START_MS, DataDirectory, OutboxDatabase, messages
+from tests.pipeline.world import FAR_MS, START_MS, DataDirectory, OutboxDatabase, messages
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -262,3 +262,24 @@ def test_P2_tables_made_by_part_over_random_cuts_are_those_made_as_a_whole(
     assert contents(spark, config.tables, FLOW_MINUTE) == whole[FLOW_MINUTE.name]
     life.directory.close()
     life.database.close()
+
+
+def test_P2_what_came_in_is_found_where_it_was_merged_with_what_was_seen(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    directory = DataDirectory(tmp_path / "broker")
+    place = Place(path=str(directory.path))
+    config = PipelineConfig(tables=str(tmp_path / "tables"), place=place, merge_commits=2)
+    for number, count in enumerate((10, 40)):
+        directory.append(messages(MessageIds(number), count, subjects=SUBJECTS))
+        due = messages(MessageIds(10 + number), count // 10, subjects=SUBJECTS)
+        due = [msgspec.structs.replace(one, due_at_ms=FAR_MS) for one in due]
+        directory.append(due, kind=FrameKind.DELAYED)
+        ingest(spark, config)
+        done = lifecycle(spark, config)
+        assert len(Lake(config.tables).ranges(MESSAGES)) == 1
+    assert done.lifecycle == 55
+    parts = contents(spark, config.tables, LIFECYCLE)
+    lifecycle(spark, config, is_full=True)
+    assert contents(spark, config.tables, LIFECYCLE) == parts
+    directory.close()
