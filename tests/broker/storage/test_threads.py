@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.logs.actions import Acked
 from qmq_broker.storage.store import Store
 from qmq_client.wire.message_id import MessageIds
-from tests.crash.world import OPTIONS, make_frame
+from tests.crash.recording_disk import Operation, RecordingDisk
+from tests.crash.world import OPTIONS, World, make_frame
 from tests.kit.clock import FakeClock
 
 COMMITS = 150
@@ -88,3 +90,36 @@ def test_actions_may_be_synced_while_they_are_written(tmp_path: Path) -> None:
     store = Store.open(OsDisk(str(tmp_path)), FakeClock(), SETTINGS)
     assert list(store.actions.replay()) == actions
     store.close()
+
+
+class _ReadMeanwhile(RecordingDisk):
+    """Before each operation takes effect, somebody reads: as another thread may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: Callable[[], None] = lambda: None
+
+    def perform(self, call: str, path: str, operation: Operation) -> None:
+        self.read()
+        super().perform(call, path, operation)
+
+
+def test_what_a_log_says_is_written_is_there_for_whoever_reads_meanwhile() -> None:
+    disk = _ReadMeanwhile()
+    world = World(disk)
+    log = world.store.actions.log
+
+    def content() -> bytes:
+        end = log.written_offset
+        return b"".join(
+            log.read(base, min(end - base, log.segment_bytes)) for base in log.bases() if base < end
+        )
+
+    seen: list[bytes] = []
+    disk.read = lambda: seen.append(content())
+    for count in range(40):
+        world.act(1 + count % 3)
+    disk.read = lambda: None
+    assert len(log.bases()) > 2
+    assert all(content().startswith(one) for one in seen)
+    world.store.close()
