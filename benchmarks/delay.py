@@ -22,7 +22,7 @@ from benchmarks.suite import Bench
 from qmq_broker.options import StoreOptions
 from qmq_broker.service.delay.damage import Damage
 from qmq_broker.service.delay.load import Load, frozen_sequences
-from qmq_broker.service.delay.releasing import Delay
+from qmq_broker.service.delay.releasing import Releaser
 from qmq_broker.service.delay.rows import end_of
 from qmq_broker.service.delay.wheel import Wheel
 from qmq_broker.service.limits import ServiceLimits
@@ -124,10 +124,10 @@ class _Broker:
             on_visible=lambda _: None,
             on_poisoned=print,
         )
-        self.delay = Delay(
+        self.releaser = Releaser(
             self.store.schedule, self.writer, self.clock, limits, post=self._posted.append
         )
-        self.delay.begin()
+        self.releaser.begin()
 
     def append(self, frames: list[MessageFrame]) -> float:
         """Append and sync, some requests in each commit; returns the processor time."""
@@ -139,7 +139,7 @@ class _Broker:
 
     def step(self) -> None:
         """One step of the releases, and the commit of what it submitted."""
-        self.delay.step()
+        self.releaser.step()
         self._run()
         self.writer.step()
         self._run()
@@ -148,8 +148,8 @@ class _Broker:
         """Release so many messages; returns wall time and processor time."""
         self.store.schedule.beside.start = in_a_thread  # as in the broker
         began_s, cpu_s = time.perf_counter(), time.process_time()
-        wanted = self.delay.counts.released + count
-        while self.delay.counts.released < wanted:
+        wanted = self.releaser.counts.released + count
+        while self.releaser.counts.released < wanted:
             self.step()
         return time.perf_counter() - began_s, time.process_time() - cpu_s
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from qmq_broker.service.delay.query import DelayQuery
-from qmq_broker.service.delay.releasing import Delay
+from qmq_broker.service.delay.releasing import Releaser
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
 from qmq_broker.storage.schedule.cancelled import Cancelled
@@ -157,21 +157,23 @@ class Releases:
             on_visible=lambda _: None,
             on_poisoned=self._fail,
         )
-        self.delay = Delay(store.schedule, self._writer, clock, LIMITS, post=self._posted.append)
-        self.query = DelayQuery(store.schedule, self.delay)
-        self.delay.begin()
+        self.releaser = Releaser(
+            store.schedule, self._writer, clock, LIMITS, post=self._posted.append
+        )
+        self.query = DelayQuery(store.schedule, self.releaser)
+        self.releaser.begin()
 
     def release(self) -> None:
         """Everything that is due."""
         idle = 0
         while idle < 2:
-            before = self.delay.counts.released, self.delay.loaded
-            self.delay.step()
+            before = self.releaser.counts.released, self.releaser.near.loaded
+            self.releaser.step()
             self._run()
             self._writer.step()
             self._run()
-            is_idle = before == (self.delay.counts.released, self.delay.loaded)
-            idle = idle + 1 if is_idle and not self.delay.is_busy else 0
+            is_idle = before == (self.releaser.counts.released, self.releaser.near.loaded)
+            idle = idle + 1 if is_idle and not self.releaser.is_busy else 0
 
     def message(self, body: bytes) -> DelayedMessage:
         """The newest place of a pending message."""

@@ -49,13 +49,13 @@ class Served:
         self.clock = clock
         self.broker = Broker(store, clock, settings, post=self.posted.append, draw=lambda: 1.0)
         self.broker.delivery.start(self.broker.time.now_ms())
-        self.broker.delayed.delay.begin()
+        self.broker.delayed.releaser.begin()
 
     def turn(self) -> None:
         """What is done by time, until nothing is left to do."""
         for _ in range(5):
             self.broker.step()
-            self.broker.delayed.delay.step()
+            self.broker.delayed.releaser.step()
             self.commit()
             self.broker._action_sync.step()
             self.clock.pass_ms(1_000)
@@ -173,7 +173,7 @@ def kills(life: AsideLife) -> None:
     life.served.turn()
     life.kill()
     life.clock.pass_ms(21 * HOUR_MS)
-    life.served.broker.delayed.delay.step()
+    life.served.broker.delayed.releaser.step()
     life.served.commit()
     life.kill()
     life.served.turn()

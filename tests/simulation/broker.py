@@ -182,7 +182,7 @@ class BrokerLife:
         """Rebuild the groups and begin the strands."""
         broker, process = self.broker, self.process
         broker.delivery.start(broker.time.now_ms())
-        broker.delayed.delay.begin()
+        broker.delayed.releaser.begin()
         for name, work in (
             ("writer", self._write),
             ("action sync", self._sync_actions),
@@ -230,8 +230,8 @@ class BrokerLife:
         if self.broker.writer.waiting_bytes:
             self._is_work_new = True
             self._scheduler.give(self._has_work)
-        delay = self.broker.delayed.delay
-        if delay.is_busy or delay._arrivals:  # what its thread is notified of
+        releaser = self.broker.delayed.releaser
+        if releaser.is_busy or releaser.has_news:  # what its thread is notified of
             self._scheduler.give(self._delay_is_wanted)
 
     def _write(self) -> None:
@@ -256,7 +256,7 @@ class BrokerLife:
     def _release(self) -> None:
         while not self._is_stopping:
             try:
-                wait_s = self.broker.delayed.delay.step()
+                wait_s = self.broker.delayed.releaser.step()
             except QmqError as error:  # as the thread's loop does
                 self._scheduler.note(f"releases failed: {error!r:.200}")
                 wait_s = 1.0

@@ -14,7 +14,7 @@ import pytest
 from qmq_broker.errors import DiskFullError
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.delay.changes import DelayChanges, OnCancelled
-from qmq_broker.service.delay.releasing import Delay
+from qmq_broker.service.delay.releasing import Releaser
 from qmq_broker.service.delay.wheel import Wheel
 from qmq_broker.service.delivery import delivery, picking
 from qmq_broker.service.delivery.changes import Changes
@@ -135,17 +135,17 @@ def repeats_are_not_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_release_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    settle = Delay._settle
+    settle = Releaser._settle
     again: set[tuple[int, int]] = set()
 
-    def settle_and_hold(self: Delay, release: Any, placed: Any, done_ms: int) -> None:
+    def settle_and_hold(self: Releaser, release: Any, placed: Any, done_ms: int) -> None:
         settle(self, release, placed, done_ms)
         name = (release.messages[0].bucket, release.messages[0].sequence)
         if name not in again:
             again.add(name)
             self._held.append((release.messages, release.is_overdue))
 
-    monkeypatch.setattr(Delay, "_settle", settle_and_hold)
+    monkeypatch.setattr(Releaser, "_settle", settle_and_hold)
     monkeypatch.setattr(Schedule, "unsettled", lambda self, frame, taken: frame)
 
 

@@ -118,7 +118,7 @@ class Broker:
     def start(self) -> int:
         """Rebuild the groups and start the threads; returns how many actions were replayed."""
         replayed = self.delivery.start(self.time.now_ms())
-        self.delayed.delay.begin()
+        self.delayed.releaser.begin()
         self._store.work_beside(in_a_thread)
         for thread in self._threads:
             thread.start()
@@ -202,7 +202,7 @@ class Broker:
         Blocks up to `deadline_s` for each thread. Do not call it in the loop thread, which must
         answer what the writer still commits.
         """
-        self.delayed.delay.stop()
+        self.delayed.releaser.stop()
         self.writer.stop()
         self._action_sync.stop()
         self._indexer.stop()
@@ -267,7 +267,7 @@ def _threads(
         threading.Thread(target=writer.run, name="qmq-writer", daemon=True),
         threading.Thread(target=sync.run, name="qmq-action-sync", daemon=True),
         threading.Thread(target=indexer.run, name="qmq-indexer", daemon=True),
-        threading.Thread(target=delayed.delay.run, name="qmq-delay", daemon=True),
+        threading.Thread(target=delayed.releaser.run, name="qmq-delay", daemon=True),
     ]
 
 

@@ -104,7 +104,7 @@ class SettingAside:
     def step(self, now_ms: int) -> bool:
         """A bounded part in both directions; returns whether there is more to bring back."""
         # Asked first: whatever is released by now is brought back before anything is declared lost.
-        released_until_ms = self._delayed.delay.released_until_ms
+        released_until_ms = self._delayed.releaser.released_until_ms
         try:
             is_unfinished = all(self.bring_back(now_ms) for _ in range(PASSES_MAX))
             if not is_unfinished:
@@ -165,8 +165,8 @@ class SettingAside:
 
     def _clear(self, due_before_ms: int) -> None:
         """Cancel damaged copies that nobody waits for any more, so that their files may go."""
-        delay = self._delayed.delay
-        damaged, more = delay.counts.damaged_copies, set(delay.counts.more_copies)
+        releaser = self._delayed.releaser
+        damaged, more = releaser.counts.damaged_copies, set(releaser.counts.more_copies)
         gone = [one for one in list(damaged) if one.due_at_ms < due_before_ms]
         for one in gone:
             damaged.remove(one)
@@ -175,7 +175,7 @@ class SettingAside:
                 Cancelled(one.bucket, one.sequence, one.source, one.subject, one.message_id)
                 for one in gone
             ]
-            self._delayed.changes.cancel(places, lambda _: delay.look_again(more))
+            self._delayed.changes.cancel(places, lambda _: releaser.look_again(more))
 
     def _put_away(self, now_ms: int) -> None:
         """Begin with the next group that has something far off."""

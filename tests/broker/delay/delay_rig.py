@@ -73,7 +73,7 @@ class DelayRig(Rig):
     def start(self) -> None:
         """Open the store; what is overdue is looked at."""
         super().start()
-        self.broker.delayed.delay.begin()
+        self.broker.delayed.releaser.begin()
 
     def send_delayed(self, due: dict[bytes, int], *, subject: str = SUBJECT) -> Placed:
         """Send messages that are due at these times, and wait until they are durable."""
@@ -91,15 +91,18 @@ class DelayRig(Rig):
 
     def release(self) -> int:
         """Release everything that is due; how many messages that were."""
-        delay = self.broker.delayed.delay
-        before, idle = delay.counts.released, 0
+        releaser = self.broker.delayed.releaser
+        before, idle = releaser.counts.released, 0
         while idle < IDLE_STEPS:
-            progress = delay.counts.released, delay.loaded
-            delay.step()
+            progress = releaser.counts.released, releaser.near.loaded
+            releaser.step()
             self.commit()
-            is_idle = progress == (delay.counts.released, delay.loaded) and not delay.is_busy
+            is_idle = (
+                progress == (releaser.counts.released, releaser.near.loaded)
+                and not releaser.is_busy
+            )
             idle = idle + 1 if is_idle else 0
-        return delay.counts.released - before
+        return releaser.counts.released - before
 
     def pass_and_release(self, ms: int) -> int:
         """Let time pass, and release what is due then."""

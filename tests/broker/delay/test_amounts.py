@@ -33,7 +33,7 @@ def test_F34_D3_a_hundred_thousand_messages_due_at_one_moment_come_once_each(
     fill(rig, rig.now_ms + 2 * HOUR_MS)
     rig.pass_and_release(2 * HOUR_MS - 1)
     assert rig.bodies() == []
-    assert rig.broker.delayed.delay.loaded <= 37_500
+    assert rig.broker.delayed.releaser.near.loaded <= 37_500
     rig.clock.pass_ms(1)
     while rig.broker.delayed.query.status().pending:
         rig.release()
@@ -52,10 +52,10 @@ def test_D2_D3_very_many_due_in_one_second_take_bounded_memory_and_hold_up_no_se
         numbers = range(first, first + PER_FRAME)
         rig.send_delayed({b"%d" % number: first_due_ms + number % 1_000 for number in numbers})
     rig.clock.pass_ms(2 * HOUR_MS + 1_000)
-    delay, sent = rig.broker.delayed.delay, 0
+    releaser, sent = rig.broker.delayed.releaser, 0
     while rig.broker.delayed.query.status().pending:
-        delay.step()
-        assert delay.loaded <= loaded_max + PER_FRAME
+        releaser.step()
+        assert releaser.near.loaded <= loaded_max + PER_FRAME
         before = rig.store.queue("other")
         before_sequence = 0 if before is None else before.next_sequence
         rig.send(b"%d" % sent, subject="other")  # one commit, whatever else is in it
@@ -82,7 +82,7 @@ def test_F34_D2_what_is_overdue_after_a_stop_goes_first_at_a_bounded_rate_and_ho
     rig.send_delayed({b"now": rig.now_ms + 100})
     rig.clock.pass_ms(100)
     for _ in range(10):
-        rig.broker.delayed.delay.step()
+        rig.broker.delayed.releaser.step()
         rig.commit()
     assert b"now" in rig.bodies()
     assert 1_000 <= len(rig.bodies()) <= 1_400
@@ -146,13 +146,13 @@ def test_D2_lateness_is_counted_in_classes_up_to_and_with_their_upper_ends() -> 
 def test_D2_lateness_ends_when_it_is_told_that_the_release_is_durable(tmp_path: Path) -> None:
     rig = DelayRig(tmp_path)
     rig.send_delayed({b"one": rig.now_ms + 1_000})
-    delay = rig.broker.delayed.delay
+    releaser = rig.broker.delayed.releaser
     rig.clock.pass_ms(1_030)
-    delay.step()
+    releaser.step()
     rig.commit()
     rig.clock.pass_ms(70)  # nobody looks at what was told meanwhile
-    delay.step()
-    assert (delay.counts.released, delay.counts.late_max_ms) == (1, 30)
+    releaser.step()
+    assert (releaser.counts.released, releaser.counts.late_max_ms) == (1, 30)
     rig.close()
 
 
@@ -179,7 +179,7 @@ def test_D3_what_could_not_be_read_for_a_moment_is_released_afterwards(
 
         patch.setattr(Segments, "read", fail)
         with pytest.raises(FilesFullError):
-            rig.broker.delayed.delay.step()
+            rig.broker.delayed.releaser.step()
     assert rig.release() == 1
     assert rig.bodies() == [b"one"]
     rig.close()
@@ -211,6 +211,6 @@ def test_large_messages_due_together_are_released_in_bounded_frames(tmp_path: Pa
     large = [bytes([number]) * (RELEASE_BYTES_MAX * 2 // 5) for number in range(5)]
     rig.send_delayed(dict.fromkeys(large, rig.now_ms + 1000))
     assert rig.pass_and_release(1_000) == 5
-    assert rig.broker.delayed.delay.counts.commits == 3
+    assert rig.broker.delayed.releaser.counts.commits == 3
     assert sorted(rig.bodies()) == large
     rig.close()

@@ -139,7 +139,7 @@ def test_B4_a_damaged_record_is_held_and_named_and_others_go_on(tmp_path: Path) 
     (told,) = status.held
     assert told.startswith(f"message {format_message_id(held.message_id)}: ")
     assert str(path.relative_to(tmp_path)) in told
-    rig.broker.delayed.delay.look_again([held.bucket])
+    rig.broker.delayed.releaser.look_again([held.bucket])
     path.write_bytes(whole)
     rig.release()
     assert b"7.1" in rig.bodies()

@@ -91,7 +91,7 @@ def test_D3_what_is_in_memory_comes_although_its_segment_went_meanwhile(tmp_path
     rig = DelayRig(tmp_path, **FORGETFUL | late | {"retain_ms": 1_000})
     rig.send_delayed({b"one": rig.now_ms + 500_000})
     rig.release()
-    assert rig.broker.delayed.delay.loaded == 1
+    assert rig.broker.delayed.releaser.near.loaded == 1
     (waiting,) = rig.find_all()
     assert not waiting.place & IN_SCHEDULE
     while rig.store.first_offset <= waiting.source:
@@ -99,7 +99,7 @@ def test_D3_what_is_in_memory_comes_although_its_segment_went_meanwhile(tmp_path
         rig.settle(rig.pull().ack())
         tick(rig)
         rig.release()
-    assert rig.broker.delayed.delay.loaded == 1
+    assert rig.broker.delayed.releaser.near.loaded == 1
     rig.pass_and_release(500_000)
     assert b"one" in rig.bodies()
     rig.close()

@@ -103,7 +103,7 @@ def test_B6_a_copy_whose_sync_fails_is_not_said_to_be_durable_and_ends_the_writi
     disk.fails_sync = lambda _: False
     life.kill()
     life.pass_minutes(310)
-    assert life.rig.delay.counts.released >= len(bodies)
+    assert life.rig.releaser.counts.released >= len(bodies)
 
 
 def test_D2_when_much_waits_as_much_is_copied_as_came_since_and_no_more_at_once(

@@ -12,13 +12,13 @@ def test_B6_D3_releases_and_copies_wait_for_room_and_go_on_without_a_restart() -
     bodies = life.send(1, 2, 3, body_bytes=300) + life.send(4, 30, body_bytes=300)
     disk.capacity_bytes = 0
     life.clock.pass_ms(5 * MINUTE_MS)
-    delay = life.rig.delay
+    releaser = life.rig.releaser
     for _ in range(5):
-        delay.step()
+        releaser.step()
         life.rig._run()
         life.rig._writer.step()
         life.rig._run()
-    assert delay.counts.released < 4
+    assert releaser.counts.released < 4
     disk.capacity_bytes = UNLIMITED
     life.clock.pass_ms(2_000)
     life.rig.release()

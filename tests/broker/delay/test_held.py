@@ -50,14 +50,14 @@ def test_D3_a_held_bucket_holds_no_other_and_comes_once_when_its_file_is_whole_a
     found = rig.broker.delayed.query.status()
     assert (rig.bodies(), found.pending, len(found.damaged_buckets)) == ([b"other"], 2, 1)
     assert path.name in found.held[0]
-    delay = rig.broker.delayed.delay
-    delay.look_again(found.damaged_buckets)
+    releaser = rig.broker.delayed.releaser
+    releaser.look_again(found.damaged_buckets)
     assert rig.release() == 0
     assert rig.broker.delayed.query.status().damaged_buckets == found.damaged_buckets
     mended = path.with_suffix(".mended")
     mended.write_bytes(whole)
     mended.rename(path)  # the file that was open is another one from now on
-    delay.look_again(found.damaged_buckets)
+    releaser.look_again(found.damaged_buckets)
     assert rig.release() == 2
     assert rig.release() == 0
     assert rig.bodies() == [b"other", b"one", b"two"]
@@ -149,7 +149,7 @@ def test_D3_B4_a_damaged_list_holds_the_messages_of_its_frame_and_no_others(
     rig.pass_and_release(5 * HOUR_MS)
     assert path.exists(), "its files stay as long as something is held"
     put(path, place, whole)
-    rig.broker.delayed.delay.look_again(found.damaged_buckets)
+    rig.broker.delayed.releaser.look_again(found.damaged_buckets)
     assert rig.release() == PER_FRAME
     assert rig.release() == 0
     assert len(set(rig.bodies())) == len(rig.bodies()) == FRAMES * PER_FRAME + 1
@@ -165,7 +165,7 @@ def test_D3_what_was_hidden_behind_damage_comes_when_some_of_that_is_mended(tmp_
     rig.restart()
     assert rig.pass_and_release(2 * HOUR_MS + PER_FRAME) == PER_FRAME
     put(path, place, HARMS["list"](whole[place]) + whole[place.stop :])
-    rig.broker.delayed.delay.look_again(rig.broker.delayed.query.status().damaged_buckets)
+    rig.broker.delayed.releaser.look_again(rig.broker.delayed.query.status().damaged_buckets)
     assert rig.release() == (FRAMES - DAMAGED - 1) * PER_FRAME
     assert rig.broker.delayed.query.status().pending == PER_FRAME
     rig.close()
@@ -186,7 +186,7 @@ def test_D4_without_its_fates_all_of_a_bucket_is_held_and_what_was_cancelled_nev
     assert rig.pass_and_release(5 * HOUR_MS) == 1
     (held,) = query.status().damaged_buckets
     path.write_bytes(whole)
-    rig.broker.delayed.delay.look_again([held])
+    rig.broker.delayed.releaser.look_again([held])
     rig.release()
     assert rig.bodies() == [b"other", b"two"]
     rig.close()
@@ -202,7 +202,7 @@ def test_D1_looking_again_before_the_time_releases_nothing_early_and_nothing_twi
     (held,) = rig.broker.delayed.query.status().damaged_buckets
     path.write_bytes(whole)
     rig.send_delayed({b"late": rig.now_ms + 1_000})
-    rig.broker.delayed.delay.look_again([held])
+    rig.broker.delayed.releaser.look_again([held])
     assert rig.pass_and_release(1_000) == 1
     assert rig.pass_and_release(58_999) == 0
     assert rig.pass_and_release(1) == 1
@@ -221,7 +221,7 @@ def test_a_message_that_can_be_read_again_is_released_and_no_longer_told_as_dama
     assert rig.pass_and_release(5 * HOUR_MS) == 2
     assert rig.broker.delayed.query.status().damaged == 1
     path.write_bytes(whole)
-    rig.broker.delayed.delay.look_again(rig.broker.delayed.delay.counts.damaged_by_bucket)
+    rig.broker.delayed.releaser.look_again(rig.broker.delayed.releaser.counts.damaged_by_bucket)
     assert rig.release() == 1
     found = rig.broker.delayed.query.status()
     assert (found.damaged, found.damaged_total, found.pending) == (0, 1, 0)

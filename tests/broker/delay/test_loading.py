@@ -50,18 +50,18 @@ def test_D2_what_is_due_while_a_load_is_under_way_is_released_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig, first_ms = filled(tmp_path)
-    delay = rig.broker.delayed.delay
+    releaser = rig.broker.delayed.releaser
     rig.clock.pass_ms(first_ms - rig.clock.wall_ms - 2 * MINUTE_MS)
     rig.release()
     rig.send_delayed({b"soon": rig.now_ms + 1_000})
     rig.clock.pass_ms(9 * MINUTE_MS + 30_000)  # the next load is near
     hurry(rig, monkeypatch)
-    delay.step()
+    releaser.step()
     rig.commit()
-    assert delay._loading is not None
+    assert releaser.near.is_loading
     assert b"soon" in rig.bodies()
     rig.release()
-    assert delay._loading is None
+    assert not releaser.near.is_loading
     rig.close()
 
 
@@ -69,15 +69,15 @@ def test_D3_who_arrives_while_a_load_is_under_way_is_released_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig, first_ms = filled(tmp_path)
-    delay = rig.broker.delayed.delay
+    releaser = rig.broker.delayed.releaser
     rig.clock.pass_ms(first_ms - rig.clock.wall_ms - 2 * MINUTE_MS)
     with monkeypatch.context() as patch:
         hurry(rig, patch)
         steps = 0
         while True:
-            delay.step()
+            releaser.step()
             rig.commit()
-            if delay._loading is None:
+            if not releaser.near.is_loading:
                 break
             steps += 1
             due_ms = first_ms + steps * MINUTE_MS // 8
@@ -88,7 +88,7 @@ def test_D3_who_arrives_while_a_load_is_under_way_is_released_once(
     rig.release()
     bodies = rig.bodies()
     assert len(bodies) == len(set(bodies)) == 60 * PER_MINUTE + steps
-    assert rig.broker.delayed.delay.counts.passed_over == 0
+    assert rig.broker.delayed.releaser.counts.passed_over == 0
     rig.close()
 
 
@@ -96,18 +96,18 @@ def test_D3_a_load_that_is_overtaken_by_arrivals_takes_nothing_out_of_sight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig, first_ms = filled(tmp_path, delayed_loaded=100)
-    delay = rig.broker.delayed.delay
+    releaser = rig.broker.delayed.releaser
     rig.clock.pass_ms(first_ms - rig.clock.wall_ms - 2 * MINUTE_MS)
     rig.release()
     rig.clock.pass_ms(90_000)
     with monkeypatch.context() as patch:
         hurry(rig, patch)
-        delay.step()
+        releaser.step()
         rig.commit()
         due_ms = rig.clock.wall_ms + 1_000
         rig.send_delayed({f"many-{n}".encode(): due_ms + n for n in range(300)})
         for _ in range(200):
-            delay.step()
+            releaser.step()
             rig.commit()
     rig.clock.pass_ms(2 * HOUR_MS)
     while rig.broker.delayed.query.status().pending:

@@ -47,7 +47,7 @@ def test_D3_who_looks_again_while_others_are_overdue_does_not_make_them_wait_for
     found = rig.broker.delayed.query.status()
     assert (len(found.damaged_buckets), 0 < found.released < MANY) == (1, True)
     path.write_bytes(whole)
-    rig.broker.delayed.delay.look_again(found.damaged_buckets)
+    rig.broker.delayed.releaser.look_again(found.damaged_buckets)
     for _ in range(2 * MANY):
         rig.pass_and_release(1_000)
     assert sorted(rig.bodies()) == sorted([b"held", *due_at(0)])
@@ -63,11 +63,11 @@ def test_D3_who_looks_again_while_more_is_due_than_is_loaded_forgets_nothing_of_
     copied(rig)
     rig.restart()
     rig.release()  # nothing is overdue
-    delay = rig.broker.delayed.delay
+    releaser = rig.broker.delayed.releaser
     rig.clock.pass_ms(3 * HOUR_MS)
-    delay.step()
-    assert delay.loaded_until_ms < rig.now_ms
-    delay.look_again([max(rig.store.schedule.buckets)])
+    releaser.step()
+    assert releaser.near.loaded_until_ms < rig.now_ms
+    releaser.look_again([max(rig.store.schedule.buckets)])
     rig.release()
     assert sorted(rig.bodies()) == sorted(due_at(0))
     rig.close()
@@ -78,8 +78,8 @@ def test_D3_what_could_not_be_read_for_want_of_a_file_is_released_later(
 ) -> None:
     rig = DelayRig(tmp_path)
     rig.send_delayed({b"one": rig.now_ms + MINUTE_MS})
-    delay, disk = rig.broker.delayed.delay, rig.store.schedule.disk
-    delay.step()
+    releaser, disk = rig.broker.delayed.releaser, rig.store.schedule.disk
+    releaser.step()
     copied(rig)
     rig.clock.pass_ms(2 * MINUTE_MS)
 
@@ -89,7 +89,7 @@ def test_D3_what_could_not_be_read_for_want_of_a_file_is_released_later(
     with monkeypatch.context() as patch:
         patch.setattr(disk, "open", no_more_files)
         with pytest.raises(DiskError, match="too many open files"):
-            delay.step()
+            releaser.step()
     assert rig.bodies() == []
     assert rig.release() == 1
     rig.close()
@@ -101,7 +101,7 @@ def test_D3_a_copy_whose_release_is_refused_for_long_is_not_taken_for_lost(
     rig = AsideRig(tmp_path, **FORGETFUL)
     rig.put_away(b"away")
     rig.let_segments_go()
-    delay = rig.broker.delayed.delay
+    releaser = rig.broker.delayed.releaser
 
     def refuse(frame: MessageFrame, on_done: object) -> None:
         raise BusyError("the disk is slow", retry_after_s=1.0)
@@ -111,7 +111,7 @@ def test_D3_a_copy_whose_release_is_refused_for_long_is_not_taken_for_lost(
         rig.clock.pass_ms(MONTH_MS)
         for _ in range(10):
             rig.clock.pass_ms(MINUTE_MS)
-            delay.step()
+            releaser.step()
             rig.run_posted()
             rig.turn()
     assert rig.state.lost_count == 0

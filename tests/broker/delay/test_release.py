@@ -106,11 +106,11 @@ def test_D4_a_release_under_way_loses_against_a_cancellation_that_was_written_fi
     rig.send_delayed({b"one": rig.now_ms + 1_000, b"two": rig.now_ms + 1_000})
     one, _ = sorted(rig.find_all(), key=rig.body)
     rig.clock.pass_ms(1_000)
-    rig.broker.delayed.delay.step()  # read, and on its way to the writer
+    rig.broker.delayed.releaser.step()  # read, and on its way to the writer
     assert rig.cancel(one) == [Fate.CANCELLED]
     assert rig.release() == 1
     assert rig.bodies() == [b"two"]
-    assert rig.broker.delayed.delay.counts.passed_over == 1
+    assert rig.broker.delayed.releaser.counts.passed_over == 1
     rig.close()
 
 
@@ -153,18 +153,18 @@ def test_D3_two_releases_of_one_message_in_one_commit_bring_it_once(tmp_path: Pa
 
 def test_D3_what_is_loaded_before_its_arrival_is_told_comes_once(tmp_path: Path) -> None:
     rig = DelayRig(tmp_path)
-    delay, schedule = rig.broker.delayed.delay, rig.store.schedule
+    releaser, schedule = rig.broker.delayed.releaser, rig.store.schedule
     tell = schedule.on_arrivals
 
     def tell_late(arrivals: list[Arrival]) -> None:
-        delay.step()  # the thread that loads is faster than the writer
+        releaser.step()  # the thread that loads is faster than the writer
         tell(arrivals)
 
     schedule.on_arrivals = tell_late
     rig.send_delayed({b"one": rig.now_ms + 1_000})
     assert rig.pass_and_release(1_000) == 1
     assert rig.bodies() == [b"one"]
-    assert delay.counts.passed_over == 1, "it was in memory once: nothing was tested"
+    assert releaser.counts.passed_over == 1, "it was in memory once: nothing was tested"
     rig.close()
 
 
@@ -186,7 +186,7 @@ def test_D3_B4_a_bad_sector_holds_the_message_on_it_and_no_other(
         patch.setattr(OsFile, "read", read)
         assert rig.pass_and_release(1_000) == 8
         assert rig.broker.delayed.query.status().damaged == 1
-    rig.broker.delayed.delay.look_again([bad.bucket])
+    rig.broker.delayed.releaser.look_again([bad.bucket])
     assert rig.release() == 1
     assert sorted(rig.bodies()) == [b"%d" % number for number in range(9)]
     rig.close()

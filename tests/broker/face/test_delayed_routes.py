@@ -241,7 +241,7 @@ def test_D4_where_damage_may_hide_a_message_nothing_is_taken_back_before_that_is
     assert ids_of(rig) == [two], "nothing of a refused request was done"
     assert cancel(client, stored.hex()) == ["too_late"]
     path.write_bytes(whole)
-    rig.broker.delayed.delay.look_again([bucket for bucket, _, _ in rig.store.schedule.states()])
+    rig.broker.delayed.releaser.look_again([bucket for bucket, _, _ in rig.store.schedule.states()])
     rig.release()
     assert cancel(client, one, two) == ["cancelled", "cancelled"]
 

@@ -177,7 +177,7 @@ def test_delayed_messages_are_told(client: Client) -> None:
     found = scrape(client)
     assert found["delayed_pending_messages", SUBJECT] == 1
     assert found["accepted_messages_total", SUBJECT] == 1
-    counts = client.rig.broker.delayed.delay.counts
+    counts = client.rig.broker.delayed.releaser.counts
     counts.note_late([30])
     found = scrape(client)
     assert found["delayed_late_seconds_bucket", "0.02"] == 0

@@ -132,11 +132,11 @@ class _Delayed:
     async def retry(self, _: Request) -> Response:
         """Look again at what could not be read; the status tells soon what came of it."""
         self._broker.serving.check_delivers()
-        delay = self._broker.delayed.delay
+        releaser = self._broker.delayed.releaser
         buckets = sorted(
-            delay.damage.reasons().keys() | delay.counts.damaged_by_bucket.copy().keys()
+            releaser.damage.reasons().keys() | releaser.counts.damaged_by_bucket.copy().keys()
         )
-        delay.look_again(buckets)
+        releaser.look_again(buckets)
         return _json({"buckets": buckets})
 
     async def cancel(self, request: Request) -> Response:

@@ -72,7 +72,7 @@ class Reading:
         reserve_bytes = broker.settings.store.reserve_bytes
         accepted = measures.intakes.subjects.items()
         now_ms = broker.time.now_ms()
-        counts = broker.delayed.delay.counts
+        counts = broker.delayed.releaser.counts
         late = steps_of([bound_ms / 1000 for bound_ms in LATE_BOUNDS_MS], counts.late)
         return cls(
             now_ms=now_ms,

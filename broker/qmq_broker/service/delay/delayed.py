@@ -7,7 +7,7 @@ from collections.abc import Callable
 from qmq_broker.clock import Clock
 from qmq_broker.service.delay.changes import DelayChanges
 from qmq_broker.service.delay.query import DelayQuery
-from qmq_broker.service.delay.releasing import Delay
+from qmq_broker.service.delay.releasing import Releaser
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
 from qmq_broker.storage.store import Store
@@ -27,8 +27,8 @@ class Delayed:
     ) -> None:
         """`post` runs a function in the loop thread."""
         #: Releases what is due.
-        self.delay = Delay(store.schedule, writer, clock, limits, post=post)
+        self.releaser = Releaser(store.schedule, writer, clock, limits, post=post)
         #: Answers queries.
-        self.query = DelayQuery(store.schedule, self.delay)
+        self.query = DelayQuery(store.schedule, self.releaser)
         #: Cancels messages.
         self.changes = DelayChanges(store, writer)

@@ -17,7 +17,7 @@ import msgspec
 
 from qmq_broker.errors import CorruptionError, StoreError
 from qmq_broker.service.delay.load import BUCKET_MS_MAX
-from qmq_broker.service.delay.releasing import Delay
+from qmq_broker.service.delay.releasing import Releaser
 from qmq_broker.storage.schedule.columns import Columns, DelayedMessage
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.schedule.lists import OnDamage
@@ -111,31 +111,32 @@ class Found:
 class DelayQuery:
     """Queries on the delayed messages of one broker. Changes nothing."""
 
-    def __init__(self, schedule: Schedule, delay: Delay) -> None:
+    def __init__(self, schedule: Schedule, releaser: Releaser) -> None:
         self._schedule = schedule
-        self._delay = delay
+        self._releaser = releaser
 
     def status(self) -> DelayStatus:
         """All counts; cheap."""
-        counts, delay, held = self._delay.counts, self._delay, self._delay.damage.reasons()
+        releaser = self._releaser
+        counts, near, held = releaser.counts, releaser.near, releaser.damage.reasons()
         subjects = self._schedule.pending_by_subject()
         return DelayStatus(
             pending=sum(subjects.values()),
             subjects=dict(sorted(subjects.items())),
             buckets=sum(1 for _, _, pending in self._schedule.states() if pending),
-            loaded=delay.loaded,
-            loaded_until_ms=delay.loaded_until_ms,
-            overdue=delay.overdue,
+            loaded=near.loaded,
+            loaded_until_ms=near.loaded_until_ms,
+            overdue=near.overdue,
             released=counts.released,
             passed_over=counts.passed_over,
             late_p50_ms=counts.late_quantile_ms(0.5),
             late_p99_ms=counts.late_quantile_ms(0.99),
             late_max_ms=counts.late_max_ms,
-            clock=delay.time.alarm,
+            clock=releaser.time.alarm,
             damaged=counts.damaged,
             damaged_buckets=sorted(held),
             damaged_total=counts.damaged_total,
-            held=self._delay.damage.told(),
+            held=releaser.damage.told(),
         )
 
     def find(self, message_id: bytes, *, due_at_ms: int | None = None) -> list[Found]:

@@ -5,9 +5,9 @@ writer commits them together with everything else, and it alone judges whether a
 be released. So nothing here must be exact: what is taken twice, or was cancelled meanwhile, is left
 out by the writer, and what fails is taken again.
 
-Messages that were overdue when the broker started have a wheel of their own: they go first, at a
-bounded rate, and do not delay those that are due now. A full disk holds everything back; a damaged
-message is set apart and reported.
+Messages that were overdue when the broker started go first, at a bounded rate, and do not delay
+those that are due now. A full disk holds everything back; a damaged message is set apart and
+reported. What is in memory, and how it gets there, is in `near.py`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ from qmq_broker.service.delay.clock import DelayClock
 from qmq_broker.service.delay.counts import DelayCounts
 from qmq_broker.service.delay.damage import Damage
 from qmq_broker.service.delay.frames import Release, ReleaseFrames
-from qmq_broker.service.delay.load import LOAD_MAX, Load, frozen_sequences
-from qmq_broker.service.delay.rows import Key, Pending, Rows, end_of
-from qmq_broker.service.delay.wheel import Wheel
+from qmq_broker.service.delay.near import NearFuture
+from qmq_broker.service.delay.rows import Rows
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
 from qmq_broker.storage.schedule.schedule import Arrival, Schedule
-from qmq_broker.storage.schedule.sorted import SortedBuckets
 from qmq_broker.storage.store import Placed
 
 _log = logging.getLogger(__name__)
@@ -37,13 +35,10 @@ _log = logging.getLogger(__name__)
 RELEASE_MAX: Final = 2_000
 #: Frames that may wait for their commit.
 IN_FLIGHT_MAX: Final = 4
-#: How far ahead messages are loaded, and how long before the end of that the next load begins.
-AHEAD_MS: Final = 600_000
-AGAIN_MS: Final = 60_000
 #: Longest sleep: the clock is checked this often, so that a jump is noticed.
 SLEEP_S: Final = 0.5
-#: How long a load goes on before the messages due meanwhile are released.
-LOAD_SLICE_S: Final = 0.02
+#: Sleep while overdue messages wait for their turn.
+OVERDUE_S: Final = 0.01
 #: While something is on its way to the disk, messages due within this span go together: a third
 #: less work.
 GATHER_S: Final = 0.01
@@ -51,7 +46,7 @@ GATHER_S: Final = 0.01
 PAUSE_S: Final = 1.0
 
 
-class Delay:
+class Releaser:
     """The releases of one broker.
 
     Life cycle: `begin`, then `run` in a thread of its own until `stop`, or `step` by hand.
@@ -72,71 +67,46 @@ class Delay:
         self.damage = Damage()
         #: Every readable message due before this was released. Read by any thread.
         self.released_until_ms = 0
-        self._schedule = schedule
+        self.time = DelayClock(clock)
+        #: What is in memory.
+        self.near = NearFuture(schedule, clock, limits, self.damage)
         self._writer = writer
         self._clock = clock
-        self._limits = limits
         self._post = post
-        self.time = DelayClock(clock)
+        self._frames = ReleaseFrames(schedule, self.counts, self.damage)
         #: What arrived, and what was committed when, since the last step; guarded by the condition.
         self._arrivals: deque[Arrival] = deque()
         self._done: deque[tuple[Release, Placed | Exception, float]] = deque()
+        #: Buckets that somebody wants read again; guarded by the condition.
+        self._again: set[int] = set()
         self._changed = threading.Condition()
         self._is_stopped = False
         self._in_flight: set[Release] = set()
         #: Messages whose release was refused; they go first.
         self._held: deque[tuple[Rows, bool]] = deque()
         self._paused_until_s = 0.0
-        self._overdue_s = 0.0
+        #: How many overdue messages may go now, as of that time.
+        self._overdue_per_s = limits.overdue_per_s
         self._overdue_room = float(limits.overdue_per_s)
-        self._wheel = Wheel(end_of(0), loaded_max=limits.delayed_loaded)
-        self._overdue = Wheel(end_of(0), loaded_max=limits.delayed_loaded)
-        self._overdue_until_ms = 0
-        self._overdue_frozen: dict[int, int] = {}
-        self._sorted = SortedBuckets(schedule, messages_min=limits.delayed_unsorted)
-        self._frames = ReleaseFrames(schedule, self.counts, self.damage)
-        #: Buckets that somebody wants read again; guarded by the condition.
-        self._again: set[int] = set()
-        #: The load under way.
-        self._loading: Load | None = None
+        self._overdue_s = 0.0
         schedule.on_arrivals = self._on_arrivals
 
     def begin(self) -> None:
         """Look at everything pending, whatever its age. Call once, before everything else."""
-        now_ms = self.time.now_ms()
-        self._overdue_until_ms = now_ms - 1
-        self._overdue_frozen = frozen_sequences(self._schedule)
         self._overdue_s = self._clock.monotonic_s()
-        self._wheel.loaded_until = end_of(self._overdue_until_ms)
-        # What is due at 0 has a place in the order, too
-        self._overdue.loaded_until = end_of(-1)
-
-    @property
-    def loaded(self) -> int:
-        """How many messages are in memory."""
-        return len(self._wheel) + len(self._overdue)
-
-    @property
-    def loaded_until_ms(self) -> int:
-        """Everything due before this is in memory."""
-        return self._wheel.loaded_until.due_at_ms
-
-    @property
-    def overdue(self) -> int:
-        """Messages in memory that were overdue at the start."""
-        return len(self._overdue)
+        self.near.begin(self.time.now_ms())
 
     @property
     def is_busy(self) -> bool:
         """Whether a release has no outcome yet, or a load is under way."""
-        return bool(self._in_flight or self._done or self._held or self._loading)
+        return bool(self._in_flight or self._done or self._held or self.near.is_loading)
 
     def step(self) -> float:
         """Release what is due, as far as there is room; returns the seconds until the next call."""
         now_ms, now_s = self.time.now_ms(), self._clock.monotonic_s()
         self._take_note(now_ms, now_s)
-        self._begin_again(now_ms)
-        self._load(now_ms)
+        self._read_again(now_ms)
+        self.near.load(now_ms)
         self.released_until_ms = self._released_until(now_ms)
         if now_s < self._paused_until_s:
             return self._paused_until_s - now_s
@@ -164,11 +134,16 @@ class Delay:
             with self._changed:
                 if self._in_flight:
                     self._changed.wait_for(lambda: self._is_stopped, GATHER_S)
-                if not (self._is_stopped or self._arrivals or self._done):
+                if not (self._is_stopped or self.has_news):
                     self._changed.wait(min(wait_s, SLEEP_S))
                 if self._is_stopped:
                     break
-        self._sorted.keep(())
+        self.near.close()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether messages arrived, or releases were committed, that no step has seen."""
+        return bool(self._arrivals or self._done)
 
     def look_again(self, buckets: Iterable[int]) -> None:
         """Read these buckets again, and release what can now be read of them. In any thread.
@@ -202,30 +177,7 @@ class Delay:
             else:
                 self._settle(release, outcome, now_ms - round((now_s - done_s) * 1000))
         for arrival in arrivals:
-            self._add(arrival)
-            if self._loading is not None:
-                self._loading.arrivals.append(arrival)
-
-    def _add(self, arrival: Arrival, after: Key | None = None) -> None:
-        """Add new messages to the wheel as far as it reaches; only those behind `after`."""
-        if arrival.bucket > self.loaded_until_ms:
-            return
-        bucket, first, next_ = arrival
-        for columns in self._schedule.columns(bucket, first, next_):
-            self._wheel.add(
-                Pending(
-                    columns.due_at_ms[index],
-                    bucket,
-                    sequence,
-                    columns.sources[index],
-                    columns.places[index],
-                    columns.record_bytes[index],
-                    columns.subjects[index],
-                )
-                for index, sequence in enumerate(columns.sequences)
-                if first <= sequence < next_
-                and (after is None or (columns.due_at_ms[index], bucket, sequence) > after)
-            )
+            self.near.arrive(arrival)
 
     def _hold(self, release: Release, refusal: Exception, now_s: float) -> None:
         _log.warning("release refused: messages=%d reason=%s", len(release.messages), refusal)
@@ -240,98 +192,46 @@ class Delay:
         if not release.is_overdue:
             self.counts.note_late([done_ms - due_ms for due_ms in release.messages.due_at_ms])
 
-    def _begin_again(self, now_ms: int) -> None:
-        """Forget what is known of the buckets to be read again, once nothing is overdue."""
-        if not self._again or self._loading is not None or self._overdue_frozen or self._overdue:
+    def _read_again(self, now_ms: int) -> None:
+        """Forget the damage of the buckets to be read again, once nothing is overdue."""
+        if not self._again or self.near.is_loading or self.near.has_overdue:
             return
         with self._changed:
             again, self._again = self._again, set()
         for bucket in again:
             self.damage.forget(bucket)
             self.counts.forget_damaged(bucket)
-            self._schedule.read_anew(bucket)
-        self._sorted.keep(frozen_sequences(self._schedule).keys() - again)
-        # What is due is loaded as overdue, and the rest once more with the others
-        self._wheel.let_go_behind(end_of(now_ms))
-        self._overdue_until_ms = now_ms
-        self._overdue.loaded_until = end_of(-1)
-        self._overdue_frozen = {
-            bucket: next_
-            for bucket, next_ in frozen_sequences(self._schedule).items()
-            if bucket in again
-        }
-
-    def _load(self, now_ms: int) -> None:
-        """For a while, load what is due soon, before it is needed."""
-        if self._loading is None:
-            self._loading = self._next_load(now_ms)
-        loading = self._loading
-        if loading is None:
-            return
-        until_s = self._clock.monotonic_s() + LOAD_SLICE_S
-        try:
-            is_over = loading.advance(lambda: self._clock.monotonic_s() < until_s)
-        except Exception:
-            self._loading = None
-            raise
-        if not is_over:
-            return
-        self._loading = None
-        if loading.wheel is self._overdue:
-            if self._overdue.loaded_until >= end_of(loading.until_ms):
-                self._overdue_frozen = {}
-            return
-        for arrival in loading.arrivals:
-            self._add(arrival, after=loading.after)
-
-    def _next_load(self, now_ms: int) -> Load | None:
-        """What to load next: what is due now, then what was overdue at the start, then the rest."""
-        reaches_ms, enough = self._wheel.loaded_until.due_at_ms, self._limits.delayed_loaded // 2
-        wheel, frozen, until_ms = self._overdue, self._overdue_frozen, self._overdue_until_ms
-        if not frozen or wheel.room < enough or reaches_ms < now_ms:
-            wheel, until_ms = self._wheel, now_ms + AHEAD_MS
-            if reaches_ms >= now_ms + AGAIN_MS or wheel.room < min(LOAD_MAX, enough):
-                return None
-            frozen = frozen_sequences(self._schedule)
-            self._sorted.keep(frozen.keys() | self._overdue_frozen.keys())
-        return Load(
-            self._schedule,
-            wheel,
-            frozen,
-            until_ms=until_ms,
-            damage=self.damage,
-            sorted_=self._sorted,
-        )
+        self.near.read_again(again, now_ms)
 
     def _take(self, now_ms: int, now_s: float) -> tuple[Rows, bool]:
         """The next messages to release: refused ones, those overdue at the start, those due now."""
         if self._held:
             return self._held.popleft()
-        per_s = self._limits.overdue_per_s
+        per_s = self._overdue_per_s
         room = self._overdue_room + (now_s - self._overdue_s) * per_s
         self._overdue_room = min(room, float(per_s))
         self._overdue_s = now_s
-        if len(self._overdue) and self._overdue_room >= 1:
-            taken = self._overdue.take(now_ms, min(RELEASE_MAX, int(self._overdue_room)))
+        if self.near.overdue and self._overdue_room >= 1:
+            taken = self.near.take_overdue(now_ms, min(RELEASE_MAX, int(self._overdue_room)))
             self._overdue_room -= len(taken)
             return taken, True
-        return self._wheel.take(now_ms, RELEASE_MAX), False
+        return self.near.take_due(now_ms, RELEASE_MAX), False
 
     def _released_until(self, now_ms: int) -> int:
-        if len(self._overdue) or self._overdue_frozen:
+        if self.near.has_overdue:
             return 0
-        firsts = [now_ms, self.loaded_until_ms]
+        firsts = [now_ms, self.near.loaded_until_ms]
         firsts += [min(release.messages.due_at_ms) for release in self._in_flight]
         firsts += [min(held.due_at_ms) for held, _ in self._held]
-        next_ms = self._wheel.next_due_ms()
+        next_ms = self.near.next_due_ms()
         return min(firsts) if next_ms is None else min(*firsts, next_ms)
 
     def _wait_s(self, now_ms: int) -> float:
-        if self._loading is not None:
+        if self.near.is_loading:
             return 0.0
-        if len(self._overdue) or self._overdue_frozen:
-            return 0.01
-        next_ms = self._wheel.next_due_ms()
+        if self.near.has_overdue:
+            return OVERDUE_S
+        next_ms = self.near.next_due_ms()
         return SLEEP_S if next_ms is None else max(0.0, (next_ms - now_ms) / 1000)
 
     def _submit(self, release: Release) -> None:
