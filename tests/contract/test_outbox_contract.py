@@ -234,6 +234,7 @@ def test_O3_W2_a_row_has_one_owner_until_its_lease_ends_and_a_late_owner_changes
         parked=(ParkedRow(message_id=ids[1], error="late"),),
     )
     assert outbox.store.settle(late, token=ONE) == 0
+    assert outbox.store.delete_sent(ids, token=ONE, keep_ms=LEASE_MS) == 0
     assert outbox.store.reclaim(ids, token=ONE, lease_ms=LEASE_MS) == set()
     assert outbox.store.reclaim(ids, token=OTHER, lease_ms=LEASE_MS) == set(ids[:2])
     assert outbox.store.settle(BatchOutcome(sent=tuple(ids)), token=OTHER) == 2
@@ -289,6 +290,27 @@ def test_W4_the_clock_counts_milliseconds_of_the_right_time_and_ages_begin_at_th
     age_ms = outbox.store.oldest_unsent_age_ms()
     assert age_ms is not None
     assert 0 <= age_ms < LEASE_MS
+
+
+def test_the_age_of_the_oldest_is_looked_for_among_the_first_thousand_that_fall_due(
+    outbox: Outbox,
+) -> None:
+    """So it costs the same however many wait."""
+    (old,) = left_behind(outbox, due_in_ms=2 * LEASE_MS)
+    hour_ms = 3_600_000
+    with outbox.engine.begin() as connection:
+        made = ROWS.c.created_at_ms - hour_ms
+        connection.execute(sa.update(ROWS).values(created_at_ms=made))
+    first, *_ = left_behind(outbox, 1_000, due_in_ms=LEASE_MS)
+    age_ms = outbox.store.oldest_unsent_age_ms()
+    assert age_ms is not None
+    assert age_ms < hour_ms
+    with outbox.engine.begin() as connection:
+        connection.execute(sa.delete(ROWS).where(ROWS.c.message_id == first))
+    age_ms = outbox.store.oldest_unsent_age_ms()
+    assert age_ms is not None
+    assert age_ms >= hour_ms
+    assert stored(outbox, ROWS.c.message_id)[0] == (old,)
 
 
 def test_the_tables_are_looked_at_and_are_as_they_should_be(outbox: Outbox) -> None:

@@ -1,4 +1,4 @@
-"""Real servers that are killed or frozen under a watchdog, and come back."""
+"""Databases that go away under a watchdog and come back: killed, frozen, or changed meanwhile."""
 
 from __future__ import annotations
 
@@ -168,4 +168,26 @@ def test_O2_what_was_accepted_counts_as_sent_also_where_the_database_could_not_t
     make_due(database)
     assert Sweep(database, MemoryTransport(broker)).step().sent == 3
     assert len(sent_ids(broker)) == 3
+    database.close()
+
+
+def test_W7_tables_that_were_changed_during_an_outage_are_looked_at_again(tmp_path: Path) -> None:
+    """What the next connection leads to may be another database, or of another version."""
+    database = make_database(tmp_path / "shop.db")
+    sweep = Sweep(database, MemoryTransport(MemoryBroker()))
+    assert sweep.step().error is None
+    put_rows(database, 2)
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE qmq_outbox RENAME TO gone")
+    assert sweep.step().error is not None
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE gone RENAME TO qmq_outbox")
+        connection.exec_driver_sql("CREATE TABLE qmq_version (version_num VARCHAR(32))")
+        connection.exec_driver_sql("INSERT INTO qmq_version VALUES ('qmq9999')")
+    counts = sweep.step()
+    assert "qmq9999" in str(counts.error)
+    assert counts.claimed == 0
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE qmq_version")
+    assert sweep.step().sent == 2
     database.close()

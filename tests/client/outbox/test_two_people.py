@@ -1,0 +1,75 @@
+"""Two people at the same parked rows: what one of them has let go again is not purged by the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import sqlalchemy as sa
+
+from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.row import BatchOutcome, ParkedRow
+from qmq_client.outbox.table import create_tables
+from qmq_watchdog.databases import Database as Ward
+from tests.services.databases import Database
+from tests.watchdog.rows import put_rows
+
+WATCHDOG = b"the watchdog's !"
+
+
+@contextmanager
+def between_choice_and_change(change: str, act: Callable[[], object]) -> Iterator[list[str]]:
+    """Do it once, right before such a statement is executed; what was met."""
+    met: list[str] = []
+
+    def before(*arguments: object) -> None:
+        if str(arguments[2]).startswith(change) and not met:
+            met.append(change)
+            act()
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", before)
+    try:
+        yield met
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", before)
+
+
+@pytest.fixture
+def shop(a_server_database: Database) -> Iterator[Ward]:
+    """With three rows that are parked."""
+    engine = a_server_database.engine()
+    create_tables(engine)
+    made = Ward(name="shop", store=OutboxStore(engine), engine=engine)
+    put_rows(made, 3)
+    taken = made.store.claim(token=WATCHDOG, limit=3, lease_ms=60_000)
+    parked = tuple(ParkedRow(message_id=row.message_id, error="no") for row in taken)
+    made.store.settle(BatchOutcome(parked=parked), token=WATCHDOG)
+    yield made
+    made.close()
+
+
+def test_O1_O2_a_row_that_somebody_retries_meanwhile_is_not_purged(shop: Ward) -> None:
+    other = OutboxStore(shop.engine)
+    with between_choice_and_change("DELETE", other.retry) as met:
+        assert shop.store.purge() == 0
+    assert met
+    counts = shop.store.counts()
+    assert (counts.live, counts.parked) == (3, 0)
+    other.close()
+
+
+def test_O3_a_row_that_somebody_retries_meanwhile_keeps_its_next_owner(shop: Ward) -> None:
+    """A second retry must not take a row from the watchdog that has claimed it after the first."""
+    other = OutboxStore(shop.engine)
+
+    def retry_and_claim() -> None:
+        assert other.retry() == 3
+        assert len(other.claim(token=WATCHDOG, limit=3, lease_ms=60_000)) == 3
+
+    with between_choice_and_change("UPDATE", retry_and_claim) as met:
+        assert shop.store.retry() == 0
+    assert met
+    sent = tuple(row.message_id for row in shop.store.list_rows())
+    assert other.settle(BatchOutcome(sent=sent), token=WATCHDOG) == 3
+    other.close()
