@@ -301,6 +301,19 @@ def test_B6_below_the_reserve_nothing_is_taken_and_pulls_go_on(tmp_path: Path) -
     rig.close()
 
 
+def test_a_broker_that_takes_no_messages_says_so_before_it_looks_at_disk_and_request(
+    tmp_path: Path,
+) -> None:
+    options = StoreOptions(segment_bytes=16 * 1024 * 1024, reserve_bytes=2**40)
+    rig = Rig(tmp_path / "data", store_options=options)
+    with pytest.raises(DiskFullError):
+        rig.broker.intake.check(b"no frame")
+    rig.broker.serving.become(Serving.READ_ONLY, "an operator's wish")
+    with pytest.raises(UnavailableError, match="read-only: an operator's wish"):
+        rig.broker.intake.check(b"no frame")
+    rig.close()
+
+
 def test_B10_subjects_are_bounded_and_known_ones_go_on(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "data", limits=ServiceLimits(subjects=2))
     rig.send(b"a", subject="one")

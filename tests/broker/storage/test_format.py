@@ -125,6 +125,23 @@ def test_B13_files_without_a_format_are_refused(root: Path) -> None:
     assert "missing" in error.found
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(layout.COMMIT_LOG, layout.ACTION_LOG, layout.CONSUME_QUEUES, layout.SCHEDULE),
+        *(layout.DISPATCH, layout.SORTED, layout.INDEX, layout.SUMMARIES, layout.IDS),
+        *(layout.ENTRIES, layout.STATE, layout.QUARANTINE, layout.CLEAN, *layout.CHECKPOINTS),
+    ],
+)
+def test_B13_what_is_left_of_a_store_without_its_format_is_refused(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_bytes(b"")
+    error = refused(tmp_path)
+    assert isinstance(error, UnknownFormatError)
+    assert error.found.endswith(name)
+
+
 def test_B9_a_second_broker_is_refused_before_it_touches_anything(tmp_path: Path) -> None:
     first = Store.open(OsDisk(str(tmp_path)), FakeClock(), OPTIONS)
     first.append([make_frame(MessageIds(7), {"orders": 10})])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from qmq_broker.options import MIB, ServeOptions, StoreOptions
+from qmq_broker.options import GIB, MIB, SEGMENT_BYTES, ServeOptions, StoreOptions
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,13 @@ def test_a_segment_must_hold_the_longest_frame() -> None:
     with pytest.raises(ValueError, match="segment_bytes"):
         ServeOptions(directory="d", store=StoreOptions(segment_bytes=8 * MIB))
     ServeOptions(directory="d", store=StoreOptions(segment_bytes=9 * MIB))
+
+
+def test_the_defaults_are_those_that_were_decided() -> None:
+    options = StoreOptions()
+    assert (options.segment_bytes, SEGMENT_BYTES) == (0, GIB)
+    assert (options.queue_entries_per_file, options.index_entries) == (300_000, 2_000_000)
+    assert (options.checkpoint_ms, options.checkpoint_bytes) == (1_000, 64 * MIB)
+    assert (options.dedupe_ms, options.dedupe_ids) == (600_000, 1_000_000)
+    assert (options.retain_ms, options.retain_bytes) == (72 * 3_600_000, 0)
+    assert (options.force_retention, options.reserve_bytes) == (False, 256 * MIB)
