@@ -291,22 +291,22 @@ class SegmentedLog:
         last = self._last_frame_offset
         for (frame, first_sequences), offset in zip(drafts, offsets, strict=True):
             if offset != next_offset:
-                self._flush(first, parts, last)
+                self._put(first, parts, last)
                 self._roll(self._segments.base_of(offset))
                 first, parts = offset, []
             head = self._stamped(frame, offset, first_sequences, self.last_stored_at_ms)
             parts += (head, memoryview(frame)[len(head) :])
             last, next_offset = offset, offset + len(frame)
-        self._flush(first, parts, last)
+        self._put(first, parts, last)
 
-    def _flush(self, offset: int, parts: Sequence[bytes | memoryview], last: int) -> None:
+    def _put(self, offset: int, parts: Sequence[bytes | memoryview], last: int) -> None:
         """Write frames, the last of which stands at `last`; only then may a reader look for them."""
         if parts:
-            self._put(offset, parts)
+            self._flush(offset, parts)
             self._last_frame_offset = last
             self.written_offset = offset + sum(map(len, parts))
 
-    def _put(self, offset: int, parts: Sequence[bytes | memoryview]) -> None:
+    def _flush(self, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         base = self._segments.base_of(offset)
         try:
             self._segments.file(base).write(offset - base, parts)
@@ -322,7 +322,7 @@ class SegmentedLog:
             offset = self.written_offset
             padding = build_padding(base - offset)
             head = self._stamped(padding, offset, (), self.last_stored_at_ms)
-            self._put(offset, [head])
+            self._flush(offset, [head])
         sealed = base - self._segments.segment_bytes
         if self._segments.has(sealed):
             with self._poisoning("sync"):
