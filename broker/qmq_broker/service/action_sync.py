@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from qmq_broker.clock import Clock
 from qmq_broker.errors import NoRoomError
-from qmq_broker.service.delivery.delivery import Delivery
+from qmq_broker.service.delivery.journal import Journal
 from qmq_broker.service.measures import Histogram
 from qmq_broker.storage.store import Store
 
@@ -25,7 +25,7 @@ class ActionSync:
     def __init__(
         self,
         store: Store,
-        delivery: Delivery,
+        journal: Journal,
         clock: Clock,
         *,
         interval_ms: int,
@@ -35,7 +35,7 @@ class ActionSync:
     ) -> None:
         """`sync_s` records how long syncs took."""
         self._store = store
-        self._delivery = delivery
+        self._journal = journal
         self._clock = clock
         self._sync_s = sync_s
         self._interval_s = interval_ms / 1000
@@ -58,11 +58,10 @@ class ActionSync:
         if (snapshot := self._snapshot) is not None:
             self._keep_snapshot(*snapshot)
             self._snapshot = None
-        journal = self._delivery.journal
-        if not journal.is_unsynced:
+        if not self._journal.is_unsynced:
             return 0
         # Cleared first: what is written during the sync is left to the next one.
-        journal.is_unsynced = False
+        self._journal.is_unsynced = False
         began_s = self._clock.monotonic_s()
         self._store.actions.sync()
         self._sync_s.note(self._clock.monotonic_s() - began_s)

@@ -93,7 +93,7 @@ class Broker:
         self._store, self._post = store, post
         self._action_sync = ActionSync(
             store,
-            self.delivery,
+            self.delivery.journal,
             clock,
             interval_ms=settings.limits.action_sync_ms,
             sync_s=self.measures.action_sync_s,

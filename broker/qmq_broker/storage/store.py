@@ -72,7 +72,8 @@ class Store:
         recovered: Recovered,
     ) -> None:
         """For `open` only."""
-        self._disk = self.disk = disk  # also for those that read its files beside it
+        #: Its files, also for those that read them beside it.
+        self.disk = disk
         self._options = options
         #: Identifies the store; a backup of it has the same.
         self.store_id = format_.store_id
@@ -295,7 +296,7 @@ class Store:
 
     def free_bytes(self) -> int:
         """Space on the disk that may still be used."""
-        return self._disk.free_bytes()
+        return self.disk.free_bytes()
 
     @property
     def segments(self) -> int:
@@ -340,7 +341,7 @@ class Store:
         self.actions.sync()
         self.index.finish()
         self.retention.finish()
-        self._saver.stop_clean(self._disk)
+        self._saver.stop_clean(self.disk)
 
     def _publish(self) -> None:
         self._queues.publish()

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from qmq_broker.errors import BusyError
 from qmq_broker.service.delivery.checks import check_pull, check_settle
 from qmq_broker.service.delivery.groups import GroupState
-from qmq_broker.service.delivery.handing_out import Room
+from qmq_broker.service.delivery.handing_out import room_for
 from qmq_broker.service.delivery.holding import clamp, first_copy, first_needed
 from qmq_broker.service.delivery.journal import Journal
 from qmq_broker.service.delivery.picking import Picked, Picker
@@ -217,21 +216,18 @@ class Delivery:
             )
             terms = self._terms(nobody, now_ms)
             return plan_settlements(nobody, request.consumer, request.settlements, terms)
-        group.seen_ms = now_ms
+        group.note_seen(request.consumer, now_ms)
         self._end_leases(group, now_ms)
         outcome = plan_settlements(
             group.state, request.consumer, request.settlements, self._terms(group.state, now_ms)
         )
         self.journal.write(outcome.actions, group.state)
-        log = group.state.consumer(request.consumer)
-        if log is not None:
-            log.last_seen_ms = now_ms
         self.after_change(group, now_ms)
         return outcome
 
     def _pick(self, group: Group, request: PullRequest, now_ms: int) -> Picked:
         """What this pull is given: a suspect alone, or others."""
-        room = self._room(group.state, request, now_ms)
+        room = room_for(group.state, request, self._limits, now_ms)
         consumer, suspects = request.consumer, group.suspects
         suspects.look(now_ms)
         turn = suspects.turn(consumer, request.lease_ms, now_ms)
@@ -257,30 +253,6 @@ class Delivery:
     def _is_held_back(self, key: GroupKey, consumer: str) -> bool:
         group = self.registry.find(*key)
         return group is not None and group.suspects.is_held_back(consumer)
-
-    def _room(self, state: GroupState, request: PullRequest, now_ms: int) -> Room:
-        limits = self._limits
-        log = state.consumer(request.consumer)
-        room_messages = limits.in_flight_per_consumer - (0 if log is None else log.in_flight)
-        if log is not None:
-            log.last_seen_ms = now_ms
-        if room_messages <= 0:
-            raise BusyError(
-                f"consumer {request.consumer} holds {limits.in_flight_per_consumer} messages: "
-                "settle some before the next pull",
-                retry_after_s=1.0,
-            )
-        if len(state.dead) >= limits.dead_letters_per_group:
-            raise BusyError(
-                f"group {state.group} has {len(state.dead)} dead letters: replay or purge some",
-                retry_after_s=60.0,
-            )
-        return Room(
-            now_ms=now_ms,
-            messages=min(request.max_messages, limits.pull_messages, room_messages),
-            bytes=min(request.max_bytes, limits.pull_bytes),
-            new_messages=limits.unsettled_per_group - state.unsettled,
-        )
 
     def _end_leases(self, group: Group, now_ms: int) -> int:
         state = group.state

@@ -128,6 +128,14 @@ class GroupState:
         """The pull log of this consumer; None if it was never given anything."""
         return self._consumers.get(name)
 
+    def given(self) -> set[int]:
+        """The sequences that are in flight or wait."""
+        runs = [(run.first, run.next) for run in self.redeliveries.runs()]
+        runs += [(run.first, run.next) for run in self.aside.runs.runs()]
+        for log in self._consumers.values():
+            runs += [(lease.first_sequence, lease.next_sequence) for lease in log.leases()]
+        return {sequence for run in runs for sequence in range(*run)}
+
     def next_pull_sequence(self, consumer: str) -> int:
         """The pull sequence of the next message for this consumer."""
         log = self._consumers.get(consumer)
@@ -324,14 +332,6 @@ class GroupState:
             assert self.lanes is not None
             for sequence, key in zip(action.sequences, action.keys, strict=True):
                 self.lanes.add(sequence, key)
-
-    def given(self) -> set[int]:
-        """The sequences that are in flight or wait."""
-        runs = [(run.first, run.next) for run in self.redeliveries.runs()]
-        runs += [(run.first, run.next) for run in self.aside.runs.runs()]
-        for log in self._consumers.values():
-            runs += [(lease.first_sequence, lease.next_sequence) for lease in log.leases()]
-        return {sequence for run in runs for sequence in range(*run)}
 
     def _on_extended(self, action: Extended) -> None:
         log = self._log(action.consumer)

@@ -15,12 +15,15 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import Final
 
+from qmq_broker.errors import BusyError
 from qmq_broker.service.delivery.bodies import GroupQueue
 from qmq_broker.service.delivery.filters import TagFilter
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.redelivery import Redelivery
+from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.queues.consume_queue import Place
 from qmq_client.wire.deliveries import DeliveryRun
+from qmq_client.wire.requests import PullRequest
 
 #: One place of this many is kept for new messages.
 NEW_SHARE: Final = 4
@@ -54,6 +57,29 @@ class Room:
     new_messages: int
     #: Whether it is a suspect's turn: then it alone is given.
     is_for_suspect: bool = False
+
+
+def room_for(state: GroupState, request: PullRequest, limits: ServiceLimits, now_ms: int) -> Room:
+    """How much this pull may be given; raises `BusyError` if that is nothing."""
+    log = state.consumer(request.consumer)
+    room_messages = limits.in_flight_per_consumer - (0 if log is None else log.in_flight)
+    if room_messages <= 0:
+        raise BusyError(
+            f"consumer {request.consumer} holds {limits.in_flight_per_consumer} messages: "
+            "settle some before the next pull",
+            retry_after_s=1.0,
+        )
+    if len(state.dead) >= limits.dead_letters_per_group:
+        raise BusyError(
+            f"group {state.group} has {len(state.dead)} dead letters: replay or purge some",
+            retry_after_s=60.0,
+        )
+    return Room(
+        now_ms=now_ms,
+        messages=min(request.max_messages, limits.pull_messages, room_messages),
+        bytes=min(request.max_bytes, limits.pull_bytes),
+        new_messages=limits.unsettled_per_group - state.unsettled,
+    )
 
 
 class Turns:

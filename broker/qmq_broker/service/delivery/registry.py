@@ -64,6 +64,13 @@ class Group:
         #: itself.
         self.given = self.given_again = self.leases_ended = 0
 
+    def note_seen(self, consumer: str, now_ms: int) -> None:
+        """This consumer pulled or settled something."""
+        self.seen_ms = now_ms
+        log = self.state.consumer(consumer)
+        if log is not None:
+            log.last_seen_ms = now_ms
+
     def note_given(self, runs: Iterable[DeliveryRun]) -> None:
         """Count what one pull was given."""
         for run in runs:
@@ -120,7 +127,7 @@ class Groups:
             group = self._make(request, key, now_ms)
         else:
             self._agree(group.state, request, now_ms)
-        group.seen_ms = now_ms
+        group.note_seen(request.consumer, now_ms)
         self._check_room_for_consumer(group.state, request.consumer, now_ms)
         return group
 
