@@ -16,6 +16,7 @@ from qmq_broker.storage.ids import journal as id_journal
 from qmq_broker.storage.ids.journal import IdJournal
 from qmq_broker.storage.ids.runs import IdRun
 from qmq_broker.storage.ids.window import DedupeWindow
+from qmq_broker.storage.queues.entry_chunk import EntryChunk, EntryRun, encode_entry_chunk
 from qmq_broker.storage.store import Store
 from tests.broker.storage.damaged import flip
 from tests.broker.storage.lives import restarted
@@ -88,6 +89,27 @@ def test_B7_B11_a_whole_chunk_of_something_else_is_not_believed(directory: str) 
         world.disk.unlink(f"{directory}/{name}")
     strange = Journal(world.disk, directory, format_.store_id)
     strange.append(world.store.durable_offset, b"neither ids nor entries")
+    strange.close()
+    assert_all_known(world, restarted(world))
+
+
+@pytest.mark.parametrize(("first", "cut_bytes"), [(1, 0), (0, 7)], ids=["a gap", "half an entry"])
+def test_B11_a_chunk_that_does_not_go_on_where_its_queues_end_is_not_believed(
+    first: int, cut_bytes: int
+) -> None:
+    world = lone_messages(24)
+    format_ = read_format(world.disk)
+    assert format_ is not None
+    for name in world.disk.names(layout.ENTRIES):
+        world.disk.unlink(f"{layout.ENTRIES}/{name}")
+    runs = []
+    for subject in world.store.subjects():
+        queue = world.store.queue(subject)
+        assert queue is not None
+        entries = queue.unjournaled()[1] or queue.unflushed(queue.next_sequence)[1]
+        runs.append(EntryRun(subject, first, entries[: len(entries) - cut_bytes]))
+    strange = Journal(world.disk, layout.ENTRIES, format_.store_id)
+    strange.append(world.store.durable_offset, encode_entry_chunk(EntryChunk(0, runs)))
     strange.close()
     assert_all_known(world, restarted(world))
 

@@ -11,7 +11,8 @@ from qmq_broker.storage.queues import consume_queues
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.verify import verify_store
 from tests.broker.storage.lives import restarted
-from tests.crash.image import Inode
+from tests.crash.image import Inode, Moment
+from tests.crash.power_cut import Lost
 from tests.crash.promises import check_messages
 from tests.crash.recording_disk import RecordingDisk
 from tests.crash.world import OPTIONS, History, World
@@ -88,6 +89,21 @@ def test_B11_files_that_a_power_cut_took_back_by_one_flush_cost_no_reading_of_th
     for subject in SUBJECTS[:2]:
         unsynced.take_back(subject, FLUSHES - 1)
     assert_known(unsynced.assert_all_there())
+
+
+def test_B11_a_power_cut_after_a_flush_of_few_queues_costs_no_reading_of_the_log() -> None:
+    """Files, their names and those of their folders were synced before the table tells of them."""
+    world = World(RecordingDisk(), history=History(options=FLUSHING))
+    for _ in range(FLUSHES):
+        world.send(world.frame(**{subject: [20, 30] for subject in SUBJECTS}))
+        world.clock.pass_ms(2_000)
+        assert world.store.step(), "a checkpoint begins the flush"
+        world.store.step()
+    image = Moment(world.disk.image).after_cut(Lost()).image()
+    store = Store.open(RecordingDisk(image), FakeClock(), FLUSHING)
+    assert not store.recovery.is_rebuilt
+    assert store._queues.indexed_offset == world.store._queues.indexed_offset > 0
+    assert check_messages(store, world.history.sent) == FLUSHES
 
 
 def test_B11_what_is_kept_for_the_table_before_is_no_fault(
