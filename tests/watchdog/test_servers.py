@@ -285,6 +285,25 @@ def test_F21_W6_a_mysql_server_that_becomes_read_only_is_refused_and_taken_again
     administrator.dispose()
 
 
+def test_F21_W6_a_mysql_replica_is_refused_also_for_a_user_who_may_write_past_read_only(
+    make_private_server: MakeServer, broker: MemoryBroker
+) -> None:
+    """F21. On such a connection no statement fails, and rows that are gone on the primary are here."""
+    database = as_database(sa.create_engine(make_private_server("mysql").url()))
+    create_tables(database.engine)
+    ids = put_rows(database, 2)
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql("SET GLOBAL read_only = 1")
+    job = job_of(database, broker)
+    counts = job.step(never)
+    assert "read-only" in str(counts.error)
+    assert (counts.claimed, job.trouble) == (0, READ_ONLY)
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql("SET GLOBAL read_only = 0")
+    assert job.step(never).sent == len(ids)
+    database.close()
+
+
 def test_F21_W6_a_postgresql_database_that_is_read_only_is_refused_and_taken_again(
     postgresql_database: ServedDatabase, broker: MemoryBroker
 ) -> None:
