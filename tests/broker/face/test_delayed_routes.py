@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from qmq_broker.service.delay import query
+from qmq_broker.service.delay import changes, query
 from qmq_broker.storage.schedule.columns import DelayedMessage
 from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_broker.storage.schedule.fates import Fate
@@ -306,3 +306,50 @@ def test_D3_a_copy_that_a_group_waits_for_is_neither_taken_back_nor_put_off(tmp_
     assert cancel(client, listed["message_id"]) == ["unknown"]
     assert reschedule(client, listed["message_id"], rig.now_ms + HOUR_MS).status == 404
     rig.close()
+
+
+def test_D4_a_message_that_was_put_off_often_is_taken_back_all_the_same(
+    rig: DelayRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "CANCELLED_MAX", 3)
+    client = Client(rig)
+    first, second = ids_of(rig)
+    for hours in range(3, 8):
+        reply = reschedule(client, first, rig.now_ms + hours * HOUR_MS)
+        assert reply.json["outcomes"] == ["rescheduled"]
+    assert cancel(client, first) == ["cancelled"]
+    assert ids_of(rig) == [second]
+
+
+def test_B10_many_messages_are_looked_for_in_one_pass(
+    rig: DelayRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule, buckets = rig.store.schedule, []
+    columns = schedule.columns
+
+    def counted(bucket: int, *given: Any, **more: Any) -> Any:
+        buckets.append(bucket)
+        return columns(bucket, *given, **more)
+
+    monkeypatch.setattr(schedule, "columns", counted)
+    first, second = rig.find_all()
+    strangers = [number.to_bytes(16) for number in range(90)]
+    # Bytes of two ids, one behind the other, are no id.
+    strangers.append((first.message_id + second.message_id)[8:24])
+    buckets.clear()
+    ids = [first.message_id, *strangers, second.message_id]
+    outcomes = cancel(Client(rig), *(one.hex() for one in ids))
+    assert outcomes == ["cancelled", *["unknown"] * len(strangers), "cancelled"]
+    assert len(buckets) == len(set(buckets))
+
+
+def test_F38_looks_through_the_schedule_do_not_hold_up_a_stop(rig: DelayRig) -> None:
+    client, name = Client(rig), ids_of(rig)[0]
+    rig.broker.delayed.releaser.stop()
+    replies = [
+        client.get("/v1/delayed"),
+        client.get("/v1/delayed/histogram"),
+        client.get(f"/v1/delayed/{name}"),
+        client.post("/v1/delayed/cancel", {"message_ids": [name]}),
+    ]
+    assert [(reply.status, reply.json["code"]) for reply in replies] == [(503, "unavailable")] * 4

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -24,7 +25,7 @@ from qmq_broker.face.routes.queries import NUMBER_MAX, number
 from qmq_broker.face.routes.rules import sight
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.delay.query import LISTED_MAX, SPANS_MS, DelayedStatus, Found, HeldError
-from qmq_broker.storage.schedule.cancelled import Cancelled
+from qmq_broker.storage.schedule.cancelled import CANCELLED_MAX, Cancelled
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.store import Placed
 from qmq_client.wire.delayed import (
@@ -188,14 +189,19 @@ class _Delayed:
 
         Nothing is done where damage may hide one of them.
         """
-        found = await self._look(lambda: [self._find(one, due_at_ms, sees) for one in ids])
-        for message_id, some in zip(ids, found, strict=True):
-            if isinstance(some, HeldError) and not await self._is_stored(message_id, sees):
-                raise some
-        known = [[] if isinstance(some, HeldError) else some for some in found]
-        places = [one for some in known for one in some]
-        fates = dict(zip(places, await self._cancel(places), strict=True)) if places else {}
-        return [_cancellation([fates[place] for place in some]) for some in known]
+        found = await self._look(lambda: self._find(ids, due_at_ms))
+        known: list[list[Found]] = []
+        for message_id in ids:
+            some = found[message_id]
+            if isinstance(some, HeldError):
+                if not await self._is_stored(message_id, sees):
+                    raise some
+                some = []
+            known.append([one for one in some if sees(one.message.subject)])
+        # What became of the others stays so; a message that is put off often was at many places.
+        pending = [one for some in known for one in some if one.fate is Fate.PENDING]
+        fates = dict(zip(pending, await self._cancel(pending), strict=True)) if any(known) else {}
+        return [_cancellation([fates.get(one, one.fate) for one in some]) for some in known]
 
     async def _put_off(self, found: Sequence[Found], due_at_ms: int) -> Rescheduling | None:
         """Of a message at these places; None when it may be at another one by now."""
@@ -212,34 +218,29 @@ class _Delayed:
         return Rescheduling.RESCHEDULED if (await done).physical_offset else None
 
     def _find(
-        self, message_id: bytes, due_at_ms: int | None, sees: Callable[[str], bool]
-    ) -> list[Cancelled] | HeldError:
-        found: Sequence[Found] = ()
-        try:
-            if due_at_ms is not None:
-                found = self._query.find(message_id, due_at_ms=due_at_ms)
-            if all(one.fate is Fate.RESCHEDULED for one in found):
-                found = self._query.find(message_id)
-        except HeldError as error:  # the caller first looks whether it was released
-            return error
-        return [
-            Cancelled(
-                one.message.bucket,
-                one.message.sequence,
-                one.message.source,
-                one.message.subject,
-                message_id,
-            )
-            for one in found
-            if sees(one.message.subject)
+        self, ids: Sequence[bytes], due_at_ms: int | None
+    ) -> dict[bytes, list[Found] | HeldError]:
+        """Where they are; those that are not where they should be due are looked for everywhere."""
+        if due_at_ms is None:
+            return self._query.find_all(ids)
+        found = self._query.find_all(ids, due_at_ms=due_at_ms)
+        elsewhere = [
+            message_id
+            for message_id, some in found.items()
+            if not isinstance(some, HeldError) and all(one.fate is Fate.RESCHEDULED for one in some)
         ]
+        return found | self._query.find_all(elsewhere) if elsewhere else found
 
-    async def _cancel(self, places: Sequence[Cancelled]) -> list[Fate | None]:
-        """In the writer's thread: durable when it is answered."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[list[Fate | None]] = loop.create_future()
-        self._broker.delayed.changes.cancel(places, lambda outcome: _resolve(done, outcome))
-        return await done
+    async def _cancel(self, found: Sequence[Found]) -> list[Fate | None]:
+        """In the writer's thread: durable when it is answered, and so is what was found before."""
+        fates: list[Fate | None] = []
+        for first in range(0, max(1, len(found)), CANCELLED_MAX):
+            places = [_cancelled(one) for one in found[first : first + CANCELLED_MAX]]
+            done: asyncio.Future[list[Fate | None]] = asyncio.get_running_loop().create_future()
+            on_done = partial(_resolve, done)
+            self._broker.delayed.changes.cancel(places, on_done)
+            fates += await done
+        return fates
 
     async def _is_stored(self, message_id: bytes, sees: Callable[[str], bool]) -> bool:
         """Whether it is in a consume queue: released, or never delayed."""
@@ -258,6 +259,13 @@ class _Delayed:
             return await asyncio.to_thread(look)
         finally:
             self._looking -= 1
+
+
+def _cancelled(found: Found) -> Cancelled:
+    message = found.message
+    return Cancelled(
+        message.bucket, message.sequence, message.source, message.subject, message.message_id
+    )
 
 
 def _cancellation(fates: Sequence[Fate | None]) -> Cancellation | None:

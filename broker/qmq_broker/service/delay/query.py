@@ -8,14 +8,14 @@ the due time, only one bucket is.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError, StoreError
+from qmq_broker.errors import CorruptionError, StoreError, UnavailableError
 from qmq_broker.service.delay.load import BUCKET_MS_MAX
 from qmq_broker.service.delay.releasing import Releaser
 from qmq_broker.storage.schedule.columns import Columns, DelayedMessage
@@ -141,17 +141,33 @@ class DelayQuery:
 
     def find(self, message_id: bytes, *, due_at_ms: int | None = None) -> list[Found]:
         """All places of a message, newest last; raises `HeldError` if damage may hide it."""
-        found: list[Found] = []
+        found = self.find_all([message_id], due_at_ms=due_at_ms)[message_id]
+        if isinstance(found, HeldError):
+            raise found
+        return found
+
+    def find_all(
+        self, message_ids: Iterable[bytes], *, due_at_ms: int | None = None
+    ) -> dict[bytes, list[Found] | HeldError]:
+        """The same for many messages, in one pass over the schedule."""
+        places: dict[bytes, list[Found]] = {message_id: [] for message_id in message_ids}
+        #: What may hide any message, and what hides one.
         damage: list[CorruptionError] = []
+        hidden: dict[bytes, CorruptionError] = {}
         for columns in self._columns(due_at_ms, due_at_ms, damage.append):
-            for index in columns.find_id(message_id):
+            for message_id, index in columns.find_ids(places):
                 try:
-                    found.append(self._found(columns, index))
+                    places[message_id].append(self._found(columns, index))
                 except CorruptionError as error:
-                    damage.append(error)
-        if damage and all(one.fate is Fate.RESCHEDULED for one in found):
-            raise HeldError(message_id, damage[0]) from damage[0]
-        return sorted(found, key=lambda one: one.message.source)
+                    hidden[message_id] = error
+        found: dict[bytes, list[Found] | HeldError] = {}
+        for message_id, some in places.items():
+            why = hidden.get(message_id, damage[0] if damage else None)
+            if why is not None and all(one.fate is Fate.RESCHEDULED for one in some):
+                found[message_id] = HeldError(message_id, why)
+            else:
+                found[message_id] = sorted(some, key=lambda one: one.message.source)
+        return found
 
     def listed(
         self, subject: str | None, first_ms: int, next_ms: int, count: int
@@ -222,6 +238,8 @@ class DelayQuery:
     ) -> Iterator[Columns]:
         """The columns of all buckets that may hold due times from `first_ms` to `last_ms`."""
         for bucket, next_sequence, _ in self._schedule.states():
+            if self._releaser.is_stopped:  # nobody waits for it, and it would hold up the end
+                raise UnavailableError("the broker stops", state="draining", retry_after_s=2.0)
             # A message that was late when it arrived is in a bucket after its due time.
             is_before = first_ms is not None and bucket + BUCKET_MS_MAX <= first_ms
             is_behind = last_ms is not None and bucket > last_ms + BUCKET_MS_MAX

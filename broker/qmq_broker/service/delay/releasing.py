@@ -154,6 +154,11 @@ class Releaser:
             self._again.update(buckets)
             self._changed.notify_all()
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called. In any thread."""
+        return self._is_stopped
+
     def stop(self) -> None:
         """Let `run` end. Safe to call twice."""
         with self._changed:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from threading import Lock
@@ -17,6 +17,8 @@ from qmq_client.wire.message_id import MESSAGE_ID_BYTES
 
 #: In a `place`: the record is in the schedule log of its bucket, not in the commit log.
 IN_SCHEDULE: Final = 1 << 63
+#: Up to so many ids are searched for one by one; more are asked of each message.
+FEW_IDS: Final = 8
 
 
 class DelayedMessage(NamedTuple):
@@ -102,6 +104,19 @@ class Columns:
                 found.append(position // MESSAGE_ID_BYTES)
             position = self.message_ids.find(message_id, position + 1)
         return found
+
+    def find_ids(self, message_ids: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
+        """Each of these ids that is here, with its index. Requires: `message_ids` is quick to be asked."""
+        if len(message_ids) <= FEW_IDS:
+            for message_id in message_ids:
+                for index in self.find_id(message_id):
+                    yield message_id, index
+            return
+        here = bytes(self.message_ids)
+        for index in range(len(self)):
+            message_id = here[index * MESSAGE_ID_BYTES : (index + 1) * MESSAGE_ID_BYTES]
+            if message_id in message_ids:
+                yield message_id, index
 
     def find_source(self, source: int) -> int | None:
         """The index of the message with this source.
