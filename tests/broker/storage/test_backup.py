@@ -84,6 +84,28 @@ def test_a_store_whose_keepers_hold_actions_below_the_snapshots_is_sound() -> No
     store.close()
 
 
+@pytest.mark.parametrize("damage", ["altered", "missing"])
+def test_B4_B12_damaged_actions_that_a_keeper_has_not_got_are_told_and_stop_no_start(
+    damage: str,
+) -> None:
+    world = World(RecordingDisk())
+    world.keep(0)
+    for _ in range(6):
+        world.act(30)
+        world.note_groups()
+    world.store.close()
+    path = layout.segment_path(layout.ACTION_LOG, world.options.action_segment_bytes)
+    if damage == "missing":
+        world.disk.unlink(path)
+    else:
+        world.disk.open(path).write(300, [b"altered"])
+    (fault,) = verify_store(world.disk, FakeClock(), check_groups=len).faults
+    assert (fault.level, fault.file) == (Level.DAMAGED, path)
+    assert "The broker starts. An archive" in fault.meaning
+    assert "from a copy" in fault.remedy
+    Store.open(world.disk, FakeClock(), world.options).close()
+
+
 @pytest.mark.parametrize("is_retaining", [False, True])
 def test_X3_a_backup_of_a_running_store_opens_with_everything_acknowledged(
     is_retaining: bool,

@@ -61,7 +61,12 @@ AT_START: Final = "Start the broker, or run `qmq store rebuild` on this director
 
 
 def damaged(
-    file: str, what: str, *, meaning: str = NOT_STARTED, offset: int | None = None
+    file: str,
+    what: str,
+    *,
+    meaning: str = NOT_STARTED,
+    offset: int | None = None,
+    remedy: str = RESTORE,
 ) -> Fault:
     """Accepted data is not as it was written."""
     return Fault(
@@ -70,7 +75,7 @@ def damaged(
         offset=offset,
         what=what,
         meaning=meaning,
-        remedy=PUT_BACK.get(file, RESTORE),
+        remedy=PUT_BACK.get(file, remedy),
     )
 
 

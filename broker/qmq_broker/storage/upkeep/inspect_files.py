@@ -77,6 +77,8 @@ class SmallFiles:
     #: were copied.
     copied_offset: int = 0
     snapshots: list[Snapshot] = field(default_factory=list)
+    #: A keeper has not got the action log from here on; None without keepers.
+    kept_actions_offset: int | None = None
     faults: list[Fault] = field(default_factory=list)
 
     @property
@@ -192,9 +194,12 @@ def _retained(disk: Disk, format_: Format, files: SmallFiles) -> None:
 
 def _keepers(disk: Disk, format_: Format, files: SmallFiles) -> None:
     try:
-        read_keepers(disk, format_.store_id)
+        keepers = read_keepers(disk, format_.store_id)
     except CorruptionError as error:
         files.faults.append(damaged(layout.KEEPERS, error.reason))
+        return
+    offsets = [keeper.kept_actions_offset for keeper in keepers]
+    files.kept_actions_offset = min(offsets, default=None)
 
 
 def _table(disk: Disk, format_: Format, files: SmallFiles) -> None:

@@ -119,7 +119,8 @@ def _look(disk: Disk, check_groups: CheckGroups, is_deep: bool, run: Run) -> Ver
     journals = inspect_journals(disk, format_.store_id, files)
     look = _Look(disk, format_, files, run, is_deep=is_deep)
     commit, commit_verdict = look.log(_commit_claims(files, journals, format_))
-    actions, action_verdict = look.log(_action_claims(files, format_))
+    kept_offset = _kept_actions_offset(disk, files, format_)
+    actions, action_verdict = look.log(_action_claims(files, format_, kept_offset))
     faults = [*files.faults, *journals.faults, *look.faults]
     faults += _queues(disk, files, journals, commit_verdict, format_)
     faults += index_faults(disk, format_, commit_verdict.next_offset)
@@ -151,7 +152,7 @@ def judge_commit_log(disk: Disk, format_: Format, files: SmallFiles) -> LogVerdi
 def judge_action_log(disk: Disk, format_: Format, files: SmallFiles) -> LogVerdict:
     """The verdict on the action log from where the newest snapshot needs it, in the same way."""
     look = _Look(disk, format_, files, _one_by_one(disk), is_deep=False)
-    return look.log(_action_claims(files, format_))[1]
+    return look.log(_action_claims(files, format_, files.action_first_offset))[1]
 
 
 def _unknown(fault: Fault) -> Verification:
@@ -182,20 +183,31 @@ def _commit_claims(files: SmallFiles, journals: JournalFindings, format_: Format
     )
 
 
-def _action_claims(files: SmallFiles, format_: Format) -> LogClaims:
+def _kept_actions_offset(disk: Disk, files: SmallFiles, format_: Format) -> int:
+    """From here on a start or a keeper needs the action log; what went by force is not missed."""
+    there = Segments(disk, layout.ACTION_LOG, format_.action_segment_bytes)
+    begins = next(iter(there.bases), 0)
+    there.close()
+    kept_offset = files.kept_actions_offset
+    first_offset = files.action_first_offset
+    return first_offset if kept_offset is None else min(first_offset, max(begins, kept_offset))
+
+
+def _action_claims(files: SmallFiles, format_: Format, kept_offset: int) -> LogClaims:
     last, first_offset = files.checkpoint, files.action_first_offset
+    segment_bytes = format_.action_segment_bytes
     durable_offset = last.action_log.durable_offset if last else 0
     claimed_by = "the checkpoint"
     if first_offset > durable_offset:
         durable_offset, claimed_by = first_offset, "the snapshot of the groups"
     return LogClaims(
         log=layout.ACTION_LOG,
-        segment_bytes=format_.action_segment_bytes,
-        first_offset=first_offset - first_offset % format_.action_segment_bytes,
+        segment_bytes=segment_bytes,
+        first_offset=kept_offset - kept_offset % segment_bytes,
         durable_offset=durable_offset,
         claimed_by=claimed_by,
-        start_offset=0,
-        unbroken_offset=first_offset,
+        start_offset=first_offset - first_offset % segment_bytes,
+        unbroken_offset=0,
     )
 
 

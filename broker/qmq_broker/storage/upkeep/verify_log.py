@@ -21,6 +21,8 @@ _STARTS: Final = (
     "The broker starts, but refuses every pull that meets these messages, and cannot make the "
     "consume queues again."
 )
+_KEPT: Final = "The broker starts. An archive that has not got these actions cannot read them."
+_PUT_BACK: Final = "Put the segment back from a copy of this directory, or begin another archive."
 #: Each is reported by itself; more than the largest disks hold come from a nonsensical offset.
 MISSING_SEGMENTS_MAX: Final = 100_000
 _LOST: Final = "These messages cannot be read."
@@ -151,6 +153,8 @@ def _hole(hole: DamagedRange, claims: LogClaims, claimed_by: str, durable_offset
     )
     base = hole.first_offset - hole.first_offset % claims.segment_bytes
     path = layout.segment_path(claims.log, base)
+    if not is_read and claims.log == layout.ACTION_LOG:
+        return damaged(path, what, meaning=_KEPT, offset=hole.first_offset, remedy=_PUT_BACK)
     meaning = NOT_STARTED if is_read else _STARTS
     return damaged(path, what, meaning=meaning, offset=hole.first_offset)
 
