@@ -1,7 +1,7 @@
-"""What a sweep has done beside itself: claims and settlements, on two threads.
+"""Work that a sweep runs beside itself: claims and settlements, on two threads.
 
-Two threads are two connections, and a sweep has no more: while work is under way here, it asks the
-database for nothing by itself.
+Two threads are two connections, and a sweep has no more: while work is under way here, the sweep
+itself asks the database for nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Result = TypeVar("_Result")
 
 
 def two_threads() -> Executor:
-    """Threads that are made when they are needed."""
+    """Threads that are created when needed."""
     return ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="qmq-beside")
 
 
@@ -31,13 +31,13 @@ class Beside:
     def submit(
         self, work: Callable[_Given, _Result], *given: _Given.args, **options: _Given.kwargs
     ) -> Future[_Result]:
-        """Do it as soon as a thread is free, in the order of the calls."""
+        """Run this as soon as a thread is free, in the order of the calls."""
         if self._executor is None:
             self._executor = self._make()
         return self._executor.submit(work, *given, **options)
 
     def end(self) -> bool:
-        """End of a sweep: all work is waited for, and the threads go; whether there were any."""
+        """End of a sweep: wait for all work and end the threads; returns whether there were any."""
         executor, self._executor = self._executor, None
         if executor is None:
             return False

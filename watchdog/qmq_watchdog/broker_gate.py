@@ -1,8 +1,8 @@
-"""The breaker of the broker, shared by all databases of one watchdog.
+"""The circuit breaker of the broker, shared by all databases of one watchdog.
 
-When the broker is away it is away for every database. Without this, hundreds of them would claim
-rows, try, and give them back, all the time that it lasts; with it one database at a time tries, later
-and later, and the others leave their rows alone until it got through.
+A broker that is away is away for every database. Without this, hundreds of them would claim rows,
+try, and give them back for as long as it lasts. With it, one database at a time tries, at growing
+intervals, and the others leave their rows alone until it gets through.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from qmq_client.retry import Backoff
 
 #: One failure may be the fault of one batch; the next is not.
 _FAILURES_MAX: Final = 2
-#: How often others look whether the one that tries has got through: it has as soon as one batch has.
+#: How often the others check whether the one that tries got through: it has as soon as one batch
+#: has.
 _LOOK_S: Final = 2.0
-#: When another tries although that one has told nothing: far above what a request may take.
+#: When another may try although the first has reported nothing: far longer than a request may take.
 _TRY_S_MAX: Final = 60.0
 
 
@@ -34,11 +35,11 @@ class BrokerGate:
         self._lock = threading.Lock()
         self._failures = 0
         self._shut_until_s = 0.0
-        #: Somebody went ahead, and is waited for until then.
+        #: Somebody is trying, and is waited for until then.
         self._tried_until_s = 0.0
 
     def wait_s(self) -> float:
-        """0 to go ahead; else how long to leave the broker and the rows alone."""
+        """0 to go ahead; otherwise how long to leave the broker and the rows alone."""
         with self._lock:
             if self._failures < _FAILURES_MAX:
                 return 0.0
@@ -54,10 +55,10 @@ class BrokerGate:
     def on_nothing(self) -> None:
         """The one that went ahead had nothing to send: let another try."""
         with self._lock:
-            self._tried_until_s = 0.0  # what another's failure made of the wait holds
+            self._tried_until_s = 0.0  # the wait set by another's failure stays
 
     def on_failure(self, *, at_least_s: float = 0.0) -> None:
-        """The broker gave no answer, or asks to be left alone for so long."""
+        """The broker gave no answer, or asks to be left alone for this long."""
         with self._lock:
             self._failures += 1
             self._tried_until_s = 0.0
@@ -67,12 +68,12 @@ class BrokerGate:
                 self._shut_until_s = self._clock.monotonic_s() + max(delay_s, at_least_s)
 
     def on_success(self) -> None:
-        """It took something."""
+        """The broker took something."""
         with self._lock:
             self._failures = 0
             self._tried_until_s = 0.0
 
     @property
     def is_shut(self) -> bool:
-        """Whether the broker is being left alone, but for one try at a time."""
+        """Whether the broker is being left alone, except for one try at a time."""
         return self._failures >= _FAILURES_MAX

@@ -1,7 +1,7 @@
-"""Retention: rows that were kept for an audit, and ids of the inbox, whose time is over.
+"""Retention: deletes expired rows that were kept for an audit, and expired ids of the inbox.
 
-Small transactions, a bounded number of them at a time: any number of watchdogs may do this at once, at
-worst one deletes nothing. So nobody has to be elected for it.
+Small transactions, a bounded number of them at a time. Any number of watchdogs may do this
+together; at worst one of them deletes nothing. So nobody has to be elected for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qmq_client.outbox.database.deadlock import repeat_when_undone
 from qmq_watchdog.databases import Database
 
 ROWS_PER_TRANSACTION: Final = 500
-#: Transactions of one kind in one go; what is left waits for the next.
+#: Transactions of one kind in one pass; the rest waits for the next.
 _TRANSACTIONS_MAX: Final = 20
 
 
@@ -25,17 +25,17 @@ class ChoreCounts:
 
     sent_purged: int = 0
     inbox_purged: int = 0
-    #: More may be left.
+    #: Whether more may be left.
     is_cut_short: bool = False
 
 
 def do_chores(database: Database, is_stopped: Callable[[], bool] = lambda: False) -> ChoreCounts:
-    """Delete what is over in this database; SQLAlchemy's errors pass through."""
+    """Delete what has expired in this database; SQLAlchemy's errors pass through."""
 
     def purge_sent() -> int:
         return database.store.purge_sent(limit=ROWS_PER_TRANSACTION)
 
-    # Always looked for: the setting may have been taken away when rows were kept already.
+    # Always checked: the setting may have been removed while rows were already kept
     sent = list(_batches(purge_sent, is_stopped))
     ids: list[int] = []
     if database.keep_inbox_ms is not None:
@@ -49,7 +49,7 @@ def do_chores(database: Database, is_stopped: Callable[[], bool] = lambda: False
 
 def _batches(batch: Callable[[], int], is_stopped: Callable[[], bool]) -> Iterator[int]:
     for _ in range(_TRANSACTIONS_MAX):
-        count = repeat_when_undone(batch)  # a consumer may note the same ids from another side
+        count = repeat_when_undone(batch)  # a consumer may be noting the same ids at the same time
         yield count
         if count < ROWS_PER_TRANSACTION or is_stopped():
             return

@@ -1,13 +1,13 @@
-"""Claims of one sweep: the next batches are taken from the database while this one goes to the broker.
+"""Claims of one sweep: the next batches are claimed while the present one goes to the broker.
 
-Up to two claims are ahead, and only of a sweep that gets on well: a full batch was sent before. A claim
-is the server's work first, and then that of this process, which reads what was found: of two, one keeps
-the server busy while the other is read. They are begun one after the other, a request to the broker
-apart: begun at once they would take the rows in turns, and rows in one piece are quicker to change.
+Up to two claims are ahead, and only in a sweep that does well, that is, one that has sent a full
+batch. A claim is first work for the server, then for this process, which reads the rows: with two,
+the server works on one while the other is read. They begin one broker request apart: begun together
+they would take alternate rows, and rows in one piece are quicker to change.
 
-The lease of each runs from its own begin, so the second waits for two batches within it: where a batch
-takes long only one is ahead. Those that are not wanted any more, because the sweep has
-ended, are given back by `Sweep`.
+Each lease runs from the beginning of its claim, so the second waits for two batches within it: if
+batches take long, only one claim is ahead. When the sweep has ended, `Sweep` gives back the claims
+that are left.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import OutboxRow
 from qmq_watchdog.beside import Beside
 
-#: What is claimed and not yet looked at must find room in memory, and be sent within its lease.
+#: What is claimed ahead must find room in memory, and be sent within its lease.
 CLAIMS_AHEAD_MAX: Final = 2
-#: Of the lease: a second claim is ahead while a batch takes less. It waits for two of them.
+#: Share of the lease: a second claim is ahead while a batch takes less, because it waits for two.
 QUICK_SHARE: Final = 0.25
 
 
@@ -37,7 +37,7 @@ class Claim:
 
     token: bytes
     rows: list[OutboxRow]
-    #: As many as were asked for, or as large as may be: there may be more.
+    #: As many rows as were asked for, or as large as allowed: there may be more.
     is_full: bool
     lease_end_s: float
 
@@ -52,28 +52,28 @@ class Claims:
         self._clock = clock
         self._beside = beside
         self._lease_ms = lease_ms
-        #: The next one first, each with the rows that it may bring.
+        #: The next one first, each with the rows it may bring.
         self._ahead: deque[tuple[Future[Claim], int]] = deque()
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the next claim has been begun."""
+        """Whether the next claim has begun."""
         return bool(self._ahead)
 
     @property
     def rows_ahead_max(self) -> int:
-        """Rows that the claims ahead may bring."""
+        """How many rows the claims ahead may bring."""
         return sum(limit for _, limit in self._ahead)
 
     def take(self, limit: int) -> Claim:
-        """The first claim that was begun ahead, or a new one of up to `limit` rows."""
+        """The first claim begun ahead, or a new one of up to `limit` rows."""
         if not self._ahead:
             return self._claim(limit)
         ahead, _ = self._ahead.popleft()
         return ahead.result()
 
     def take_followers(self, keys: Sequence[str], limit: int) -> Claim | None:
-        """Rows behind those of these ordering keys that were just sent; None when there are none.
+        """Rows behind those just sent with these ordering keys; None if there are none.
 
         Also None while a claim is ahead: that one comes first.
         """
@@ -83,9 +83,9 @@ class Claims:
         return claim if claim.rows else None
 
     def look_ahead(self, limit: int, *, batch_s: float) -> None:
-        """Begin one more claim, beside whatever this thread does meanwhile, unless enough are ahead.
+        """Begin one more claim beside this thread, unless enough are ahead.
 
-        `batch_s` is what the last batch took to be sent.
+        `batch_s` is how long the last batch took to send.
         """
         is_quick = batch_s * 1000 < self._lease_ms * QUICK_SHARE
         if limit > 0 and len(self._ahead) < (CLAIMS_AHEAD_MAX if is_quick else 1):

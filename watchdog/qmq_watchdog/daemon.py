@@ -1,11 +1,11 @@
 """`qmq watchdog run`: jobs at their own pace on the threads of `workers.py`.
 
 `waits.py` keeps the times: at the end of its wait a job is offered to the workers. It runs once and
-waits again when it has ended, so it never runs twice at once and a slow one piles nothing up. Jobs
-come and go while the daemon runs.
+waits again when it has ended, so it never runs twice at once, and a slow job piles nothing up. Jobs
+may come and go while the daemon runs.
 
-Waits go by the wall clock, which may be set back; `step` notices and starts waiting jobs anew, so no
-outage is longer than the jump was noticed late.
+Waits use the wall clock, which may be set back. `step` notices that and restarts all waits, so the
+jump delays a job only until it is noticed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["Daemon", "DaemonOptions", "Job", "SweepJob"]
 
 #: A wall clock that moved this far against the monotonic one was set, not slewed.
 _JUMP_MS: Final = 2_000
-#: A run is slow when it takes this much longer than its share.
+#: A run is slow if it takes this much longer than its share.
 _SLOW_S: Final = 1.0
 
 
 class Job(Protocol):
-    """Something that is done again and again; `SweepJob` is one."""
+    """Something done again and again; `SweepJob` is one."""
 
     name: str
     server: str
@@ -43,12 +43,12 @@ class Job(Protocol):
 
     @property
     def is_in_trouble(self) -> bool:
-        """Whether the last step failed, so that the next one waits for longer."""
+        """Whether the last step failed, so that the next one waits longer."""
         ...
 
     @property
     def trouble(self) -> str:
-        """What it is, one of few words; empty while all is well."""
+        """What is wrong, one of a few words; empty while all is well."""
         ...
 
     def step(self, is_stopped: Callable[[], bool]) -> object:
@@ -56,7 +56,7 @@ class Job(Protocol):
         ...
 
     def on_fault(self) -> None:
-        """A step ended with an error that nobody foresaw."""
+        """A step ended with an unforeseen error."""
         ...
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class Job(Protocol):
 
 
 class Daemon:
-    """Runs jobs until it is stopped. `start`, `step` and `stop` belong to one thread."""
+    """Runs jobs until stopped. `start`, `step` and `stop` belong to one thread."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Daemon:
             self.add(SweepJob(sweep, options, random, clock=clock))
 
     def start(self) -> None:
-        """Do every job now and from now on."""
+        """Run every job now and from now on."""
         self._waits.start()
         with self._lock:
             self._is_started = True
@@ -102,7 +102,7 @@ class Daemon:
             self._workers.offer(job)
 
     def add(self, job: Job) -> None:
-        """Take up a job, at once when the daemon runs; one of the same name is given up for it."""
+        """Add a job; if the daemon runs, it starts at once. A job of the same name is given up."""
         self.remove(job.name)
         with self._lock:
             self._jobs[job.name] = job
@@ -111,7 +111,7 @@ class Daemon:
             self._workers.offer(job)
 
     def remove(self, name: str) -> None:
-        """Give a job up: it is not done again, and closed when it is not under way any more."""
+        """Give up a job: it does not run again, and is closed once it is no longer under way."""
         with self._lock:
             job = self._jobs.pop(name, None)
             is_started = self._is_started
@@ -119,12 +119,12 @@ class Daemon:
             return
         self._workers.forget(job)
         if is_started:
-            self._workers.offer(job)  # a worker closes it, after the step that may be under way
+            self._workers.offer(job)  # a worker closes it, after a step that may be under way
         else:
             job.close()
 
     def jobs(self) -> Mapping[str, Job]:
-        """The jobs of this moment by name."""
+        """The present jobs by name."""
         with self._lock:
             return dict(self._jobs)
 
@@ -133,7 +133,7 @@ class Daemon:
         return self._workers.under_way()
 
     def step(self) -> bool:
-        """Look after slow jobs and the wall clock; whether the latter was set.
+        """Check for slow jobs and jumps of the wall clock; returns whether it was set.
 
         Call it a few times a second.
         """
@@ -152,13 +152,13 @@ class Daemon:
         self._waits.call_all_now()
 
     def wait_idle(self, deadline_s: float) -> bool:
-        """Wait until no job is under way; whether that came about in time."""
+        """Wait until no job is under way; returns whether that happened in time."""
         return self._workers.wait_idle(deadline_s)
 
     def stop(self, deadline_s: float) -> bool:
-        """Let each sweep end after its batch; whether all did before the deadline.
+        """Let each sweep end after its batch; returns whether all did before the deadline.
 
-        Rows of one that did not are only claimed, and fall due again. Safe to call twice.
+        Rows of a sweep that did not are only claimed, and fall due again. Safe to call twice.
         """
         with self._lock:
             is_first, self._is_stopped = not self._is_stopped, True
@@ -173,7 +173,7 @@ class Daemon:
         return is_idle
 
     def _run(self, job: Job) -> bool:
-        """One share of a job; whether its database was well."""
+        """One share of a job; returns whether its database was well."""
         if self._is_stopped:
             return True
         try:
@@ -201,8 +201,8 @@ class Daemon:
             self._workers.offer(job)
             return
         at_ms = self._clock.now_ms() + round(job.delay_s * 1000)
-        # Each wait is one of its own: a job may be offered twice, but never be forgotten because
-        # another wait of it ended first.
+        # Each wait is separate: a job may be offered twice, but must never be forgotten because
+        # another of its waits ended first.
         self._waits.call_at(at_ms, self._workers.offer, job)
 
     def _clock_difference_ms(self) -> int:

@@ -1,9 +1,9 @@
 """The databases that one watchdog looks after.
 
-Each has a store with a pool of its own (`connections.py` bounds all of them together), and every connect
-and every statement ends by itself: a database that is slow or away holds a thread for some seconds
-and nothing that another needs. Opening connects to nothing: a database that is away now may be there
-for the next sweep.
+Each has a store with a pool of its own (`connections.py` bounds all of them together). Every
+connect and every statement has a time limit: a slow or absent database holds a thread for some
+seconds and blocks nothing that another one needs. Opening connects to nothing: a database that is
+away now may be back for the next sweep.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.table import DEFAULT_TABLES
 from qmq_client.settings.sections import DatabaseSection, WatchdogSection
 
-#: Statements that the longest of our transactions may wait for, each as long as it may.
+#: Statements that the longest of our transactions may wait for, each up to its own limit.
 _STATEMENTS_MAX: Final = 2
 _BUILT_IN: Final = WatchdogSection()
 _PLACES: Final = ("host", "port", "unix_socket")
@@ -33,37 +33,37 @@ _PLACES: Final = ("host", "port", "unix_socket")
 class Database:
     """One business database with an outbox."""
 
-    #: How logs and commands call it; shows no secret.
+    #: Its name in logs and commands; contains no secret.
     name: str
     store: OutboxStore
     engine: sa.Engine
     inbox: sa.Table = DEFAULT_TABLES.inbox
-    #: Rows a second at most; 0 for no bound.
+    #: Most rows a second; 0 for no bound.
     rows_per_s: int = 0
     #: How long accepted rows are kept; None deletes them at once.
     keep_sent_ms: int | None = None
-    #: How long inbox ids are kept; None for ever.
+    #: How long inbox ids are kept; None forever.
     keep_inbox_ms: int | None = None
     #: Held by whoever uses its connections, or closes them.
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def role(self) -> Role:
-        """What its user is to us: which rights are needed."""
+        """The role of its user, which decides what rights are needed."""
         return WATCHDOG if self.keep_inbox_ms is None else WATCHDOG_OF_INBOX
 
     @property
     def server(self) -> str:
-        """What it shares with other databases that are away when it is."""
+        """What it shares with databases that are away when it is."""
         url = self.engine.url
         if url.get_backend_name() == "sqlite":
             return f"sqlite {url.database}"
-        # A socket, or several hosts, are named in the query.
+        # A socket, or several hosts, are named in the query
         places = [url.query[name] for name in _PLACES if name in url.query]
         return f"{url.host}:{url.port}" if not places else f"{url.host}:{url.port} {places}"
 
     def close(self) -> None:
-        """Give up its connections; it may be used again."""
+        """Close its connections; it may be used again."""
         self.store.close()
         self.engine.dispose()
 
@@ -73,7 +73,7 @@ def open_database(
     environment: Mapping[str, str],
     limits: WatchdogSection = _BUILT_IN,
 ) -> Database:
-    """One configured database; raises `ConfigurationError` when it cannot be meant."""
+    """One configured database; raises `ConfigurationError` if its settings cannot be right."""
     engine = open_engine(section, environment)
     limit_in_time(engine, limits)
     tables = section_tables(section)
@@ -89,14 +89,14 @@ def open_database(
 
 
 def limit_in_time(engine: sa.Engine, limits: WatchdogSection) -> None:
-    """Let every connect and every statement of this engine end by itself."""
+    """Put a time limit on every connect and every statement of this engine."""
     if (limit := _LIMITS.get(engine.dialect.driver)) is not None:
         event.listen(engine, "do_connect", _LimitOnConnect(limit, limits))
     dialect = dialect_of(engine)
     dialect.statement_s_max = limits.statement_s_max
     if engine.dialect.driver == "psycopg":
         event.listen(engine, "begin", _LimitOnBegin(_statement_ms(limits)))
-    # What neither driver nor server ends: a connection that is established and silent.
+    # Ended by neither driver nor server: an established connection that is silent
     dialect.transaction_s_max = _STATEMENTS_MAX * limits.statement_s_max
 
 
@@ -110,7 +110,7 @@ def _kept_ms(kept_s: float) -> int | None:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class _LimitOnConnect:
-    """Puts the bounds in time into the arguments of each connect."""
+    """Adds the time limits to the arguments of each connect."""
 
     limit: Callable[[dict[str, Any], WatchdogSection], None]
     limits: WatchdogSection
@@ -123,7 +123,7 @@ class _LimitOnConnect:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class _LimitOnBegin:
-    """Says it anew in each transaction: a pooler takes no options at the connect."""
+    """Sets the limits in each transaction: a pooler takes no options at the connect."""
 
     statement_ms: int
 
@@ -138,7 +138,7 @@ def _limit_pymysql(options: dict[str, Any], limits: WatchdogSection) -> None:
 
 def _limit_psycopg(options: dict[str, Any], limits: WatchdogSection) -> None:
     options["connect_timeout"] = max(2, round(limits.connect_s_max))  # it takes 1 for 2
-    # The server's own bound, which each transaction sets, does not help where nothing arrives any more.
+    # The server's own limit, set in each transaction, does not help when nothing arrives any more
     options.setdefault("tcp_user_timeout", _statement_ms(limits))
     options.setdefault("keepalives_idle", max(1, round(limits.statement_s_max)))
 

@@ -1,8 +1,8 @@
 """`/metrics` and `/healthz` of the daemon, for machines on an internal network.
 
-A few requests at a time, a few seconds in all for each, nothing but GET, no body read. `/healthz` says 503 only
-when the daemon itself does not do its work: databases and brokers that are away are told in the body
-and in the metrics, because starting this process anew would mend neither.
+A few requests at a time, a few seconds for each, only GET, no body is read. `/healthz` says 503
+only if the daemon itself does not work: databases and brokers that are away are reported in the
+body and in the metrics, because restarting this process would repair neither.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from qmq_watchdog.connections import ConnectionBudget
 from qmq_watchdog.daemon import Daemon
 from qmq_watchdog.job import sweep_jobs
 
-#: From the connection to the end of the answer, however slowly somebody writes or reads.
+#: From the connection to the end of the answer, however slowly the client writes or reads.
 _REQUEST_S_MAX: Final = 5.0
-#: Connections at once; one more is closed unanswered.
+#: Simultaneous connections; any more are closed unanswered.
 _CONNECTIONS_MAX: Final = 16
-#: A daemon whose main loop was not at work for this long is not well.
+#: A daemon whose main loop has not run for this long is not well.
 BEAT_S_MAX: Final = 15.0
 _SHOWN_MAX: Final = 20
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Health:
-    """What `/healthz` tells. `beat` is called by the main loop."""
+    """The answer of `/healthz`. `beat` is called by the main loop."""
 
     def __init__(self, daemon: Daemon, clock: Clock = SYSTEM_CLOCK) -> None:
         self._daemon = daemon
@@ -40,11 +40,11 @@ class Health:
         self._beat_s = clock.monotonic_s()
 
     def beat(self) -> None:
-        """The main loop is at work."""
+        """The main loop is running."""
         self._beat_s = self._clock.monotonic_s()
 
     def look(self) -> tuple[bool, dict[str, Any]]:
-        """Whether the daemon is well, and what there is to say."""
+        """Whether the daemon is well, and what to report."""
         now_s = self._clock.monotonic_s()
         is_well = now_s - self._beat_s <= BEAT_S_MAX
         jobs = self._daemon.jobs()
@@ -63,7 +63,7 @@ class Health:
 
 
 class Endpoint:
-    """Answers on an address of its own from a thread of its own."""
+    """Answers on its own address from its own thread."""
 
     def __init__(
         self, listen: str, daemon: Daemon, health: Health, budget: ConnectionBudget | None = None
@@ -86,23 +86,23 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """Where it listens, with the port that was found when 0 was asked for."""
+        """Where it listens, with the actual port if 0 was asked for."""
         host, port = self._server.socket.getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def start(self) -> None:
-        """Answer from now on."""
+        """Start answering."""
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(_REQUEST_S_MAX)
 
 
 class _Server(ThreadingHTTPServer):
-    """A thread for each connection, a bounded number of them, none outlives its time."""
+    """A thread for each connection, a bounded number, none of which outlives its time."""
 
     daemon_threads = True
     block_on_close = False
@@ -118,7 +118,7 @@ class _Server(ThreadingHTTPServer):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread could be made, so none gives the place back
+        except BaseException:  # no thread could be created, so none gives the place back
             self._room.release()
             raise
 
@@ -133,7 +133,7 @@ class _Server(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: who went away, or was too slow, is no event."""
+        """Say nothing: a client that went away, or was too slow, is no event."""
 
 
 def _end(request: socket.socket) -> None:

@@ -10,13 +10,13 @@ LOGGER: Final = logging.getLogger("qmq_watchdog")
 
 
 def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
-    """Write `event name=value …`; the same pairs go to handlers as `record.qmq`."""
+    """Write `event name=value …`; handlers get the same pairs as `record.qmq`."""
     if LOGGER.isEnabledFor(level):
         LOGGER.log(level, event_line(event, fields), extra={"qmq": {"event": event, **fields}})
 
 
 def event_line(event: str, fields: dict[str, Any]) -> str:
-    """The line's text; a value with spaces is quoted, an empty one left out."""
+    """The text of the line; values with spaces are quoted, empty ones left out."""
     pairs = [f"{name}={_shown(value)}" for name, value in fields.items() if value not in ("", None)]
     return " ".join([event, *pairs])
 

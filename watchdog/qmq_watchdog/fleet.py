@@ -1,7 +1,7 @@
-"""Which databases the daemon has, against which it should have; the two differ as files and rows do.
+"""The databases that the daemon has, compared with those it should have, as files and rows change.
 
-A database that is not meant any more is given up after the sweep in hand, a changed one is opened
-anew, one that cannot be meant is refused with its reason and leaves the others alone.
+A database that was removed is given up after its current sweep, a changed one is opened anew, and
+one whose settings cannot be right is refused with a reason and leaves the others alone.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class Fleet:
         self._configured: tuple[DatabaseSection, ...] = ()
         self._registered: tuple[DatabaseSection, ...] = ()
         self._current: dict[str, DatabaseSection] = {}
-        #: Whether changes are news: those of the start are told in one line by the caller.
+        #: Whether changes are logged: the caller reports those of the start in one line.
         self._is_told = False
-        #: Why a database was refused, so that it is said once.
+        #: Why each database was refused, so that it is logged once.
         self._refused: dict[str, str] = {}
 
     def set_configured(self, sections: Sequence[DatabaseSection]) -> None:
-        """These are in the configuration; they win over rows of the registry with their names.
+        """Set the databases of the configuration; they win over rows of the registry with their
+        names.
 
-        Raises `ConfigurationError` for one that cannot be meant, the first time; later it is only
-        refused.
+        Raises `ConfigurationError` for a wrong one the first time; later it is only refused.
         """
         with self._lock:
             self._configured = tuple(sections)
@@ -43,20 +43,20 @@ class Fleet:
             self._is_told = True
 
     def set_registered(self, sections: Sequence[DatabaseSection]) -> None:
-        """These are in the registry now."""
+        """Set the databases of the registry."""
         with self._lock:
             self._registered = tuple(sections)
             self._apply()
 
     def refuse(self, name: str, error: ConfigurationError) -> None:
-        """Say why a database is not swept, unless it was said already."""
+        """Log why a database is not swept, unless it was logged already."""
         if self._refused.get(name) != str(error):
             self._refused[name] = str(error)
             log_event("database.refused", level=logging.ERROR, database=name, error=str(error))
 
     @property
     def names(self) -> list[str]:
-        """Of the databases that are being swept."""
+        """The names of the databases being swept."""
         with self._lock:
             return list(self._current)
 

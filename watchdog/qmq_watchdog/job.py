@@ -1,8 +1,8 @@
-"""One database's sweeps and the waits between them, with what they have done so far.
+"""The sweeps of one database, the waits between them, and what they have done so far.
 
-At once while rows are left; after the poll time when there was nothing, longer where there has been
-nothing for a while; later and later while something is away. Nothing is decided here about rows;
-that is `sweep.py`, nor about threads; that is `workers.py`.
+A sweep follows at once while rows are left, after the poll time if there was nothing, later if
+there has been nothing for a while, and later and later while something is away. Rows are decided in
+`sweep.py`, threads in `workers.py`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from qmq_watchdog.events import log_event
 from qmq_watchdog.outage import Outage
 from qmq_watchdog.sweep import COUNTED_ROWS_MAX, Sweep, SweepCounts
 
-#: Share by which a poll wait may be shorter, so that several watchdogs spread out.
+#: A poll wait may be shorter by up to this share, so that several watchdogs spread out.
 _POLL_JITTER: Final = 0.2
 _FIRST_RETRY_MS: Final = 1_000
 BROKER_AWAY: Final = "broker_unreachable"
 READ_ONLY: Final = "read_only"
 FAULT: Final = "fault"
-#: How the databases say that they cannot be written to.
+#: How databases say that they cannot be written to.
 _READ_ONLY_TEXTS: Final = ("read-only", "readonly")
 
 
@@ -48,7 +48,7 @@ class DaemonOptions:
     workers: int = WatchdogSection().workers
     aside_workers: int = WatchdogSection().aside_workers
     chore_s: float = WatchdogSection().chore_s
-    #: 0 where nobody looks at the metrics.
+    #: 0 if nobody reads the metrics.
     sample_s: float = 0.0
 
     @classmethod
@@ -68,14 +68,14 @@ class DaemonOptions:
 
     @property
     def backoff(self) -> Backoff:
-        """Of everything that is away."""
+        """The backoff for everything that is away."""
         max_ms = max(_FIRST_RETRY_MS, round(self.outage_s_max * 1000))
         return Backoff(first_ms=_FIRST_RETRY_MS, max_ms=max_ms)
 
 
 @dataclass(slots=True, kw_only=True)
 class Totals:
-    """What one database's sweeps came to; read by the metrics while it changes."""
+    """The totals of one database's sweeps; the metrics read them while they change."""
 
     claimed: int = 0
     sent: int = 0
@@ -85,9 +85,9 @@ class Totals:
     lost: int = 0
     sweeps: int = 0
     seconds: float = 0.0
-    #: Troubles by kind; the kinds are few and fixed.
+    #: Failures by kind; the kinds are few and fixed.
     errors: Counter[str] = field(default_factory=Counter)
-    #: Monotonic time of the last sweep that the database let come to its end; None before it.
+    #: Monotonic time of the last sweep that the database did not interrupt; None before the first.
     well_at_s: float | None = None
     #: Monotonic time and result of the last look.
     sampled_at_s: float | None = None
@@ -105,14 +105,14 @@ class Totals:
         self.sweeps += 1
 
     def oldest_unsent_s(self, now_s: float) -> float:
-        """Age of the oldest unsent row when last looked at, and grown since; 0 without one."""
+        """Age of the oldest unsent row at the last look, plus the time since; 0 if none."""
         if self.oldest_unsent_ms is None or self.sampled_at_s is None:
             return 0.0
         return self.oldest_unsent_ms / 1000 + now_s - self.sampled_at_s
 
 
 class SweepJob:
-    """The sweeps of one database and the wait between them. One thread at a time."""
+    """The sweeps of one database and the waits between them. One thread at a time."""
 
     def __init__(
         self,
@@ -143,12 +143,12 @@ class SweepJob:
 
     @property
     def is_in_trouble(self) -> bool:
-        """Whether the last sweep failed, so that the next one waits for longer."""
+        """Whether the last sweep failed, so that the next one waits longer."""
         return self._outage.failures > 0
 
     @property
     def trouble(self) -> str:
-        """What it is; empty while all is well."""
+        """What is wrong; empty while all is well."""
         return self._outage.kind
 
     def step(self, is_stopped: Callable[[], bool]) -> SweepCounts:
@@ -160,7 +160,7 @@ class SweepJob:
         self.is_well = counts.error is None
         if counts.error is not None:
             self._fail(counts, kind_of(counts.error))
-        elif wait_s > 0:  # how late messages are is told also while none can be sent
+        elif wait_s > 0:  # how late messages are is reported even while none can be sent
             self.delay_s = min(wait_s, self._options.sample_s or wait_s)
         elif counts.unreachable:
             self._fail(counts, BROKER_AWAY)
@@ -169,14 +169,14 @@ class SweepJob:
         return counts
 
     def on_fault(self) -> None:
-        """A sweep ended with an error that nobody foresaw; try again, but slowly."""
+        """A sweep ended with an unforeseen error; try again, but slowly."""
         self.is_well = False
         failure = self._outage.on_failure(FAULT)
         self.totals.errors[FAULT] += 1
         self.delay_s = failure.delay_s
 
     def close(self) -> None:
-        """Give up the connections. Requires: no step is under way."""
+        """Close the connections. Requires: no step is under way."""
         self.database.close()
         if self._budget is not None:
             self._budget.forget(self.database)
@@ -184,7 +184,7 @@ class SweepJob:
     def _visit(
         self, counts: SweepCounts, is_stopped: Callable[[], bool], *, is_to_sweep: bool
     ) -> None:
-        """Whatever needs the database's connections."""
+        """Do whatever needs the database's connections."""
         try:
             with self.database.lock:
                 if self._budget is not None:
@@ -199,7 +199,7 @@ class SweepJob:
 
     def _do_sweep(self, counts: SweepCounts, is_stopped: Callable[[], bool]) -> None:
         started_s = self._clock.monotonic_s()
-        # Who tries for all tells the others after one batch whether they may.
+        # After one batch, the job that tries for all tells the others whether they may go on.
         is_trial = self._gate is not None and self._gate.is_shut
         try:
             self._sweep.step(lambda: is_trial or is_stopped(), counts)
@@ -226,7 +226,7 @@ class SweepJob:
             self._gate.on_nothing()
 
     def _look_after(self, counts: SweepCounts, is_stopped: Callable[[], bool]) -> None:
-        """What need not be done each time: retention, and a look for the metrics."""
+        """What is not done in each sweep: retention, and a look for the metrics."""
         now_s = self._clock.monotonic_s()
         self.totals.well_at_s = now_s
         if counts.claimed:
@@ -275,7 +275,7 @@ class SweepJob:
         )
 
     def _succeed(self, counts: SweepCounts) -> None:
-        # That the broker is back shows by what it took; where nothing was due, nobody asked it.
+        # What the broker took shows that it is back; if nothing was due, nobody asked it.
         is_over = counts.sent > 0 or self._outage.kind != BROKER_AWAY
         if is_over and (ended := self._outage.on_success()):
             log_event("sweep.recovered", database=self.name, failures=ended)
@@ -308,12 +308,12 @@ def sweep_jobs(jobs: Mapping[str, object]) -> list[SweepJob]:
 
 
 def kind_of(error: QmqError) -> str:
-    """One of few words for what a database did not do."""
+    """One of a few words for what a database did not do."""
     if any(text in str(error) for text in _READ_ONLY_TEXTS):
         return READ_ONLY
     return error.code
 
 
 def _worth_saying(counts: SweepCounts) -> dict[str, str | int | float | bool | None]:
-    """The counts without those that are nothing."""
+    """The counts without zeros."""
     return {name: value for name, value in counts.as_fields().items() if value}

@@ -1,8 +1,8 @@
-"""What the daemon shows to Prometheus, made from what its jobs remember when somebody asks.
+"""The daemon's Prometheus metrics, made on request from what its jobs remember.
 
-A scrape asks no database. The label `database` has as many values as there are databases now, and one
-for the registry; one that was removed vanishes. `kind` and `state` are from short, fixed lists. No
-subject, no message id, no error text becomes a label.
+A scrape asks no database. The label `database` has as many values as there are databases now, plus
+one for the registry; that of a removed one vanishes. `kind` and `state` come from short, fixed
+lists. No subject, message id or error text becomes a label.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class WatchdogCollector(Collector):
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics of this moment."""
+        """All metrics at this moment."""
         all_jobs = self._daemon.jobs()
         jobs = sweep_jobs(all_jobs)
         yield from self._ages(jobs)

@@ -1,8 +1,8 @@
-"""One sweep of every database: for cron and for a person at a terminal.
+"""One sweep of every database, for cron and for a person at a terminal.
 
-On the same few threads as the daemon's, so one that hangs costs the others nothing; when the deadline
-comes, those without a result are reported as not reached and left behind. A database whose rate is
-limited rests between its batches without a thread, and goes on until `sweep_s_max` is over.
+It uses a few threads, like the daemon, so a database that hangs costs the others nothing. At the
+deadline, those without a result are reported as not reached and left behind. A database with a rate
+limit rests between its batches without a thread, and goes on until `sweep_s_max` is over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qmq_watchdog.sweep import Sweep, SweepCounts
 from qmq_watchdog.workers import Workers
 
 _BUILT_IN: Final = WatchdogSection()
-#: How often to look for those that hang, and for those that have rested.
+#: How often to check for databases that hang, and for those that have rested.
 _LOOK_S: Final = 0.25
 _SLOW_S: Final = 2.0
 
@@ -52,7 +52,7 @@ class _Pass:
         self._clock = clock
         self._rest_until_s_max = clock.monotonic_s() + limits.sweep_s_max
         self._lock = threading.Lock()
-        #: Those that rest, when they go on, and what they have done so far.
+        #: Resting sweeps, and when each goes on.
         self._resting: dict[Sweep, float] = {}
         self._counts: dict[Sweep, SweepCounts] = {}
         #: Of the sweeps that have ended, by name.
@@ -66,11 +66,11 @@ class _Pass:
         )
 
     def run(self, sweeps: Sequence[Sweep], deadline_s: float) -> bool:
-        """Until all have ended, or the deadline comes; whether they have."""
+        """Run until all have ended, or the deadline comes; returns whether they have."""
         end_s = self._clock.monotonic_s() + deadline_s
         for sweep in sweeps:
             self._workers.offer(sweep)
-        pause = threading.Event()  # that nobody ends
+        pause = threading.Event()  # never set: only waited on
         while not (is_ended := self._workers.wait_idle(_LOOK_S) and not self._resting):
             if self._clock.monotonic_s() >= end_s:
                 break
@@ -81,7 +81,7 @@ class _Pass:
         return is_ended
 
     def _offer_rested(self) -> bool:
-        """Let those go on that have rested; False when there is nothing to do but wait."""
+        """Resume those that have rested; False if there is nothing to do but wait."""
         with self._lock:
             now_s = self._clock.monotonic_s()
             rested = [sweep for sweep, until_s in self._resting.items() if until_s <= now_s]
@@ -93,7 +93,7 @@ class _Pass:
         return not is_waiting
 
     def _sweep_one(self, sweep: Sweep) -> bool:
-        """One share of a sweep; whether its database was well."""
+        """One share of a sweep; returns whether its database was well."""
         counts = self._counts.setdefault(sweep, SweepCounts())
         try:
             counts.is_cut_short, counts.rate_wait_s = False, 0.0
@@ -102,16 +102,16 @@ class _Pass:
                 return True
             if counts.error is None:
                 sweep.count_parked(counts)
-        except Exception as fault:  # the top of a thread: no fault may cost the others' report
+        except Exception as fault:  # the top of a thread: no fault may cost the others their report
             LOGGER.exception("sweep.fault database=%s", sweep.name)
             text = mask_secrets(f"database {sweep.name}: {type(fault).__name__}: {fault}")
             counts.error = DatabaseUnavailableError(text)
-        sweep.database.close()  # done with: hundreds need not stay connected
+        sweep.database.close()  # finished: hundreds need not stay connected
         self.results[sweep.name] = counts
         return counts.error is None
 
     def _rests(self, sweep: Sweep, counts: SweepCounts) -> bool:
-        """Whether only its rate keeps this sweep from going on; it does so later then."""
+        """Whether only its rate keeps this sweep from going on; then it goes on later."""
         until_s = self._clock.monotonic_s() + counts.rate_wait_s
         if not counts.rate_wait_s or counts.error or until_s >= self._rest_until_s_max:
             return False

@@ -1,6 +1,6 @@
-"""An outage: how often to try, and how often to say so, while a database or the broker is away.
+"""An outage: how often to try, and how often to log, while a database or the broker is away.
 
-Both rates are bounded for an outage of any length: waits grow to a maximum, and a line is written
+Both rates are bounded for an outage of any length: waits grow to a maximum, and a line is logged
 when the trouble begins, changes its kind, doubles its count of failures, or ends.
 """
 
@@ -16,7 +16,7 @@ from qmq_client.retry import Backoff
 class Failure:
     """What to do after a failure."""
 
-    #: Wait before the next try.
+    #: How long to wait before the next try.
     delay_s: float
     #: Whether it is worth a line in the log.
     is_news: bool
@@ -42,7 +42,7 @@ class Outage:
 
     @property
     def kind(self) -> str:
-        """What the last trouble was; empty while all is well."""
+        """The kind of the last trouble; empty while all is well."""
         return self._kind
 
     def on_success(self) -> int:

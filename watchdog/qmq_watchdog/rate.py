@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-#: What may go at once, and what a wait is for: shares of a second's rows.
+#: How much may go at once, and what to wait for, in seconds' worth of rows.
 _BURST_S = 1.0
 _WAIT_S = 0.25
 
 
 class RowRate:
-    """A bucket of rows that fills by time; it knows no clock. One thread at a time."""
+    """A token bucket of rows; it knows no clock. One thread at a time."""
 
     def __init__(self, rows_per_s: int, now_s: float) -> None:
         self._rows_per_s = rows_per_s
@@ -25,11 +25,11 @@ class RowRate:
         return max(0, int(self._rows))
 
     def take(self, rows: int) -> None:
-        """So many were taken."""
+        """This many rows were taken."""
         self._rows -= rows
 
     def wait_s(self) -> float:
-        """How long until it is worth to come back, when nothing is allowed now."""
+        """How long to wait until it is worth coming back, if nothing is allowed now."""
         if not self._rows_per_s:
             return 0.0
         wanted = max(1.0, self._rows_per_s * _WAIT_S)

@@ -1,9 +1,10 @@
 """The registry: a table of databases that come and go while the watchdog runs.
 
-No secret is in it. A row names the environment variable or the file that holds a password, and a URL
-with a password in it is refused, when it is written and when it is read. Whoever may write the table
-may have a password sent to a server of their choice, so not just any variable or file will do: the
-variable's name must contain PASSWORD and the file must be in the directory that was configured.
+It holds no secret. A row names the environment variable or the file with a password, and a URL that
+contains a password is refused, both when it is written and when it is read. Whoever may write the
+table could have a password sent to a server of their choice, so not every variable or file is
+allowed: the name of the variable must contain PASSWORD, and the file must be in the configured
+directory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from qmq_watchdog.databases import limit_in_time
 
 _PASSWORD_VARIABLE: Final = re.compile(r"\A[A-Z0-9_]*PASSWORD[A-Z0-9_]*\Z")
 _NAME: Final = "registry"
-#: What a list calls the rows that are too many; no database can have this name.
+#: What a list calls the rows over the limit; no database can have this name.
 _REST: Final = "[others]"
 _URL_CHARACTERS_MAX: Final = 1_024
 
@@ -42,21 +43,21 @@ class RegisteredDatabase:
 
 @dataclass(slots=True, kw_only=True)
 class RegistryContent:
-    """What the table holds."""
+    """The content of the table."""
 
     databases: list[RegisteredDatabase] = field(default_factory=list)
-    #: Rows that cannot be meant, by name.
+    #: Rows that cannot be right, by name.
     refused: dict[str, ConfigurationError] = field(default_factory=dict)
 
     def enabled(self) -> list[DatabaseSection]:
-        """Those that are to be swept."""
+        """The databases to sweep."""
         return [each.section for each in self.databases if each.is_enabled]
 
 
 class Registry:
-    """The table and what may be done with it. Holds no connection between calls.
+    """The table, and what may be done with it. Holds no connection between calls.
 
-    Raises `DatabaseUnavailableError`, and `ConfigurationError` when the table is not there.
+    Raises `DatabaseUnavailableError`, and `ConfigurationError` if the table does not exist.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Registry:
         self._table = _table(section)
 
     def create(self) -> bool:
-        """Make the table where it is not there; whether it was made."""
+        """Create the table if it is missing; returns whether it was created."""
         with self._connect(may_create=True) as connection:
             if sa.inspect(connection).has_table(self._table.name, schema=self._table.schema):
                 return False
@@ -79,7 +80,7 @@ class Registry:
             return True
 
     def read(self) -> RegistryContent:
-        """All rows, by name; those that cannot be meant with the reason."""
+        """All rows by name; wrong ones with the reason."""
         content = RegistryContent()
         query = sa.select(self._table).order_by(self._table.c.name).limit(DATABASES_MAX + 1)
         with self._connect() as connection:
@@ -97,7 +98,7 @@ class Registry:
         return content
 
     def add(self, section: DatabaseSection, *, is_enabled: bool = True) -> bool:
-        """Write a row, in place of one of this name; whether it is a new one."""
+        """Write a row, replacing one of this name; returns whether it is new."""
         self._check(section)
         values = msgspec.structs.asdict(section)
         values["schema_name"] = values.pop("schema")
@@ -108,13 +109,13 @@ class Registry:
         return not removed
 
     def remove(self, name: str) -> bool:
-        """Delete a row; whether it was there."""
+        """Delete a row; returns whether it existed."""
         with self._connect() as connection:
             there = self._table.c.name == name
             return connection.execute(sa.delete(self._table).where(there)).rowcount > 0
 
     def set_enabled(self, name: str, *, is_enabled: bool) -> bool:
-        """Have a database swept or left alone; whether it was there."""
+        """Have a database swept or left alone; returns whether it exists."""
         there = self._table.c.name == name
         with self._connect() as connection:
             if connection.scalar(sa.select(self._table.c.name).where(there)) is None:
@@ -159,7 +160,7 @@ class Registry:
         try:
             has_password = make_url(section.url).password is not None
         except (sa.exc.ArgumentError, ValueError):
-            # The cause would show the URL.
+            # The cause would show the URL
             raise _refused(section.name, "not a database URL", "Fix it.") from None
         if has_password or mask_secrets(section.url) != section.url:
             raise _refused(

@@ -1,6 +1,6 @@
-"""The look into the registry as one of the daemon's jobs, so that it may hang without harm.
+"""Reading the registry as one of the daemon's jobs, so that it may hang without harm.
 
-While the registry is away the databases that were in it at the last look go on being swept.
+While the registry is away, the databases it held when last read are still swept.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RegistryJob:
         return self._outage.kind
 
     def step(self, is_stopped: Callable[[], bool]) -> None:
-        """One look; see `Job`."""
+        """Read the registry once; see `Job`."""
         try:
             content = self._registry.read()
         except (DatabaseUnavailableError, ConfigurationError) as error:

@@ -1,7 +1,7 @@
-"""Everything that `qmq watchdog run` puts together, and the loop around it.
+"""Everything that `qmq watchdog run` puts together, and its main loop.
 
-One transport, one gate of the broker and one connection budget for all databases; the fleet from the
-configuration and, where one is named, from the registry; metrics where they are asked for.
+One transport, one broker gate and one connection budget for all databases; the databases come from
+the configuration and, if one is named, from the registry; metrics on request.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from qmq_watchdog.registry import Registry
 from qmq_watchdog.registry_job import RegistryJob
 from qmq_watchdog.sweep import Sweep, SweepOptions
 
-#: How often the main loop looks at the clock, at slow sweeps and at signals.
+#: How often the main loop checks the clock, slow sweeps and signals.
 LOOK_S: Final = 0.5
 _NAMES_SHOWN_MAX: Final = 20
 
@@ -41,7 +41,7 @@ _NAMES_SHOWN_MAX: Final = 20
 class Service:
     """One watchdog process. `run` belongs to the main thread.
 
-    Raises `ConfigurationError` for what cannot work, before anything is started.
+    Raises `ConfigurationError` for settings that cannot work, before anything is started.
     """
 
     def __init__(self, config: Config, environment: Mapping[str, str]) -> None:
@@ -77,9 +77,9 @@ class Service:
         reloading: threading.Event,
         reload: Callable[[], Config],
     ) -> bool:
-        """Sweep until `stopping` is set; whether everything ended in time then.
+        """Sweep until `stopping` is set; returns whether everything ended in time then.
 
-        When `reloading` is set the databases are taken from `reload()`; other settings stay.
+        When `reloading` is set, the databases are taken from `reload()`; other settings stay.
         """
         with ExitStack() as cleanup:
             if self.endpoint is not None:
@@ -106,7 +106,7 @@ class Service:
         return is_clean
 
     def reload(self, read: Callable[[], Config]) -> None:
-        """Take the databases of the configuration as it is now; keep the old ones if it is wrong."""
+        """Take the databases from the present configuration; keep the old ones if it is wrong."""
         try:
             config = read()
         except ConfigurationError as error:
@@ -152,10 +152,10 @@ class Service:
 
 
 def settle_memory() -> None:
-    """Leave what the process was started with out of collections to come, until `gc.unfreeze`.
+    """Exclude everything loaded at the start from later garbage collections, until `gc.unfreeze`.
 
-    Each claim makes thousands of objects, so Python often looks whether old ones form a circle that
-    nobody needs: through all modules, which took a fifth of a claim's time.
+    Each claim creates thousands of objects, so Python often searches old ones for garbage cycles.
+    Going through all modules each time took a fifth of a claim's time.
     """
     gc.collect()
     gc.freeze()

@@ -1,8 +1,8 @@
 """Settlements of one sweep: a batch is written down while the next one goes to the broker.
 
-At most one is under way beside the sweep, and only while a claim is ahead (`claiming.py`), so a sweep
-that has little to do needs neither a thread nor a second connection for it. What it finds out, also an
-error, is told when it is waited for: before the next one begins, and at the end of the sweep.
+At most one is under way beside the sweep, and only while a claim is ahead (`claiming.py`), so a
+sweep with little to do needs neither a thread nor a second connection for it. Its result, or its
+error, is reported when it is waited for: before the next one begins, and at the end of the sweep.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from qmq_watchdog.beside import Beside
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
-    """What a batch has come to."""
+    """The outcome of a batch."""
 
     token: bytes
-    #: As they were claimed with it; none where the lease has ended, and they may be gone.
+    #: The rows that were claimed; none if the lease has ended, because they may be somebody else's.
     rows: Sequence[OutboxRow]
     #: Of the rows that were tried.
     outcome: BatchOutcome
-    #: Of those that were held back.
+    #: Of the rows that were held back.
     held: BatchOutcome
 
 
@@ -41,7 +41,7 @@ class Settlements:
         self._under_way: Future[int] | None = None
 
     def settle(self, settlement: Settlement) -> int:
-        """Write it down now; how many of the rows that were tried were somebody else's by then."""
+        """Write it down now; returns how many of the rows tried were somebody else's by then."""
         store, outcome = self._store(), settlement.outcome
         settled = store.settle(
             outcome,
@@ -53,10 +53,10 @@ class Settlements:
         return len(outcome.sent) + len(outcome.failed) + len(outcome.parked) - settled
 
     def begin(self, settlement: Settlement) -> None:
-        """Write it down beside whatever this thread does next. Requires: none is under way."""
+        """Write it down beside this thread. Requires: none is under way."""
         self._under_way = self._beside.submit(self.settle, settlement)
 
     def wait(self) -> int:
-        """The end of the one under way: what `settle` returns; 0 when there is none."""
+        """Wait for the one under way; returns what `settle` returns, 0 if there is none."""
         under_way, self._under_way = self._under_way, None
         return 0 if under_way is None else under_way.result()

@@ -1,6 +1,6 @@
-"""All databases that are meant at this moment, from the configuration and the registry, for one pass.
+"""All databases of the configuration and the registry at this moment, for one pass.
 
-The daemon has the same two sources in `fleet.py`, as they change.
+The daemon follows the same two sources in `fleet.py`, as they change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qmq_watchdog.registry_job import REGISTRY_JOB
 def open_all(
     config: Config, environment: Mapping[str, str]
 ) -> tuple[list[Database], dict[str, QmqError]]:
-    """The databases, and by name what keeps others from being opened."""
+    """The databases, and by name the reasons why others cannot be opened."""
     sections = {section.name: section for section in config.databases}
     refused: dict[str, QmqError] = {}
     if config.registry.url:

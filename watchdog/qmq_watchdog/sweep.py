@@ -1,11 +1,11 @@
 """The sweep: one bounded pass over the due rows of one database.
 
-Claim a batch in a transaction of its own, publish it outside any transaction, settle it in another.
-Every claim has a token of its own and every settlement names it, so any number of watchdogs and
-publishers may be at the same rows: one that was stopped or slow changes nothing when it comes back.
-Rows are found by state and due time by the database's clock. A row that fails gets a later due time
-of its own and so never stands in the way of others; a row whose ordering key has an earlier unsent
-row elsewhere is given back untried.
+It claims a batch in a transaction of its own, publishes it outside any transaction, and settles it
+in another. Every claim has its own token and every settlement names it, so any number of watchdogs
+and publishers may work on the same rows: one that was stopped or slow changes nothing when it comes
+back. Rows are found by state and due time, by the database's clock. A row that fails gets a later
+due time of its own and so never blocks others; a row whose ordering key has an earlier unsent row
+elsewhere is given back untried.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from qmq_watchdog.rate import RowRate
 from qmq_watchdog.settling import Settlement, Settlements
 
 #: The first claim after a start or a failure: enough to see how large the records are and whether
-#: the broker is there, little to carry in memory or to give back.
+#: the broker is there, little to hold in memory or to give back.
 PROBE_ROWS: Final = 100
-#: Ordering keys whose followers are looked for at once.
+#: Ordering keys whose followers are looked for in one step.
 KEYS_FOLLOWED_MAX: Final = 500
-#: Claims grow while a batch stays below half of this and shrink to it above: what batches hold in
-#: memory, but for the first of those whose records are larger than the ones before, which ends at
+#: Claims grow while a batch stays below half of this and shrink above it. This bounds the memory of
+#: batches, except for the first one whose records are larger than those before, which ends at
 #: `CLAIM_BYTES_MAX` of `claiming.py`.
 BATCH_BYTES_AIM: Final = 8 * 1024 * 1024
-#: Rows of each state are counted up to here: a look must cost little however many there are.
+#: Rows of each state are counted up to here: counting must cost little, however many there are.
 COUNTED_ROWS_MAX: Final = 10_000
 
 
@@ -61,7 +61,7 @@ class SweepOptions:
     def from_config(
         cls, section: WatchdogSection, *, seconds_max: float = math.inf
     ) -> SweepOptions:
-        """The options that a configuration asks for, in no more than `seconds_max`."""
+        """The options of a configuration, with at most `seconds_max`."""
         return cls(
             batch_rows=section.batch_rows,
             lease_ms=section.lease_ms,
@@ -76,7 +76,7 @@ class SweepCounts:
     """What one sweep did."""
 
     claimed: int = 0
-    #: Accepted by the broker, also where the database did not take note of it; then they come again.
+    #: Accepted by the broker, even if the database did not record it; then they are sent again.
     sent: int = 0
     #: Given back, to be tried again later.
     failed: int = 0
@@ -90,16 +90,16 @@ class SweepCounts:
     unreachable: bool = False
     #: How long it asks to be left alone.
     retry_after_s: float = 0.0
-    #: A bound of the sweep was reached, so rows that are due may be left.
+    #: A bound of the sweep was reached, so due rows may be left.
     is_cut_short: bool = False
-    #: After which more rows may be sent, where the rate is limited.
+    #: When more rows may be sent, if the rate is limited.
     rate_wait_s: float = 0.0
-    #: Why the last of the rows that were not sent was not.
+    #: Why the last row that was not sent was not.
     last_error: str = ""
-    #: Parked rows in all, those of earlier sweeps too, counted up to `COUNTED_ROWS_MAX`; None when
+    #: All parked rows, including those of earlier sweeps, counted up to `COUNTED_ROWS_MAX`; None if
     #: they were not counted.
     parked_total: int | None = None
-    #: What the database did not do; the sweep ended there.
+    #: The error of the database that ended the sweep.
     error: QmqError | None = None
 
     def add(self, outcome: BatchOutcome) -> None:
@@ -122,7 +122,7 @@ class SweepCounts:
 
 
 class Sweep:
-    """Sweeps one database, time after time. One thread at a time."""
+    """Sweeps one database, again and again. One thread at a time."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Sweep:
         random: Callable[[], float] = random_source.random,
         beside: Callable[[], Executor] = two_threads,
     ) -> None:
-        """`beside` makes what runs claims and settlements beside this thread, for each sweep anew."""
+        """`beside` creates, for each sweep, what runs claims and settlements beside this thread."""
         self.database = database
         self._transport = transport
         self._options = SweepOptions() if options is None else options
@@ -143,9 +143,9 @@ class Sweep:
         self._is_checked = False
         self._rate = RowRate(database.rows_per_s, clock.monotonic_s())
         self._limit_rows = min(PROBE_ROWS, self._options.batch_rows)
-        #: What the last batch took to be sent.
+        #: How long the last batch took to send.
         self._batch_s = math.inf
-        #: Ordering keys of which rows were just sent: those behind them need not wait for their time.
+        #: Ordering keys of rows just sent: the rows behind them need not wait for their time.
         self._keys: list[str] = []
         self._beside = Beside(beside)
         self._claims = Claims(
@@ -170,10 +170,9 @@ class Sweep:
         is_stopped: Callable[[], bool] = lambda: False,
         counts: SweepCounts | None = None,
     ) -> SweepCounts:
-        """Send what is due until nothing is, or a bound is reached, or somebody says stop.
+        """Send what is due until nothing is left, a bound is reached, or `is_stopped` says so.
 
-        Raises nothing for a database or broker that is away; the counts, those that were given or
-        new ones, say it.
+        Raises nothing if a database or broker is away; `counts`, given or new, says it.
         """
         counts = SweepCounts() if counts is None else counts
         end_s = self._clock.monotonic_s() + self._options.seconds_max
@@ -196,8 +195,8 @@ class Sweep:
         finally:
             self._give_back_ahead(counts)
         if counts.error is not None:
-            # The next try begins with a new connection, which is looked at before it is used: what
-            # this one leads to may have become a replica.
+            # The next try begins with a new connection, which is checked before use: this one may
+            # lead to what has become a replica.
             self.database.close()
             self._is_checked = False
         if counts.error is not None or counts.unreachable:
@@ -205,7 +204,7 @@ class Sweep:
         return counts
 
     def count_parked(self, counts: SweepCounts) -> None:
-        """Look how many rows are parked in all, up to a bound."""
+        """Count all parked rows, up to a bound."""
         try:
             with database_errors(self.database.name):
                 found = self.database.store.counts(rows_max=COUNTED_ROWS_MAX)
@@ -214,7 +213,7 @@ class Sweep:
             counts.error = counts.error or error
 
     def _batch(self, counts: SweepCounts) -> bool:
-        """One batch; whether it is worth asking for another."""
+        """One batch; returns whether it is worth asking for another."""
         limit = min(self._limit_rows, self._options.rows_max - counts.claimed)
         allowed = self._rate.allowed(self._clock.monotonic_s())
         if allowed is not None and allowed < 1:
@@ -230,7 +229,8 @@ class Sweep:
         self._rate.take(len(rows))
         started_s = self._clock.monotonic_s()
         if started_s >= claim.lease_end_s:
-            # This process was stopped for so long that the rows may be another's: leave them.
+            # This process was stopped for so long that the rows may belong to another by now: leave
+            # them.
             counts.lost += len(rows)
             return True
         self._adapt(rows)
@@ -270,14 +270,14 @@ class Sweep:
         self._claims.look_ahead(min(self._limit_rows, rows_left), batch_s=self._batch_s)
 
     def _turns(self, rows: Sequence[OutboxRow], counts: SweepCounts) -> Turns:
-        """Whose turn it is, of rows with an ordering key."""
-        counts.lost += self._settlements.wait()  # what is before them must be seen as it is
+        """Whose turn it is among rows with an ordering key."""
+        counts.lost += self._settlements.wait()  # the state of earlier rows must be final
         if self._claims.is_ahead:
             return self._beside.submit(turns_of, rows, self.database.store).result()
         return turns_of(rows, self.database.store)
 
     def _give_back_ahead(self, counts: SweepCounts) -> None:
-        """Rows that were claimed ahead and will not be sent by this sweep: soon due again."""
+        """Give back rows claimed ahead that this sweep will not send: they are due again soon."""
         claims = self._claims.end()
         if self._beside.end():
             self.database.store.rest()
@@ -292,12 +292,12 @@ class Sweep:
                 )
                 for row in claim.rows
             )
-            # When this fails, too, they fall due with the end of their lease.
+            # If this fails too, they fall due at the end of their lease.
             with suppress(DatabaseUnavailableError, OutboxMissingError), database_errors(self.name):
                 self.database.store.settle(BatchOutcome(failed=back), token=claim.token)
 
     def _settle(self, settlement: Settlement, counts: SweepCounts) -> None:
-        """Write down what the batch has come to, beside the next one where that is at hand."""
+        """Record the outcome of the batch, beside the next one if threads are in use."""
         counts.lost += self._settlements.wait()
         if self._claims.is_ahead:
             self._settlements.begin(settlement)
@@ -310,7 +310,7 @@ class Sweep:
             self._is_checked = True
 
     def _adapt(self, rows: Sequence[OutboxRow]) -> None:
-        """Choose the next claim's size by what this one held."""
+        """Choose the size of the next claim by what this one held."""
         batch_bytes = sum(len(row.record) for row in rows)
         if batch_bytes > BATCH_BYTES_AIM:
             self._limit_rows = max(1, len(rows) * BATCH_BYTES_AIM // batch_bytes)

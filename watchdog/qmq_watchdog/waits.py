@@ -1,6 +1,7 @@
-"""Calls at a later time, kept by APScheduler; a call may take no time, for they share its thread.
+"""Calls at a later time, kept by APScheduler. A call must take no time, because all share its
+thread.
 
-It goes by the wall clock, which may be set back; `call_all_now` is for who notices that.
+It uses the wall clock, which may be set back; whoever notices that calls `call_all_now`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ _AT_ONCE: Final = datetime.fromtimestamp(0, UTC)
 
 
 class Waits:
-    """The calls to come. Life cycle: `start`, then calls from any thread, then `end` once."""
+    """The pending calls. Life cycle: `start`, then calls from any thread, then `end` once."""
 
     def __init__(self) -> None:
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
-            executors={"default": DebugExecutor()},  # in its own thread
+            executors={"default": DebugExecutor()},  # in the scheduler's own thread
             job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
         )
 
@@ -35,11 +36,11 @@ class Waits:
         return bool(self._scheduler.state == STATE_RUNNING)
 
     def start(self) -> None:
-        """Make calls from now on."""
+        """Start making calls."""
         self._scheduler.start()
 
     def call_at(self, at_ms: int, call: Callable[..., None], *arguments: Any) -> None:
-        """Make this call at this time of the wall clock; one of its own, whatever else waits."""
+        """Make this call at this wall-clock time; independent of any other pending call."""
         run_at = datetime.fromtimestamp(at_ms / 1000, UTC)
         self._scheduler.add_job(call, DateTrigger(run_at), args=arguments)
 
@@ -50,10 +51,11 @@ class Waits:
                 waiting.modify(next_run_time=_AT_ONCE)
 
     def end(self) -> None:
-        """Make no more calls; returns when none is being made.
+        """Stop making calls; returns when none is being made.
 
-        A scheduler that is shut down while it calls looks for the call's job in vain and ends its
-        thread with a traceback. So it is paused first, and what it is at is waited for.
+        A scheduler that is shut down while it makes a call looks for the call's job in vain and
+        ends its thread with a traceback. So it is paused first, and a call in progress is waited
+        for.
         """
         self._scheduler.pause()
         self._scheduler.remove_all_jobs()  # has to wait for a round of calls

@@ -1,11 +1,11 @@
-"""The threads that sweep: few, fair, and never all of them at what hangs.
+"""The threads that sweep: few, fair, and never all blocked by what hangs.
 
-Jobs wait in the order in which they came and each runs for a bounded share, so hundreds of databases
-go round and round on a handful of threads. A run that takes too long is set *aside* from then on
-and a spare thread takes its place; the next run of that job starts among those aside, of which
-there is a bounded number. A server on which run after run fails is set aside as a whole, two of its
+Jobs wait in the order in which they came and each runs for a bounded share, so hundreds of
+databases go round and round on a handful of threads. A run that takes too long is set *aside* and a
+spare thread takes its place; the next run of that job starts among those aside, of which there is a
+bounded number. A server on which run after run fails is set aside as a whole, with two of its
 databases at a time, until one of them succeeds: however many databases died with it, the others go
-round as before. Promise W3 stands on this page.
+round as before. Promise W3 depends on this module.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Work(Protocol):
 
     @property
     def server(self) -> str:
-        """What hangs together: where one database is away, the others of this server are too."""
+        """Databases of one server are away together."""
         ...
 
 
@@ -58,9 +58,9 @@ class _Run:
 class Workers(Generic[_Work]):
     """Runs jobs on a bounded number of threads. Safe for any number of callers.
 
-    `run` does one share of a job and returns whether its database was well. It must not raise. A job
-    never runs twice at once: one that is offered during its run waits for its end, and one that waits
-    already is not put into the line again.
+    `run` does one share of a job and returns whether its database was well. It must not raise. A
+    job never runs twice at once: if it is offered during its run it waits for the end, and a
+    waiting job is not queued again.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Workers(Generic[_Work]):
         self._lock = threading.Lock()
         #: Idle threads wait here …
         self._wanted = threading.Condition(self._lock)
-        #: … and here whoever waits for the end of all runs.
+        #: … and here whoever waits for all runs to end.
         self._ended = threading.Condition(self._lock)
         self._brisk: deque[_Work] = deque()
         self._aside: deque[_Work] = deque()
@@ -90,12 +90,12 @@ class Workers(Generic[_Work]):
         self._suspects: set[str] = set()
         self._server_failures: Counter[str] = Counter()
         self._thread_count = 0
-        #: Threads that wait and that nobody has called yet.
+        #: Waiting threads that nobody has called yet.
         self._idle_count = 0
         self._is_stopped = False
 
     def offer(self, job: _Work) -> None:
-        """Let `job` run when its turn comes; dropped when the workers have been stopped."""
+        """Let `job` run when its turn comes; dropped if the workers have been stopped."""
         with self._lock:
             if self._is_stopped:
                 return
@@ -110,7 +110,7 @@ class Workers(Generic[_Work]):
             self._suspects.discard(job.name)
 
     def look(self) -> None:
-        """Set runs aside that take too long, so that others take their places.
+        """Set aside runs that take too long, so that others take their places.
 
         Call it a few times a second.
         """
@@ -127,7 +127,7 @@ class Workers(Generic[_Work]):
                     self._start_or_wake()
 
     def stop(self) -> None:
-        """Drop what waits; runs that are under way go on to their end."""
+        """Drop what waits; runs under way go on to their end."""
         with self._lock:
             self._is_stopped = True
             self._brisk.clear()
@@ -137,14 +137,14 @@ class Workers(Generic[_Work]):
             self._ended.notify_all()
 
     def wait_idle(self, deadline_s: float) -> bool:
-        """Wait until nothing is under way or waits; whether that came about in time."""
+        """Wait until nothing is under way or waiting; returns whether that happened in time."""
         with self._lock:
             return self._ended.wait_for(
                 lambda: not (self._running or self._brisk or self._aside), deadline_s
             )
 
     def under_way(self) -> tuple[int, int, int]:
-        """How many jobs run, how many are set aside, and how many jobs wait."""
+        """How many jobs run, how many are set aside, and how many wait."""
         with self._lock:
             aside = self._count(is_aside=True)
             return len(self._running) - aside, aside, len(self._brisk) + len(self._aside)
@@ -203,7 +203,7 @@ class Workers(Generic[_Work]):
         if self._brisk and self._count(is_aside=False) < self._threads_max:
             return self._brisk.popleft(), False
         if self._count(is_aside=True) < self._aside_max:
-            # Counted once: a thousand databases of one dead server may stand in this line.
+            # Counted once: a thousand databases of one dead server may be in this line.
             runs = Counter(run.server for run in self._running.values() if run.is_aside)
             for index, job in enumerate(self._aside):
                 if (
@@ -249,7 +249,7 @@ class Workers(Generic[_Work]):
             if is_well or not run.is_slow:  # that it is slow was noted when it was found out
                 self._note(run.name, run.server, is_well=is_well)
             if run.is_slow:
-                self._suspects.add(run.name)  # it proves among those aside that it is quick
+                self._suspects.add(run.name)  # among those aside it must prove that it is quick
             if run.is_wanted_again and not self._is_stopped:
                 self._line_up(job)
             self._ended.notify_all()
