@@ -201,7 +201,7 @@ class HandWritten:
         self._engine = engine
         now_ms = dialect_of(engine).now_ms
         outbox = DEFAULT_TABLES.outbox
-        self._text = InsertTexts(engine, outbox, now_ms=now_ms, takeover_ms=5_000).text(1)
+        self._text = InsertTexts(engine, outbox, now_ms=now_ms, takeover_ms=5_000)[1, False]
         self._records = [encode_message(message) for message in islice(make_messages(), BODIES)]
 
     def insert(self, session: Session, i: int) -> None:

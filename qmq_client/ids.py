@@ -22,18 +22,18 @@ class IdSource:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process_id = 0
-        self._ids = MessageIds(0)
+        self._next_id = MessageIds(0).next_id
 
     def next_id(self) -> bytes:
         """A message id never given out before by anybody, 16 bytes."""
         if self._process_id != os.getpid():
             self._renew()
-        return self._ids.next_id()
+        return self._next_id()
 
     def _renew(self) -> None:
         with self._lock:
             if self._process_id != os.getpid():
-                self._ids = MessageIds(instance_of(secrets.randbits(64)))
+                self._next_id = MessageIds(instance_of(secrets.randbits(64))).next_id
                 # Last: whoever sees it takes the new ids, without the lock.
                 self._process_id = os.getpid()
 

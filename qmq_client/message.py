@@ -133,8 +133,10 @@ def message_to_record(
             value=type(message).__name__,
             remedy="Give Message(subject, body).",
         )
-    if type(message.subject) is str and message.subject.startswith(OWN_PREFIX):
-        check_not_own(message.subject)
+    # A slice: behind a commit, where no code is at hand, `startswith` takes three times as much of it.
+    subject = message.subject
+    if type(subject) is str and subject[: len(OWN_PREFIX)] == OWN_PREFIX:
+        check_not_own(subject)
     body_kind, body, tags = BodyKind.BYTES, message.body, message.tags
     if type(body) is not bytes:
         body_kind, body = encode_body(body)
@@ -152,7 +154,7 @@ def message_to_record(
     # By position: by name it takes twice as long, for every message.
     return Record(
         message_id,
-        message.subject,
+        subject,
         body,
         now_ms,
         body_kind,

@@ -53,7 +53,7 @@ from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.cancelling import cancel_at_broker
 from qmq_client.transport.port import Transport, checked_transport
 from qmq_client.wire.delayed import Cancellation
-from qmq_client.wire.message_id import format_message_id, parse_message_id
+from qmq_client.wire.message_id import format_message_id, is_dedupe_id, parse_message_id
 from qmq_client.wire.record import encode_record
 
 _producers: Final[WeakSet[Producer]] = WeakSet()
@@ -108,12 +108,9 @@ class Producer:
         root = root_engine(self.engine)
         self._dialect.prepare_application(root)
         watch(root)
-        self._texts = InsertTexts(
-            self.engine,
-            self._tables.outbox,
-            now_ms=self._dialect.now_ms,
-            takeover_ms=self.options.takeover_ms,
-        )
+        outbox, now_ms = self._tables.outbox, self._dialect.now_ms
+        takeover_ms = self.options.takeover_ms
+        self._texts = InsertTexts(self.engine, outbox, now_ms=now_ms, takeover_ms=takeover_ms)
         self._open()
         _producers.add(self)
 
@@ -127,7 +124,8 @@ class Producer:
         """
         row = self._make_row(message, self._clock.now_ms())
         join(session, self.engine, self._outlet, [row])
-        self._thread.ensure_running()
+        if not self._thread.is_running:
+            self._thread.ensure_running()
         return format_message_id(row.message_id)
 
     def send_many(
@@ -336,7 +334,7 @@ class Producer:
             record_bytes_max=self._store.record_bytes_max,
             is_strict=self.options.strict,
             token=self._publisher.token,
-            insert_text=self._texts.text,
+            insert_texts=self._texts,
             monotonic_s=self._clock.monotonic_s,
             hand_over=self._publisher.queue.put,
         )
@@ -373,14 +371,15 @@ class Producer:
             return await connection.run_sync(self._cancel_alone, message_id, is_at_broker)
 
     def _make_row(self, message: Message, now_ms: int) -> OutboxRow:
-        record = message_to_record(
-            message, new_id=MESSAGE_IDS.next_id(), now_ms=now_ms, limits=self.options.limits
-        )
+        limits, new_id = self.options.limits, MESSAGE_IDS.next_id()
+        record = message_to_record(message, new_id=new_id, now_ms=now_ms, limits=limits)
+        message_id = record.message_id
         return OutboxRow(
-            message_id=record.message_id,
+            message_id=message_id,
             subject=record.subject,
             ordering_key=record.key if self.options.order_by_key else None,
-            record=encode_record(record, self.options.limits),
+            record=encode_record(record, limits),
+            is_repeatable=message_id is not new_id and is_dedupe_id(message_id),
         )
 
 

@@ -22,6 +22,9 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     ordering_key: str | None
     #: The finished wire record; never encoded again.
     record: bytes
+    #: It may be there already, and then is this message: its id was made of a dedupe key. Known of a
+    #: row that is sent, not of one that is read.
+    is_repeatable: bool = False
     #: Attempts that failed so far.
     attempts: int = 0
     #: Its number in the table, of a claimed row: where to find it, not what it is.

@@ -42,8 +42,8 @@ class PublisherThread:
         self._is_background = is_background
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        #: Asked at every send; the thread's own `is_alive` takes a lock.
-        self._is_running = False
+        #: Asked at every send, before `ensure_running`; the thread's own `is_alive` takes a lock.
+        self.is_running = False
         self._has_failed_to_start = False
         self._hurries = 0
         self._is_idle = True
@@ -54,21 +54,21 @@ class PublisherThread:
 
         When the system has no thread to give, what is sent waits for the next call or the watchdog.
         """
-        if self._is_background and not self._is_running:
+        if self._is_background and not self.is_running:
             self._start()
 
     def _start(self) -> None:
         with self._changed:
-            if self._is_running or self._close_at_s is not None:
+            if self.is_running or self._close_at_s is not None:
                 return
             if sys.is_finalizing():
                 return  # it would never run, and whoever starts it wait for ever
             thread = threading.Thread(target=self._run, name="qmq-publisher", daemon=True)
-            self._is_running = True
+            self.is_running = True
             try:
                 thread.start()
             except RuntimeError as error:
-                self._is_running = False
+                self.is_running = False
                 if not self._has_failed_to_start:
                     _log.warning("no publisher thread, the watchdog sends the rows: %s", error)
                 self._has_failed_to_start = True
@@ -142,7 +142,7 @@ class PublisherThread:
         try:
             self._step_until_closed()
         finally:
-            self._is_running = False
+            self.is_running = False
 
     def _step_until_closed(self) -> None:
         publisher = self._publisher

@@ -33,6 +33,18 @@ _MODULES: Final = {
 }
 
 
+class IdleRollbacks(Protocol):
+    """Which ROLLBACKs of a pool would be round trips for nothing."""
+
+    def note_commit(self, link: Link) -> None:
+        """A COMMIT has returned."""
+        ...
+
+    def is_at_rest(self, link: Link) -> bool:
+        """Whether the driver was surely given nothing since a COMMIT, so a ROLLBACK does nothing."""
+        ...
+
+
 class OutboxDialect(Protocol):
     """What the outbox needs to know about one kind of database."""
 
@@ -43,6 +55,8 @@ class OutboxDialect(Protocol):
     #: Seconds after which the server gives up one of their statements; None: only with the transaction.
     #: Where a driver does that by itself this is not looked at.
     statement_s_max: float | None
+    #: For a driver that sends a ROLLBACK also where nothing is open; None where it knows better.
+    idle_rollbacks: IdleRollbacks | None
 
     def prepare_application(self, engine: sa.Engine) -> None:
         """Make the application's engine keep the promises; safe to repeat.
@@ -61,28 +75,11 @@ class OutboxDialect(Protocol):
         """It has been answered: note whether the transaction is open now."""
         ...
 
-    def note_commit(self, link: Link) -> None:
-        """A COMMIT has returned."""
-        ...
-
-    def is_at_rest(self, link: Link) -> bool:
-        """Whether the driver was surely given nothing since a COMMIT, so a ROLLBACK does nothing.
-
-        False also where the driver sends none by itself then.
-        """
-        ...
-
     def is_transactional(self, link: Link) -> bool:
         """Whether what is written next can still be rolled back; False in AUTOCOMMIT.
 
-        Asks the driver, which always knows. Requires: SQLAlchemy's transaction has begun.
-        """
-        ...
-
-    def has_ended(self, link: Link) -> bool:
-        """Whether the driver is out of the transaction that SQLAlchemy holds for open.
-
-        False in AUTOCOMMIT, and when that transaction is older than the producer.
+        Asks the driver, which always knows. Requires: SQLAlchemy's transaction has begun. Whether it
+        is still open is for `is_in_transaction` to say.
         """
         ...
 

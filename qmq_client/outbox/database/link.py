@@ -7,6 +7,7 @@ puts before a driver's connection, and it ends with that. A transaction that rea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 from weakref import ReferenceType, WeakSet, ref
 
@@ -20,6 +21,10 @@ _NOTHING: Final = object()
 _links: WeakSet[Link] = WeakSet()
 
 
+def _nobody() -> None:
+    """Through whom nothing was sent."""
+
+
 class Link:
     """One connection of the driver. Used by one thread at a time."""
 
@@ -30,6 +35,7 @@ class Link:
         "is_begun",
         "is_begun_by_savepoint",
         "is_committing",
+        "is_marking",
         "proxied",
         "unit",
         "was_open",
@@ -46,10 +52,12 @@ class Link:
         self.was_open = False
         #: COMMIT has been sent, and no transaction has begun since.
         self.is_committing = False
+        #: A savepoint of SQLAlchemy's is being made, released or rolled back to.
+        self.is_marking = False
         #: The messages of this transaction (`Unit`, of which nothing here knows), when there are any.
         self.unit: Any = None
-        #: Through which they were sent.
-        self.connection: ReferenceType[sa.Connection] | None = None
+        #: Through which they were sent; None when its owner is gone.
+        self.connection: Callable[[], sa.Connection | None] = _nobody
         #: What the pool gave out.
         self.proxied: ReferenceType[Any] = ref(proxied)
 

@@ -96,6 +96,18 @@ class _Rest:
 _REST: Final = _Rest()
 
 
+class _IdleRollbacksOfPyMySql:
+    """See `IdleRollbacks`."""
+
+    def note_commit(self, link: Link) -> None:
+        # The flag alone would not tell later: answers of rows come without it, see `note_answer`.
+        if not link.driver.server_status & _IN_TRANSACTION:
+            link.driver._result = _REST
+
+    def is_at_rest(self, link: Link) -> bool:
+        return getattr(link.driver, "_result", None) is _REST
+
+
 class MySqlDialect(ServerDialect):
     """See `OutboxDialect`."""
 
@@ -103,7 +115,7 @@ class MySqlDialect(ServerDialect):
 
     def __init__(self, *, is_pymysql: bool) -> None:
         super().__init__()
-        self._is_pymysql = is_pymysql
+        self.idle_rollbacks = _IdleRollbacksOfPyMySql() if is_pymysql else None
         self._is_undone_by_timeout = False
 
     def is_open(self, link: Link) -> bool:
@@ -122,14 +134,6 @@ class MySqlDialect(ServerDialect):
         if is_forgotten and not self.is_autocommit(link):
             link.driver.server_status |= _IN_TRANSACTION
         super().note_answer(link, statement)
-
-    def note_commit(self, link: Link) -> None:
-        # The flag alone would not tell later: answers of rows come without it, see `note_answer`.
-        if self._is_pymysql and not link.driver.server_status & _IN_TRANSACTION:
-            link.driver._result = _REST
-
-    def is_at_rest(self, link: Link) -> bool:
-        return getattr(link.driver, "_result", None) is _REST
 
     def is_autocommit(self, link: Link) -> bool:
         return bool(link.driver.get_autocommit())

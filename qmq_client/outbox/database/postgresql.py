@@ -68,12 +68,6 @@ class PostgresDialect(ServerDialect):
     def is_open(self, link: Link) -> bool:
         return _status(link) != _IDLE
 
-    def note_commit(self, _: Link) -> None:
-        """Nothing: the driver knows when there is nothing to roll back."""
-
-    def is_at_rest(self, _: Link) -> bool:
-        return False
-
     def is_autocommit(self, link: Link) -> bool:
         return bool(link.driver.autocommit)
 

@@ -19,6 +19,7 @@ from sqlalchemy import event
 
 from qmq_client.outbox.database.blocking import blocking_engine
 from qmq_client.outbox.database.deadline import TRANSACTION_S_MAX, answered_within
+from qmq_client.outbox.database.dialect import IdleRollbacks
 from qmq_client.outbox.database.driver import driver_of
 from qmq_client.outbox.database.link import Link, leave_out
 from qmq_client.outbox.row import OutboxRow
@@ -34,6 +35,7 @@ class ServerDialect(ABC):
     """The common part of `OutboxDialect`; one subclass for each kind of server."""
 
     now_ms: str
+    idle_rollbacks: IdleRollbacks | None = None
 
     def __init__(self) -> None:
         #: After so long a transaction of the publisher or watchdog is cut; see `deadline.py`.
@@ -49,14 +51,6 @@ class ServerDialect(ABC):
     @abstractmethod
     def is_autocommit(self, link: Link) -> bool:
         """Whether each statement commits by itself; the driver is asked, nothing is sent."""
-
-    @abstractmethod
-    def note_commit(self, link: Link) -> None:
-        """See `OutboxDialect`."""
-
-    @abstractmethod
-    def is_at_rest(self, link: Link) -> bool:
-        """See `OutboxDialect`."""
 
     @abstractmethod
     def prepare_sibling(self, connection: sa.Connection) -> None:
@@ -94,6 +88,8 @@ class ServerDialect(ABC):
         link.was_open = self.is_open(link)
 
     def is_transactional(self, link: Link) -> bool:
+        if self.is_open(link):
+            link.was_open = True
         return not self.is_autocommit(link)
 
     def is_in_transaction(self, link: Link) -> bool:
@@ -101,9 +97,6 @@ class ServerDialect(ABC):
             link.was_open = True
             return True
         return not link.was_open
-
-    def has_ended(self, link: Link) -> bool:
-        return not self.is_in_transaction(link) and not self.is_autocommit(link)
 
     def is_overtaken(self, _: sa.exc.DBAPIError) -> bool:
         return False

@@ -46,7 +46,7 @@ _ID_BYTES: Final = 16
 #: fails with whose own tables are gone.
 _PRIMARY_CODE: Final = 0xFF
 _REFUSING: Final = (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_AUTH)
-_BEGIN: Final = re.compile(r"\s*BEGIN\b", re.IGNORECASE)
+_BEGIN: Final = "BEGIN"
 _SAVEPOINT: Final = re.compile(r"\s*SAVEPOINT\b", re.IGNORECASE)
 #: Per database file: held by the publisher while it wants or has the write lock.
 _TURNS: Final[dict[str, threading.Lock]] = {}
@@ -77,6 +77,7 @@ class SqliteDialect:
     #: Not used: a file answers, and its locks have a time-out.
     transaction_s_max = 60.0
     statement_s_max: float | None = None
+    idle_rollbacks = None
 
     def __init__(self, *, is_shared: bool) -> None:
         #: In memory: application and publisher have one connection between them.
@@ -97,7 +98,8 @@ class SqliteDialect:
             if not link.driver.in_transaction:
                 link.is_begun_by_savepoint = _SAVEPOINT.match(statement) is not None
             return
-        if not link.is_begun or _BEGIN.match(statement):
+        # No pattern: behind a commit to fetch that part of Python costs as much as the BEGIN.
+        if not link.is_begun or statement.lstrip()[: len(_BEGIN)].upper() == _BEGIN:
             return
         if not link.driver.in_transaction:
             is_to_write = connection.get_execution_options().get(BEGIN_OPTION) == BEGIN_TO_WRITE
@@ -110,22 +112,11 @@ class SqliteDialect:
     def note_answer(self, link: Link, statement: str) -> None:
         link.was_open = link.is_begun and link.driver.in_transaction
 
-    def note_commit(self, _: Link) -> None:
-        """Nothing: the driver knows when there is nothing to roll back."""
-
-    def is_at_rest(self, _: Link) -> bool:
-        return False
-
     def is_transactional(self, link: Link) -> bool:
         if link.driver.in_transaction:
             link.was_open = True
             return not link.is_begun_by_savepoint
         return link.driver.isolation_level is not None  # it begins with its first statement
-
-    def has_ended(self, link: Link) -> bool:
-        if not link.was_open or link.driver.in_transaction:
-            return False
-        return link.driver.isolation_level is not None
 
     def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
         text = str(error.orig)

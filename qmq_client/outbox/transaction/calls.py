@@ -23,10 +23,10 @@ from sqlalchemy.sql.elements import (
 
 from qmq_client.outbox.database.dialect import OutboxDialect
 from qmq_client.outbox.database.link import Link, find_link, link_of, make_link
-from qmq_client.outbox.transaction.unit import Unit, lost_error
+from qmq_client.outbox.transaction.unit import Unit
 
 _log = logging.getLogger("qmq.outbox")
-#: Savepoints that SQLAlchemy makes, for which it calls the dialect.
+#: What SQLAlchemy executes for the dialect's savepoints, and an application may by itself.
 _SAVEPOINT_CLAUSES: Final = (
     SavepointClause,
     RollbackToSavepointClause,
@@ -74,6 +74,7 @@ class Calls:
 
     def __init__(self, dialect: Any, outbox: OutboxDialect) -> None:
         self._outbox = outbox
+        self._idle_rollbacks = outbox.idle_rollbacks
         #: What was there before; `qmq doctor` counts how many stand behind each other.
         self.followed: dict[str, Any] = {name: getattr(dialect, name) for name in _METHODS}
         self._begin = dialect.do_begin
@@ -84,7 +85,7 @@ class Calls:
         self._execute_no_params = dialect.do_execute_no_params
 
     def do_begin(self, given: Any) -> None:
-        link = make_link(given)
+        link = find_link(given) or make_link(given)
         if link is not None:
             link.begin(given)
         self._begin(given)
@@ -96,7 +97,11 @@ class Calls:
             return
         unit: Unit | None = link.unit
         if unit is not None:
-            self._finish(link, given)
+            try:
+                unit.finish(link.connection())
+            except BaseException:
+                self._give_up(link, given)
+                raise
             link.unit = None  # what is executed from here on is the COMMIT
         link.is_committing = True
         try:
@@ -106,7 +111,8 @@ class Calls:
                 unit.hand_over(is_confirmed=False)
             raise
         link.is_begun = False
-        self._outbox.note_commit(link)
+        if self._idle_rollbacks is not None:
+            self._idle_rollbacks.note_commit(link)
         if unit is not None:
             unit.hand_over(is_confirmed=True)
 
@@ -116,15 +122,9 @@ class Calls:
         if link is None:
             self._rollback(given)
             return
-        if (unit := link.end()) is not None:
-            connection = None if link.connection is None else link.connection()
-            if connection is not None and not connection.invalidated and unit.was_ended_elsewhere():
-                _log.error(
-                    "%s was not stored: its transaction was ended by the driver's own connection, "
-                    "perhaps by a commit. Commit and roll back through SQLAlchemy.",
-                    unit.names(),
-                )
-        if not self._outbox.is_at_rest(link):
+        if link.is_begun or link.unit is not None:
+            _drop(link)
+        if self._idle_rollbacks is None or not self._idle_rollbacks.is_at_rest(link):
             self._rollback(given)
 
     def do_begin_twophase(self, connection: sa.Connection, xid: Any) -> None:
@@ -175,19 +175,27 @@ class Calls:
         self.followed["do_rollback_twophase"](connection, xid, is_prepared, recover)
 
     def do_savepoint(self, connection: sa.Connection, name: str) -> None:
-        self.followed["do_savepoint"](connection, name)
-        if (unit := _unit_of(connection)) is not None:
+        if (unit := self._mark("do_savepoint", connection, name)) is not None:
             unit.on_savepoint(name)
 
     def do_rollback_to_savepoint(self, connection: sa.Connection, name: str) -> None:
-        self.followed["do_rollback_to_savepoint"](connection, name)
-        if (unit := _unit_of(connection)) is not None:
+        if (unit := self._mark("do_rollback_to_savepoint", connection, name)) is not None:
             unit.on_savepoint_end(name, is_undone=True)
 
     def do_release_savepoint(self, connection: sa.Connection, name: str) -> None:
-        self.followed["do_release_savepoint"](connection, name)
-        if (unit := _unit_of(connection)) is not None:
+        if (unit := self._mark("do_release_savepoint", connection, name)) is not None:
             unit.on_savepoint_end(name, is_undone=False)
+
+    def _mark(self, method: str, connection: sa.Connection, name: str) -> Unit | None:
+        """A savepoint as SQLAlchemy wants it; the unit that is to know, where there is one."""
+        link = link_of(connection)
+        link.is_marking = True
+        try:
+            self.followed[method](connection, name)
+        finally:
+            link.is_marking = False
+        unit: Unit | None = link.unit
+        return unit
 
     def do_execute(self, cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
         link = self._before(cursor, statement, context)
@@ -219,32 +227,46 @@ class Calls:
             return None
         if not link.was_open:
             self._outbox.before_statement(connection, link, cursor, statement)
-        if link.unit is not None and not _is_savepoint(context):
+        if link.unit is not None and not (link.is_marking and _is_savepoint(context)):
             link.unit.on_statement(connection, statement)
         return link
 
     def _finish(self, link: Link, given: Any) -> None:
         """Write what waits. An error here stops the COMMIT."""
-        connection = None if link.connection is None else link.connection()
         try:
-            if connection is None:  # its owner is gone, and the pool is set to commit what is left
-                raise lost_error(link.unit.names())
-            link.unit.finish(connection)
+            link.unit.finish(link.connection())
         except BaseException:
-            link.end()
-            # SQLAlchemy takes a failed commit for the end of the transaction and sends no ROLLBACK.
-            # What fails now must not hide the error, or the cancellation, that is on its way.
-            if connection is not None and not connection.invalidated:
-                with suppress(Exception):
-                    self._rollback(given)
+            self._give_up(link, given)
             raise
 
+    def _give_up(self, link: Link, given: Any) -> None:
+        """What waits could not be written: end the transaction.
 
-def _unit_of(connection: sa.Connection) -> Unit | None:
-    unit: Unit | None = link_of(connection).unit
-    return unit
+        SQLAlchemy takes a failed commit for the end of the transaction and sends no ROLLBACK. What
+        fails now must not hide the error, or the cancellation, that is on its way.
+        """
+        connection = link.connection()
+        link.end()
+        if connection is not None and not connection.invalidated:
+            with suppress(Exception):
+                self._rollback(given)
+
+
+def _drop(link: Link) -> None:
+    """A transaction is rolled back, and its messages with it."""
+    unit: Unit | None = link.end()
+    connection = link.connection()
+    if unit is None or connection is None or connection.invalidated:
+        return
+    if unit.was_ended_elsewhere():
+        _log.error(
+            "%s was not stored: its transaction was ended by the driver's own connection, "
+            "perhaps by a commit. Commit and roll back through SQLAlchemy.",
+            unit.names(),
+        )
 
 
 def _is_savepoint(context: Any) -> bool:
+    """Not another statement, of a listener perhaps, in the midst of one."""
     compiled = getattr(context, "compiled", None)
     return compiled is not None and isinstance(compiled.statement, _SAVEPOINT_CLAUSES)

@@ -8,7 +8,6 @@ statement, or right before its commit. A rolled back transaction takes its notes
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,9 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, SessionTransaction
 
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.transaction.binds import bind_on
+from qmq_client.outbox.transaction.opened import checked_unit
 from qmq_client.outbox.transaction.outlet import Outlet
-from qmq_client.outbox.transaction.unit import Unit
 
 #: In `session.info` once something was deferred; sessions that are not asynchronous never have to.
 DEFERRED: Final = "qmq_deferred"
@@ -40,30 +38,17 @@ def defer(session: Session, engine: sa.Engine, outlet: Outlet, rows: list[Outbox
     session.info.setdefault(DEFERRED, []).append(_Deferred(transaction, engine, outlet, rows))
 
 
-def move(
-    session: Session,
-    transaction: SessionTransaction,
-    connection: sa.Connection,
-    unit_for: Callable[[sa.Connection, Outlet], Unit],
-) -> None:
+def move(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
     """`transaction` has begun on this connection: what waited for that goes into its unit."""
     for each in _take(session, transaction, connection.engine.pool):
-        unit_for(connection, each.outlet).add(connection, each.outlet, each.rows)
+        checked_unit(connection, each.outlet).add(connection, each.outlet, each.rows)
 
 
-def begin_where_deferred(session: Session) -> None:
-    """Before a commit: begin on each database for which something waits still."""
-    waiting: list[_Deferred] | None = session.info.get(DEFERRED)
-    if not waiting:
-        return
+def deferred_outboxes(session: Session) -> dict[sa.Engine, sa.Table]:
+    """The engines on which something waits for the innermost transaction to begin; their outboxes."""
+    waiting: list[_Deferred] = session.info.get(DEFERRED, [])
     innermost = session.get_nested_transaction() or session.get_transaction()
-    outboxes = {
-        each.engine: each.outlet.outbox for each in waiting if each.transaction is innermost
-    }
-    for engine, outbox in outboxes.items():
-        # Perhaps a connection whose transaction the session has joined.
-        bind = bind_on(session, engine, outbox) or engine
-        session.connection(bind_arguments={"bind": bind})
+    return {each.engine: each.outlet.outbox for each in waiting if each.transaction is innermost}
 
 
 def deferred_row(session: Session, outlet: Outlet, message_id: bytes) -> OutboxRow | None:

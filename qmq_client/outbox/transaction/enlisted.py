@@ -1,6 +1,7 @@
 """Which connections a session's transaction has begun on, and which sessions this thread is in.
 
-Kept by the listeners of `tracker.py` in `session.info` and asked at each send. A session may have a
+Kept in `session.info` by listeners of the `Session` class, which `tracker.py` sets, and asked at each
+send. A session may have a
 connection to each of several databases; two to *one* (binds of one engine with different options) do
 not commit together, so no message can belong to both, and such a session is refused.
 """
@@ -9,19 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from weakref import ReferenceType, ref
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, SessionTransaction
 
 from qmq_client.errors import WrongDatabaseError
+from qmq_client.outbox.transaction.deferred import DEFERRED, drop, move
 
-_INFO_KEY: Final = "qmq"
-#: Connections beside the one that is enlisted for their database.
-_OTHERS_KEY: Final = "qmq_others"
-#: For each pool the innermost transaction and its connection.
-_Enlisted = dict[sa.Pool, tuple[SessionTransaction, sa.Connection]]
+#: A transaction, and a connection that it has begun on.
+Begun: TypeAlias = tuple[SessionTransaction, sa.Connection]
+#: For each pool the innermost transaction.
+Enlisted: TypeAlias = dict[sa.Pool, Begun]
+#: Where that stands in `session.info`, and a list of others on the same pools.
+ENLISTED: Final = "qmq"
+OTHERS: Final = "qmq_others"
 
 
 class _Active(threading.local):
@@ -38,8 +42,10 @@ class _Active(threading.local):
 _active = _Active()
 
 
-def note_active(session: Session) -> None:
-    """The session has begun its outermost transaction in this thread and task."""
+def note_active(session: Session, transaction: SessionTransaction) -> None:
+    """After a session has begun a transaction: the outermost is noted for this thread and task."""
+    if transaction.parent is not None:
+        return
     # An error to catch, without a loop, would take ten times as long.
     task = None if asyncio._get_running_loop() is None else _current_task()
     _active.sessions[ref(session, _active.forget)] = task
@@ -57,65 +63,64 @@ def active_sessions() -> list[Session]:
 
 
 def enlist(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
-    """Remember that the session's transaction has begun on this connection."""
+    """After a session's transaction has begun on this connection."""
     pool = connection.engine.pool
-    enlisted: _Enlisted | None = session.info.get(_INFO_KEY)
+    info = session.info
+    enlisted: Enlisted | None = info.get(ENLISTED)
     if enlisted is None:
-        session.info[_INFO_KEY] = {pool: (transaction, connection)}
+        info[ENLISTED] = {pool: (transaction, connection)}
+    else:
+        known = enlisted.get(pool)
+        if known is not None and known[1] is not connection and known[1].in_transaction():
+            info.setdefault(OTHERS, []).append(known)
+        enlisted[pool] = (transaction, connection)
+    if DEFERRED in info:
+        move(session, transaction, connection)
+
+
+def end(session: Session, transaction: SessionTransaction) -> None:
+    """After a transaction of a session has ended, whichever way."""
+    info = session.info
+    if DEFERRED in info:
+        drop(session, transaction)
+    parent = transaction.parent
+    if parent is not None:
+        if transaction.nested:  # a flush has one of its own, which begins nothing
+            _enlist_parent(session, transaction, parent)
         return
-    known = enlisted.get(pool)
-    if known is not None and known[1] is not connection and known[1].in_transaction():
-        session.info.setdefault(_OTHERS_KEY, []).append(known[1])
-    enlisted[pool] = (transaction, connection)
+    _active.sessions.pop(ref(session), None)
+    info.pop(ENLISTED, None)
+    if OTHERS in info:
+        del info[OTHERS]
 
 
-def enlist_parent(session: Session, ended: SessionTransaction, parent: SessionTransaction) -> None:
+def _enlist_parent(session: Session, ended: SessionTransaction, parent: SessionTransaction) -> None:
     """A savepoint is over: the transaction around it has begun on the same connections before it."""
-    enlisted: _Enlisted = session.info.get(_INFO_KEY, {})
+    enlisted: Enlisted = session.info.get(ENLISTED, {})
     for pool, (innermost, connection) in enlisted.items():
         if innermost is ended:
             enlisted[pool] = (parent, connection)
 
 
-def end(session: Session) -> None:
-    """The outermost transaction is over."""
-    _active.sessions.pop(ref(session), None)
-    info = session.info
-    info.pop(_INFO_KEY, None)
-    if _OTHERS_KEY in info:
-        del info[_OTHERS_KEY]
-
-
-def enlisted_connections(session: Session) -> list[sa.Connection]:
-    """All connections of the session's transaction."""
-    enlisted: _Enlisted | None = session.info.get(_INFO_KEY)
-    if not enlisted:
-        return []
-    if len(enlisted) == 1 and _OTHERS_KEY not in session.info:  # as in most transactions
-        ((_, connection),) = enlisted.values()
-        return [connection]
-    others: list[sa.Connection] = session.info.get(_OTHERS_KEY, [])
-    return [connection for _, connection in enlisted.values()] + others
-
-
 def enlisted_connection(session: Session, pool: sa.Pool) -> sa.Connection | None:
     """The connection of this pool on which the session's innermost transaction has begun.
 
-    Raises `WrongDatabaseError` when the session has two of them.
+    None also when that one was ended directly. Raises `WrongDatabaseError` when the session has two of them.
     """
     info = session.info
-    enlisted: _Enlisted | None = info.get(_INFO_KEY)
+    enlisted: Enlisted | None = info.get(ENLISTED)
     if enlisted is None or (pair := enlisted.get(pool)) is None:
         return None
-    if _OTHERS_KEY in info:
+    if OTHERS in info:
         refuse_two(session, pool)
+    transaction, connection = pair
     innermost = session.get_nested_transaction() or session.get_transaction()
-    return pair[1] if pair[0] is innermost else None
+    return connection if transaction is innermost and connection.in_transaction() else None
 
 
 def enlisted_engine(session: Session, pool: sa.Pool) -> sa.Engine | None:
     """The engine on this pool that the session's transaction has touched."""
-    enlisted: _Enlisted | None = session.info.get(_INFO_KEY)
+    enlisted: Enlisted | None = session.info.get(ENLISTED)
     if enlisted is None or (pair := enlisted.get(pool)) is None:
         return None
     return pair[1].engine
@@ -123,8 +128,8 @@ def enlisted_engine(session: Session, pool: sa.Pool) -> sa.Engine | None:
 
 def refuse_two(session: Session, pool: sa.Pool) -> None:
     """Raise `WrongDatabaseError` when the session has two connections of this pool."""
-    others: list[sa.Connection] | None = session.info.get(_OTHERS_KEY)
-    if others and any(other.engine.pool is pool for other in others):
+    others: list[Begun] = session.info.get(OTHERS, [])
+    if any(connection.engine.pool is pool for _, connection in others):
         raise WrongDatabaseError(
             "this session has two connections to one database (binds of one engine with different "
             "options), which do not commit together. Give it one"

@@ -34,9 +34,11 @@ _COLUMNS = (
 )
 
 
-class InsertTexts:
-    """INSERT statements of 1 … n rows with the parameters message_id, subject, ordering_key,
-    record and token for each row.
+class InsertTexts(dict[tuple[int, bool], str]):
+    """INSERT statements by their number of rows, with the parameters message_id, subject,
+    ordering_key, record and token for each row; and whether an id that is there is no error.
+
+    Each is made when it is first asked for.
     """
 
     def __init__(
@@ -55,14 +57,11 @@ class InsertTexts:
         given = ", ".join([placeholder] * 5)
         self._row = f"({given}, {LIVE}, 0, {now_ms} + {takeover_ms}, {now_ms})"
         self._skip_known = _SKIP_KNOWN.get(engine.dialect.name, _SKIP_KNOWN_ELSEWHERE)
-        self._texts: dict[tuple[int, bool], str] = {}
 
-    def text(self, row_count: int, skips_known: bool = False) -> str:
-        """The statement for `row_count` rows; with `skips_known` an id that is there is no error."""
-        text = self._texts.get((row_count, skips_known))
-        if text is None:
-            text = self._head + ", ".join([self._row] * row_count)
-            if skips_known:
-                text += self._skip_known
-            self._texts[row_count, skips_known] = text
+    def __missing__(self, wanted: tuple[int, bool]) -> str:
+        row_count, skips_known = wanted
+        text = self._head + ", ".join([self._row] * row_count)
+        if skips_known:
+            text += self._skip_known
+        self[wanted] = text
         return text

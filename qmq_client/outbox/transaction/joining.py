@@ -23,8 +23,8 @@ from qmq_client.outbox.transaction.enlisted import (
     enlist,
     enlisted_connection,
 )
+from qmq_client.outbox.transaction.opened import checked_unit, unit_of
 from qmq_client.outbox.transaction.outlet import Outlet
-from qmq_client.outbox.transaction.tracker import checked_unit, unit_of
 
 
 def join(given: Any, engine: sa.Engine, outlet: Outlet, rows: list[OutboxRow]) -> None:
@@ -33,12 +33,17 @@ def join(given: Any, engine: sa.Engine, outlet: Outlet, rows: list[OutboxRow]) -
     `given` is a session or a connection in any of SQLAlchemy's shapes, or None for the current one.
     """
     scope = given if isinstance(given, Session) else _scope(given, engine, outlet)
-    if engine.dialect.is_async and isinstance(scope, Session) and not _has_begun(scope, engine):
+    if isinstance(scope, sa.Connection):
+        connection = _checked(scope, engine, outlet)
+    elif (begun := enlisted_connection(scope, engine.pool)) is not None:
+        connection = begun
+    elif engine.dialect.is_async:
         if bind_on(scope, engine, outlet.outbox) is None:
             raise WrongDatabaseError(_wrong(engine, outlet))
         defer(scope, engine, outlet, rows)
         return
-    connection = _connection(scope, engine, outlet)
+    else:
+        connection = _begin_on(scope, engine, outlet)
     checked_unit(connection, outlet).add(connection, outlet, rows)
 
 
@@ -85,18 +90,10 @@ def _scope(given: Any, engine: sa.Engine, outlet: Outlet) -> Session | sa.Connec
     )
 
 
-def _has_begun(session: Session, engine: sa.Engine) -> bool:
-    connection = enlisted_connection(session, engine.pool)
-    return connection is not None and connection.in_transaction()
-
-
 def _connection(scope: Session | sa.Connection, engine: sa.Engine, outlet: Outlet) -> sa.Connection:
     if isinstance(scope, sa.Connection):
         return _checked(scope, engine, outlet)
-    connection = enlisted_connection(scope, engine.pool)
-    if connection is None or not connection.in_transaction():
-        connection = _begin_on(scope, engine, outlet)
-    return connection
+    return enlisted_connection(scope, engine.pool) or _begin_on(scope, engine, outlet)
 
 
 def _begin_on(session: Session, engine: sa.Engine, outlet: Outlet) -> sa.Connection:
@@ -110,7 +107,7 @@ def _begin_on(session: Session, engine: sa.Engine, outlet: Outlet) -> sa.Connect
         raise NoTransactionError(
             f"the session's transaction takes no more work: {error}"
         ) from error
-    if enlisted_connection(session, engine.pool) is connection and connection.in_transaction():
+    if enlisted_connection(session, engine.pool) is connection:
         return connection  # it has begun just now, and was noted then
     transaction = session.get_nested_transaction() or session.get_transaction()
     if transaction is None or not connection.in_transaction():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from qmq_client.outbox.database.dialect import OutboxDialect
 from qmq_client.outbox.database.link import Link
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.transaction.handoff import HandOver
-from qmq_client.wire.message_id import format_message_id, is_dedupe_id
+from qmq_client.wire.message_id import format_message_id
 from qmq_client.wire.names import shorten
 
 _NAMED_IDS_MAX: Final = 5
@@ -38,8 +38,8 @@ class Outlet:
     is_strict: bool
     #: The owner that rows are born with.
     token: bytes
-    #: `InsertTexts.text`: the INSERT of so many rows, five parameters each.
-    insert_text: Callable[[int, bool], str]
+    #: `InsertTexts`: the INSERT of so many rows, five parameters each.
+    insert_texts: Mapping[tuple[int, bool], str]
     #: The producer's clock.
     monotonic_s: Callable[[], float]
     #: Takes committed rows; never blocks, never raises.
@@ -53,67 +53,62 @@ def insert_rows(
 
     Raises the database's own error with a note that names the messages. Rows with a dedupe id are
     not asked about: one that was there before is none that is missing.
+
+    The driver is given it as SQLAlchemy would, without what serves nobody here: each transaction with
+    messages pays for this, and on SQLAlchemy's own way a text without a result costs three times as
+    much. That way is gone where somebody listens, by an event or a log.
     """
     values: list[object] = []
     skips_known = False
     for row in rows:
-        message_id = row.message_id
-        values += (message_id, row.subject, row.ordering_key, row.record, outlet.token)
-        if is_dedupe_id(message_id):
+        values += (row.message_id, row.subject, row.ordering_key, row.record, outlet.token)
+        if row.is_repeatable:
             skips_known = True
-    text = outlet.insert_text(len(rows), skips_known)
-    try:
-        inserted = _execute(connection, link, outlet.dialect, text, tuple(values))
-    except sa.exc.DBAPIError as error:
-        note = f"while writing {ids_text([row.message_id for row in rows])} to {outlet.outbox.fullname}"
-        if outlet.dialect.is_table_missing(error):
-            raise OutboxMissingError(
-                f"{error.orig}, {note}. It was there when the producer was made. Where this session "
-                "looks elsewhere (another search_path, or USE), name its schema: "
-                "Producer(…, tables=make_tables(metadata, schema=…)). Where it was dropped, run "
-                "`qmq db migrate`."
-            ) from error
-        # Only one row of the statement is shown, and no values: they are bodies of messages.
-        error.statement = outlet.insert_text(1, skips_known)
-        error.hide_parameters = True
-        error.add_note(note)
-        if outlet.dialect.is_overtaken(error):
-            error.add_note(_OVERTAKEN)
-        raise
-    return skips_known or not 0 <= inserted < len(rows)
-
-
-def _execute(
-    connection: sa.Connection,
-    link: Link,
-    dialect: OutboxDialect,
-    text: str,
-    values: tuple[object, ...],
-) -> int:
-    """Give it to the driver, as SQLAlchemy would, without what serves nobody here; rows it changed.
-
-    Each transaction with messages pays for this: on SQLAlchemy's own way a text without a result
-    costs three times as much. That way is gone where somebody listens, by an event or a log.
-    """
+    text = outlet.insert_texts[len(rows), skips_known]
+    given = tuple(values)
     inner: Any = connection
     engine = inner.engine
     is_listened_to = inner._echo or inner._has_events or engine._has_events
-    if is_listened_to or engine.dialect.dispatch.do_execute:
-        return connection.exec_driver_sql(text, values).rowcount
-    cursor = connection.connection.cursor()
     try:
-        if link.was_open:
-            cursor.execute(text, values)
-        else:
-            dialect.before_statement(connection, link, cursor, text)
-            cursor.execute(text, values)
-            dialect.note_answer(link, text)
-    except BaseException as error:
-        # What SQLAlchemy does with every error of a driver: its own type, handlers, lost connections.
-        connection._handle_dbapi_exception(error, text, values, cursor, None)
-    count: int = cursor.rowcount
+        if is_listened_to or engine.dialect.dispatch.do_execute:
+            inserted: int = connection.exec_driver_sql(text, given).rowcount
+            return skips_known or not 0 <= inserted < len(rows)
+        cursor = connection.connection.cursor()
+        try:
+            if not link.was_open:
+                outlet.dialect.before_statement(connection, link, cursor, text)
+            cursor.execute(text, given)
+            if not link.was_open:
+                outlet.dialect.note_answer(link, text)
+        except BaseException as error:
+            # What SQLAlchemy does with every error of a driver: its own type, handlers, lost connections.
+            connection._handle_dbapi_exception(error, text, given, cursor, None)
+    except sa.exc.DBAPIError as error:
+        _explain(error, outlet, rows, outlet.insert_texts[1, skips_known])
+        raise
+    inserted = cursor.rowcount
     cursor.close()
-    return count
+    return skips_known or not 0 <= inserted < len(rows)
+
+
+def _explain(
+    error: sa.exc.DBAPIError, outlet: Outlet, rows: list[OutboxRow], text_of_one: str
+) -> None:
+    """Have the error of an INSERT name the messages; raises another where the table is missing."""
+    note = f"while writing {ids_text([row.message_id for row in rows])} to {outlet.outbox.fullname}"
+    if outlet.dialect.is_table_missing(error):
+        raise OutboxMissingError(
+            f"{error.orig}, {note}. It was there when the producer was made. Where this session "
+            "looks elsewhere (another search_path, or USE), name its schema: "
+            "Producer(…, tables=make_tables(metadata, schema=…)). Where it was dropped, run "
+            "`qmq db migrate`."
+        ) from error
+    # Only one row of the statement is shown, and no values: they are bodies of messages.
+    error.statement = text_of_one
+    error.hide_parameters = True
+    error.add_note(note)
+    if outlet.dialect.is_overtaken(error):
+        error.add_note(_OVERTAKEN)
 
 
 def lock_keys(connection: sa.Connection, unwritten: list[tuple[Outlet, OutboxRow]]) -> None:

@@ -19,24 +19,26 @@ from weakref import ref
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.orm import Session
 
-from qmq_client.errors import AutocommitError, NoTransactionError
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.driver import file_number
-from qmq_client.outbox.database.link import Link, all_links, find_link, forget_all, link_of
-from qmq_client.outbox.transaction.calls import follow, is_followed
-from qmq_client.outbox.transaction.deferred import DEFERRED, begin_where_deferred, drop, move
+from qmq_client.outbox.database.link import all_links, find_link, forget_all
+from qmq_client.outbox.transaction.binds import bind_on
+from qmq_client.outbox.transaction.calls import follow
+from qmq_client.outbox.transaction.deferred import DEFERRED, deferred_outboxes
 from qmq_client.outbox.transaction.enlisted import (
+    ENLISTED,
+    OTHERS,
+    Begun,
+    Enlisted,
     end,
     enlist,
-    enlist_parent,
-    enlisted_connections,
     note_active,
     refuse_two,
 )
-from qmq_client.outbox.transaction.outlet import Outlet
-from qmq_client.outbox.transaction.unit import Unit, lost_error
+from qmq_client.outbox.transaction.opened import known_link
+from qmq_client.outbox.transaction.unit import Unit
 
 
 def watch(engine: sa.Engine) -> None:
@@ -47,51 +49,6 @@ def watch(engine: sa.Engine) -> None:
     for name, listener in _SESSION_LISTENERS.items():
         if not event.contains(Session, name, listener):
             event.listen(Session, name, listener)
-
-
-def unit_of(connection: sa.Connection) -> Unit | None:
-    """What was sent in the current transaction of this connection."""
-    link = _link_of(connection)
-    unit: Unit | None = None if link is None else link.unit
-    return unit
-
-
-def checked_unit(connection: sa.Connection, outlet: Outlet) -> Unit:
-    """The unit that a send joins; raises `OutboxError` where it would not follow the transaction."""
-    link = link_of(connection)
-    if link.is_committing:
-        raise NoTransactionError(
-            "the transaction is being committed, by another thread; send before that"
-        )
-    unit: Unit | None = link.unit
-    if unit is None:
-        if outlet.dialect.has_ended(link):
-            raise lost_error("this message")
-        if not outlet.dialect.is_transactional(link):
-            raise AutocommitError(
-                "this connection is in AUTOCOMMIT: it commits every statement by itself, so the "
-                "message would stay after a rollback. Use an engine without AUTOCOMMIT, or "
-                "`send_now`, which has a transaction of its own"
-            )
-        return _open_unit(connection, link)
-    if unit.is_lost or outlet.dialect.has_ended(link):
-        # What is noted now would be missing should something else commit before the error is met.
-        unit.is_lost = True
-        raise lost_error("this message")
-    return unit
-
-
-def _open_unit(connection: sa.Connection, link: Link) -> Unit:
-    unit = link.unit = Unit(link)
-    link.connection = ref(connection)
-    return unit
-
-
-def _link_of(connection: sa.Connection) -> Link | None:
-    """The link of a connection, where something may have been noted at it."""
-    # `Connection.connection` raises for a closed one and would make a new one for an invalidated one.
-    given = connection._dbapi_connection
-    return None if given is None else find_link(given)
 
 
 def _leave_to_the_parent() -> None:
@@ -114,7 +71,7 @@ os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 def _on_error(context: sa.engine.ExceptionContext) -> None:
     connection = context.connection
-    link = None if connection is None else _link_of(connection)
+    link = None if connection is None else known_link(connection)
     if connection is None or link is None:
         return
     error = context.original_exception
@@ -122,54 +79,43 @@ def _on_error(context: sa.engine.ExceptionContext) -> None:
         link.unit.on_error(error, is_disconnect=context.is_disconnect)
     elif connection.in_transaction() and not context.is_disconnect:
         dialect = dialect_of(connection.engine)
-        if dialect.has_ended(link) or dialect.undoes_transaction(link, error):
+        is_autocommit = not dialect.is_transactional(link)
+        has_ended = not is_autocommit and not dialect.is_in_transaction(link)
+        if has_ended or dialect.undoes_transaction(link, error):
             # Nothing was sent yet; what is sent later must not take the rest for the whole.
-            _open_unit(connection, link).is_lost = True
-
-
-def _after_transaction_create(session: Session, transaction: SessionTransaction) -> None:
-    if transaction.parent is None:
-        note_active(session)
-
-
-def _after_begin(
-    session: Session, transaction: SessionTransaction, connection: sa.Connection
-) -> None:
-    dialect = connection.dialect
-    if is_followed(dialect):
-        enlist(session, transaction, connection)
-        if dialect.is_async:
-            move(session, transaction, connection, checked_unit)
+            link.unit = Unit(link, is_lost=True)
+            link.connection = ref(connection)
 
 
 def _before_commit(session: Session) -> None:
     """Rows are written before the first COMMIT of a session, which may be one of several."""
-    if DEFERRED in session.info:
-        begin_where_deferred(session)
-    connections = enlisted_connections(session)
-    if not connections or session.in_nested_transaction():
+    info = session.info
+    if DEFERRED in info:
+        _begin_where_deferred(session)
+    enlisted: Enlisted | None = info.get(ENLISTED)
+    if not enlisted or session.in_nested_transaction():
         return
-    for connection in connections:
-        link = _link_of(connection)
+    others: list[Begun] = info.get(OTHERS, [])
+    for _, connection in (*enlisted.values(), *others):
+        given = connection._dbapi_connection  # see `known_link`
+        link = None if given is None else find_link(given)
         if link is not None and link.unit is not None:
-            if len(connections) > 1:
+            if others:
                 refuse_two(session, connection.engine.pool)
             link.unit.finish(connection)
 
 
-def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
-    if DEFERRED in session.info:
-        drop(session, transaction)
-    parent = transaction.parent
-    if parent is None:
-        end(session)
-    elif transaction.nested:  # a flush has one of its own, which begins nothing
-        enlist_parent(session, transaction, parent)
+def _begin_where_deferred(session: Session) -> None:
+    """Before a commit: begin on each database for which something waits still."""
+    for engine, outbox in deferred_outboxes(session).items():
+        # Perhaps a connection whose transaction the session has joined.
+        bind = bind_on(session, engine, outbox) or engine
+        session.connection(bind_arguments={"bind": bind})
 
 
 _SESSION_LISTENERS: Final[dict[str, Any]] = {
-    "after_transaction_create": _after_transaction_create,
-    "after_begin": _after_begin,
+    "after_transaction_create": note_active,
+    "after_begin": enlist,
     "before_commit": _before_commit,
-    "after_transaction_end": _after_transaction_end,
+    "after_transaction_end": end,
 }

@@ -72,14 +72,14 @@ class Unit(msgspec.Struct, eq=False):
     #: Some of them were sent with an ordering key.
     _has_keys: bool = False
     _written_at_s: float = 0.0
-    _marks: list[_Mark] = []
+    _marks: tuple[_Mark, ...] = ()
     _was_written_early: bool = False
     #: Rows of this transaction that were deleted by it.
-    _cancelled: set[bytes] = set()
+    _cancelled: frozenset[bytes] = frozenset()
     #: Rows that were written may be gone: look before the commit.
     _must_look: bool = False
     #: What there was before the last statement on a savepoint, should that one fail.
-    _before_text: tuple[list[tuple[Outlet, OutboxRow]], int, list[_Mark]] | None = None
+    _before_text: tuple[list[tuple[Outlet, OutboxRow]], int, tuple[_Mark, ...]] | None = None
     _is_strict: bool = False
     #: Rows wait that should be written as soon as a statement can be executed.
     _is_overdue: bool = False
@@ -168,7 +168,7 @@ class Unit(msgspec.Struct, eq=False):
             execution_options=AS_NAMED,
         )
         if is_own:
-            self._cancelled.add(message_id)
+            self._cancelled |= {message_id}
         return deleted.rowcount > 0
 
     def write(self, connection: sa.Connection) -> None:
@@ -196,12 +196,15 @@ class Unit(msgspec.Struct, eq=False):
             self._is_writing = False
         self._unwritten_bytes, self._is_overdue = 0, False
 
-    def finish(self, connection: sa.Connection) -> None:
-        """Everything that must be before the COMMIT; raises to stop it. Costs little when repeated."""
+    def finish(self, connection: sa.Connection | None) -> None:
+        """Everything that must be before the COMMIT; raises to stop it. Costs little when repeated.
+
+        `connection`: None when its owner is gone, and the pool is set to commit what is left.
+        """
         rows = self._rows
         if not rows:
             return
-        if self.is_lost or not rows[0][0].dialect.can_commit(self._link):
+        if connection is None or self.is_lost or not rows[0][0].dialect.can_commit(self._link):
             raise lost_error(self.names())
         if self._written < len(rows):
             self.write(connection)
@@ -243,7 +246,7 @@ class Unit(msgspec.Struct, eq=False):
             self.write(connection)
 
     def _on_savepoint_text(self, text: SavepointText) -> None:
-        self._before_text = (list(self._rows), self._written, list(self._marks))
+        self._before_text = (list(self._rows), self._written, self._marks)
         if text.verb != "SAVEPOINT":
             self.on_savepoint_end(text.name, is_undone=text.verb == "ROLLBACK")
         if text.verb != "RELEASE":  # one that was rolled back to may be rolled back to again
@@ -251,7 +254,7 @@ class Unit(msgspec.Struct, eq=False):
 
     def on_savepoint(self, name: str) -> None:
         """A savepoint was made."""
-        self._marks.append(_Mark(plain_name(name), len(self._rows), self._written))
+        self._marks += (_Mark(plain_name(name), len(self._rows), self._written),)
 
     def on_savepoint_end(self, name: str, *, is_undone: bool) -> None:
         """The savepoint `name` was rolled back to, or released."""
@@ -266,13 +269,20 @@ class Unit(msgspec.Struct, eq=False):
             self._written = mark.written
             self._unwritten_bytes = sum(len(row.record) for _, row in self._rows[self._written :])
         if is_undone or name in names:
-            del self._marks[index:]
+            self._marks = self._marks[:index]
 
     def hand_over(self, *, is_confirmed: bool) -> None:
         """Give the rows to their publishers; nothing here may raise."""
         is_doubtful = self._was_written_early or self.is_suspect or self.is_lost
         is_certain = is_confirmed and not is_doubtful
-        for outlet, rows in _by_outlet(self._rows[: self._written]):
+        written = self._rows[: self._written]
+        by_outlet: list[tuple[Outlet, tuple[OutboxRow, ...]]]
+        if len(written) == 1:  # as in most transactions
+            ((outlet, row),) = written
+            by_outlet = [(outlet, (row,))]
+        else:
+            by_outlet = _by_outlet(written)
+        for outlet, rows in by_outlet:
             outlet.hand_over(
                 HandOver(
                     rows=rows,
@@ -324,7 +334,7 @@ class Unit(msgspec.Struct, eq=False):
         """
         if self.is_lost or self.is_suspect or self._written == len(self._rows):
             return False
-        return self._rows[-1][0].dialect.has_ended(self._link)
+        return not self._rows[-1][0].dialect.is_in_transaction(self._link)
 
     def names(self) -> str:
         """Ids of the messages, for an error or a log."""
@@ -334,9 +344,6 @@ class Unit(msgspec.Struct, eq=False):
 def _by_outlet(
     sent: list[tuple[Outlet, OutboxRow]],
 ) -> list[tuple[Outlet, tuple[OutboxRow, ...]]]:
-    if len(sent) == 1:  # as in most transactions
-        outlet, row = sent[0]
-        return [(outlet, (row,))]
     outlets = dict.fromkeys([outlet for outlet, _ in sent])
     return [(outlet, tuple([row for other, row in sent if other is outlet])) for outlet in outlets]
 

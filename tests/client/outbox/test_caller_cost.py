@@ -38,7 +38,7 @@ def calls_of_ours(work: Callable[[], None]) -> int:
     return entered
 
 
-@pytest.mark.parametrize(("messages", "calls_max"), [(0, 25), (1, 72)])
+@pytest.mark.parametrize(("messages", "calls_max"), [(0, 17), (1, 49)])
 def test_S13_a_followed_transaction_enters_few_functions_of_ours(
     world: World, messages: int, calls_max: int
 ) -> None:

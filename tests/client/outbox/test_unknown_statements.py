@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import Session
+from sqlalchemy.sql import elements
 
 from qmq_client.errors import NoTransactionError, OutboxRowLostError, WrongDatabaseError
 from qmq_client.outbox.transaction.statements import is_plain, savepoint_text
@@ -26,6 +28,8 @@ CREATE PROCEDURE give_up() BEGIN
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; INSERT INTO noted VALUES (1); END;
   INSERT INTO business_order (id, label) VALUES (1, NULL);
 END"""
+#: SQLAlchemy's own, which have no types.
+CLAUSES: Any = elements
 COMPOUND = "BEGIN NOT ATOMIC ROLLBACK; INSERT INTO business_order (label) VALUES ('inner'); END"
 
 
@@ -101,6 +105,17 @@ def test_S3_a_savepoint_of_sqlalchemy_rolled_back_to_by_text(
 
     attempt(world, between)
     assert world.sent() == ["before"]
+
+
+def test_S3_savepoints_executed_as_clauses_take_their_messages_with_them(any_world: World) -> None:
+    """What `begin_nested` executes may be executed directly; then the dialect is asked for nothing."""
+    with Session(any_world.engine) as session:
+        add(any_world, session, "before")
+        session.connection().execute(CLAUSES.SavepointClause("here"))
+        add(any_world, session, "inside")
+        session.connection().execute(CLAUSES.RollbackToSavepointClause("here"))
+        session.commit()
+    assert any_world.outcome() == (["before"], ["before"], set())
 
 
 def test_S3_a_rollback_to_a_savepoint_that_is_not_there_undoes_nothing(any_world: World) -> None:

@@ -1,0 +1,54 @@
+"""The unit of a connection's transaction: the one that is there, or a new one for a send."""
+
+from __future__ import annotations
+
+from weakref import ref
+
+import sqlalchemy as sa
+
+from qmq_client.errors import AutocommitError, NoTransactionError
+from qmq_client.outbox.database.link import Link, find_link, link_of
+from qmq_client.outbox.transaction.outlet import Outlet
+from qmq_client.outbox.transaction.unit import Unit, lost_error
+
+
+def unit_of(connection: sa.Connection) -> Unit | None:
+    """What was sent in the current transaction of this connection."""
+    link = known_link(connection)
+    unit: Unit | None = None if link is None else link.unit
+    return unit
+
+
+def checked_unit(connection: sa.Connection, outlet: Outlet) -> Unit:
+    """The unit that a send joins; raises `OutboxError` where it would not follow the transaction."""
+    link = find_link(connection.connection) or link_of(connection)
+    if link.is_committing:
+        raise NoTransactionError(
+            "the transaction is being committed, by another thread; send before that"
+        )
+    dialect = outlet.dialect
+    unit: Unit | None = link.unit
+    if unit is None:
+        was_open = link.was_open
+        if not dialect.is_transactional(link):
+            raise AutocommitError(
+                "this connection is in AUTOCOMMIT: it commits every statement by itself, so the "
+                "message would stay after a rollback. Use an engine without AUTOCOMMIT, or "
+                "`send_now`, which has a transaction of its own"
+            )
+        if was_open and not dialect.is_in_transaction(link):
+            raise lost_error("this message")
+        unit = link.unit = Unit(link)
+        link.connection = ref(connection)
+    elif unit.is_lost or not dialect.is_in_transaction(link):
+        # What is noted now would be missing should something else commit before the error is met.
+        unit.is_lost = True
+        raise lost_error("this message")
+    return unit
+
+
+def known_link(connection: sa.Connection) -> Link | None:
+    """The link of a connection, where something may have been noted at it."""
+    # `Connection.connection` raises for a closed one and would make a new one for an invalidated one.
+    given = connection._dbapi_connection
+    return None if given is None else find_link(given)
