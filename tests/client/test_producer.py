@@ -51,6 +51,18 @@ def test_a_message_is_cancelled_in_the_transaction_it_was_sent_in(world: World) 
     assert (world.sent(), world.stored_ids()) == (["kept"], set())
 
 
+def test_S1_a_commit_that_looks_for_its_rows_misses_none_that_was_cancelled(
+    a_database: Database, tmp_path: Path
+) -> None:
+    with a_world(tmp_path, database=a_database, strict=True) as world:
+        with Session(world.sync_engine) as session, session.begin():
+            own = world.send("own", session)
+            world.send("kept", session)
+            assert world.producer.cancel(own, session=session)
+        assert world.producer.flush()
+        assert (world.sent(), world.stored_ids()) == (["kept"], set())
+
+
 def test_a_message_of_an_earlier_transaction_is_cancelled_while_nobody_sends_it(
     world: World,
 ) -> None:
