@@ -1,8 +1,8 @@
 """Time, behind a port: the only module of the broker that reads a clock.
 
-The same protocol as the client's; it stands here again because of the client the broker knows only
-the wire. Everything that advances by time takes `now` as an argument or a `Clock`, so that tests
-and simulations decide what time it is.
+The same protocol as the client's; repeated here because of the client the broker knows only the
+wire. Everything that advances by time takes `now` as an argument or a `Clock`, so that tests and
+simulations decide what time it is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The settings of a broker, validated once when they are made.
 
-Sizes of files are part of the data directory's format: they are chosen when it is made and refused
-when they are said otherwise later (see `storage/files/format_file.py`).
+File sizes belong to the format of the data directory: they are chosen when it is created, and other
+values are refused later (see `storage/files/format_file.py`).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ KIB: Final = 1024
 MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 MINUTE_MS: Final = 60_000
-#: Frames and segments begin at multiples of eight; pages of the disk should not be shared.
+#: Frames and segments begin at multiples of eight; disk pages should not be shared.
 SEGMENT_MULTIPLE_BYTES: Final = 512
-#: Length of a commit log segment in a directory for which none was said.
+#: Length of a commit log segment in a new directory, unless another is given.
 SEGMENT_BYTES: Final = GIB
-#: Segments are given up whole: longer ones would go in steps of a disk.
+#: Segments are given up whole: longer ones would make retention too coarse.
 SEGMENT_BYTES_MAX: Final = 64 * GIB
-#: What is younger may still be on its way to a consumer that pulls at once; a century is for ever.
+#: Anything younger may still be on its way to a consumer that pulls at once; a century is forever.
 RETAIN_MS_MIN: Final = 1_000
 RETAIN_MS_MAX: Final = 366 * 100 * 24 * 3_600_000
 
 
 def room_for_a_frame_bytes(limits: Limits) -> int:
-    """The shortest segment that takes the largest frame of these limits."""
+    """The shortest segment that fits the largest frame of these limits."""
     multiples = -(-(limits.frame_bytes + FRAME_OVERHEAD_BYTES_MAX) // SEGMENT_MULTIPLE_BYTES)
     return multiples * SEGMENT_MULTIPLE_BYTES
 
@@ -43,45 +43,45 @@ def _check_range(options: object, field: str, lowest: int, highest: int) -> None
 class StoreOptions:
     """How a data directory is laid out and how much of it is kept ready."""
 
-    #: Length of a commit log segment; its files are named by multiples of it. 0 for the one that the
-    #: directory was made with, `SEGMENT_BYTES` for a new one.
+    #: Length of a commit log segment; its files are named by multiples of it. 0 means the length
+    #: the directory was made with, `SEGMENT_BYTES` for a new one.
     segment_bytes: int = 0
     #: The same for the action log.
     action_segment_bytes: int = 64 * MIB
-    #: Space of a segment is taken in steps of this, so that an idle broker stays small.
+    #: Space for a segment is allocated in steps of this, so that an idle broker stays small.
     growth_bytes: int = 16 * MIB
-    #: Entries in one file of a consume queue: 6,000,000 bytes, as RocketMQ has it.
+    #: Entries in one file of a consume queue: 6,000,000 bytes, as in RocketMQ.
     queue_entries_per_file: int = 300_000
-    #: Message ids that are remembered to recognise a repeat …
+    #: Message ids remembered to recognize repeats …
     dedupe_ids: int = 1_000_000
     #: … and for how long; whichever ends first.
     dedupe_ms: int = 600_000
-    #: Free space of the disk below which no more room is taken for messages.
+    #: Free disk space below which no more is allocated for messages.
     reserve_bytes: int = 256 * MIB
-    #: A checkpoint is written after so much new log, or …
+    #: A checkpoint is written after this much new log, or …
     checkpoint_bytes: int = 64 * MIB
-    #: … after so long while something is written.
+    #: … after this long while something is written.
     checkpoint_ms: int = 1_000
-    #: Log bytes after which entries of consume queues go from their journal to their files, one sync
-    #: for each subject; the log is kept so far back.
+    #: Log bytes after which entries of consume queues move from their journal to their files, with
+    #: one sync per subject; the log is kept that far back.
     queue_flush_bytes: int = GIB
     #: A segment of the commit log is given up when all of it is older than this …
     retain_ms: int = 72 * 3_600_000
     #: … or when the log is longer than this without it; 0 for no bound.
     retain_bytes: int = 0
-    #: Give up also what a group has not got yet.
+    #: Give up even what a group has not got yet.
     force_retention: bool = False
-    #: Action log bytes after which the groups are noted down; a restart replays as much.
+    #: Action log bytes after which the groups are saved; a restart replays that much.
     snapshot_bytes: int = 4 * MIB
-    #: Segments of the commit log that are kept, when they are given up, to be written again.
+    #: Given-up segments of the commit log that are kept to be written again.
     spare_segments: int = 2
     #: Entries in one file of the key index: 42 MB; 20,000,000 for 420 MB; 0 for no key index.
     index_entries: int = 2_000_000
     #: Files of the key index; the oldest go first.
     index_files: int = 1_000
-    #: Delayed messages are kept in files by their due times: each for so long a span …
+    #: Delayed messages are kept in files by due time: each for a span of this length …
     bucket_ms: int = 3_600_000
-    #: … and removed so long after its end, when nothing in it waits any more.
+    #: … and removed this long after its end, when nothing in it waits any more.
     bucket_grace_ms: int = 3_600_000
     #: Consume queue files kept open at once.
     open_files: int = 256
@@ -123,7 +123,7 @@ class TlsOptions:
 
     certificate_file: str
     key_file: str
-    #: Clients must show a certificate of these authorities; empty for no such demand.
+    #: Clients must show a certificate from these authorities; empty to ask for none.
     client_ca_file: str = ""
 
     def __post_init__(self) -> None:
@@ -139,15 +139,15 @@ class ServeOptions:
     directory: str
     host: str = "127.0.0.1"
     port: int = 9470
-    #: Whoever shows no token of this file is refused; empty to take everybody.
+    #: Callers without a token from this file are refused; empty to take everybody.
     tokens_file: str = ""
     #: None for plain HTTP.
     tls: TlsOptions | None = None
-    #: Serve pulls and settlements only.
+    #: Serve only pulls and settlements.
     is_read_only: bool = False
     #: Give up damaged ranges of the logs at the start, after a copy and a report.
     is_quarantining: bool = False
-    #: How long a stop waits for requests that are under way.
+    #: How long a stop waits for requests in progress.
     drain_ms: int = 10_000
     limits: Limits = DEFAULT_LIMITS
     store: StoreOptions = field(default_factory=StoreOptions)

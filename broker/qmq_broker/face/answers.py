@@ -1,7 +1,7 @@
 """Errors as answers: which HTTP status says what, and the body that explains it.
 
-The one place where the broker's errors meet HTTP. Whatever is not foreseen becomes a 500 without
-any detail; the detail goes to the log.
+The one place where the broker's errors meet HTTP. An unforeseen error becomes a 500 without any
+detail; the detail goes to the log.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qmq_broker.errors import (
 from qmq_client.wire.errors import InvalidMessageError, ProtocolError, QmqError
 from qmq_client.wire.requests import ErrorAnswer
 
-#: First match counts, so leaves stand before their branches.
+#: The first match counts, so leaves come before their branches.
 _STATUSES: Final[tuple[tuple[type[QmqError], int], ...]] = (
     (ConflictError, 409),
     (GroupConflictError, 409),
@@ -37,7 +37,7 @@ _STATUSES: Final[tuple[tuple[type[QmqError], int], ...]] = (
     (CorruptionError, 500),
     (StoreError, 503),
 )
-#: A disk that is full, or a broker that restarts, is not asked again at once.
+#: A full disk, or a broker that restarts, is not asked again at once.
 _STORE_RETRY_AFTER_S: Final = 5.0
 
 INTERNAL: Final = ErrorAnswer(
@@ -70,7 +70,7 @@ def refuse(
     remedy: str = "",
     retry_after_s: float = 0.0,
 ) -> RequestRefusedError:
-    """A refusal of the face itself."""
+    """A refusal by the face itself."""
     answer = ErrorAnswer(
         code=code, message=message, field=field, limit=limit, value=value, remedy=remedy
     )
@@ -85,7 +85,7 @@ def error_status(error: QmqError) -> int:
 
 
 def status_of(kind: type[QmqError]) -> int:
-    """The same for a kind of errors of the floors below."""
+    """The same for an error type of the lower floors."""
     return next((status for known, status in _STATUSES if issubclass(kind, known)), 500)
 
 
@@ -107,7 +107,7 @@ def error_answer(error: QmqError) -> ErrorAnswer:
 
 
 def error_code(error: QmqError) -> str:
-    """The code that whoever asked is told: one of a fixed list."""
+    """The code given to the client: one of a fixed list."""
     return error_answer(error).code
 
 
@@ -123,7 +123,7 @@ def error_headers(error: QmqError) -> tuple[tuple[bytes, bytes], ...]:
 
 
 def retry_after(error: QmqError) -> bytes | None:
-    """The value of `Retry-After` in whole seconds, or None when coming back does not help."""
+    """The value of `Retry-After` in whole seconds; None if coming back does not help."""
     seconds = getattr(error, "retry_after_s", 0.0)
     if not seconds and error_status(error) in (503, 507):
         seconds = _STORE_RETRY_AFTER_S

@@ -1,7 +1,7 @@
 """The broker as one ASGI application: three hot routes by hand, the rest through Starlette.
 
-The last line of defence stands here: whatever was not foreseen is logged with its place and
-answered with a 500 that says nothing about the inside.
+The last line of defence: an unforeseen error is logged with its place and answered with a 500 that
+says nothing about the inside.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class App:
     def __init__(
         self, broker: Broker, limits: FaceLimits, *, instance: int, door: Door | None = None
     ) -> None:
-        """Without a `door` everybody may do everything."""
+        """Without a `door`, everybody may do everything."""
         self._door = door or Door(None, broker.time.now_ms)
         self._room = BodyRoom(limits)
         self._hot = HotRoutes(broker, limits, self._room, instance=instance)
@@ -59,11 +59,11 @@ class App:
             await self.serve(exchange, partial(self._ask, exchange, receive))
 
     def hot_route(self, path: bytes) -> Route | None:
-        """The hot route of this path, or None when it is not one of the three."""
+        """The hot route of this path; None if it is not one of the three."""
         return self._hot.find(path)
 
     async def _ask(self, exchange: AsgiExchange, receive: Receive) -> None:
-        """Let the other routes answer, if there is room for what they say."""
+        """Let the other routes answer, if there is room for their answer."""
         answer = KeptAnswer()
         await self._admin(exchange.scope, receive, answer.send)
         self._room.check_answer(len(answer.body))
@@ -71,7 +71,7 @@ class App:
             await send_whole(exchange.send, answer.start, answer.body)
 
     async def serve(self, exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
-        """Let a known caller in, and answer whatever goes wrong at the work."""
+        """Let a known caller in, run the work, and answer whatever goes wrong."""
         scope = exchange.scope
         try:
             self._door.let_in(scope)

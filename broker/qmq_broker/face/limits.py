@@ -11,15 +11,15 @@ class FaceLimits:
 
     #: Open connections; each costs a descriptor and some kilobytes.
     connections: int = 2_000
-    #: Of these from one address: a single machine must not shut out all others.
+    #: Connections from one address: a single machine must not shut out all others.
     connections_per_address: int = 1_600
-    #: Requests under way, waiting pulls not counted: those have a bound of their own.
+    #: Requests under way, without waiting pulls: those have a bound of their own.
     requests: int = 1_000
     #: Bytes of all bodies of sends, pulls and settlements, counted as they arrive.
     bodies_bytes: int = 256 * 1024 * 1024
-    #: Bytes of all answers that their clients have not read.
+    #: Bytes of all answers that clients have not read yet.
     answers_bytes: int = 256 * 1024 * 1024
-    #: A request in JSON: its parsing holds up everybody else, frames are there for more.
+    #: A request in JSON: parsing it holds up everybody else, and frames are there for more.
     json_bytes: int = 2 * 1024 * 1024
     #: Request line and headers of one request.
     head_bytes: int = 16 * 1024
@@ -29,11 +29,11 @@ class FaceLimits:
     head_ms: int = 5_000
     #: From the first byte to the end of the body: 8 MiB at 280 kB/s.
     request_ms: int = 30_000
-    #: A connection without a request is closed after this time.
+    #: A connection without a request is closed after this long.
     idle_ms: int = 75_000
-    #: A client that does not read its answer is left after this time.
+    #: A client that does not read its answer is dropped after this long.
     unread_ms: int = 30_000
-    #: How often connections are looked at for the four times above.
+    #: How often connections are checked for the four times above.
     sweep_ms: int = 250
 
     def __post_init__(self) -> None:

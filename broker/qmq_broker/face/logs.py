@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Final
 
-#: Characters of one value that are shown.
+#: Characters shown of one value.
 _VALUE_CHARACTERS_MAX: Final = 2_000
 
 
@@ -46,7 +46,7 @@ def values(prefix: str, settings: object) -> dict[str, object]:
 
 
 def show(value: object) -> str:
-    """A value of a log line: bounded, printable, quoted when it holds a space."""
+    """A value of a log line: bounded, printable, quoted if it contains a space."""
     text = str(value)[:_VALUE_CHARACTERS_MAX]
     if text.isprintable() and text.isascii():
         if text and not any(character in text for character in ' "='):
@@ -68,7 +68,7 @@ def start_logging(level: int) -> None:
 
 
 class _Formatter(logging.Formatter):
-    """One line per record, whatever foreign libraries put into it."""
+    """One line per record, whatever other libraries put into it."""
 
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03d"

@@ -1,8 +1,8 @@
-"""The broker's process: open the store, listen, stop in order, and say how it ended.
+"""The broker's process: open the store, listen, stop in an orderly way, and say how it ended.
 
-A first SIGTERM or SIGINT stops: no more messages are taken, waiting pulls are answered, what was
-accepted is committed and answered, the store is closed with its clean mark. A second one ends the
-process at once. See `exit_codes.py` for how it can end.
+The first SIGTERM or SIGINT stops the broker: no more messages are taken, waiting pulls are
+answered, accepted requests are committed and answered, and the store is closed with its clean mark.
+A second one ends the process at once. `exit_codes.py` lists how it can end.
 """
 
 from __future__ import annotations
@@ -51,15 +51,16 @@ from qmq_client.wire.blocks import learn_block_size
 from qmq_client.wire.message_id import instance_of
 
 _LOG: Final = logging.getLogger("qmq_broker")
-#: How often leases and redeliveries are looked at; also the precision of their times.
+#: How often leases and redeliveries are checked; also the precision of their times.
 _TICK_S: Final = 0.025
-#: The same after a pass that failed (a full disk, for one): the log is not to be flooded.
+#: The same after a pass that failed, on a full disk for example: it must not flood the log.
 _TICK_AFTER_FAILURE_S: Final = 1.0
-#: A collection begins after so many objects; an answer of a thousand messages makes as many thousands.
+#: A garbage collection begins after this many objects; an answer of a thousand messages makes
+#: thousands.
 _YOUNG_OBJECTS: Final = 20_000
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _OTHER_ADDRESS: Final = "Choose another address with --listen HOST:PORT."
-#: What to do about an address that cannot be had, by the system's error number.
+#: What to do about an address that cannot be bound, by the system's error number.
 _ADDRESS_REMEDIES: Final = {
     errno.EADDRINUSE: "Stop what listens there, or choose another address with --listen HOST:PORT.",
     errno.EACCES: "Choose a port from 1024 on with --listen HOST:PORT; lower ones need a privilege.",
@@ -76,7 +77,7 @@ def serve(
 ) -> ExitCode:
     """Serve until stopped. Blocks; must run in the main thread.
 
-    `disk` takes the place of the machine's files below the data directory.
+    `disk` replaces the machine's files below the data directory.
     """
     bounds = _fit_files(face_limits or FaceLimits(), options)
     if bounds is None:
@@ -150,7 +151,7 @@ class _Process:
         try:
             replayed = broker.start()
         except StoreError as error:
-            # Not closed: what could not be read must not get a clean mark.
+            # Not closed: what could not be read must not get a clean mark
             return _not_opened(error)
         log_event(
             _LOG,
@@ -201,7 +202,7 @@ class _Process:
             **values("face", self._face_limits),
         }
         log_event(_LOG, logging.INFO, "limits", details=limits)
-        # The last line of a start: short, for whoever waits for it in front of a terminal.
+        # The last line of a start: short, for people who wait for it at a terminal.
         log_event(
             _LOG,
             logging.INFO,
@@ -212,7 +213,7 @@ class _Process:
         )
 
     async def _tick(self, broker: Broker, server: BrokerServer) -> None:
-        """Advance what changes by time."""
+        """Advance everything driven by time."""
         loop = asyncio.get_running_loop()
         next_sweep_s = loop.time()
         while True:
@@ -265,7 +266,8 @@ class _Process:
         try:
             is_clean = await loop.run_in_executor(None, broker.stop, deadline_s)
         except NoRoomError as error:
-            # Everything accepted is on the disk; there was no room to say that the stop was in order.
+            # Everything accepted is on the disk; there was no room to record that the stop was
+            # orderly.
             log_event(_LOG, logging.WARNING, "stop_not_marked", code=error.code, reason=error)
             is_clean = False
         except StoreError as error:
@@ -278,23 +280,23 @@ class _Process:
 
 
 def _settle_memory() -> None:
-    """Once everything stands that lives as long as the process."""
+    """Called once everything exists that lives as long as the process."""
     learn_block_size()
-    # Modules, routes, queues: not to be looked through by every collection from now on.
+    # Modules, routes, queues: no later garbage collection should go through them.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 def _not_opened(error: StoreError) -> ExitCode:
-    # Other errors of the store have their remedy in their text.
+    # Other errors of the store say in their text what to do.
     more = {"remedy": error.remedy} if isinstance(error, CorruptionError) else {}
     log_event(_LOG, logging.CRITICAL, "not_opened", code=error.code, reason=error, details=more)
     return ExitCode.CORRUPTION if more else ExitCode.DIRECTORY
 
 
 def _fit_files(limits: FaceLimits, options: ServeOptions) -> FaceLimits | None:
-    """The bounds that this process can keep; None when it may open too few files."""
+    """The bounds that this process can keep; None if it may open too few files."""
     files = raise_files_limit()
     fitting = fit_connections(limits, files=files, queue_files=options.store.open_files)
     if fitting is None:
@@ -319,7 +321,7 @@ def _fit_files(limits: FaceLimits, options: ServeOptions) -> FaceLimits | None:
 
 
 def _bind(options: ServeOptions) -> socket.socket | None:
-    """A bound socket; None when the address cannot be had, which is logged with the remedy."""
+    """A bound socket; None if the address cannot be bound, which is logged with the remedy."""
     address = f"{options.host}:{options.port}"
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(

@@ -1,8 +1,8 @@
 """JSON from strangers: refused where parsers disagree or break.
 
-Refused: another encoding than UTF-8 and byte order marks, lone surrogates, NaN and infinities,
-numbers that are none to others, names given twice in one object, nesting beyond a bound. Depth is
-found by scanning, not by catching the recursion that a deep text causes.
+Refused: encodings other than UTF-8, byte order marks, lone surrogates, NaN and infinities, numbers
+that other parsers reject, duplicate names in one object, nesting beyond a bound. Depth is found by
+scanning, not by catching the recursion that a deep text causes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qmq_client.wire.errors import InvalidMessageError, ProtocolError
 from qmq_client.wire.names import shorten
 from qmq_client.wire.requests import decode_json
 
-#: Arrays and objects inside one another; far below every parser's own bound.
+#: Nested arrays and objects; far below every parser's own bound.
 JSON_DEPTH_MAX: Final = 64
 
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
@@ -42,7 +42,7 @@ def read_json(data: bytes, kind: type[T]) -> T:
 
 
 def _not_of_form(reason: str) -> InvalidMessageError:
-    """What msgspec says, with the field that it means by its path in the request."""
+    """What msgspec says, with the path of the field in the request."""
     what, _, place = reason.partition(" - at `$")
     name = _FIELD.search(what)
     path = place.rstrip("`") + (f".{name[1]}" if name is not None else "")
@@ -55,7 +55,7 @@ def _not_of_form(reason: str) -> InvalidMessageError:
 
 
 def _short_path(path: str) -> str:
-    """A path of fields, bounded: names in it may be the sender's own."""
+    """A path of fields, bounded: names in it may come from the sender."""
     return path if path.isascii() and len(path) <= _PATH_CHARACTERS_MAX else ""
 
 
@@ -78,7 +78,7 @@ def check_json(data: bytes) -> None:
 
 
 def _check_depth(data: bytes) -> None:
-    """Take away innermost pairs of brackets, level by level, until too many levels were there."""
+    """Remove innermost pairs of brackets, level by level, until there were too many levels."""
     if data.count(b"[") + data.count(b"{") <= JSON_DEPTH_MAX:
         return
     brackets = _STRING.sub(b"", data).translate(None, _NO_BRACKETS)
@@ -87,7 +87,7 @@ def _check_depth(data: bytes) -> None:
         if len(inner) == len(brackets):
             break
         brackets = inner
-    # What is left is deeper, or never closed: neither is worth a parser's stack.
+    # The rest is deeper, or never closed: neither is worth a parser's stack
     if brackets.count(b"[") + brackets.count(b"{") > 0:
         raise ProtocolError(f"JSON: nested deeper than {JSON_DEPTH_MAX}, or never closed")
 

@@ -1,1 +1,1 @@
-"""Who asks: callers, their roles, tokens and certificates."""
+"""Who is calling: callers, their roles, tokens and certificates."""

@@ -1,11 +1,11 @@
 """Who may do what: roles, the subjects they cover, and the caller that has them.
 
-Three roles. A producer sends to its subjects; a consumer pulls, settles and reads there; an admin may
-do both, and what changes the data of others: state, dead letters, positions of groups. Subjects are
-one name, the beginning of names (`orders.*`), or all (`*`): no other pattern, so that nothing of a
-stranger is ever run as one.
+Three roles. A producer sends to its subjects; a consumer pulls, settles and reads there; an admin
+may do both, and change the data of others: state, dead letters, positions of groups. Subjects are
+one name, a prefix of names (`orders.*`), or all (`*`). There is no other pattern, so nothing a
+stranger writes is ever run as one.
 
-Pure: where tokens come from is in `token_file.py`, where callers are told apart in `door.py`.
+Pure: `token_file.py` says where tokens come from, `door.py` how callers are told apart.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qmq_broker.face.answers import refuse
 from qmq_client.wire.names import is_name, shorten
 
 ALL_SUBJECTS: Final = "*"
-#: Where the caller stands in the scope of a request; see `door.py`.
+#: The caller in the scope of a request; see `door.py`.
 CALLER: Final = "qmq.caller"
 
 
@@ -36,7 +36,7 @@ class Right(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One role on some subjects."""
 
     role: Role
-    #: A subject, the beginning of subjects with `*` behind it, or `*` alone.
+    #: A subject, a prefix of subjects followed by `*`, or `*` alone.
     subjects: str = ALL_SUBJECTS
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class Right(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             )
 
     def covers(self, subject: str) -> bool:
-        """Whether this right is for the subject."""
+        """Whether this right covers the subject."""
         if self.subjects.endswith(ALL_SUBJECTS):
             return subject.startswith(self.subjects[:-1])
         return subject == self.subjects
@@ -67,7 +67,7 @@ class Caller:
         self.rights = tuple(rights)
 
     def may(self, roles: Iterable[Role], subject: str) -> bool:
-        """Whether one of these roles is the caller's on the subject; an admin has every role.
+        """Whether the caller has one of these roles on the subject; an admin has every role.
 
         `*` as the subject asks for all of them.
         """
@@ -99,7 +99,7 @@ class Caller:
 ANYBODY: Final = Caller(
     "anybody", (Right(role=Role.ADMIN), Right(role=Role.PRODUCER), Right(role=Role.CONSUMER))
 )
-#: Who was not told apart, and may do nothing.
+#: A caller that was not identified, and may do nothing.
 NOBODY: Final = Caller("nobody", ())
 
 

@@ -1,9 +1,9 @@
-"""Who knocks: every request gets its caller here, before anything of it is looked at.
+"""The door: every request gets its caller here, before anything of it is looked at.
 
-A broker with tokens refuses whoever shows none (401), always with the same answer; what a known
-caller may do is asked where the subject is known (`Caller.check`), by `routes/rules.py` for the
-routes of people. A broker without tokens takes everybody as `ANYBODY`. A connection with a verified
-client certificate may be known by a name in it.
+A broker with tokens refuses everybody who shows none (401), always with the same answer. What a
+known caller may do is checked where the subject is known (`Caller.check`), and in `routes/rules.py`
+for the routes of people. A broker without tokens takes everybody as `ANYBODY`. A connection with a
+verified client certificate may be identified by a name in it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from qmq_broker.face.answers import refuse
 from qmq_broker.face.callers.access import ANYBODY, CALLER, NOBODY, Caller
 from qmq_broker.face.callers.token_file import WatchedTokens
 
-#: Where the connection's protocol leaves the names of a verified certificate.
+#: Where the connection's protocol puts the names of a verified certificate.
 CERTIFICATE_NAMES: Final = "certificate_names"
 _BEARER: Final = b"bearer "
-#: Longer than any token; what is longer is not looked at.
+#: Longer than any token; longer values are not looked at.
 _HEADER_BYTES_MAX: Final = 200
 #: Open to everybody: they say nothing about the data.
 _OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
@@ -32,11 +32,11 @@ class Door:
     def __init__(self, tokens: WatchedTokens | None, now_ms: Callable[[], int]) -> None:
         self._tokens = tokens
         self._now_ms = now_ms
-        #: Requests that were turned away since somebody last asked.
+        #: Requests turned away since this was last read.
         self.refused = 0
 
     def step(self) -> int:
-        """Read changed tokens; how many requests were turned away since the last step."""
+        """Read changed tokens; returns how many requests were turned away since the last step."""
         if self._tokens is not None:
             self._tokens.step()
         refused, self.refused = self.refused, 0
@@ -69,7 +69,7 @@ def caller_of(scope: Scope) -> Caller:
 
 
 def certificate_names(certificate: dict[str, Any] | None) -> tuple[str, ...]:
-    """Names in a verified certificate: its alternative names, then its common name."""
+    """The names in a verified certificate: its alternative names, then its common name."""
     if not certificate:
         return ()
     names = [

@@ -1,7 +1,7 @@
-"""Files outside of the data directory: the operator's, who may change them while the broker runs.
+"""Files outside the data directory: the operator's, who may change them while the broker runs.
 
-Tokens and certificates are looked at again and again and read when they changed, so that a rotation
-needs no restart. A new token is written into a file of its own. The data directory has its own door
+Tokens and certificates are checked regularly and read when they changed, so that a rotation needs
+no restart. A new token is written to a file of its own. The data directory has its own door
 (`storage/files/disk.py`).
 """
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import stat
 
-#: What tells one content from another: device, inode, length, time of change.
+#: What distinguishes one content from another: device, inode, length, time of change.
 Stamp = tuple[int, int, int, int]
 
 
 def stamp_of(path: str) -> Stamp | None:
-    """The file's stamp, following links; None when there is no such file. Raises `OSError`."""
+    """The file's stamp, following links; None if there is no such file. Raises `OSError`."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -24,7 +24,7 @@ def stamp_of(path: str) -> Stamp | None:
 
 
 def read_bounded(path: str, bytes_max: int) -> bytes:
-    """The whole file; raises `OSError`, or `ValueError` for one that is not to be trusted."""
+    """The whole file; raises `OSError`, or `ValueError` for one that must not be trusted."""
     # Without O_NONBLOCK the open of a named pipe would wait for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
@@ -39,9 +39,9 @@ def read_bounded(path: str, bytes_max: int) -> bytes:
 
 
 def write_new(path: str, data: bytes) -> None:
-    """Make a file that its owner alone may read, whole or not at all.
+    """Create a file that only its owner may read, whole or not at all.
 
-    Raises `OSError`, of which `FileExistsError` when there is one already.
+    Raises `OSError`, including `FileExistsError` if there already is one.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -53,5 +53,5 @@ def write_new(path: str, data: bytes) -> None:
 
 
 def remove(path: str) -> None:
-    """Take back what `write_new` made. Raises `OSError`."""
+    """Remove what `write_new` created. Raises `OSError`."""
     os.unlink(path)

@@ -1,7 +1,7 @@
-"""TLS of the listening socket: one context, its certificate read again when the files change.
+"""TLS of the listening socket: one context, whose certificate is read again when the files change.
 
-TLS 1.2 or later. With a client CA every client has to show a certificate that it signed (mutual TLS).
-A renewed certificate counts for the next connections; one that cannot be read leaves the old in
+TLS 1.2 or later. With a client CA, every client must show a certificate signed by it (mutual TLS).
+A renewed certificate is used for new connections; one that cannot be read leaves the old one in
 place, with a line in the log.
 """
 
@@ -44,13 +44,13 @@ class TlsContext:
         self.context = _new_context(options)
 
     def step(self) -> bool:
-        """Look at the files once; whether the certificate was replaced."""
+        """Check the files once; returns whether the certificate was replaced."""
         stamps = self._look()
         if stamps == self._stamps:
             return False
         self._stamps = stamps
         try:
-            # Tried on a context of its own: a pair that does not fit would break the live one.
+            # Tried on a separate context: a pair that does not match would break the live one.
             _new_context(self._options)
             _load(self.context, self._options)
         except TlsError as error:
@@ -98,7 +98,7 @@ def _load(context: ssl.SSLContext, options: TlsOptions) -> None:
 
 
 def _no_password() -> bytes:
-    """In place of the question on a terminal that nobody sits at."""
+    """Instead of asking for a password at a terminal where nobody sits."""
     raise ValueError("the key is encrypted")
 
 

@@ -1,7 +1,7 @@
 """The tokens file: read by the broker while it runs, written by `qmq broker token`.
 
-A broker that was started with one never serves without: a file that vanishes or breaks leaves the
-tokens as they were, with a line in the log, until it is whole again. Written whole or not at all, by
+A broker started with one never serves without it: if the file vanishes or breaks, the tokens stay
+as they were, with a line in the log, until it is whole again. It is written whole or not at all, by
 one command at a time.
 """
 
@@ -44,17 +44,17 @@ class TokenFileError(QmqError):
 
 
 class WatchedTokens:
-    """The tokens of a file, and again after each change of it. Belongs to the loop thread."""
+    """The tokens of a file, read again after each change. Belongs to the loop thread."""
 
     def __init__(self, path: str) -> None:
-        """Raises `TokenFileError` when there are none to begin with."""
+        """Raises `TokenFileError` if there are none to begin with."""
         self._path = path
-        # Before the content: what changes in between is read by the first step.
+        # Before the content: the first step reads what changes in between.
         self._stamp: Stamp | None = _stamp(path)
         self.current = Tokens(read_tokens(path).tokens)
 
     def step(self) -> bool:
-        """Look at the file once; whether the tokens were replaced."""
+        """Check the file once; returns whether the tokens were replaced."""
         stamp = _stamp(self._path)
         if stamp == self._stamp:
             return False
@@ -78,7 +78,7 @@ def _stamp(path: str) -> Stamp | None:
 
 
 def read_tokens(path: str) -> TokenList:
-    """What the file says; raises `TokenFileError`."""
+    """The tokens in the file; raises `TokenFileError`."""
     try:
         return decode_tokens(read_bounded(path, FILE_BYTES_MAX))
     except FileNotFoundError as error:
@@ -91,10 +91,10 @@ def read_tokens(path: str) -> TokenList:
 
 
 def change_tokens(path: str, change: Callable[[TokenList], TokenList]) -> TokenList:
-    """Read, change and replace the file, which is made when absent; durable on return.
+    """Read, change and replace the file, which is created if missing; durable on return.
 
-    Raises `TokenFileError` when it cannot be read or another command is at it, `StoreError` when it
-    cannot be written.
+    Raises `TokenFileError` if it cannot be read or another command is changing it, `StoreError` if
+    it cannot be written.
     """
     directory, name = os.path.split(os.path.abspath(path))
     disk = OsDisk(directory)

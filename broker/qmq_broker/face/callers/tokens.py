@@ -1,15 +1,15 @@
-"""Tokens: how one looks, what is kept of it, and how one that is shown is checked.
+"""Tokens: their form, what is stored of them, and how a presented token is checked.
 
 ::
 
     qmq_<16 hex digits: its id>_<64 hex digits: the secret>
 
-Kept is the SHA-256 of the whole text: the secret has 256 bits of its own, so no slower hash would
-make guessing harder. The id is public, in lists and logs. A wrong secret, an unknown id and an ended
-token cost the same work and get the same answer; hashes are compared in constant time.
+Only the SHA-256 of the whole text is stored: the secret has 256 random bits, so a slower hash would
+make guessing no harder. The id is public, in lists and logs. A wrong secret, an unknown id and an
+expired token cost the same work and get the same answer; hashes are compared in constant time.
 
-The file is JSON, `{"version": 1, "tokens": […]}`; several tokens of one name may be valid at once,
-which is how they are changed without a gap.
+The file is JSON, `{"version": 1, "tokens": […]}`. Several tokens of one name may be valid at once,
+so that they can be changed without a gap.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import msgspec
 
 from qmq_broker.face.callers.access import Caller, Right
 
-#: More clients than that have another way to be told apart.
+#: With more clients than this, another way of identifying them is needed.
 TOKENS_MAX: Final = 10_000
 RIGHTS_MAX: Final = 100
-#: Enough for so many tokens with some rights each.
+#: Enough for that many tokens with several rights each.
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 _ID_BYTES: Final = 8
 _SECRET_BYTES: Final = 32
@@ -42,22 +42,22 @@ _CertificateName = Annotated[str, msgspec.Meta(pattern=r"\A[ -~]{0,255}\Z")]
 
 
 class TokenEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the file keeps of one token, or of one client certificate."""
+    """What the file stores of one token, or of one client certificate."""
 
     id: _Id
-    #: Whom it was made for; several may have the same.
+    #: Whom it was made for; several may share a name.
     name: _Label
     rights: Annotated[tuple[Right, ...], msgspec.Meta(min_length=1, max_length=RIGHTS_MAX)]
     #: SHA-256 of the token in hex; empty for a certificate.
     digest: _Digest = ""
-    #: The name in a client certificate that stands for it; empty for a token.
+    #: The name in a client certificate that it stands for; empty for a token.
     certificate: _CertificateName = ""
     made_at_ms: int = 0
     #: 0 for never.
     ends_at_ms: int = 0
 
     def is_valid(self, now_ms: int) -> bool:
-        """Whether it has not ended."""
+        """Whether it has not expired."""
         return not self.ends_at_ms or now_ms < self.ends_at_ms
 
 
@@ -69,7 +69,7 @@ class TokenList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Tokens:
-    """The tokens of one broker, ready to be asked; never changed, replaced as a whole."""
+    """The tokens of one broker, ready for look-ups; never changed, replaced as a whole."""
 
     def __init__(self, entries: Iterable[TokenEntry]) -> None:
         self.entries = tuple(entries)
@@ -85,7 +85,7 @@ class Tokens:
         }
 
     def find(self, token: str, now_ms: int) -> Caller | None:
-        """Whose token this is; None when it is nobody's or has ended."""
+        """Whose token this is; None if it is unknown or expired."""
         shown = _TOKEN.match(token)
         found = self._by_id.get(shown[1]) if shown else None
         kept = found[1] if found else _NO_DIGEST
@@ -104,13 +104,13 @@ class Tokens:
 
 
 def new_token() -> tuple[str, str]:
-    """The id and the text of a new token; the text is not kept anywhere."""
+    """The id and the text of a new token; the text is stored nowhere."""
     token_id = secrets.token_hex(_ID_BYTES)
     return token_id, f"qmq_{token_id}_{secrets.token_hex(_SECRET_BYTES)}"
 
 
 def digest_of(token: str) -> bytes:
-    """What is kept of a token."""
+    """What is stored of a token."""
     return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
 
 

@@ -73,7 +73,7 @@ def _rows(
 
 
 def _unread(file: JournalFile) -> str:
-    """What is wrong behind the last chunk of a file; empty when nothing is."""
+    """What is wrong after the last chunk of a file; empty if nothing is."""
     if not file.is_journal:
         return "not the head of a journal of this store"
     if file.rest_bytes:

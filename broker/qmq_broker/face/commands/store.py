@@ -1,8 +1,8 @@
 """`qmq store`: looking after a data directory from outside the broker.
 
-Exit codes, the same as of `qmq broker serve` where both have them: 0 done and nothing is wrong that
-matters; 1 something derived is wrong, a start mends it; 2 usage; 3 the directory is in use, of another
-version, or none; 4 accepted data is damaged; 5 the disk refused.
+Exit codes, the same as those of `qmq broker serve` where both have them: 0 done, nothing serious
+found; 1 something derived is wrong, a start repairs it; 2 usage; 3 the directory is in use, of
+another version, or none; 4 accepted data is damaged; 5 the disk refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qmq_broker.storage.upkeep.backup import Backup
 from qmq_broker.storage.upkeep.verify import Verification
 
 MENDED_AT_START: Final = 1
-#: What `dump` can show; its module is loaded only when it is run.
+#: What `dump` can show; its module is loaded only when needed.
 DUMPED: Final = (
     "actions",
     "checkpoint",
@@ -195,7 +195,7 @@ def restore(directory: str, target: str, *, as_json: bool) -> None:
 
 
 def _refuse_inside(directory: str, target: str) -> None:
-    """A copy in the directory itself goes with it, and grows with each copy of that."""
+    """A copy inside the directory would be lost with it, and would grow with each copy of it."""
     inner, outer = Path(target).resolve(), Path(directory).resolve()
     if inner != outer and inner.is_relative_to(outer):
         raise StoreError(f"{target} is inside {directory}: give a directory outside of it.")

@@ -1,8 +1,8 @@
-"""What stands in the files of a data directory, row by row, for people and for other tools.
+"""The content of the files of a data directory, row by row, for people and for other tools.
 
-Each kind is a generator of rows that can be written as JSON; nothing is held in memory but the one
-that is made. No lock is taken and nothing is changed: beside a running broker it shows what the files
-hold at that moment. What is damaged is a row of its own, with the reason.
+Each kind is a generator of rows that can be written as JSON, one in memory at a time. No lock is
+taken and nothing is changed: beside a running broker it shows what the files hold at that moment.
+Damage is a row of its own, with the reason.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ _ENTRIES_PER_READ: Final = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpQuestion:
-    """Which rows are asked for."""
+    """Which rows to show."""
 
     subject: str | None = None
-    #: Offset in the log; of entries the sequence.
+    #: An offset in the log; for entries a sequence.
     first: int = 0
 
 
 def dump(disk: Disk, kind: str, question: DumpQuestion) -> Iterator[Row]:
-    """The rows of one kind of `KINDS`; raises `StoreError` when this is not a data directory."""
+    """The rows of one kind of `KINDS`; raises `StoreError` if this is not a data directory."""
     format_ = read_format(disk)
     if format_ is None:
         raise StoreError("this is not a data directory: FORMAT is missing")
@@ -242,7 +242,7 @@ def _actions(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Ro
 
 
 def _entries(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
-    """Of one subject, or of all that have a folder: what is in their files."""
+    """The entries of one subject, or of all that have a folder, as in their files."""
     files = QueueFiles(disk, entries_per_file=format_.queue_entries_per_file, open_files=4)
     table, _ = sealed_array(disk, layout.QUEUE_TABLE, QueueTable)
     firsts = read_retained(disk, format_.store_id).first_sequences
@@ -268,7 +268,7 @@ def _entries(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Ro
 
 
 def _walk(disk: Disk, format_: Format, log: str, offset: int) -> Iterator[ScannedFrame | Row]:
-    """Frames of a log; what is none is a row already."""
+    """The frames of a log; anything else is already a row."""
     segments = Segments(disk, log, _logs(format_)[log])
     kinds = COMMIT_KINDS if log == layout.COMMIT_LOG else ACTION_KINDS
     try:
@@ -289,7 +289,7 @@ def _logs(format_: Format) -> dict[str, int]:
 
 
 def _no_frame(disk: Disk, segments: Segments, found: DamagedRange) -> Row:
-    """A range without frames: what was never used behind the log's end, or damage."""
+    """A range without frames: unused space behind the end of the log, or damage."""
     first, next_, path = found.first_offset, found.next_offset, segments.path(found.first_offset)
     is_last = next_ >= segments.bases[-1] + segments.segment_bytes
     if (
@@ -304,7 +304,7 @@ def _no_frame(disk: Disk, segments: Segments, found: DamagedRange) -> Row:
 
 
 def _synced(disk: Disk, log: str) -> int:
-    """Up to where the newest checkpoint says that a log was synced."""
+    """How far a log was synced, according to the newest checkpoint."""
     whole = [slot for _, slot in slots(disk) if slot is not None]
     newest = max(whole, key=lambda slot: slot.generation, default=None)
     if newest is None:
@@ -331,7 +331,7 @@ def _plain(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else value
 
 
-#: What can be asked for, and how its rows are made.
+#: What can be shown, and how its rows are made.
 KINDS: Final[Mapping[str, Callable[[Disk, Format, DumpQuestion], Iterator[Row]]]] = {
     "actions": _actions,
     "checkpoint": _checkpoint,

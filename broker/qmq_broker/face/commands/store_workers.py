@@ -1,6 +1,7 @@
 """Several processes for the segments of a verification: CRC-32C and copying keep one core busy.
 
-Small logs are done in this process: starting another costs more than reading a few hundred megabytes.
+Small logs are verified in this process: starting another one costs more than reading a few hundred
+megabytes.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from qmq_broker.storage.upkeep.verify_segment import (
     verify_segment,
 )
 
-#: Log bytes below which this process does all of it.
+#: With fewer log bytes, this process does everything.
 ALONE_BYTES_MAX: Final = 256 * 1024 * 1024
 WORKERS_MAX: Final = 8
 
 
 def runner(directory: str, workers: int) -> Run:
-    """How the segments of the data directory at `directory` are read, by up to so many processes."""
+    """How to read the segments of the data directory, with up to this many processes."""
 
     def run(tasks: list[SegmentTask]) -> list[SegmentOutcome]:
         segment_bytes = max((task.format.segment_bytes for task in tasks), default=0)
@@ -35,7 +36,7 @@ def runner(directory: str, workers: int) -> Run:
                 return [verify_segment(disk, task) for task in tasks]
             finally:
                 disk.close()
-        # Fresh processes: nothing of this one, its threads least of all, is copied into them.
+        # Fresh processes: nothing of this one, least of all its threads, is copied into them.
         fresh = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(count, mp_context=fresh) as pool:
             return list(pool.map(_verify, [(directory, task) for task in tasks]))
@@ -44,7 +45,7 @@ def runner(directory: str, workers: int) -> Run:
 
 
 def workers_here() -> int:
-    """As many as this process may use cores."""
+    """As many as there are cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,1 +1,1 @@
-"""Bytes to requests and back: the listening side, and what one connection may do."""
+"""From bytes to requests and back: the listening side, and what one connection may do."""

@@ -1,4 +1,4 @@
-"""Who is too slow: one pass over all connections, a few times a second, ends those that send or read too slowly."""
+"""Ends connections that send or read too slowly: a pass over all of them, a few times a second."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class SweepCounts:
 def end_slow_connections(
     connections: Iterable[object], now_s: float, limits: FaceLimits
 ) -> SweepCounts:
-    """One pass over all connections: end those that send or read too slowly, and did in the pass before.
+    """One pass over all connections: end those too slow at sending or reading in this pass and the
+    last.
 
-    Those that ask for nothing are closed too, after a while.
+    Idle connections are closed too, after a while.
     """
     slow = unread = 0
     for connection in list(connections):

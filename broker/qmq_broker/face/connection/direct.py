@@ -1,9 +1,10 @@
 """The short way of a request to a hot route: from the parser to the route and back, without ASGI.
 
-Taken by POSTs of the usual form (`protocol.py` decides); all others go through ASGI and meet the
-same routes with the same bounds. A longer body does not even see the parser (`landing.py`). It has
-the four attributes by which uvicorn's protocol knows how far a request is, so that shutting down,
-requests one behind the other, and deadlines go on as they are. Belongs to the loop thread.
+POSTs of the usual form take it (`protocol.py` decides); all others go through ASGI and meet the
+same routes with the same bounds. A longer body does not even pass through the parser
+(`landing.py`). The exchange has the four attributes by which uvicorn's protocol knows the state of
+a request, so that shutdown, pipelined requests and deadlines work unchanged. Belongs to the loop
+thread.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from qmq_broker.face.exchanges.requests import BodyShare, ClientGone, Encoding
 if TYPE_CHECKING:
     from uvicorn.protocols.http.flow_control import FlowControl
 
-#: Up to here an answer is one piece with its head; a longer body is not copied for that.
+#: An answer up to this length is sent in one piece with its head; a longer body is not copied for
+#: that.
 _ONE_PIECE_BYTES_MAX: Final = 64 * 1024
 
 
@@ -64,7 +66,7 @@ class DirectExchange:
         self._flow = flow
         self._on_end = on_end
         self._arriving = ArrivingBody()
-        #: Whether the body has arrived.
+        #: Whether the whole body has arrived.
         self.is_whole = False
         self._is_lost = False
         self._refusal: RequestRefusedError | None = None
@@ -82,13 +84,13 @@ class DirectExchange:
         return self._arriving.arrived_bytes
 
     def room(self, missing_bytes: int) -> memoryview:
-        """Memory to receive more of the body into."""
+        """Memory for receiving more of the body."""
         room = self._arriving.room(missing_bytes)
         self._count()
         return room
 
     def fill(self, count: int) -> None:
-        """So many bytes were received into `room`."""
+        """This many bytes were received into `room`."""
         self._arriving.fill(count)
 
     def receive(self, part: bytes) -> None:
@@ -102,17 +104,17 @@ class DirectExchange:
         self._wake()
 
     def lose(self) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         self._is_lost = True
         self._wake()
 
     def end(self) -> None:
-        """The route has returned; a client that has no whole answer must not wait for it."""
+        """The route has returned; a client without a whole answer must not wait for it."""
         if not self.response_complete:
             self._transport.close()
 
     async def body(self, body_bytes_max: int, share: BodyShare | None = None) -> bytes:
-        """See `Exchange`. The bound is kept: the parser holds the body to the length in the head."""
+        """See `Exchange`. The bound holds: the parser limits the body to the length in the head."""
         self._share = share
         try:
             self._count()
@@ -133,7 +135,7 @@ class DirectExchange:
         return Outcome()
 
     async def wait(self, woken: asyncio.Future[None], until_s: float) -> None:
-        """See `Exchange`. It is the one that ends by itself at its time or by a lost connection."""
+        """See `Exchange`. The waiting ends by itself at its time, or with the connection."""
         if not self._is_lost:
             timer = asyncio.get_running_loop().call_at(until_s, self._wake)
             self._waiter = woken
@@ -172,7 +174,7 @@ class DirectExchange:
         self._on_end()
 
     def _count(self) -> None:
-        """Let the body's share be what it takes of memory; without room for it the route is told."""
+        """Count what the body takes of memory; if there is no room for it, the route is told."""
         if self._share is None:
             return
         try:
@@ -183,7 +185,7 @@ class DirectExchange:
             self._wake()
 
     async def _change(self) -> None:
-        """Wait until something of the above was called."""
+        """Wait until one of the above was called."""
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter

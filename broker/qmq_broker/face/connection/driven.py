@@ -1,9 +1,9 @@
-"""A route that goes on in the very callback that tells what it waits for.
+"""A route that continues inside the very callback that brings what it waits for.
 
-A task of asyncio begins in the next iteration of the loop, and goes on in the one behind each event. Every
-iteration is a call to the system and one more wait for the interpreter's lock, just while another thread
-wants it for the next commit. A route of the short way begins when its head was read, and goes on when its
-commit is told; for all else it waits as a task does.
+An asyncio task starts in the next iteration of the loop, and continues in the one after each event.
+Every iteration is a system call and one more wait for the interpreter's lock, just while another
+thread wants it for the next commit. A route of the short way starts as soon as its head was read,
+and continues as soon as its commit is reported; for everything else it waits as a task does.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class Outcome(Generic[T]):
-    """What a route waits for, once: it goes on within `set_result` or `set_exception`.
+    """A one-time event for a route, which continues inside `set_result` or `set_exception`.
 
-    Belongs to the loop thread, and is for coroutines of `Driven` alone. Requires of whoever sets it: to be
-    ready for all that the route then does.
+    Belongs to the loop thread, and is only for coroutines run by `Driven`. Whoever sets it must be
+    ready for everything that the route does next.
     """
 
     __slots__ = ("_error", "_is_done", "_result", "go_on")
@@ -28,7 +28,7 @@ class Outcome(Generic[T]):
         self._is_done = False
         self._result: T
         self._error: Exception | None = None
-        #: Called when it is set, if somebody waits by then.
+        #: Called when the event is set, if somebody waits by then.
         self.go_on: Callable[[], None] | None = None
 
     def done(self) -> bool:
@@ -36,12 +36,12 @@ class Outcome(Generic[T]):
         return self._is_done
 
     def set_result(self, result: T, /) -> None:
-        """Go on with this. Requires: it was not set."""
+        """Continue with this result. Requires: it was not set."""
         self._result = result
         self._set()
 
     def set_exception(self, error: Exception, /) -> None:
-        """Go on by raising this. Requires: it was not set."""
+        """Continue by raising this error. Requires: it was not set."""
         self._error = error
         self._set()
 
@@ -59,9 +59,9 @@ class Outcome(Generic[T]):
 
 
 class Driven:
-    """A coroutine under way: `go_on` begins it, and `on_end` is called behind its end.
+    """A coroutine in progress: `go_on` starts it, and `on_end` is called after its end.
 
-    A failure that it lets out is told to the loop, as that of a task is.
+    An error that it does not catch is reported to the loop, as for a task.
     """
 
     __slots__ = ("_coroutine", "_on_end")
@@ -71,7 +71,7 @@ class Driven:
         self._on_end = on_end
 
     def go_on(self, _: object = None) -> None:
-        """Run until it waits again or ends. Requires: it waits for nothing that has not come."""
+        """Run until it waits again or ends. Requires: what it waits for has come."""
         try:
             awaited = self._coroutine.send(None)
         except StopIteration:
@@ -83,7 +83,7 @@ class Driven:
         else:
             if isinstance(awaited, Outcome):
                 awaited.go_on = self.go_on
-            elif awaited is None:  # a bare yield, as of `asyncio.sleep(0)`
+            elif awaited is None:  # a bare yield, as in `asyncio.sleep(0)`
                 asyncio.get_running_loop().call_soon(self.go_on)
             else:  # what a task does with a future
                 awaited._asyncio_future_blocking = False

@@ -1,10 +1,11 @@
-"""Between a transport and its connection: where the bytes that come in are put.
+"""Between a transport and its connection: where incoming bytes are put.
 
 A transport asks for a buffer before each read. While the body of a request of the short way is
-awaited, that is the body's own memory (`exchanges/arriving.py`); all else is received into a buffer that the
-connections of a server share, and handed on to the parser. A long body comes in pieces as small as
-its sender's system makes them, and each would wake the loop: so the socket is told how much is awaited, once
-less has come than there was memory for. A read that fills its memory is followed by the next one at once.
+expected, that is the body's own memory (`exchanges/arriving.py`); everything else is received into
+a buffer shared by the connections of a server and passed on to the parser. A long body comes in
+pieces as small as the sender's system makes them, and each would wake the loop. So once a read came
+short, the socket is told how much is expected. A read that fills its memory is followed by the next
+one at once.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 if TYPE_CHECKING:
     from qmq_broker.face.connection.protocol import BoundedProtocol
 
-#: One read of heads, small requests and whatever is not of the short way.
+#: One read of heads, small requests and everything outside the short way.
 SHARED_BYTES: Final = 64 * 1024
 #: One read of a long body: half of a usual frame, so that one is on its way while another is read.
 AWAITED_BYTES: Final = 256 * 1024
 
 
 def landing(connection: Callable[..., BoundedProtocol]) -> Callable[..., Landing]:
-    """What a server makes for each connection, in place of `connection`. For one loop."""
+    """What a server creates for each connection, in place of `connection`. For one loop."""
     shared = memoryview(bytearray(SHARED_BYTES))
 
     def land(**arguments: Any) -> Landing:
@@ -37,7 +38,8 @@ def landing(connection: Callable[..., BoundedProtocol]) -> Callable[..., Landing
 class Landing(asyncio.BufferedProtocol):
     """What a transport knows of one connection.
 
-    `shared` may serve many connections of one loop: a read is done with when `buffer_updated` returns.
+    `shared` may serve many connections of one loop: a read is finished when `buffer_updated`
+    returns.
     """
 
     def __init__(self, connection: BoundedProtocol, shared: memoryview) -> None:
@@ -47,16 +49,18 @@ class Landing(asyncio.BufferedProtocol):
         #: Length of the buffer of the next read.
         self._room_bytes = 0
         self._socket: socket.socket | None = None
-        #: How much has to have come before the loop is woken.
+        #: How much must have come before the loop is woken.
         self._awaited_bytes = 1
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if transport.get_extra_info("sslcontext") is None:  # TLS: other bytes come than are read
+        if (
+            transport.get_extra_info("sslcontext") is None
+        ):  # TLS: the bytes that come are not those that are read
             self._socket = transport.get_extra_info("socket")
         self._connection.connection_made(cast("asyncio.Transport", transport))
 
     def get_buffer(self, _hint: int) -> memoryview:
-        """Where the next read goes."""
+        """The buffer for the next read."""
         missing_bytes = self._connection.landing_bytes
         self._is_shared = not missing_bytes
         room = self._connection.room(missing_bytes) if missing_bytes else self._shared
@@ -64,7 +68,7 @@ class Landing(asyncio.BufferedProtocol):
         return room
 
     def buffer_updated(self, count: int) -> None:
-        """So many bytes were read."""
+        """This many bytes were read."""
         if self._is_shared:
             self._connection.data_received(bytes(self._shared[:count]))
         else:
@@ -75,9 +79,10 @@ class Landing(asyncio.BufferedProtocol):
             self._await(min(missing_bytes, AWAITED_BYTES))
 
     def _await(self, count: int) -> None:
-        """Let the loop be woken when so much has come, or the last of it: not for each piece.
+        """Wake the loop only when this much has come, or the rest, not for each piece.
 
-        Requires: at least so much will come, or the end of the connection, which wakes it too.
+        Requires: at least this much will come, or the end of the connection, which wakes the loop
+        too.
         """
         wanted_bytes = max(1, count)
         if self._socket is None or wanted_bytes == self._awaited_bytes:

@@ -1,4 +1,4 @@
-"""The listening side of the process: who is let in, by which TLS, and uvicorn around both."""
+"""The listening side of the process: who is let in, with which TLS, and uvicorn around both."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from qmq_broker.face.logs import log_event
 from qmq_broker.options import ServeOptions
 
 _LOG: Final = logging.getLogger(__name__)
-#: How long a peer may take to say goodbye; the connection is done by then.
+#: How long a peer may take to say goodbye; the connection is finished by then.
 _TLS_GOODBYE_S: Final = 2.0
-#: When no more files may be open, others have to be closed first.
+#: When no more files may be opened, others must be closed first.
 _AFTER_FAILURE_S: Final = 0.1
 
 
@@ -44,19 +44,20 @@ class Entrance:
         return cls(door=Door(tokens, clock.now_ms), tokens=tokens, tls=tls)
 
     def step(self) -> int:
-        """Look at the files; how many requests were turned away since the last step."""
+        """Check the files; returns how many requests were turned away since the last step."""
         if self.tls is not None:
             self.tls.step()
         return self.door.step()
 
     def tokens_count(self) -> int | str:
-        """For the log: how many there are, or that there is no such file."""
+        """For the log: how many tokens there are, or that there is no such file."""
         return "none needed" if self.tokens is None else len(self.tokens.current.entries)
 
 
 class BrokerServer(uvicorn.Server):
     """uvicorn without its own signal handling, which would end the process by the signal, and with
-    bounds on TLS handshakes."""
+    bounds on TLS handshakes.
+    """
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class BrokerServer(uvicorn.Server):
         self._on_listening(sockets or [])
 
     async def _start_tls(self, tls: TlsContext, sockets: list[socket.socket]) -> None:
-        """As uvicorn does it; but there a handshake may take a minute, and no bound knows of it."""
+        """As in uvicorn, where however a handshake may take a minute and counts for no bound."""
         await self.lifespan.startup()
         loop = asyncio.get_running_loop()
         self.servers = []
@@ -114,7 +115,8 @@ class BrokerServer(uvicorn.Server):
 
 
 class _Doorman:
-    """Takes connections and makes TLS of them, some at a time; in the place of a loop's own server.
+    """Accepts connections and does their TLS handshakes, some at a time, in place of the loop's own
+    server.
 
     Handshakes count as connections: whoever begins many and ends none gets no more than that.
     """
@@ -132,16 +134,16 @@ class _Doorman:
         self._tasks: set[asyncio.Future[None]] = set()
 
     def start(self, listener: socket.socket) -> None:
-        """Begin to take connections."""
+        """Start accepting connections."""
         self._add(self._accept(listener))
 
     def close(self) -> None:
-        """Take no more, and end the handshakes under way."""
+        """Accept no more, and end the handshakes under way."""
         for task in self._tasks:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Until what `close` ended has ended."""
+        """Wait until everything that `close` ended has ended."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _add(self, work: Coroutine[None, None, None]) -> None:

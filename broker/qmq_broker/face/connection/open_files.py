@@ -1,8 +1,8 @@
 """How many connections fit beside the files that the broker must be able to open.
 
-A connection costs a descriptor, and descriptors are bounded for each process. Whoever fills that
-bound with idle connections must not keep the broker from its own files. Not for: the whole
-machine's bound, which nobody can reserve; meeting it refuses requests (`FilesFullError`).
+A connection costs a descriptor, and each process has a limited number of them. Nobody may fill that
+limit with idle connections and keep the broker from its own files. Not for: the limit of the whole
+machine, which nobody can reserve; reaching it refuses requests (`FilesFullError`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Final
 
 from qmq_broker.face.limits import FaceLimits
 
-#: Connections that wait to be accepted: as many may be open for a moment beyond their bound.
+#: Connections that wait to be accepted: that many may briefly be open beyond their bound.
 BACKLOG: Final = 128
 #: Segments, checkpoints, the lock, logs, the loop's own: about 20, and two more for each GiB.
 _OTHER_FILES: Final = 128
-#: With fewer connections a broker is of no use.
+#: With fewer connections a broker is useless.
 _CONNECTIONS_MIN: Final = 16
 
 
 def raise_files_limit() -> int:
-    """Take as many descriptors as this process may have; returns how many."""
+    """Raise the limit of open files as far as this process may; returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -33,7 +33,7 @@ def raise_files_limit() -> int:
 
 
 def fit_connections(limits: FaceLimits, *, files: int, queue_files: int) -> FaceLimits | None:
-    """The same bounds with the connections that fit into `files`; None when hardly any do."""
+    """The same bounds with as many connections as fit into `files`; None if hardly any do."""
     if files == resource.RLIM_INFINITY:
         return limits
     room = files - queue_files - _OTHER_FILES - BACKLOG

@@ -1,7 +1,7 @@
-"""The routes that people and tools use: health, subjects, groups, dead letters, a look at messages.
+"""The routes that people and tools use: health, subjects, groups, dead letters, reading messages.
 
-Starlette, JSON only. Of the data nothing is changed here (see `groups.py`); `POST /v1/state`
-changes what is served.
+Starlette, JSON only. No data is changed here (see `groups.py`); `POST /v1/state` changes what is
+served.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def admin_app(broker: Broker) -> Starlette:
         ],
         exception_handlers={QmqError: admin.refused, HTTPException: _on_http},
     )
-    # In our words instead of the framework's; it is raised on, and `app.py` logs it.
+    # Answered in our words instead of the framework's; it is raised on, and `app.py` logs it.
     application.add_exception_handler(Exception, _on_unforeseen)
     guard(application)
     return application
@@ -85,11 +85,11 @@ class _Admin:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._finder = Finder(broker)
-        #: The OpenAPI document, when somebody has asked for it.
+        #: The OpenAPI document, once somebody has asked for it.
         self._document: bytes | None = None
 
     async def refused(self, _: Request, error: Exception) -> Response:
-        """The answer to what was refused."""
+        """The answer to a refused request."""
         assert isinstance(error, QmqError)
         self._broker.measures.refused[error_code(error)] += 1
         headers = {name.decode(): value.decode() for name, value in error_headers(error)}
@@ -107,7 +107,7 @@ class _Admin:
         return _json(
             {
                 "status": serving.state,
-                # Strangers get no words: they may say what is wrong with the disk.
+                # Strangers get no details: they may say what is wrong with the disk.
                 "reason": serving.reason if caller_of(request.scope).rights else "",
                 "takes_messages": has_room and serving.state is Serving.SERVING,
             },
@@ -115,7 +115,7 @@ class _Admin:
         )
 
     async def change_state(self, request: Request) -> Response:
-        """Take messages or not, or stop in order."""
+        """Take messages or not, or stop in an orderly way."""
         wanted = await read_body(request, StateChange)
         reason = wanted.reason or "asked for by an operator"
         if wanted.state == "draining":
@@ -133,7 +133,7 @@ class _Admin:
         return Response(self._document, media_type=JSON_CONTENT_TYPE)
 
     async def caller(self, request: Request) -> Response:
-        """Who asks, as far as the broker knows, and what it may do."""
+        """Who is calling, as far as the broker knows, and what they may do."""
         caller = caller_of(request.scope)
         return _json({"name": caller.name, "roles": [str(right) for right in caller.rights]})
 
@@ -151,7 +151,7 @@ class _Admin:
         return _json({"groups": [one for one in found if sees(one.subject)]})
 
     async def dead(self, request: Request) -> Response:
-        """Dead letters of one group, with their messages when asked for."""
+        """Dead letters of one group, with their messages on request."""
         subject = _name(request, "subject")
         letters = self._broker.query.dead_letters(
             subject,

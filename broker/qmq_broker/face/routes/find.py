@@ -1,7 +1,7 @@
-"""`GET /v1/messages?id=…` and `?subject=…&key=…&from=…&to=…`: messages that somebody looks for, and
-`GET /v1/messages/{id}/trace`: the life of one.
+"""Finding messages, and telling the life of one.
 
-A search reads the disk, so it runs beside the loop, a few at a time; what became of the messages in
+`GET /v1/messages?id=…` and `?subject=…&key=…&from=…&to=…`, and `GET /v1/messages/{id}/trace`. A
+search reads the disk, so it runs beside the loop, a few at a time; what became of the messages in
 their groups is asked in the loop afterwards.
 """
 
@@ -21,10 +21,10 @@ from qmq_broker.service.trace import Trace, TraceEvent
 from qmq_broker.storage.index.key_search import FoundRecord, SearchResult, TimeRange
 from qmq_client.wire.message_id import parse_message_id
 
-#: Searches under way: each takes a thread, and the disk.
+#: Simultaneous searches: each takes a thread, and the disk.
 SEARCHES_MAX: Final = 2
 _RETRY_AFTER_S: Final = 1.0
-#: Places of one message whose lives are told: one, but for repeats after the dedupe window.
+#: Places of one message whose lives are told: one, except for repeats after the dedupe window.
 TRACED_PLACES_MAX: Final = 10
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class JsonFound(JsonDelivered, frozen=True, kw_only=True, omit_defaults=True):
     #: Of the record, in the commit log.
     offset: int
     stored_at_ms: int
-    #: What became of it in each group of its subject; asked for a message id only.
+    #: What became of it in each group of its subject; only if a message id was asked for.
     groups: Sequence[GroupFate] | None = None
 
 
@@ -45,11 +45,11 @@ class JsonSearch(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a search, newest first."""
 
     messages: list[JsonFound]
-    #: There are more than were asked for.
+    #: Whether there are more than were asked for.
     has_more: bool
-    #: What is not listed is not there; else see the other three.
+    #: Whether everything not listed does not exist; if not, see the other three.
     is_complete: bool
-    #: Offset of the commit log below which everything was indexed.
+    #: Everything in the commit log below this offset was indexed.
     indexed_up_to: int
     #: Where the commit log ended.
     log_end: int
@@ -62,7 +62,7 @@ class JsonGroupTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     group: str
     events: Sequence[TraceEvent]
-    #: None when the group is no more.
+    #: None if the group no longer exists.
     now: GroupFate | None
 
 
@@ -76,18 +76,19 @@ class JsonPlaceTrace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stored_at_ms: int
     born_at_ms: int
     groups: Sequence[JsonGroupTrace]
-    #: What was done before is no longer in the action log.
+    #: What happened before is no longer in the action log.
     told_from_ms: int | None = None
-    #: What was done after was too much to be read.
+    #: What happened after was too much to read.
     told_until_ms: int | None = None
 
 
 class JsonTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a trace; more than one place when it was sent again after the dedupe window."""
+    """The answer to a trace; more than one place if it was sent again after the dedupe window."""
 
     message_id: str
     places: Sequence[JsonPlaceTrace]
-    #: What is not told did not happen; else the search or the action log did not reach far enough.
+    #: Whether everything not told did not happen; otherwise the search or the action log did not
+    #: reach far enough.
     is_complete: bool
 
 
@@ -99,7 +100,7 @@ class Finder:
         self._running = 0
 
     async def by_id(self, message_id: str, count: int, sees: Callable[[str], bool]) -> JsonSearch:
-        """All places of a message in subjects that the asker `sees`, and what became of it."""
+        """All places of a message in subjects that the caller `sees`, and what became of it."""
         result = await self._by_id(parse_message_id(message_id), count, sees)
         query = self._broker.query
         return _answer(
@@ -108,7 +109,7 @@ class Finder:
         )
 
     async def trace(self, message_id: str, sees: Callable[[str], bool]) -> JsonTrace:
-        """The life of a message; raises `NotFoundError` when it is surely not where one `sees`."""
+        """The life of a message; raises `NotFoundError` if the caller surely `sees` it nowhere."""
         query = self._broker.query
         result = await self._by_id(parse_message_id(message_id), TRACED_PLACES_MAX, sees)
         traces = await self._run(
@@ -135,7 +136,7 @@ class Finder:
     async def _by_id(
         self, message_id: bytes, count: int, sees: Callable[[str], bool]
     ) -> SearchResult:
-        """All places of a message; where none is left, the copies that groups set aside."""
+        """All places of a message; if none is left, the copies that groups set aside."""
         query = self._broker.query
         result = _seen(await self._run(lambda: query.search.by_id(message_id, count)), sees)
         kept = None if result.found else query.copies.kept()

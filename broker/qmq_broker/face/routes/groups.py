@@ -1,6 +1,6 @@
 """The routes that change groups and their dead letters.
 
-Answered when the change is durable: what an operator was told holds over a power cut.
+They answer once the change is durable: what an operator was told survives a power cut.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ class _GroupRoutes:
         return self._broker.time.now_ms()
 
     async def pause(self, request: Request) -> Response:
-        """Give the group nothing until it is resumed."""
+        """Deliver nothing to the group until it is resumed."""
         return await self._set_paused(request, is_paused=True)
 
     async def resume(self, request: Request) -> Response:
-        """Give the group messages again."""
+        """Deliver to the group again."""
         return await self._set_paused(request, is_paused=False)
 
     async def seek(self, request: Request) -> Response:
-        """Let the group go on from another place."""
+        """Move the group to another place."""
         wanted = await self._read(request, SeekRequest)
         start = parse_start(wanted.to, field="to")
         self._broker.changes.seek(wanted.subject, wanted.group, start, self._now_ms)
         return await self._status(wanted.subject, wanted.group)
 
     async def configure(self, request: Request) -> Response:
-        """Change what is kept with the group."""
+        """Change the group's settings."""
         wanted = await self._read(request, ConfigureRequest)
         self._broker.changes.configure(wanted, self._now_ms)
         return await self._status(wanted.subject, wanted.group)

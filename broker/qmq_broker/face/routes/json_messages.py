@@ -1,10 +1,10 @@
 """Messages as JSON, for people and other languages: send requests in, deliveries out.
 
 In a send, `body` is a text (kept as text) or any other JSON value (kept as the JSON that was given,
-byte for byte), `body_base64` is bytes; a message without an id gets one; one with a delay is given
-later. Out, a body comes back the
-way it went in; bytes that are not what their kind says come as `body_base64`, and a record that
-cannot be decoded at all comes whole as `record_base64` with the reason: it is never hidden.
+byte for byte), and `body_base64` is bytes. A message without an id gets one; one with a delay is
+delivered later. In an answer, a body has the form in which it was sent. Bytes that do not match
+their kind come as `body_base64`, and a record that cannot be decoded at all comes whole as
+`record_base64` with the reason: it is never hidden.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class JsonMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tags: tuple[str, ...] = ()
     headers: dict[str, str] = {}
     message_id: str | None = None
-    #: Ms since 1970 UTC; not given any more from then on.
+    #: Ms since 1970 UTC; not delivered from then on.
     expires_at_ms: Natural | None = None
-    #: Given so many ms after the request …
+    #: Delivered this many ms after the request …
     delay_ms: Natural | None = None
     #: … or at this time, ms since 1970 UTC.
     deliver_at_ms: Natural | None = None
@@ -137,7 +137,7 @@ def deliveries_to_json(given: HandOut) -> bytes:
 
 
 class JsonDead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A dead letter, with its message when that was asked for and is still there."""
+    """A dead letter, with its message if that was asked for and still exists."""
 
     subject: str
     group: str
@@ -194,7 +194,7 @@ def record_to_json(
 
 
 def _kind(request: JsonSend) -> FrameKind:
-    """One request is one frame, and delayed messages are in frames of their own."""
+    """One request is one frame, and delayed messages need frames of their own."""
     delayed = sum(map(_is_delayed, request.messages))
     if delayed not in (0, len(request.messages)):
         raise InvalidMessageError(
@@ -244,7 +244,7 @@ def _body_in(message: JsonMessage) -> tuple[BodyKind, bytes]:
 
 
 def _body_out(record: Record) -> msgspec.Raw | str | None:
-    """The body as a JSON value; None when it has to be shown as bytes."""
+    """The body as a JSON value; None if it must be shown as bytes."""
     try:
         if record.body_kind is BodyKind.TEXT:
             return record.body.decode()

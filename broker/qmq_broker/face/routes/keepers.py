@@ -1,6 +1,6 @@
-"""The routes of those who keep the logs elsewhere: retention waits for them.
+"""The routes of keepers, for whom retention waits.
 
-Answered when it is durable: what a keeper was told holds over a power cut.
+They answer once the change is durable: what a keeper was told survives a power cut.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Keepers:
         return await self._changed(lambda on_done: keep(wanted.name, told, now_ms, on_done))
 
     async def remove(self, request: Request) -> Response:
-        """Wait for a keeper no longer."""
+        """Stop waiting for a keeper."""
         wanted = await read_body(request, KeeperRequest)
         check_name(wanted.name, field="name")
         end = self._broker.keeping.end
@@ -72,7 +72,7 @@ class _Keepers:
         done: asyncio.Future[Keeper] = asyncio.get_running_loop().create_future()
 
         def on_done(outcome: Keeper | Exception) -> None:
-            if done.done():  # whoever asked has gone
+            if done.done():  # the caller is gone
                 return
             if isinstance(outcome, Exception):
                 done.set_exception(outcome)

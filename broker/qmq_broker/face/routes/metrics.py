@@ -1,7 +1,8 @@
-"""All that `GET /metrics` shows, as one table; docs/metrics.md has the same.
+"""Everything that `GET /metrics` shows, as one table; docs/metrics.md has the same.
 
-The labels `subject` and `group` have at most `LISTED_MAX` values each, and `keeper` a few; `reason`, `state` and `log`
-are from short, fixed lists. No message id, no consumer and no error text becomes a label.
+The labels `subject` and `group` have at most `LISTED_MAX` values each, and `keeper` a few;
+`reason`, `state` and `log` come from short, fixed lists. No message id, consumer or error text
+becomes a label.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Kind = Literal["counter", "gauge"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One name of what is scraped."""
+    """The name of one metric."""
 
     name: str
     about: str
@@ -30,7 +31,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainMetric(Metric):
-    """Numbers, one for each value of the labels. A counter's name has `_total` behind it."""
+    """Numbers, one per set of label values. The name of a counter ends in `_total`."""
 
     kind: Kind
     labels: tuple[str, ...] = ()
@@ -39,7 +40,7 @@ class PlainMetric(Metric):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistogramMetric(Metric):
-    """How values were spread. Without labels: each would have a row for every bound."""
+    """How values were spread. Without labels, since each would have a row for every bound."""
 
     kind: Literal["histogram"] = "histogram"
     labels: tuple[()] = ()
@@ -85,7 +86,7 @@ def _accepted(name: str, about: str, place: int) -> PlainMetric:
 def _of_group(
     name: str, kind: Kind, about: str, read: Callable[[GroupReading], float | None]
 ) -> PlainMetric:
-    """By subject and group; a group for which there is nothing to say has no row."""
+    """By subject and group; a group with nothing to say has no row."""
 
     def rows(reading: Reading) -> Rows:
         for group in reading.groups:

@@ -1,7 +1,7 @@
 """The OpenAPI document: which routes there are, what they take, what they answer.
 
-Made of the table in `operations.py` and the structs that decode and encode the bodies, so that a field
-cannot be in one and not in the other.
+Made from the table in `operations.py` and the structs that decode and encode the bodies, so that a
+field cannot be in one and not in the other.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from qmq_client.wire.requests import FRAME_CONTENT_TYPE, JSON_CONTENT_TYPE, Erro
 _VERSION: Final = "3.1.0"
 _REFERENCE: Final = "#/components/schemas/{name}"
 _IN_PATH: Final = re.compile(r"{(\w+)}")
-#: Asked for by the hot routes themselves.
+#: Checked by the hot routes themselves.
 _HOT: Final = {
     "POST /v1/send": (Role.PRODUCER,),
     "POST /v1/pull": (Role.CONSUMER,),
     "POST /v1/settle": (Role.CONSUMER,),
 }
-#: One may come back later.
+#: Statuses after which one may come back later.
 _RETRIED: Final = frozenset({429, 503, 507})
 
 

@@ -1,4 +1,4 @@
-"""What stands behind the `?` of a request: each name once, and numbers within their bounds."""
+"""The query string of a request: each name once, and numbers within their bounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUMBER_MAX: Final = 2**63 - 1
 def check_once(request: Request) -> None:
     """Raise `InvalidMessageError` for a name that is given twice.
 
-    Who checks what a caller may see, and who answers, could each take another one of them.
+    Otherwise the check of what a caller may see and the answer could each use a different one.
     """
     given = [name for name, _ in request.query_params.multi_items()]
     if len(given) == len(request.query_params):
@@ -33,12 +33,12 @@ def check_once(request: Request) -> None:
 def number(
     request: Request, field: str, *, default: int | None = None, highest: int = NUMBER_MAX
 ) -> int:
-    """A number from 0; needed where it has no default. Raises `InvalidMessageError`."""
+    """A number from 0 on; required if it has no default. Raises `InvalidMessageError`."""
     text = request.query_params.get(field)
     if text is None and default is not None:
         return default
     text = text or ""
-    # isdecimal alone would take the digits of every script; 19 digits reach the highest number.
+    # Isdecimal alone would accept the digits of every script; 19 digits reach the highest number
     if text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= highest:
         return int(text)
     raise InvalidMessageError(

@@ -1,11 +1,13 @@
-"""The routes through which the pipeline reads the logs of a running broker, as they stand on the disk.
+"""The routes through which the pipeline reads the logs of a running broker, as they are on the
+disk.
 
-`GET /v1/files` lists the names in one of the folders below, `GET /v1/files/read` gives bytes of one file.
-A reader finds and verifies frames by itself, with the code that the broker has for it. Of a log nothing is
-given that is not durable, so a reader never sees what a power cut could take.
+`GET /v1/files` lists the names in one of the folders below, `GET /v1/files/read` gives bytes of one
+file. The reader finds and verifies frames itself, with the broker's own code for it. Of a log, only
+durable bytes are given, so a reader never sees what a power cut could take.
 
-Only logs and what says where they begin and end are read here; nothing outside of the data directory can be
-named. Reads run in threads, some at a time: they must not take the disk from senders.
+Only logs, and what says where they begin and end, can be read here; nothing outside the data
+directory can be named. Reads run in threads, a few at a time: they must not take the disk from
+senders.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ from qmq_client.wire.names import shorten
 from qmq_client.wire.requests import JSON_CONTENT_TYPE
 
 _Result = TypeVar("_Result")
-#: Bytes of one answer: some milliseconds of a disk, and one buffer in memory.
+#: Bytes of one answer: a few milliseconds of a disk, and one buffer in memory.
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
-#: Reads at the same time.
+#: Simultaneous reads.
 READS_MAX: Final = 4
-#: Reads that wait; the next one is asked to come back.
+#: Reads that wait; any more are asked to come back.
 WAITING_MAX: Final = 32
 _RETRY_AFTER_S: Final = 1.0
 _BYTES_CONTENT_TYPE: Final = "application/octet-stream"
@@ -57,7 +59,7 @@ class _Ranges:
         self._waiting = 0
 
     async def names(self, request: Request) -> Response:
-        """Names in one folder, those that may be read."""
+        """Names in one folder, of those that may be read."""
         directory = request.query_params.get("directory", layout.ROOT)
         if directory not in _DIRECTORIES:
             raise _not_readable("directory", directory)
@@ -67,7 +69,7 @@ class _Ranges:
         return Response(msgspec.json.encode({"names": names}), media_type=JSON_CONTENT_TYPE)
 
     async def read(self, request: Request) -> Response:
-        """Bytes of one file; fewer than asked for at its end, or where it is not durable yet."""
+        """Bytes of one file; fewer than asked for at its end, or where they are not durable yet."""
         path = request.query_params.get("path", "")
         if not _is_readable(path):
             raise _not_readable("path", path)

@@ -1,7 +1,7 @@
-"""Which role each route of people and tools asks for, and on which subject.
+"""Which role each route of people and tools needs, and on which subject.
 
 One table for all routes behind `admin.py`; a route that is not in it is for admins of all subjects.
-The hot routes ask by themselves (`hot.py`): their subjects stand in frames.
+The hot routes check for themselves (`hot.py`): their subjects are in frames.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class About(Enum):
-    """Which subject a route is about."""
+    """The subject that a route is about."""
 
-    #: None: whoever was let in may ask.
+    #: None: everybody who was let in may ask.
     NOTHING = "nothing"
     #: All of them, whatever the query says.
     ALL = "all"
-    #: The one in the path or the query; all of them when it names none.
+    #: The one in the path or the query; all of them if it names none.
     NAMED = "named"
-    #: The same; when it names none, the handler leaves out what the caller may not see.
+    #: The same; if it names none, the handler leaves out what the caller may not see.
     LISTED = "listed"
-    #: The one in the body, or of the message that the body names: the handler asks.
+    #: The one in the body, or of the message that the body names: the handler checks.
     IN_BODY = "in body"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Who may use a route; admins may whatever the roles are."""
+    """Who may use a route; admins may in any case."""
 
     roles: tuple[Role, ...] = ()
     about: About = About.NAMED
 
 
-#: Whoever has to do with a subject may see that it is there and how far its groups are.
+#: Anyone with a role on a subject may see that it exists and how far its groups are.
 READERS: Final = (Role.PRODUCER, Role.CONSUMER)
-#: What a message says is for those who may consume it.
+#: The content of a message is for those who may consume it.
 RULES: Final[Mapping[str, Rule]] = {
     "GET /healthz": Rule(about=About.NOTHING),
     "GET /readyz": Rule(about=About.NOTHING),
@@ -70,7 +70,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "POST /v1/delayed/cancel": Rule(roles=(Role.PRODUCER,), about=About.IN_BODY),
     "POST /v1/delayed/reschedule": Rule(roles=(Role.PRODUCER,), about=About.IN_BODY),
     "GET /v1/keepers": Rule(roles=READERS, about=About.ALL),
-    # As a group of theirs would hold the log, and they may read all of it.
+    # Like a group of theirs that would hold the log; they may read all of it
     "POST /v1/keepers/keep": Rule(roles=(Role.CONSUMER,), about=About.ALL),
     "POST /v1/keepers/remove": Rule(about=About.ALL),
     "POST /v1/state": Rule(about=About.ALL),
@@ -82,20 +82,20 @@ RULES: Final[Mapping[str, Rule]] = {
     "POST /v1/dead/replay": Rule(about=About.IN_BODY),
     "POST /v1/dead/purge": Rule(about=About.IN_BODY),
 }
-#: Served beside these, straight on ASGI.
+#: Served beside these, directly on ASGI.
 HOT_ROUTES: Final = ("POST /v1/send", "POST /v1/pull", "POST /v1/settle")
 _ADMINS_OF_ALL: Final = Rule(about=About.ALL)
 
 
 def route_name(route: Route) -> str:
-    """Method and path, as the table and docs/http.md have it."""
+    """Method and path, as in the table and in docs/http.md."""
     methods = (route.methods or {"GET"}) - {"HEAD"}
     return f"{min(methods)} {route.path}"
 
 
 def guard(application: Starlette) -> None:
-    """Put every route behind its rule, from whichever list it came."""
-    # A redirect would lead to whatever host the request named.
+    """Put every route behind its rule, whichever list it comes from."""
+    # A redirect would lead to whatever host the request named
     application.router.redirect_slashes = False
     routes = application.router.routes
     assert all(isinstance(route, Route) for route in routes), "what is no route has no rule"

@@ -1,6 +1,6 @@
-"""`GET /metrics`: what the table of `metrics.py` says, in Prometheus' text format.
+"""`GET /metrics`: the table of `metrics.py` in Prometheus' text format.
 
-The loop thread only reads numbers; the text is made beside it, for one asker at a time.
+The loop thread only reads numbers; the text is made beside it, for one scrape at a time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Scraper:
 
 
 def metric_routes(broker: Broker) -> list[Route]:
-    """The route that is scraped."""
+    """The route for scrapes."""
     return [Route("/metrics", Scraper(broker).scrape)]
 
 
