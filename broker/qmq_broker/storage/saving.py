@@ -5,7 +5,7 @@
     after each commit    some consume queues and delayed messages into their files, in bounded portions;
                          ids, once thousands wait
     at a checkpoint      ids and entries into their journals, then how far the logs are durable
-    at a clean stop      everything, then CLEAN
+    at a clean stop      everything that takes no minutes, then CLEAN
 
 All of it is derived or a hint. A full disk postpones it, and a start rebuilds what is missing from
 the logs.
@@ -37,6 +37,8 @@ COPY_SLICE_S: Final = 0.005
 #: With more queues than this, a clean stop leaves their entries in the journal: it must not take
 #: minutes.
 QUEUES_AT_STOP_MAX: Final = 256
+#: With more buckets than this to be written, it leaves delayed messages to the commit log, for the same reason.
+BUCKETS_AT_STOP_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +116,7 @@ class Saver:
         self._wanted_offset = self._parts.copier.wanted_offset = offset
 
     def stop_clean(self, disk: Disk) -> None:
-        """Save everything and note the clean stop.
+        """Save everything, or what leaves the next start little to read, and note the clean stop.
 
         Requires: both logs are synced, nothing is written after.
 
@@ -123,7 +125,10 @@ class Saver:
         """
         parts, durable_offset = self._parts, self._parts.commit_log.durable_offset
         try:
-            parts.copier.copy_all()
+            if parts.copier.buckets_left <= BUCKETS_AT_STOP_MAX:
+                parts.copier.copy_all()
+            else:
+                parts.copier.leave()
             self._write_journals()  # before the flush: no gap for the older table
             is_behind = parts.queues.indexed_offset != durable_offset
             if is_behind and parts.queues.unflushed_count <= QUEUES_AT_STOP_MAX:

@@ -153,3 +153,27 @@ def _send_on(life: DelayLife) -> None:
     for _ in range(20):
         life.send(400, body_bytes=200)
         life.store.step()
+
+
+@pytest.mark.parametrize("is_under_way", [False, True])
+def test_F38_D3_a_stop_does_not_write_thousands_of_buckets_and_the_next_start_has_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_under_way: bool
+) -> None:
+    monkeypatch.setattr(saving, "BUCKETS_AT_STOP_MAX", 2)
+    rig = DelayRig(tmp_path)
+    due = {f"{number}".encode(): rig.now_ms + number * HOUR_MS for number in range(1, 8)}
+    rig.send_delayed(due)
+    if is_under_way:
+        rig.store._saver._parts.copier.copy_some(2)
+    written = sorted(tmp_path.glob("schedule/*/*"))
+    assert len(written) == (2 if is_under_way else 0)
+    rig.restart()
+    assert set(tmp_path.glob("schedule/*/*")) <= set(written)
+    assert rig.store.recovery.clean
+    assert rig.pass_and_release(3 * HOUR_MS) == 3
+    rig.restart()
+    assert rig.pass_and_release(9 * HOUR_MS) == 4
+    assert sorted(rig.bodies()) == sorted(due)
+    rig.restart()  # with nothing that is left out
+    assert rig.release() == 0
+    rig.close()

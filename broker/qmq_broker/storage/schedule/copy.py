@@ -143,6 +143,17 @@ class ScheduleCopier:
         if self._schedule.uncopied or self._is_over():
             self._copy_to_its_end()
 
+    @property
+    def buckets_left(self) -> int:
+        """How many buckets have something that is not in their files."""
+        with self._schedule.lock:
+            return sum(not one.is_copied for one in self._schedule.buckets.values())
+
+    def leave(self) -> None:
+        """Begin nothing more, and wait for what is under way: a start finds the rest in the commit log."""
+        self._schedule.beside.wait()
+        self._schedule.beside.check()
+
     def copy_some(self, parts_max: int, has_time: Callable[[], bool] = lambda: True) -> bool:
         """Go on with a copy, or begin one, for `parts_max` parts; returns whether it is done."""
         beside = self._schedule.beside
