@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from qmq_broker.errors import (
 from qmq_broker.service.keeping import KeeperStatus
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.keepers import Keeper
-from qmq_broker.storage.keepers import KEEPERS_MAX, LogOffsets
+from qmq_broker.storage.keepers import KEEPERS_MAX, NOBODY, LogOffsets
 from qmq_broker.storage.schedule.beside import Work
 from qmq_client.wire.errors import InvalidMessageError
 from tests.broker.service.rig import Rig
@@ -188,6 +189,26 @@ def test_B12_a_keeper_that_comes_between_the_choice_and_the_writer_loses_nothing
     (kept,) = outcomes
     assert isinstance(kept, Keeper)
     assert kept.kept_offset == rig.store.first_offset == 0
+
+
+def test_B12_nobody_comes_in_between_the_choice_of_actions_and_their_end(rig: Rig) -> None:
+    keepers, order = rig.store.keepers, []
+
+    def first() -> LogOffsets:
+        order.append("is told where the log begins")
+        return LogOffsets(0, 0)
+
+    def come() -> None:
+        keepers.keep(NAME, LogOffsets(0, 0), rig.now_ms, first=first, durable=LogOffsets(0, 0))
+
+    coming = Thread(target=come)
+    with keepers.given_up_actions() as kept_offset:
+        coming.start()
+        coming.join(0.1)
+        order.append("actions go")
+    coming.join(10)
+    assert kept_offset == NOBODY
+    assert order == ["actions go", "is told where the log begins"]
 
 
 def test_while_a_keeper_holds_everything_back_the_writer_is_not_asked(rig: Rig) -> None:

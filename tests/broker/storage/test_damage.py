@@ -192,6 +192,21 @@ def test_B4_a_log_that_ends_below_the_checkpoint_is_damaged_not_torn() -> None:
     assert error.offset < directory.next_offset
 
 
+def test_B4_an_action_log_that_ends_below_its_snapshot_is_damaged_not_torn() -> None:
+    world = World(RecordingDisk())
+    world.act(3)
+    offset = world.store.actions.log.written_offset
+    world.act(3)
+    world.note_groups()
+    world.disk.unlock()
+    for path in layout.CHECKPOINTS:
+        world.disk.unlink(path)
+    world.disk.open(ACTIONS).truncate(offset)
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match="the snapshot of the groups ends at"):
+            Store.open(world.disk, FakeClock(), OPTIONS)
+
+
 @pytest.mark.parametrize("witness", WITNESSES)
 def test_B4_each_file_that_says_how_far_the_log_was_synced_is_enough_to_refuse_a_shorter_one(
     witness: str,

@@ -8,6 +8,7 @@ import pytest
 
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.queues import consume_queues
+from qmq_broker.storage.schedule.beside import Work
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.verify import verify_store
 from tests.broker.storage.lives import restarted
@@ -15,7 +16,7 @@ from tests.crash.image import Inode, Moment
 from tests.crash.power_cut import Lost
 from tests.crash.promises import check_messages
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import OPTIONS, History, World
+from tests.crash.world import OPTIONS, RETAINING, History, World
 from tests.kit.clock import FakeClock
 
 #: Every checkpoint flushes the queues, each to one file that grows.
@@ -162,3 +163,25 @@ def test_B11_a_flush_of_many_queues_syncs_none_of_them(monkeypatch: pytest.Monke
     for path, number in unsynced.world.disk.image.names.items():
         if number is not None and path.rpartition("/")[0] in files:
             assert not unsynced.world.disk.image.inodes[number].durable
+
+
+def test_B11_a_start_removes_the_files_of_what_was_given_up() -> None:
+    """The process was killed between the note of where the log begins and the end of the files."""
+    world = World(RecordingDisk(), history=History(options=RETAINING))
+    waiting: list[Work] = []
+    world.store.retention.beside.start = waiting.append
+    for _ in range(12):
+        world.send(world.frame(orders=[300, 300]))
+        world.clock.pass_ms(1_100)
+        world.store.step()
+    world.give_up()
+    waiting.pop()()
+    world.store.step()
+    assert waiting, "the removal has not begun"
+    queue, directory = world.store.queue("orders"), layout.queue_directory("orders")
+    assert queue is not None
+    before = world.disk.names(directory)
+    world.disk.unlock()
+    Store.open(world.disk, FakeClock(), RETAINING)
+    first_file = queue.first_sequence // RETAINING.queue_entries_per_file
+    assert world.disk.names(directory) == before[first_file:] != before
