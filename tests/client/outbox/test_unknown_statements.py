@@ -118,6 +118,18 @@ def test_S3_savepoints_executed_as_clauses_take_their_messages_with_them(any_wor
     assert any_world.outcome() == (["before"], ["before"], set())
 
 
+def test_S3_of_two_savepoints_with_one_name_the_newer_is_meant(any_world: World) -> None:
+    with Session(any_world.engine) as session:
+        for label in ("first", "second", "third"):
+            session.execute(sa.text("SAVEPOINT again"))
+            add(any_world, session, label)
+        session.execute(sa.text("ROLLBACK TO SAVEPOINT again"))
+        add(any_world, session, "instead")
+        session.commit()
+    labels = ["first", "instead", "second"]
+    assert any_world.outcome() == (labels, labels, set())
+
+
 def test_S3_a_rollback_to_a_savepoint_that_is_not_there_undoes_nothing(any_world: World) -> None:
     world = any_world
 
