@@ -6,9 +6,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.logs.actions import Acked
+from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.store import Store
 from qmq_client.wire.message_id import MessageIds
 from tests.crash.recording_disk import Operation, RecordingDisk
@@ -123,3 +126,24 @@ def test_what_a_log_says_is_written_is_there_for_whoever_reads_meanwhile() -> No
     assert len(log.bases()) > 2
     assert all(content().startswith(one) for one in seen)
     world.store.close()
+
+
+def test_a_segment_given_up_meanwhile_hides_no_other_from_a_reader() -> None:
+    world = World(RecordingDisk())
+    while len(world.store.actions.log.bases()) < 3:
+        world.act(3)
+    world.store.close()
+    segments = Segments(world.disk, layout.ACTION_LOG, OPTIONS.segment_bytes)
+    first, second, *_ = segments.bases
+
+    class Shifting(list[int]):
+        """Before a part of it is taken the writer runs, as the interpreter may let it."""
+
+        def __getitem__(self, key: Any) -> Any:
+            if isinstance(key, slice) and first in self:
+                segments.give_up(first)
+            return super().__getitem__(key)
+
+    segments.bases = Shifting(segments.bases)
+    assert second in segments.bases_from(second)
+    segments.close()

@@ -81,7 +81,8 @@ class Segments:
 
     def bases_from(self, offset: int) -> list[int]:
         """The segments that hold `offset` or anything behind it."""
-        return self.bases[max(0, bisect_right(self.bases, offset - self.segment_bytes)) :]
+        bases = self.bases.copy()  # at one moment: the writer gives segments up meanwhile
+        return bases[bisect_right(bases, offset - self.segment_bytes) :]
 
     def read(self, offset: int, count: int) -> bytes:
         """`count` bytes of one segment; fewer at its end, none if there is no segment."""
