@@ -250,3 +250,16 @@ def test_P4_tables_that_were_written_without_tallies_are_audited_and_their_talli
     assert {path: path.stat().st_mtime_ns for path in again} == again
     assert first.findings == second.findings == {**dict.fromkeys(first.findings, 0), "lost": 1}
     assert (second.committed, second.stored) == (300, 299)
+
+
+def test_an_audit_of_tables_without_a_row_is_clean_and_says_what_it_could_not_judge(
+    tmp_path: Path,
+) -> None:
+    def no_spark() -> SparkSession:
+        raise AssertionError("there is no row to look at")
+
+    lake = Lake(str(tmp_path))
+    lake.prepare()
+    done = audit(no_spark, PipelineConfig(tables=str(tmp_path)))
+    assert (done.is_clean, done.committed, done.stored) == (True, 0, 0)
+    assert len(done.coverage) == 2

@@ -88,8 +88,9 @@ class Tallies:
     def __init__(self, files: Sequence[TalliedFile], window: Window) -> None:
         self._files = files
         self._window = window
-        sided = [_sided(one) for one in files]
-        self.words = Words(joined(sided), window)
+        sides = [np.empty(0, np.int64), *(_sides(one) for one in files)]
+        every = joined(one.tally for one in files)
+        self.words = Words({**every, "side": np.concatenate(sides)}, window)
 
     @classmethod
     def read(cls, get_spark: Callable[[], SparkSession], lake: Lake, window: Window) -> Tallies:
@@ -195,10 +196,10 @@ def _piece(lake: Lake, file: TalliedFile) -> dict[str, Any]:
     return {"tables": lake.root, "table": file.table.name, "path": file.path}
 
 
-def _sided(file: TalliedFile) -> Columns:
+def _sides(file: TalliedFile) -> Numbers:
     plain, apart = file.sides
-    side = np.where(file.tally["is_apart"], apart, plain)
-    return {**file.tally, "side": side.astype(np.int64)}
+    sides: Numbers = np.where(file.tally["is_apart"], apart, plain).astype(np.int64)
+    return sides
 
 
 def _is_in(values: Numbers, known: Numbers) -> Numbers:
