@@ -38,7 +38,7 @@ from qmq_pipeline.jobs.marts import MARTS, marts
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.lake import Lake
-from qmq_pipeline.tables.schemas import DELIVERIES, FLOW_MINUTE, LIFECYCLE, MESSAGES
+from qmq_pipeline.tables.schemas import DELIVERIES, FLOW_MINUTE, LIFECYCLE, MESSAGES, OUTBOX
 from qmq_pipeline.tables.table import Table
 from tests.pipeline.world import FAR_MS, START_MS, DataDirectory, OutboxDatabase, messages
 
@@ -269,17 +269,30 @@ def test_P2_what_came_in_is_found_where_it_was_merged_with_what_was_seen(
 ) -> None:
     directory = DataDirectory(tmp_path / "broker")
     place = Place(path=str(directory.path))
-    config = PipelineConfig(tables=str(tmp_path / "tables"), place=place, merge_commits=2)
-    for number, count in enumerate((10, 40)):
-        directory.append(messages(MessageIds(number), count, subjects=SUBJECTS))
-        due = messages(MessageIds(10 + number), count // 10, subjects=SUBJECTS)
+    database = OutboxDatabase(tmp_path / "orders.db")
+    config = PipelineConfig(
+        tables=str(tmp_path / "tables"),
+        place=place,
+        databases=(database.section,),
+        outbox_safety_s=0.0,
+        merge_commits=2,
+    )
+    ids = MessageIds(1)
+    for count, scans in ((10, (3,)), (40, (4, 5))):
+        for rows in scans:  # a scan merges those before it, which are two in the end
+            database.insert(messages(ids, rows), created_at_ms=START_MS)
+            ingest_outbox(spark, config)
+        directory.append(messages(ids, count, subjects=SUBJECTS))
+        due = messages(ids, count // 10, subjects=SUBJECTS)
         due = [msgspec.structs.replace(one, due_at_ms=FAR_MS) for one in due]
         directory.append(due, kind=FrameKind.DELAYED)
         ingest(spark, config)
         done = lifecycle(spark, config)
         assert len(Lake(config.tables).ranges(MESSAGES)) == 1
-    assert done.lifecycle == 55
+    assert [one.rows for one in Lake(config.tables).ranges(OUTBOX)] == [7, 5, 0]
+    assert done.lifecycle == 55 + 12
     parts = contents(spark, config.tables, LIFECYCLE)
     lifecycle(spark, config, is_full=True)
     assert contents(spark, config.tables, LIFECYCLE) == parts
     directory.close()
+    database.close()

@@ -35,7 +35,7 @@ from qmq_pipeline.tables.table import Table
 from qmq_pipeline.tables.tallies import tally_path
 from qmq_pipeline.work.fold import action_batches
 from qmq_pipeline.work.merge import merge_piece
-from qmq_pipeline.work.ranges import TABLES_OF, ingest_range
+from qmq_pipeline.work.ranges import TABLES_OF, file_name, ingest_range
 from qmq_pipeline.work.workers import LocalWorkers
 from tests.pipeline.gold import pulled
 from tests.pipeline.world import FAR_MS, DataDirectory, messages
@@ -241,7 +241,7 @@ def test_a_merge_that_dies_before_its_commit_changes_nothing_and_leaves_nothing(
     lake = Lake(config.tables)
     ranges, rows = lake.ranges(MESSAGES), rows_of(config, MESSAGES)
     files = [asdict(file) for one in ranges for file in one.files]
-    (left, *_) = merge_piece(config.tables, "messages", 0, ranges[-1].next, files)
+    (left, *_) = merge_piece(config.tables, "messages", file_name(0, ranges[-1].next), files)
     assert left["path"] in data_files(config, MESSAGES)
     assert (lake.ranges(MESSAGES), rows_of(config, MESSAGES)) == (ranges, rows)
     for number in range(3, 12):

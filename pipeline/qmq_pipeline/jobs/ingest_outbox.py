@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.settings.config import DatabaseSection
+from qmq_pipeline.jobs.merge_scans import merge_scans
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.rows.outbox import (
@@ -24,7 +26,7 @@ from qmq_pipeline.rows.outbox import (
     require_outbox,
 )
 from qmq_pipeline.sources.tasks import run_tasks
-from qmq_pipeline.tables.commits import RangeFacts, range_facts
+from qmq_pipeline.tables.commits import SCANNED_AT, RangeFacts, range_facts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import OUTBOX
 
@@ -51,7 +53,8 @@ def ingest_outbox(
         require_outbox(section)  # before a folder is made
     lake.prepare()
     with lake.writing():
-        lake.sweep(OUTBOX)
+        kept_ms = round(config.merged_kept_s * 1000)
+        lake.sweep(OUTBOX, merged_before_ms=SYSTEM_CLOCK.now_ms() - kept_ms)
         for number, section in enumerate(config.databases, start=1):
             rows[section.name] = _scan(workers, config, lake, section)
             on_progress(
@@ -83,7 +86,7 @@ def _scan(workers: Workers, config: PipelineConfig, lake: Lake, section: Databas
     is_too_many = len(open_ids) > OPEN_IDS_MAX
     next_mark = open_ids[0] if is_too_many else plan.next_mark
     notes = {
-        "scanned_at_ms": plan.scanned_at_ms,
+        SCANNED_AT: plan.scanned_at_ms,
         "next_mark": next_mark,
         "witness": None if is_too_many else plan.next_witness,
         "open_ids": [one for one in open_ids if one < next_mark],
@@ -93,6 +96,7 @@ def _scan(workers: Workers, config: PipelineConfig, lake: Lake, section: Databas
         source=section.name, first=plan.first_id, next=plan.next_id, rows=0, files=(), notes=notes
     )
     lake.commit(OUTBOX, [*written, scan], name=f"{section.name}-{plan.scanned_at_ms:020d}")
+    merge_scans(workers, config, lake, section.name, mark=next_mark)
     return sum(one.rows for one in written)
 
 
@@ -143,16 +147,18 @@ def _witness(scan: RangeFacts | None) -> Witness | None:
 
 def _last(lake: Lake, database: str) -> RangeFacts | None:
     """What the last scan of this database noted."""
-    scans = [one for one in lake.ranges(OUTBOX) if one.source == database and one.notes]
-    return max(scans, key=lambda one: int(one.notes["scanned_at_ms"]), default=None)
+    scans = [
+        one for one in lake.ranges(OUTBOX) if one.source == database and SCANNED_AT in one.notes
+    ]
+    return max(scans, key=lambda one: int(one.notes[SCANNED_AT]), default=None)
 
 
 def last_scans(lake: Lake) -> dict[str, int]:
     """Database → time of its last scan, ms since 1970 by its own clock."""
     found: dict[str, int] = {}
     for one in lake.ranges(OUTBOX):
-        if "scanned_at_ms" in one.notes:
-            time_ms = int(one.notes["scanned_at_ms"])
+        if SCANNED_AT in one.notes:
+            time_ms = int(one.notes[SCANNED_AT])
             found[one.source] = max(found.get(one.source, 0), time_ms)
     return found
 

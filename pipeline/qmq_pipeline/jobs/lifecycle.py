@@ -27,6 +27,7 @@ from qmq_pipeline.jobs.deliveries import (
     groups,
 )
 from qmq_pipeline.jobs.lookup import stored_windows
+from qmq_pipeline.jobs.merge_scans import scan_of
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.spark.session import session_of
@@ -143,15 +144,17 @@ class _New:
             self._of_table[table.name] = [
                 one for one in lake.ranges(table) if self.first_offset < one.next <= log_end
             ]
-        scans: dict[str, str] = dict(seen.get("outbox", {}))
+        #: Database → time of the last scan that was seen.
+        self._scans: dict[str, int] = seen.get("scans", {})
+        scans = dict(self._scans)
         self.outbox: list[RangeFacts] = []
         for commit in lake.commits(OUTBOX):
-            database = commit.name.rpartition("-")[0]
-            if commit.name > seen.get("outbox", {}).get(database, ""):
+            database, scanned_at_ms = scan_of(commit)
+            if scanned_at_ms > self._scans.get(database, 0):
                 self.outbox += commit.ranges
-                scans[database] = max(commit.name, scans.get(database, ""))
+                scans[database] = max(scanned_at_ms, scans.get(database, 0))
         #: What the commit of this run is to say.
-        self.marks = {"log": log_end, "outbox": scans}
+        self.marks = {"log": log_end, "scans": scans}
         self.is_nothing = (
             not self.log
             and not any(one.rows for one in self.outbox)  # a scan that found nothing says nothing
@@ -162,6 +165,16 @@ class _New:
         """Those of one of the tables of the commit log."""
         some = lake.read(spark, table, self._of_table[table.name])
         return some.where(f"physical_offset >= {self.first_offset}") if self.first_offset else some
+
+    def outbox_rows(self, spark: SparkSession, lake: Lake) -> DataFrame:
+        """Those of the outboxes."""
+        from pyspark.sql import functions as fn
+
+        rows = lake.read(spark, OUTBOX, self.outbox)
+        for database, scanned_at_ms in self._scans.items():
+            is_seen = fn.unix_millis("scanned_at") <= scanned_at_ms
+            rows = rows.where(~((fn.col("database") == database) & is_seen))
+        return rows
 
     def windows(self, size: int) -> set[int]:
         """Windows of the log that something came into."""
@@ -213,7 +226,7 @@ def _windows(first: int, after: int, size: int) -> range:
 def _new_ids(spark: SparkSession, lake: Lake, new: _New) -> DataFrame:
     """Ids of all that came in, as producer and counter."""
     ids = new.rows(spark, lake, MESSAGES).select("producer", "counter")
-    ids = ids.unionByName(lake.read(spark, OUTBOX, new.outbox).select("producer", "counter"))
+    ids = ids.unionByName(new.outbox_rows(spark, lake).select("producer", "counter"))
     for table in (SCHEDULED, CANCELLED):
         ids = ids.unionByName(new.rows(spark, lake, table).select("producer", "counter"))
     return ids
@@ -254,7 +267,7 @@ def _frame(
             spark, DELIVERIES, None if made is None else _blocks(config, lake, ranges, folded)
         ),
         "qmq_groups": groups(spark, folded.groups),
-        "qmq_outbox_new": lake.read(spark, OUTBOX, new.outbox).select(*_OUTBOX_COLUMNS),
+        "qmq_outbox_new": new.outbox_rows(spark, lake).select(*_OUTBOX_COLUMNS),
         "qmq_scheduled_new": new.rows(spark, lake, SCHEDULED),
         "qmq_cancelled_new": new.rows(spark, lake, CANCELLED),
     }

@@ -4,7 +4,7 @@ The rows of some commits that follow each other are written once more, in fewer 
 theirs: whoever reads the table finds the old state or the new one, with the same rows. The files that were merged stay
 for an hour, for those who read them right now. A run that dies leaves files that no commit names; they go with those.
 
-What to merge, and what a merged commit says: `tables/merging.py`.
+What to merge, and what a merged commit says: `tables/merging.py`. Scans of outboxes: `merge_scans.py`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from qmq_pipeline.tables.merging import (
     merged_facts,
 )
 from qmq_pipeline.tables.table import Table
+from qmq_pipeline.work.ranges import file_name
 
 if TYPE_CHECKING:
     from qmq_pipeline.sources.tasks import Workers
 
-_WORK: Final = "qmq_pipeline.work.merge.merge_piece"
+MERGE_WORK: Final = "qmq_pipeline.work.merge.merge_piece"
 
 
 def merge(workers: Workers, config: PipelineConfig, lake: Lake, table: Table) -> int:
@@ -68,7 +69,7 @@ def _merged(
     files = [[file for one in run for file in one.files] for run in every]
     doubled = [number for number, some in enumerate(files) if len(some) > 1]
     answers = run_tasks(
-        workers, _WORK, [_piece(lake, table, every[one], files[one]) for one in doubled]
+        workers, MERGE_WORK, [_piece(lake, table, every[one], files[one]) for one in doubled]
     )
     for number, answer in zip(doubled, answers, strict=True):
         files[number] = [DataFile(**one) for one in answer]
@@ -85,8 +86,7 @@ def _piece(
     return {
         "tables": lake.root,
         "table": table.name,
-        "first": run[0].first,
-        "after": run[-1].next,
+        "name": file_name(run[0].first, run[-1].next),
         "files": [asdict(one) for one in files],
     }
 

@@ -15,7 +15,7 @@ from qmq_pipeline.errors import OptionError
 from qmq_pipeline.places.log import RANGE_BYTES
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.places.outbox_options import OUTBOX_SAFETY_S
-from qmq_pipeline.tables.merging import MERGE_COMMITS, MERGED_BYTES, MERGED_KEPT_S
+from qmq_pipeline.tables.merging import MERGE_COMMITS, MERGED_BYTES, MERGED_KEPT_S, MERGED_ROWS
 
 #: Ranges that one Spark job ingests before they are committed: a crash costs at most these again.
 RANGES_PER_COMMIT: Final = 64
@@ -109,6 +109,8 @@ class PipelineConfig:
     merge_commits: int = MERGE_COMMITS
     #: … of so many bytes of log, which is not small any more.
     merged_bytes: int = MERGED_BYTES
+    #: The same for scans of outboxes, in rows.
+    merged_rows: int = MERGED_ROWS
     #: How long files stay that were merged.
     merged_kept_s: float = MERGED_KEPT_S
     audit: AuditOptions = field(default_factory=AuditOptions)

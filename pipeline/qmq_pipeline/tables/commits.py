@@ -15,6 +15,10 @@ ALTERED: Final = "altered"
 ALTERED_COUNT: Final = "altered_count"
 #: Note of a range that retention gave up before it was read.
 EXPIRED: Final = "is_expired"
+#: Notes of a scan of an outbox: when, ms since 1970 by the database's clock; and of merged scans that of the last one
+#: that had rows.
+SCANNED_AT: Final = "scanned_at_ms"
+SCANNED_UNTIL: Final = "scanned_until_ms"
 #: Note of a commit that small ones were merged into: when, ms since 1970.
 MERGED_AT: Final = "merged_at_ms"
 

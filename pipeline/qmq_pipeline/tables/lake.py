@@ -130,15 +130,20 @@ class Lake:
 
     def _all_commits(self, table: Table) -> tuple[list[Commit], set[str]]:
         while True:
-            texts = [
-                self._files.read_text(path)
-                for path in sorted(self._files.names(f"{self.folder(table)}/{COMMITS}"))
-                if path.endswith(".json") and DRAFT not in path and not path.endswith(_STATE)
-            ]
+            names = sorted(self.commit_names(table))
+            texts = [self._files.read_text(self._commit_path(table, name)) for name in names]
             found = [Commit.from_json(text) for text in texts if text is not None]
             if len(found) == len(texts):
                 return found, {name for one in found for name in one.replaces}
             # One was swept since its name was read: what stands for it may not have been there then.
+
+    def commit_names(self, table: Table) -> set[str]:
+        """Names of all commits, those that were replaced and not swept yet among them."""
+        return {
+            path.rpartition("/")[2].removesuffix(".json")
+            for path in self._files.names(f"{self.folder(table)}/{COMMITS}")
+            if path.endswith(".json") and DRAFT not in path and not path.endswith(_STATE)
+        }
 
     def read_commit(self, table: Table, name: str) -> Commit:
         """One commit, which must be there."""

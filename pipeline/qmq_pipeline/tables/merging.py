@@ -22,6 +22,8 @@ from qmq_pipeline.tables.commits import ALTERED, ALTERED_COUNT, EXPIRED, DataFil
 MERGE_COMMITS: Final = 32
 #: Bytes of log that are enough for one file. A merge holds twice as much in memory at most.
 MERGED_BYTES: Final = 16 * 1024 * 1024
+#: The same for outboxes, whose rows have no body.
+MERGED_ROWS: Final = 100_000
 #: What fills a file is not merged again, so fewer are worth it.
 _FULL_COMMITS: Final = 4
 #: How long files stay that were merged, for those who read them right now.
@@ -31,7 +33,7 @@ Runs = Mapping[str, Sequence[Sequence[int]]]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
-    """One commit, by its name: the part of the log that it holds."""
+    """One commit: the part of the log that it holds, by its name. Of an outbox rows are counted in place of bytes."""
 
     first: int
     next: int

@@ -1,4 +1,4 @@
-"""What one worker does to merge small files of a range: one file for each day instead of many, with the same rows."""
+"""What one worker does to merge small files: one file in each folder instead of many, with the same rows."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ from qmq_pipeline.tables.lake_files import ROW_GROUP_ROWS
 from qmq_pipeline.tables.schemas import table_named
 from qmq_pipeline.tables.table import Table
 from qmq_pipeline.tables.tallies import AUDITED
-from qmq_pipeline.work.ranges import BY_SUBJECT, file_name
+from qmq_pipeline.work.ranges import BY_SUBJECT
 
 
 def merge_piece(
-    tables: str, table: str, first: int, after: int, files: Sequence[dict[str, Any]]
+    tables: str, table: str, name: str, files: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Write the files of a range anew, which are in order of the log: one for each day. Returns the files that the
-    range has then; one that is alone in its day stays as it is. Safe to do again; what is written is synced."""
+    """Write files anew, which are in order: one of this name for each folder they are in.
+
+    Returns what there is instead of them; one that is alone in its folder stays as it is. Safe to do again; what is
+    written is synced.
+    """
     lake, made_of = Lake(tables), table_named(table)
     merged = []
-    of_days = groupby(
+    of_folders = groupby(
         (DataFile(**one) for one in files), key=lambda one: one.path.rpartition("/")[0]
     )
-    for day, of_day in of_days:
-        some = list(of_day)
+    for folder, of_folder in of_folders:
+        some = list(of_folder)
         if len(some) == 1:
             merged += some
             continue
         write = lake.write_tallied if table in AUDITED else lake.write
-        path = f"{day}/{file_name(first, after)}"
-        file = write(made_of, path, _rows(lake, made_of, some))
+        file = write(made_of, f"{folder}/{name}", _rows(lake, made_of, some))
         if file.rows != sum(one.rows for one in some):
             raise LakeError(
                 path=lake.url(f"{lake.folder(made_of)}/{some[0].path}"),
