@@ -15,9 +15,14 @@ class RowRate:
         self._rows = rows_per_s * _BURST_S
         self._filled_s = now_s
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a rate at all."""
+        return self._rows_per_s > 0
+
     def allowed(self, now_s: float) -> int | None:
         """How many rows may be taken now; None for any number."""
-        if not self._rows_per_s:
+        if not self.is_limited:
             return None
         added = (now_s - self._filled_s) * self._rows_per_s
         self._rows = min(self._rows + added, max(1.0, self._rows_per_s * _BURST_S))
@@ -30,7 +35,7 @@ class RowRate:
 
     def wait_s(self) -> float:
         """How long to wait until it is worth coming back, if nothing is allowed now."""
-        if not self._rows_per_s:
+        if not self.is_limited:
             return 0.0
         wanted = max(1.0, self._rows_per_s * _WAIT_S)
         return max(0.0, (wanted - self._rows) / self._rows_per_s)

@@ -28,7 +28,7 @@ from qmq_client.retry import Backoff
 from qmq_client.settings.config import WatchdogSection
 from qmq_client.transport.port import Transport
 from qmq_watchdog.beside import Beside, two_threads
-from qmq_watchdog.claiming import Claims
+from qmq_watchdog.claiming import Claim, Claims
 from qmq_watchdog.databases import Database
 from qmq_watchdog.rate import RowRate
 from qmq_watchdog.settling import Settlement, Settlements
@@ -214,12 +214,9 @@ class Sweep:
 
     def _batch(self, counts: SweepCounts) -> bool:
         """One batch; returns whether it is worth asking for another."""
-        limit = min(self._limit_rows, self._options.rows_max - counts.claimed)
-        allowed = self._rate.allowed(self._clock.monotonic_s())
-        if allowed is not None and allowed < 1:
-            counts.is_cut_short, counts.rate_wait_s = True, self._rate.wait_s()
+        limit = self._rows_allowed(counts)
+        if limit < 1:
             return False
-        limit = limit if allowed is None else min(limit, allowed)
         keys, self._keys = self._keys, []
         claim = self._claims.take_followers(keys, limit) or self._claims.take(limit)
         rows = claim.rows
@@ -229,15 +226,31 @@ class Sweep:
         self._rate.take(len(rows))
         started_s = self._clock.monotonic_s()
         if started_s >= claim.lease_end_s:
-            # This process was stopped for so long that the rows may belong to another by now: leave
-            # them.
+            # This process was stopped for so long that the rows may belong to another by now:
+            # leave them.
             counts.lost += len(rows)
             return True
         self._adapt(rows)
-        if counts.sent and claim.is_full and allowed is None and not keys:
+        if counts.sent and claim.is_full and not self._rate.is_limited and not keys:
             self._look_ahead(counts)
-        is_keyed = any(row.ordering_key is not None for row in rows)
-        turns = self._turns(rows, counts) if is_keyed else Turns(free=rows)
+        outcome = self._send(claim, counts, started_s)
+        is_more = claim.is_full or self._claims.is_ahead or bool(self._keys)
+        return is_more and not outcome.unreachable
+
+    def _rows_allowed(self, counts: SweepCounts) -> int:
+        """How many rows the next claim may have: by its size, this sweep's bound and the rate."""
+        limit = min(self._limit_rows, self._options.rows_max - counts.claimed)
+        allowed = self._rate.allowed(self._clock.monotonic_s())
+        if allowed is None:
+            return limit
+        if allowed < 1:
+            counts.is_cut_short, counts.rate_wait_s = True, self._rate.wait_s()
+        return min(limit, allowed)
+
+    def _send(self, claim: Claim, counts: SweepCounts, started_s: float) -> BatchOutcome:
+        """Publish the rows whose turn it is, and settle all of them."""
+        is_keyed = any(row.ordering_key is not None for row in claim.rows)
+        turns = self._turns(claim.rows, counts) if is_keyed else Turns(free=claim.rows)
         outcome = publish_rows(
             turns.free,
             transport=self._transport,
@@ -253,7 +266,7 @@ class Sweep:
         self._settle(
             Settlement(
                 token=claim.token,
-                rows=rows if sent_s < claim.lease_end_s else (),
+                rows=claim.rows if sent_s < claim.lease_end_s else (),
                 outcome=outcome,
                 held=turns.given_back(),
             ),
@@ -261,8 +274,7 @@ class Sweep:
         )
         counts.held += len(turns.held)
         self._keys = _keys_sent(turns.free, outcome)
-        is_more = claim.is_full or self._claims.is_ahead or bool(self._keys)
-        return is_more and not outcome.unreachable
+        return outcome
 
     def _look_ahead(self, counts: SweepCounts) -> None:
         """Begin a claim beside this batch, within the bound of the sweep."""
