@@ -17,6 +17,7 @@ from qmq_broker.storage.ids.journal import IdJournal
 from qmq_broker.storage.ids.runs import IdRun
 from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.queues.entry_chunk import EntryChunk, EntryRun, encode_entry_chunk
+from qmq_broker.storage.queues.queue_files import ENTRY_BYTES
 from qmq_broker.storage.store import Store
 from tests.broker.storage.damaged import flip
 from tests.broker.storage.lives import restarted
@@ -106,8 +107,9 @@ def test_B11_a_chunk_that_does_not_go_on_where_its_queues_end_is_not_believed(
     for subject in world.store.subjects():
         queue = world.store.queue(subject)
         assert queue is not None
-        entries = queue.unjournaled()[1] or queue.unflushed(queue.next_sequence)[1]
-        runs.append(EntryRun(subject, first, entries[: len(entries) - cut_bytes]))
+        entries = queue.unflushed(queue.next_sequence)[1]
+        part = entries[first * ENTRY_BYTES : len(entries) - cut_bytes]
+        runs.append(EntryRun(subject, first, part))
     strange = Journal(world.disk, layout.ENTRIES, format_.store_id)
     strange.append(world.store.durable_offset, encode_entry_chunk(EntryChunk(0, runs)))
     strange.close()
@@ -166,6 +168,23 @@ def test_old_files_of_a_journal_go_and_the_rest_is_read_across_files(
     assert late.next_offset == 150, "what ends before that is not gone on with"
     disk.unlink(f"ids/{60:020d}")
     assert [chunk.next_offset for chunk in Journal(disk, "ids", STORE_ID).read(50, 100)] == [60]
+
+
+def test_B10_files_of_ids_that_the_window_has_left_behind_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(journal, "FILE_BYTES", 100)
+    options = replace(JOURNALED, dedupe_ids=16)
+    world = World(RecordingDisk(), history=History(options=options))
+    for _ in range(60):
+        world.send(world.frame(orders=10))
+        world.clock.pass_ms(2_000)
+        world.store.step()
+    window_offset = world.store._window.first_offset
+    assert window_offset is not None
+    bases = journal.journal_bases(world.disk, layout.IDS)
+    assert bases[0] <= window_offset < bases[1]
+    assert len(bases) < 30
 
 
 def test_B4_a_journal_that_knows_more_than_the_log_holds_stops_the_start() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from qmq_broker.options import GIB, MIB, SEGMENT_BYTES, ServeOptions, StoreOptions
+from qmq_broker.service.limits import ServiceLimits
 
 
 @pytest.mark.parametrize(
@@ -49,3 +50,5 @@ def test_the_defaults_are_those_that_were_decided() -> None:
     assert (options.dedupe_ms, options.dedupe_ids) == (600_000, 1_000_000)
     assert (options.retain_ms, options.retain_bytes) == (72 * 3_600_000, 0)
     assert (options.force_retention, options.reserve_bytes) == (False, 256 * MIB)
+    limits = ServiceLimits()
+    assert (limits.commit_queue_age_ms, limits.commit_queue_bytes) == (1_000, 64 * MIB)
