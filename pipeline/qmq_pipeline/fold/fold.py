@@ -1,11 +1,12 @@
-"""What became of each message at one group: the actions of the group, folded in their order.
+"""What became of each message in one group: the group's actions, folded in order.
 
-The broker keeps the same state while it runs (`service/delivery/groups.py`); this is the view afterwards, with
-times. Sequences of a subject are dense, so the state is arrays with one place for each message, a block of
-sequences each, and an action on a range is an assignment to a slice. Blocks are brought from the table when
-an action touches them, so a fold that goes on where another ended costs what came in since.
+The broker keeps the same state while it runs (`service/delivery/groups.py`); this is the view
+afterwards, with times. Sequences of a subject are dense, so the state is arrays with one place per
+message, a block of sequences each, and an action on a range is an assignment to a slice. Blocks are
+loaded from the table when an action touches them, so a fold that continues an earlier one costs
+only what came in since.
 
-What was handed out before the table of actions begins is not known here: settlements of it are counted,
+What was handed out before the table of actions begins is unknown here: its settlements are counted
 and left out.
 """
 
@@ -45,13 +46,13 @@ Load = Callable[[int], pa.Table | None]
 
 @dataclass(slots=True)
 class GroupMark:
-    """Where a fold stands, beside its blocks: what the next one goes on with. Travels as JSON."""
+    """The state of a fold besides its blocks: where the next one continues. Travels as JSON."""
 
-    #: First sequence that is for the group; None while the table does not say where it stands.
+    #: First sequence for the group; None while the table does not tell.
     first: int | None = None
-    #: What the group has come to: below it each message was given, or is not for the group.
+    #: How far the group has come: below this, each message was delivered, or is not for the group.
     come_to: int = 0
-    #: One behind the highest sequence that anything is known of.
+    #: One behind the highest sequence of which anything is known.
     next: int = 0
     has_ended: bool = False
     #: Settlements of hand-outs that are older than the table.
@@ -61,12 +62,12 @@ class GroupMark:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> GroupMark:
-        """As `to_json` wrote it."""
+        """From what `to_json` wrote."""
         held = {name: [(a, b, c) for a, b, c in some] for name, some in found["held"].items()}
         return cls(**{**found, "held": held})
 
     def to_json(self) -> dict[str, Any]:
-        """What JSON can say of it."""
+        """As JSON values."""
         return asdict(self)
 
 
@@ -75,7 +76,10 @@ def _nothing(_: int) -> pa.Table | None:
 
 
 class GroupFold:
-    """One (subject, group). Feed it the group's rows of `actions` in order, times in microseconds."""
+    """One (subject, group).
+
+    Feed it the group's rows of `actions` in order, times in microseconds.
+    """
 
     def __init__(
         self,
@@ -99,19 +103,19 @@ class GroupFold:
         self._texts = Texts()
 
     def add(self, row: Row) -> None:
-        """Let one action happen; kinds that change no message are passed over."""
+        """Apply one action; kinds that change no message are ignored."""
         apply = _APPLY.get(row["action"])
         if apply is not None:
             apply(self, row)
 
     def batches(self, number: int) -> Iterator[pa.RecordBatch]:
-        """A row for each message of a block that something is known of, in order of sequence."""
+        """A row for each known message of a block, in order of sequence."""
         yield from self._block(number).batches(self.subject, self.group, self._texts)
 
     # ---- the actions -------------------------------------------------------------------------
 
     def defined(self, row: Row) -> None:
-        """The group begins, or one that had ended does again; else a setting was changed."""
+        """The group begins, or begins again after it ended; otherwise a setting was changed."""
         first = row["first_sequence"]
         mark = self.mark
         if mark.first is None:
@@ -130,7 +134,7 @@ class GroupFold:
 
     def pulled(self, row: Row) -> None:
         first, after, at_us = row["first_sequence"], row["next_sequence"], row["at"]
-        if row["attempt"] == 1:  # what it passed over on the way there is not for it
+        if row["attempt"] == 1:  # what it skipped on the way there is not for it
             self._come_to(first, row)
             self.mark.come_to = max(self.mark.come_to, after)
         held = self.mark.held.setdefault(row["consumer"], [])
@@ -167,7 +171,7 @@ class GroupFold:
             state["text"] = text
 
     def set_aside(self, row: Row) -> None:
-        """What waited for its next delivery is away, as a copy in the log."""
+        """Messages that waited for redelivery are away, as copies in the log."""
         for state in self._slices(row["first_sequence"], row["next_sequence"]):
             mask = state["outcome"] == GIVEN_BACK
             state["outcome"][mask] = SET_ASIDE
@@ -182,14 +186,14 @@ class GroupFold:
             state["back_us"][mask] = row["at"]
 
     def skipped(self, row: Row) -> None:
-        """What the log lost; what was set aside has a copy elsewhere, and comes back."""
+        """What the log lost; messages set aside have copies elsewhere, and come back."""
         mark, after = self.mark, row["next_sequence"]
         self._give_up(row["first_sequence"], after, row, "given up by force", _WITHOUT_COPY)
         mark.first = after if mark.first is None else mark.first
         mark.come_to = max(mark.come_to, after)
 
     def sought(self, row: Row) -> None:
-        """The group goes on elsewhere: what it jumps over it does not get, what lies behind it begins anew."""
+        """The group continues elsewhere: it never gets what it skips; what follows is new."""
         first, mark = row["first_sequence"], self.mark
         self._give_up(first if mark.first is None else mark.first, first, row, "sought past it")
         mark.held.clear()
@@ -228,7 +232,7 @@ class GroupFold:
         mark.come_to = max(mark.come_to, after)
 
     def _begin_at(self, first: int) -> None:
-        """From here on the group is given everything as if for the first time."""
+        """From here on the group gets everything as if for the first time."""
         mark = self.mark
         mark.first = first if mark.first is None else min(mark.first, first)
         for state in self._slices(first, mark.next):
@@ -246,7 +250,7 @@ class GroupFold:
             state["text"][mask] = text
 
     def _handed_out(self, row: Row) -> Iterator[tuple[int, int]]:
-        """Runs of sequences that these pull sequences of a consumer stand for; they are held no more."""
+        """The runs of sequences behind these pull sequences of a consumer; no longer held."""
         held = self.mark.held.get(row["consumer"], [])
         here, after = row["first_pull"], row["next_pull"]
         place = max(0, bisect_right(held, here, key=lambda one: one[0]) - 1)

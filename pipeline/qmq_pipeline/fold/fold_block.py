@@ -1,4 +1,4 @@
-"""What is known of the messages of one group in one block of sequences, as an array; and its rows in a table."""
+"""The messages of one group in one block of sequences, as an array and as rows of a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from qmq_pipeline.tables.columns import TIME, Numbers
 from qmq_pipeline.tables.schemas import DELIVERIES
 
-#: Names of the outcomes, by the number that the arrays hold.
+#: Names of the outcomes, by their number in the arrays.
 OUTCOMES: Final = (
     "",
     "in flight",
@@ -57,7 +57,7 @@ class Texts:
         self._numbers = {self._pairs[0]: 0}
 
     def number(self, reason: str | None, error: str | None) -> int:
-        """The number of this pair; an empty text is none."""
+        """The number of this pair; an empty text counts as none."""
         pair = (reason or None, error or None)
         number = self._numbers.get(pair)
         if number is None:
@@ -66,7 +66,7 @@ class Texts:
         return number
 
     def numbers(self, reasons: pa.Array, errors: pa.Array) -> Numbers:
-        """The numbers of many."""
+        """The numbers of many pairs."""
         pairs = zip(reasons.to_pylist(), errors.to_pylist(), strict=True)
         return np.fromiter((self.number(*pair) for pair in pairs), np.int32, len(reasons))
 
@@ -78,7 +78,7 @@ class Texts:
 
 
 class Block:
-    """The states of consecutive sequences; grows to both sides as it is asked for."""
+    """The states of consecutive sequences; grows to both sides on demand."""
 
     def __init__(self) -> None:
         self._first = 0
@@ -86,7 +86,7 @@ class Block:
 
     @classmethod
     def of(cls, rows: pa.Table | None, texts: Texts) -> Block:
-        """As the table has it: the rows of one group, in order of sequence."""
+        """From the table: the rows of one group, in order of sequence."""
         block = cls()
         if rows is None or not rows.num_rows:
             return block
@@ -124,7 +124,7 @@ class Block:
         return self._state[first - self._first : after - self._first]
 
     def batches(self, subject: str, group: str, texts: Texts) -> Iterator[pa.RecordBatch]:
-        """A row for each message that something is known of, in order of sequence."""
+        """A row for each known message, in order of sequence."""
         for first in range(0, len(self._state), BATCH_ROWS):
             some = self._state[first : first + BATCH_ROWS]
             places = np.flatnonzero(some["outcome"])

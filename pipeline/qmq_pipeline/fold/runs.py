@@ -1,4 +1,4 @@
-"""Half-open runs of sequences: which were touched, and which ranges have some of them."""
+"""Half-open runs of sequences: which were touched, and which ranges contain some."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-#: More than that are made fewer by closing the smallest gaps: too much is touched then, never too little.
+#: More runs than this are reduced by closing the smallest gaps: then too much counts as touched,
+#: never too little.
 RUNS_MAX: Final = 256
 
 
@@ -25,7 +26,7 @@ class RunList:
         return len(self._runs)
 
     def add(self, first: int, after: int) -> None:
-        """Add a run; Requires: it is not empty."""
+        """Add a run. Requires: it is not empty."""
         place = bisect_left(self._runs, first, key=lambda run: run[1])
         last = place
         while last < len(self._runs) and self._runs[last][0] <= after:
@@ -36,7 +37,7 @@ class RunList:
             self._coarsen()
 
     def overlaps(self, first: int, after: int) -> bool:
-        """Whether something in this range is among them."""
+        """Whether any run overlaps this range."""
         place = bisect_left(self._runs, first + 1, key=lambda run: run[1])
         return place < len(self._runs) and self._runs[place][0] < after
 

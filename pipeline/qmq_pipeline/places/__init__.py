@@ -1,1 +1,1 @@
-"""Where logs are read from: a directory, a backup, an archive, a running broker; and the options that say so."""
+"""Where logs are read from: a directory, a backup, an archive, a broker; with options."""

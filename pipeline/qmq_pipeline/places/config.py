@@ -17,11 +17,11 @@ from qmq_pipeline.places.options import Place
 from qmq_pipeline.places.outbox_options import OUTBOX_SAFETY_S
 from qmq_pipeline.tables.merging import MERGE_COMMITS, MERGED_BYTES, MERGED_KEPT_S, MERGED_ROWS
 
-#: Ranges that one Spark job ingests before they are committed: a crash costs at most these again.
+#: Ranges that one job ingests before a commit: a crash repeats at most these.
 RANGES_PER_COMMIT: Final = 64
-#: Some 600,000 messages of 200 bytes: seconds of work, and eight parts for a GiB of log.
+#: About 600,000 messages of 200 bytes: seconds of work, and eight parts for a GiB of log.
 WINDOW_BYTES: Final = 128 * 1024 * 1024
-#: 10 MB of a worker's memory for each group that something happened to; 1.5 MB of file.
+#: 10 MB of a worker's memory for each group with changes; 1.5 MB of file.
 BLOCK_SEQUENCES: Final = 262_144
 
 
@@ -29,25 +29,25 @@ BLOCK_SEQUENCES: Final = 262_144
 class AuditOptions:
     """How messages are judged."""
 
-    #: How long a message may be under way before it counts as missing.
+    #: How long a message may be on its way before it counts as missing.
     grace_s: float = 60.0
-    #: Stored so long after its commit (or, of a delayed one, its due time) a message is late.
+    #: A message stored this long after its commit (or its due time, if delayed) is late.
     late_s: float = 60.0
-    #: Every producer's outbox is among the databases: then a message without a row is a ghost,
-    #: whoever made it.
+    #: Whether every producer's outbox is among the databases: then a message without a row is a
+    #: ghost, whoever sent it.
     is_closed_world: bool = False
-    #: Accepted rows stay in the outbox, of every producer and the watchdog, until they are ingested:
-    #: then a message of one of its producers without a row is a ghost. Also said by `keep_sent_s`
-    #: of a configured database.
+    #: Whether accepted rows stay in every producer's and the watchdog's outbox until they are
+    #: ingested: then a message of one of those producers without a row is a ghost. Also set by
+    #: `keep_sent_s` of a configured database.
     are_rows_kept: bool = False
     #: Findings of one kind that are written out; all are counted.
     findings_max: int = 100_000
-    #: Judge what was committed in this window; None for all that is known.
+    #: Judge what was committed in this window; None for everything known.
     since_ms: int | None = None
     until_ms: int | None = None
 
 
-#: Format of a listing → the package that writes it, which an extra brings.
+#: Format of a listing → the package that writes it, installed by an extra.
 _PACKAGES: Final = {"delta": "deltalake", "iceberg": "pyiceberg"}
 
 
@@ -55,18 +55,18 @@ _PACKAGES: Final = {"delta": "deltalake", "iceberg": "pyiceberg"}
 class ExposeOptions:
     """How other programs are to find the tables.
 
-    Raises `OptionError` for a format that is not known, or whose package is not installed.
+    Raises `OptionError` for an unknown format, or one whose package is not installed.
     """
 
     #: "delta" or "iceberg".
     format: str
-    #: Names of tables; empty for all that there are.
+    #: Names of tables; empty for all.
     tables: tuple[str, ...] = ()
-    #: Of Iceberg: a catalog that pyiceberg is configured for; "" for its default one.
+    #: For Iceberg: a catalog in pyiceberg's configuration; "" for its default one.
     catalog: str = ""
-    #: … and what that configuration does not say of it, by pyiceberg's names: "uri" and so on.
+    #: … and properties missing from that configuration, by pyiceberg's names: "uri" and so on.
     catalog_properties: Mapping[str, str] = field(default_factory=dict)
-    #: Of Iceberg: where in the catalog.
+    #: For Iceberg: the namespace in the catalog.
     namespace: str = "qmq"
 
     def __post_init__(self) -> None:
@@ -95,15 +95,15 @@ class PipelineConfig:
     databases: tuple[DatabaseSection, ...] = ()
     partition_bytes: int = RANGE_BYTES
     ranges_per_commit: int = RANGES_PER_COMMIT
-    #: Rows of an outbox younger than this may still have a neighbour of a lower number that commits
-    #: later; they are read again by the next run.
+    #: An outbox row younger than this may still be preceded by a lower number that commits later;
+    #: such rows are read again by the next run.
     outbox_safety_s: float = OUTBOX_SAFETY_S
-    #: Pieces that the action log's groups are dealt to; a piece is folded by one task. This and the
-    #: next two say how tables are cut: with other numbers they are made anew.
+    #: Number of buckets for the groups of the action log; one task folds one bucket. This and the
+    #: next two decide how tables are cut: with other numbers they are rebuilt.
     fold_buckets: int = 4
     #: Sequences of a subject in one file of `deliveries`.
     fold_block_sequences: int = BLOCK_SEQUENCES
-    #: Bytes of log in one part of `lifecycle`: what is made anew when a message of it changed.
+    #: Bytes of log in one part of `lifecycle`, which is rebuilt when a message of it changed.
     window_bytes: int = WINDOW_BYTES
     #: So many small commits that follow each other become one …
     merge_commits: int = MERGE_COMMITS
@@ -114,7 +114,7 @@ class PipelineConfig:
     #: How long files stay that were merged.
     merged_kept_s: float = MERGED_KEPT_S
     audit: AuditOptions = field(default_factory=AuditOptions)
-    #: What `run` exposes the tables as when it is done; None for not at all.
+    #: What `run` exposes the tables as when it is done; None for nothing.
     expose: ExposeOptions | None = None
 
     def __post_init__(self) -> None:

@@ -1,7 +1,8 @@
-"""A data directory that is only read, here: a `Disk` for the broker's own readers.
+"""A data directory that is only read, on this machine: a `Disk` for the broker's own readers.
 
-The broker's disk opens files for writing and makes what is missing; who reads a backup on a read-only
-mount, or beside a running broker, must do neither. A directory at a broker is in `remote.py`.
+The broker's disk opens files for writing and creates what is missing. A reader of a backup on a
+read-only mount, or beside a running broker, must do neither. `remote.py` reads a directory at a
+broker.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from qmq_pipeline.errors import SourceError
 
 
 class ReadFile(ABC):
-    """One open file, from any thread; whatever would change it is refused."""
+    """One open file, for any thread; refuses to change anything."""
 
     @abstractmethod
     def read(self, position: int, count: int) -> bytes:
@@ -29,7 +30,7 @@ class ReadFile(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give the file back. Safe to call twice."""
+        """Close the file. Safe to call twice."""
 
     def write(self, position: int, parts: Sequence[bytes | memoryview]) -> None:
         raise _refusal()
@@ -48,22 +49,23 @@ class ReadFile(ABC):
 
 
 class ReadDisk(ABC):
-    """Files below one directory; whatever would change them is refused."""
+    """Files below one directory; refuses to change anything."""
 
-    #: Whether it gives nothing of a log that is not durable: what stands on a disk need not have been synced.
+    #: Whether it serves only the durable part of a log: what is on a disk need not have been
+    #: synced.
     gives_durable_alone: ClassVar[bool] = False
 
     @abstractmethod
     def open(self, path: str, *, is_new: bool = False) -> DiskFile:
-        """Open for reading; `DiskError` when there is no such file."""
+        """Open for reading; `DiskError` if there is no such file."""
 
     @abstractmethod
     def names(self, directory: str) -> list[str]:
-        """Sorted names in a directory; none when there is no such directory."""
+        """Sorted names in a directory; none if there is no such directory."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give up whatever leads to the files. Safe to call twice."""
+        """Close all access to the files. Safe to call twice."""
 
     def lock(self, path: str, holder: str) -> DiskLock:
         raise _refusal()
@@ -85,10 +87,10 @@ class ReadDisk(ABC):
 
 
 class LocalDisk(ReadDisk):
-    """The files of this machine, or of a mounted file system, below `root`."""
+    """The files below `root` of this machine, or of a mounted file system."""
 
     def __init__(self, root: str) -> None:
-        """Raises `SourceError` when there is no such directory."""
+        """Raises `SourceError` if there is no such directory."""
         self.root = os.path.abspath(root)
         if not os.path.isdir(self.root):
             raise SourceError(
@@ -114,7 +116,7 @@ class LocalDisk(ReadDisk):
             raise translate(error, "list", directory) from error
 
     def close(self) -> None:
-        """Nothing: each file is closed by itself."""
+        """Does nothing: each file is closed by itself."""
 
 
 class _LocalFile(ReadFile):

@@ -1,12 +1,12 @@
-"""One log of a data directory as the pipeline reads it: from where to where, in which ranges.
+"""One log of a data directory as the pipeline reads it: how far, and in which ranges.
 
-The frames are found and verified by the broker's own scanner; this module says up to where a log may
-be read, cuts it into ranges that begin and end at frames, and turns what the scanner refuses into an
-error that says what happened: retention has passed the range, or it is damaged.
+The broker's own scanner finds and verifies the frames. This module says how far a log may be read,
+cuts it into ranges that begin and end at frames, and turns refusals of the scanner into errors that
+say what happened: retention has passed the range, or it is damaged.
 
-Up to where: the newest checkpoint, and what whole frames behind it say had been synced. A reader beside a
-running broker is so at most a second behind, and never shows what a power cut could take. A broker that is
-asked gives durable bytes alone: of it, every whole frame counts.
+How far: to the newest checkpoint, and to what whole frames after it say had been synced. So a
+reader beside a running broker is at most a second behind, and never shows what a power cut could
+take. A broker serves only durable bytes: from it, every whole frame counts.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from qmq_client.wire.frame import FrameKind
 from qmq_pipeline.errors import DamagedRangeError, ExpiredRangeError, SourceError
 from qmq_pipeline.places.disks import ReadDisk
 
-#: Both logs, by what the tables call them.
+#: Both logs, by their names in the tables.
 COMMIT_LOG: Final = layout.COMMIT_LOG
 ACTION_LOG: Final = layout.ACTION_LOG
 _KINDS: Final = {COMMIT_LOG: COMMIT_KINDS | {FrameKind.DELAYED}, ACTION_LOG: ACTION_KINDS}
-#: A range is about so long: some seconds of work, so that progress is seen and a retry is cheap.
+#: The approximate length of a range: a few seconds of work, so that progress shows and a retry is
+#: cheap.
 RANGE_BYTES: Final = 32 * 1024 * 1024
 _REMEDY_DIRECTORY: Final = "Give the data directory of a broker, a backup or an archive"
 
@@ -44,9 +45,9 @@ _Result = TypeVar("_Result")
 
 
 class LogBounds(NamedTuple):
-    """What a log holds."""
+    """The extent of a log."""
 
-    #: Names the log: offsets of another store mean nothing here.
+    #: Identifies the log: offsets of another store mean nothing here.
     store_id: str
     first_offset: int
     next_offset: int
@@ -58,21 +59,21 @@ class LogReader:
     def __init__(
         self, disk: ReadDisk, log: str, *, source: str, known: Format | None = None
     ) -> None:
-        """Raises `SourceError` when `source` is no data directory, or of another version.
+        """Raises `SourceError` if `source` is no data directory, or of another version.
 
-        Who has `known` from another reader of the same store has nothing read here.
+        With `known`, from another reader of the same store, nothing is read here.
         """
         self._disk = disk
         self._log = log
         self._source = source
-        #: What must never change in the life of the store.
+        #: What never changes in the life of the store.
         self.format: Final = self._read_format() if known is None else known
-        #: What was there when the log was last looked at as a whole; None before.
+        #: The segments found when the log was last read as a whole; None before.
         self._opened: Segments | None = None
 
     @property
     def store_id(self) -> str:
-        """Names the store."""
+        """Identifies the store."""
         return self.format.store_id.hex()
 
     @property
@@ -83,21 +84,22 @@ class LogReader:
         return self.format.action_segment_bytes
 
     def close(self) -> None:
-        """Give the files back, and the way to them."""
+        """Close the files, and the way to them."""
         self._let_go()
         self._disk.close()
 
     def bounds(self) -> LogBounds:
-        """From where to where the log may be read now."""
+        """The range of the log that may be read now."""
         self._let_go()
         first_offset = self._first_offset()
         return LogBounds(self.store_id, first_offset, self._durable_offset(first_offset))
 
     def bounds_since(self, known: LogBounds) -> LogBounds | None:
-        """The same, for who knows them of a moment ago: read is only what has come since.
+        """The same for callers that know an earlier range: only what came since is read.
 
-        The lower end is as it is known: who reads a range finds out that retention has passed it. None when
-        only `bounds` can tell: the store is another one, or its next frame is not where it was expected.
+        The lower end stays as it was: readers of a range find out that retention has passed it.
+        None if only `bounds` can tell: the store is another one, or its next frame is not where it
+        was expected.
         """
         self._let_go()
         if self._read_format() != self.format:
@@ -114,38 +116,38 @@ class LogReader:
         return known._replace(next_offset=durable) if durable <= scan.next_offset else None
 
     def offset_at(self, time_ms: int, bounds: LogBounds) -> int:
-        """Where the first frame stands that was stored at `time_ms` or later."""
+        """Where the first frame stored at `time_ms` or later stands."""
         within = LogRange(bounds.first_offset, bounds.next_offset)
         return self._translated(lambda: offset_at(self._segments(), time_ms, within))
 
     def frame_from(self, offset: int, bounds: LogBounds) -> int:
-        """Where the first frame begins at or behind any `offset`; the log's end for none."""
+        """Where the first frame at or behind any `offset` begins; the log's end if none does."""
         if not bounds.first_offset < offset < bounds.next_offset:
             return min(max(offset, bounds.first_offset), bounds.next_offset)
         header = frame_at_or_behind(self._segments(), LogRange(offset, bounds.next_offset))
         return bounds.next_offset if header is None else header.physical_offset
 
     def stamp_crc(self, offset: int) -> int | None:
-        """The log's checksum of the frame at `offset`; None when no whole one stands there."""
+        """The log's checksum of the frame at `offset`; None if no whole frame is there."""
         try:
             return read_stamp(self._segments(), offset).stamp_crc
         except ProtocolError:
             return None
 
     def has_stamp(self, offset: int, stamp_crc: int) -> bool:
-        """Whether the frame at `offset` is the one with this checksum, as far as the log still has it."""
+        """Whether the frame at `offset` has this checksum, as far as the log still has it."""
         try:
             is_same = self.stamp_crc(offset) == stamp_crc
-        except DiskError:  # its segment has gone
+        except DiskError:  # its segment is gone
             is_same = False
         return is_same or offset < self.bounds().first_offset
 
     def ranges(
         self, first_offset: int, next_offset: int, range_bytes: int = RANGE_BYTES
     ) -> list[LogRange]:
-        """Cut a part of the log at frames, at segments always; each about `range_bytes` long.
+        """Cut a part of the log into ranges of about `range_bytes`, at frames and at every segment.
 
-        The same part is cut the same way each time.
+        The same part is always cut the same way.
         """
         cuts = [first_offset]
         while cuts[-1] < next_offset:
@@ -164,8 +166,8 @@ class LogReader:
     def frames(self, within: LogRange) -> Iterator[ScannedFrame]:
         """Every frame of a range that begins and ends at frames, verified.
 
-        Raises `ExpiredRangeError` when retention has passed it, `DamagedRangeError` when it is not
-        as it was written: what was given out before is right, the range is not whole.
+        Raises `ExpiredRangeError` if retention has passed it, `DamagedRangeError` if it is not as
+        it was written: the frames given before are right, the range is not complete.
         """
         if within.first_offset >= within.next_offset:
             return
@@ -202,7 +204,7 @@ class LogReader:
         return self._opened
 
     def _let_go(self) -> None:
-        """Segments come and go, and an open file keeps its room on the disk."""
+        """Close segments: they come and go, and an open file keeps its space on the disk."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -243,7 +245,7 @@ class LogReader:
         return max(durable, seen)
 
     def _durable_end(self, scan: FrameScan) -> int:
-        """Up to where the log is durable, by all whole frames of a scan that was not begun."""
+        """How far the log is durable, by all whole frames of a fresh scan."""
         for _ in scan:
             pass
         return scan.next_offset if self._disk.gives_durable_alone else scan.durable_claim
@@ -270,7 +272,7 @@ class LogReader:
         )
 
     def _translated(self, work: Callable[[], _Result]) -> _Result:
-        """What the broker's readers refuse, as an error of the pipeline."""
+        """Turn refusals of the broker's readers into errors of the pipeline."""
         try:
             return work()
         except (CorruptionError, DiskError) as error:
@@ -288,9 +290,11 @@ class LogReader:
 
 
 class _Pass:
-    """The segments of a log as one scan reads them, from front to back: one of them open, each read once.
+    """The segments of a log as one scan reads them, from front to back: one open at a time, each
+    read once.
 
-    What ended before as much was there as was asked for is not asked again: at a broker it is a request.
+    Where fewer bytes came than were asked for, the end is not asked for again: at a broker that is
+    a request.
     """
 
     def __init__(self, disk: ReadDisk, log: str, segment_bytes: int) -> None:
@@ -299,7 +303,7 @@ class _Pass:
         self.segment_bytes = segment_bytes
         self._file: DiskFile | None = None
         self._base = -1
-        #: Where there was nothing more; -1 when that was not seen.
+        #: Where nothing more came; -1 if that was not seen.
         self._end = -1
 
     def base_of(self, offset: int) -> int:
@@ -309,7 +313,7 @@ class _Pass:
         return layout.segment_path(self._log, self.base_of(offset))
 
     def read(self, offset: int, count: int) -> bytes:
-        """`count` bytes of one segment; fewer at its end. Raises `DiskError` where there is none."""
+        """`count` bytes of one segment; fewer at its end. Raises `DiskError` if there is none."""
         if offset == self._end:
             return b""
         base = self.base_of(offset)
@@ -323,7 +327,7 @@ class _Pass:
         return data
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,7 +1,7 @@
-"""A log that is looked at again and again: by a stream, and by an ingest that follows it.
+"""A log that is checked again and again, by a stream or by an ingest that follows it.
 
-The first look is at all that there is: lists of files, the checkpoint, and the log from there on. Each later one reads
-what has come since, which at a broker is four small requests.
+The first check reads everything: lists of files, the checkpoint, and the log from there on. Each
+later one reads what came since, which at a broker is four small requests.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from qmq_pipeline.places.places import open_log
 
 
 class LogWatch:
-    """One log and what it held when it was last looked at; a context that closes it. One thread at a time."""
+    """One log and its extent when last checked; a context that closes it. One thread at a time."""
 
     def __init__(self, place: Place, log: str) -> None:
-        """Nothing is opened before it is asked for."""
+        """Nothing is opened before it is needed."""
         self._place = place
         self._log = log
         self._reader: LogReader | None = None
-        #: What it held when it was last looked at; None before, and when it is closed.
+        #: Its extent when last checked; None before, and when closed.
         self.known: LogBounds | None = None
 
     def __enter__(self) -> LogWatch:
@@ -40,9 +40,10 @@ class LogWatch:
         return self._reader
 
     def look(self) -> LogBounds:
-        """From where to where the log may be read now.
+        """The range of the log that may be read now.
 
-        The lower end is the one of the last `look_anew`: who reads a range finds out that retention has passed it.
+        The lower end is that of the last `look_anew`: readers of a range find out that retention
+        has passed it.
         """
         seen = None if self.known is None else self.reader.bounds_since(self.known)
         if seen is None:
@@ -51,13 +52,13 @@ class LogWatch:
         return seen
 
     def look_anew(self) -> LogBounds:
-        """The same by a look at all that there is: another store may stand there, or retention has passed."""
+        """The same, reading everything: there may be another store, or retention has passed."""
         self.close()
         self.known = self.reader.bounds()
         return self.known
 
     def close(self) -> None:
-        """Forget it; the next look begins anew."""
+        """Forget it; the next check begins anew."""
         if self._reader is not None:
             self._reader.close()
         self._reader = self.known = None

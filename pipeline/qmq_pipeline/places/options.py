@@ -1,7 +1,8 @@
-"""Options of the sources, as people write them: checked by name and value before anything is opened.
+"""Options of the sources, as people write them: name and value are checked before anything is
+opened.
 
-Spark takes any option without a word; a slip would silently read everything. An unknown one is an error
-that names the nearest known.
+Spark accepts any option silently, so a typo would read everything. Here an unknown option is an
+error that names the nearest known one.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Place:
 
     path: str | None = None
     broker_url: str | None = None
-    #: What shows the broker who is asking, and the certificates of TLS; see `BrokerAddress`.
+    #: What identifies the caller to the broker, and certificates for TLS; see `BrokerAddress`.
     token: str = ""
     token_file: str = ""
     ca_file: str = ""
@@ -59,7 +60,7 @@ class Place:
 
     @property
     def address(self) -> BrokerAddress:
-        """The broker. Requires: there is a `broker_url`."""
+        """The broker. Requires: `broker_url` is set."""
         return BrokerAddress(
             url=self.broker_url or "",
             token=self.token,
@@ -71,7 +72,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """For messages; without secrets."""
+        """For messages; contains no secrets."""
         return self.path or self.broker_url or ""
 
     def __repr__(self) -> str:
@@ -86,13 +87,13 @@ class LogOptions:
     table: Table = MESSAGES
     columns: tuple[str, ...] = MESSAGES.names
     subjects: frozenset[str] | None = None
-    #: Frames that begin at this offset of the log or behind, and before that one; None for all.
+    #: Only frames that begin at or behind this offset, and before that one; None for all.
     first_offset: int | None = None
     next_offset: int | None = None
     first_stored_at_ms: int = 0
     next_stored_at_ms: int = TIME_MAX_MS
     partition_bytes: int = RANGE_BYTES
-    #: Bytes of log in one micro-batch; None for everything that is there.
+    #: Bytes of log in one micro-batch; None for everything there is.
     batch_bytes_max: int | None = None
     takes_filters: bool = False
 
@@ -117,7 +118,7 @@ def parse_log_options(given: Mapping[str, str]) -> LogOptions:
 
 
 def parse_columns(text: str | None, table: Table) -> tuple[str, ...]:
-    """Column names, separated by commas; all of the table's when there are none."""
+    """Column names separated by commas; all columns of the table if empty."""
     if not text:
         return table.names
     names = tuple(name.strip() for name in text.split(",") if name.strip())
@@ -152,7 +153,7 @@ def parse_time_ms(option: str, text: str) -> int:
 
 
 def known_options(given: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
-    """The options under our spelling: Spark folds case, and its own sources write `maxBytesPerTrigger`."""
+    """The options under our names: Spark ignores case, and its own sources use camelCase."""
     spelled = {name.replace("_", ""): name for name in known}
     options: dict[str, str] = {}
     for name, value in given.items():

@@ -16,9 +16,9 @@ from qmq_pipeline.tables.schemas import OUTBOX
 
 #: Rows of one task.
 RANGE_ROWS: Final = 200_000
-#: Rows of an outbox younger than this may still have a neighbour of a lower number that commits later.
+#: An outbox row younger than this may still be preceded by a lower number that commits later.
 OUTBOX_SAFETY_S: Final = 600
-#: Databases are told from each other by a blank: a URL has none.
+#: Databases are separated by a blank: a URL has none.
 OUTBOX_OPTIONS: Final = (
     "url",
     "database",
@@ -37,11 +37,11 @@ _SAFETY_S_MAX: Final = 7 * 86_400
 class OutboxOptions:
     """Options of the format `qmq_outbox`, checked."""
 
-    #: In the order of their names: a stream's offset has one entry for each.
+    #: In order of name: a stream's offset has one entry for each.
     sections: tuple[DatabaseSection, ...]
     columns: tuple[str, ...]
     partition_rows: int
-    #: Rows in one micro-batch; None for everything that is there.
+    #: Rows in one micro-batch; None for everything there is.
     batch_rows_max: int | None
     safety_ms: int
 
@@ -75,7 +75,7 @@ def parse_outbox_options(
 def _sections(
     options: Mapping[str, str], environment: Mapping[str, str]
 ) -> tuple[DatabaseSection, ...]:
-    """The databases meant: by URL, by name in `qmq.toml`, or all that are there."""
+    """The databases meant: by URL, by name in `qmq.toml`, or all of them."""
     named = [
         *options.get("url", "").split(),
         *options.get("database", "").replace(",", " ").split(),

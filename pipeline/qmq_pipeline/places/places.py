@@ -15,9 +15,9 @@ from qmq_pipeline.places.options import BROKER_OPTIONS, Place
 
 
 def open_disk(place: Place) -> ReadDisk:
-    """The files at this place, to be read."""
+    """The files at this place, for reading."""
     if place.broker_url is not None:
-        # Late: it brings HTTP, which a directory does not need.
+        # Late: it brings HTTP, which a directory does not need
         from qmq_pipeline.places.remote import RemoteDisk
 
         return RemoteDisk(place.address)
@@ -26,7 +26,7 @@ def open_disk(place: Place) -> ReadDisk:
 
 
 def with_token(place: Place, environment: Mapping[str, str]) -> Place:
-    """The place with what file or environment say of the broker: workers have neither.
+    """The place with the token from file or environment: workers have neither.
 
     Raises `OptionError` for a token that cannot be read.
     """
@@ -50,7 +50,7 @@ def with_token(place: Place, environment: Mapping[str, str]) -> Place:
 
 
 def open_log(place: Place, log: str, known: Format | None = None) -> LogReader:
-    """One log at this place, of a store that may be `known` already; raises `SourceError`."""
+    """One log at this place, of a store that may already be `known`; raises `SourceError`."""
     disk = open_disk(place)
     try:
         return LogReader(disk, log, source=place.name, known=known)

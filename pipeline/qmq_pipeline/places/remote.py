@@ -1,8 +1,8 @@
 """A data directory at a running broker, read over HTTP: a `Disk` for the broker's own readers.
 
-The broker gives bytes of its files as they stand on the disk, as far as they are durable; frames are found and
-verified here, so what a proxy or a cable did to them is found out. No shared disk is needed: every worker asks
-the broker for the range that it works on.
+The broker serves bytes of its files as they are on the disk, as far as they are durable. Frames are
+found and verified here, which reveals anything a proxy or a cable did to them. No shared disk is
+needed: every worker asks the broker for the range it works on.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from qmq_client.wire.requests import ErrorAnswer, decode_json
 from qmq_pipeline.errors import SourceError, UnreachableError
 from qmq_pipeline.places.disks import ReadDisk, ReadFile
 
-#: One request while a file is read from front to back; the broker gives no more at once.
+#: One request while a file is read from front to back; the broker gives no more in one answer.
 AHEAD_BYTES: Final = 8 * 1024 * 1024
 _TIMEOUT: Final = httpx.Timeout(30.0, connect=5.0)
 _TRIES: Final = 4
 _WAIT_S_MAX: Final = 5.0
-#: Answers that another try may better.
+#: Statuses after which another try may succeed.
 _AGAIN: Final = frozenset({429, 502, 503, 504})
 _DENIED: Final = frozenset({401, 403})
 
@@ -48,7 +48,7 @@ class RemoteDisk(ReadDisk):
     gives_durable_alone: ClassVar[bool] = True
 
     def __init__(self, address: BrokerAddress) -> None:
-        """Raises `ConfigurationError` for certificates, `SourceError` for an address, that are none."""
+        """Raises `ConfigurationError` for bad certificates, `SourceError` for a bad address."""
         self._url = address.url.rstrip("/")
         try:
             self._client = httpx.Client(
@@ -79,9 +79,9 @@ class RemoteDisk(ReadDisk):
         return self._get("/v1/files/read", {"path": path, "first": first, "count": count}).content
 
     def keep(self, request: KeepRequest) -> dict[str, Any] | None:
-        """Tell the broker how far its logs are kept elsewhere; the keeper as it is then.
+        """Tell the broker how far its logs are kept elsewhere; returns the keeper as it then is.
 
-        None from a broker that does not know keepers. Raises `SourceError` where it refuses.
+        None from a broker that does not know keepers. Raises `SourceError` if it refuses.
         """
         answer = self._try("POST", "/v1/keepers/keep", json=msgspec.to_builtins(request))
         if answer.status_code == httpx.codes.OK:
@@ -169,18 +169,18 @@ class _RemoteFile(ReadFile):
         return self._block[:count]
 
     def close(self) -> None:
-        """Forget what was read ahead; the connection is the disk's."""
+        """Drop what was read ahead; the connection belongs to the disk."""
         self._block = b""
 
     def length(self) -> int:
-        """Of a small file only: it is read for that."""
+        """For small files only: the file is read for it."""
         self._first = 0
         self._block = self._disk.read(self._path, 0, AHEAD_BYTES)
         return len(self._block)
 
 
 def _refusal(answer: httpx.Response) -> ErrorAnswer | None:
-    """What a broker says of a refusal; None when it is no broker's answer."""
+    """What a broker says in a refusal; None if it is no broker's answer."""
     try:
         return decode_json(answer.content, ErrorAnswer)
     except ProtocolError:

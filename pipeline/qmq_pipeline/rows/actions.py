@@ -1,11 +1,12 @@
 """Frames of the action log as rows of `actions`.
 
-An action says what happened to a range of messages, so there are far fewer of them than messages and a
-row is made in plain Python. The range stays a range: what a consumer did with ten thousand messages at
-once is one row. A pull that handed out several runs of sequences is one row for each.
+An action says what happened to a range of messages, so there are far fewer actions than messages,
+and a row is made in plain Python. The range stays a range: what a consumer did with ten thousand
+messages in one step is one row. A pull that handed out several runs of sequences gives one row for
+each.
 
-Kinds of actions that have more to say than the columns hold keep the whole of it in `action_json`;
-newer kinds that this version does not know stop the read: what they mean cannot be guessed.
+Actions with more content than the columns hold keep all of it in `action_json`. Kinds that this
+version does not know stop the read: their meaning cannot be guessed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _Row = dict[str, Any]
 def batches(
     frames: Iterable[ScannedFrame], columns: tuple[str, ...] = ACTIONS.names
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of these frames with the columns asked for."""
+    """Rows of these frames, with the selected columns."""
     schema = ACTIONS.arrow(columns)
     rows: list[_Row] = []
     for frame in frames:
@@ -78,7 +79,7 @@ def _decode(frame: ScannedFrame) -> list[Action]:
 
 
 def action_rows(action: Action) -> Iterator[_Row]:
-    """The rows of one action, without their place in the log; columns that say nothing are left out."""
+    """The rows of one action, without their place in the log; empty columns are left out."""
     row: _Row = {
         "at": _time(getattr(action, "at_ms", None)),
         "action": type(action).__name__.lower(),
@@ -109,14 +110,14 @@ def action_rows(action: Action) -> Iterator[_Row]:
 
 
 def _told_sequences(action: Action) -> _Row:
-    """Consume queue sequences of the actions that say some, each kind under names of its own."""
+    """The consume queue sequences of an action, whose names differ by kind."""
     first = getattr(action, "first", getattr(action, "sequence", None))
     first = getattr(action, "first_sequence", first)
     return {"first_sequence": first, "next_sequence": getattr(action, "next", None)}
 
 
 def _json(action: Action) -> str | None:
-    """The whole of an action that has more to say than there are columns."""
+    """The whole action as JSON, if it has more content than there are columns."""
     more = set(action.__struct_fields__) - _IN_COLUMNS
     return msgspec.json.encode(action).decode() if more else None
 
@@ -139,5 +140,5 @@ def _pulls(first: int, after: int) -> _Row:
 
 
 def _time(time_ms: int | None) -> datetime | None:
-    """Of 0 and None, nothing: the action log writes 0 for never."""
+    """None for 0 and None: the action log writes 0 for never."""
     return datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms else None

@@ -1,7 +1,8 @@
-"""Records whose bytes do not have the checksum that their producer made of them.
+"""Records whose bytes do not match the checksum that their producer computed.
 
-A frame's own checksum says that the log holds what came to the broker. The record's says that this is what the
-producer made: it is computed anew from the bytes, so that whoever compares checksums later compares contents.
+A frame's own checksum says that the log holds what came to the broker. The record's says that this
+is what the producer made: it is computed again from the bytes, so that whoever compares checksums
+later compares contents.
 """
 
 from __future__ import annotations
@@ -14,26 +15,26 @@ from qmq_client.wire.columns import checksums, first_broken
 from qmq_client.wire.record import record_message_id
 from qmq_pipeline.rows.decode import SCHEDULED_KINDS, Piece
 
-#: So many of a range are named; of a range that is spoilt as a whole more would say nothing more.
+#: How many of a range are named; if a whole range is damaged, more would say nothing more.
 ALTERED_MAX: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlteredRecord:
-    """One record that is not what its producer made; values that JSON can say."""
+    """One record that is not what its producer made, as JSON values."""
 
     message_id: str
     subject: str
     #: None while it is delayed.
     sequence: int | None
     stored_at_ms: int
-    #: What its producer made, and what its bytes have.
+    #: The producer's checksum, and that of its bytes.
     record_crc: int
     found_crc: int
 
 
 def altered_records(piece: Piece) -> list[AlteredRecord]:
-    """Those of one subject in one frame, which are none but where something is badly wrong."""
+    """The altered records of one subject in one frame; mostly none."""
     seed, lengths = crc32c(piece.subject.encode()), piece.lengths.tolist()
     if first_broken(checksums(piece.data, lengths), seed) is None:
         return []

@@ -1,6 +1,6 @@
-"""Frames of the commit log that say which delayed messages will not be delivered, as rows of `cancelled`.
+"""Frames of the commit log that cancel delayed messages, as rows of `cancelled`.
 
-Messages of the broker's own subjects are its own affair, here as in `decode.py`.
+Messages of the broker's own subjects are left out, here as in `decode.py`.
 """
 
 from __future__ import annotations

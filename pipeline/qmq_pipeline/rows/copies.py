@@ -1,8 +1,8 @@
 """Frames of the commit log with copies of messages that groups set aside, as rows of `copies`.
 
-A copy is the broker's own: it is written when a group sets a message aside, and once more, with a sequence, when
-its time has come. Its rows say whose it is; the message itself stands in `messages`. There are few of them, so a row
-is made in plain Python.
+A copy is the broker's own: it is written when a group sets a message aside, and again, with a
+sequence, when its time has come. Its rows say whose it is; the message itself is in `messages`.
+There are few copies, so rows are made in plain Python.
 """
 
 from __future__ import annotations

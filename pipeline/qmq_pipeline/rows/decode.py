@@ -1,8 +1,8 @@
 """Frames of the commit log as rows of `messages` and `scheduled`, a column at a time.
 
-The frames and their tables are read by `qmq_client.wire.frame`; this gathers the records of many frames, and
-`record_columns.py` takes their fields out. Rows come in the order of the log, or ordered by subject: files of
-which each reader wants one subject are then skipped over but for its part.
+`qmq_client.wire.frame` reads the frames and their tables; this module gathers the records of many
+frames, and `record_columns.py` extracts their fields. Rows come in the order of the log, or ordered
+by subject: a reader of one subject then skips most of each file.
 """
 
 from __future__ import annotations
@@ -28,20 +28,23 @@ from qmq_pipeline.tables.columns import Numbers, repeated_text, times
 from qmq_pipeline.tables.schemas import MESSAGES
 from qmq_pipeline.tables.table import Table
 
-#: A batch is handed on after so many bytes of frames or so many rows: small enough for the caches
-#: and the heap of a small executor, large enough that the work for a batch does not count.
+#: A batch is passed on after this many bytes of frames or rows: small enough for the caches and for
+#: the heap of a small executor, large enough that the work per batch does not matter.
 BATCH_BYTES: Final = 16 * 1024 * 1024
 BATCH_ROWS: Final = 20_000
-#: With so much a batch ends where that costs nothing: with a block that was read at once, or with a subject.
+#: With this much, a batch ends where that costs nothing: with the block that was read, or with a
+#: subject.
 _ENOUGH_BYTES: Final = SCAN_BLOCK_BYTES * 3 // 4
 _ENOUGH_ROWS: Final = 5_000
 #: Columns of a frame in front of its records.
 _LENGTH: Final = np.dtype(">u4")
 _LENGTH_BYTES: Final = _LENGTH.itemsize
 _TAG_HASH_BYTES: Final = 8
-#: No subject takes more in the table of a frame: its number of records, and its name with the length.
+#: The most that a subject takes in the table of a frame: its number of records, and its name with
+#: the length.
 _SUBJECT_BYTES_MAX: Final = 5 + NAME_BYTES_MAX
-#: Frames whose messages have a place in their subject, and those of messages that wait for theirs.
+#: Frames whose messages have a place in their subject, and frames of messages that wait for their
+#: time.
 QUEUED_KINDS: Final = frozenset(kind for kind in FrameKind if kind.name in {"MESSAGES", "RELEASED"})
 SCHEDULED_KINDS: Final = frozenset(
     kind for kind in FrameKind if kind.name in {"DELAYED", "RESCHEDULED"}
@@ -50,9 +53,9 @@ SCHEDULED_KINDS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which rows and columns of a part of the log are wanted."""
+    """Which rows and columns of a part of the log to read."""
 
-    #: Those of `MESSAGES`, in order.
+    #: Columns of `MESSAGES`, in order.
     columns: tuple[str, ...] = MESSAGES.names
     table: Table = MESSAGES
     #: None for all.
@@ -64,23 +67,24 @@ class Selection:
 
 @dataclass(slots=True)
 class _Gathered:
-    """Frames whose rows are not handed on yet."""
+    """Frames whose rows are not passed on yet."""
 
     data: list[bytes | memoryview] = field(default_factory=list)
     data_bytes: int = 0
-    #: The block that the last of the data stands in, and where in it that begins and ends.
+    #: The block that holds the last of the data, and where in it that begins and ends.
     block: bytes = b""
     block_first: int = 0
     block_next: int = 0
     rows: int = 0
-    #: Of each stretch of records that stand one behind the other: their lengths as the frame has them, where the
+    #: For each stretch of records that lie back to back: their lengths as in the frame, where the
     #: first begins in the joined data, and where the last must have ended.
     lengths: list[bytes | memoryview] = field(default_factory=list)
     begins: list[int] = field(default_factory=list)
     bounds: list[int] = field(default_factory=list)
-    #: Of each record the due time that it was put off to, or -1; only of delayed messages.
+    #: For each record the due time it was rescheduled to, or -1; only for delayed messages.
     put_off_ms: list[Numbers] = field(default_factory=list)
-    #: Of each run: subject, sequence and place in its frame of the first record, records.
+    #: For each run: subject, sequence and place in its frame of the first record, number of
+    #: records.
     subjects: list[str] = field(default_factory=list)
     first_sequences: list[int] = field(default_factory=list)
     first_numbers: list[int] = field(default_factory=list)
@@ -97,9 +101,10 @@ class _Gathered:
         return self.data_bytes >= _ENOUGH_BYTES or self.rows >= _ENOUGH_ROWS
 
     def put(self, frame: ScannedFrame, view: memoryview) -> int:
-        """Put a frame behind the data, and say where in it the frame begins.
+        """Append a frame to the data, and return where in it the frame begins.
 
-        Frames that were read one behind the other are one piece of the data, which then need not be copied.
+        Frames that were read one after the other are one piece of the data, which then need not be
+        copied.
         """
         begin = self.data_bytes
         self.data_bytes += len(view)
@@ -111,7 +116,7 @@ class _Gathered:
         return begin
 
     def let_go_of_blocks(self) -> None:
-        """Keep what is wanted of them and no more."""
+        """Copy what is wanted from the blocks, and release them."""
         self.data, self.block = [b"".join(self.data)], b""
 
     def joined(self) -> bytes | memoryview:
@@ -148,10 +153,10 @@ def batches_by_subject(
     selection: Selection,
     on_piece: Callable[[Piece], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The same rows, those of one subject behind those of another; all frames are held until then.
+    """The same rows, ordered by subject; all frames are held until then.
 
-    A batch that is full enough ends with its subject, so that groups of rows in a file have few subjects.
-    `on_piece` is shown what goes into the batches.
+    A batch that is full enough ends with its subject, so that row groups in a file have few
+    subjects. `on_piece` is called with what goes into the batches.
     """
     kinds = QUEUED_KINDS if selection.table is MESSAGES else SCHEDULED_KINDS
     pieces = [piece for frame in frames if frame.header.kind in kinds for piece in _pieces(frame)]
@@ -170,7 +175,7 @@ def batches_by_subject(
 
 
 def frame_runs(frame: ScannedFrame) -> tuple[SubjectRun, ...]:
-    """Which sequences of which subjects are in a message frame; not those of the broker's own."""
+    """Which sequences of which subjects are in a message frame, without the broker's own."""
     runs = _subjects_of(frame)[0]
     return tuple(run for run in runs if not run.subject.startswith(OWN_PREFIX))
 
@@ -181,9 +186,9 @@ class Piece:
 
     subject: str
     kind: FrameKind
-    #: The records, one behind the other.
+    #: The records, back to back.
     data: memoryview
-    #: Their lengths, as the frame has them and as numbers.
+    #: Their lengths, as in the frame and as numbers.
     column: memoryview
     lengths: Numbers
     put_off_ms: Numbers | None
@@ -193,7 +198,7 @@ class Piece:
     stored_at_ms: int
 
     def gather(self, gathered: _Gathered) -> None:
-        """Put it behind what is gathered."""
+        """Append it to what is gathered."""
         gathered.lengths.append(self.column)
         gathered.begins.append(gathered.data_bytes)
         gathered.bounds.append(gathered.data_bytes + len(self.data))
@@ -268,10 +273,10 @@ def _parsed(
 
 
 def _gather(gathered: _Gathered, frame: ScannedFrame, subjects: frozenset[str] | None) -> None:
-    """Put what is wanted of a frame behind what is gathered.
+    """Append what is wanted of a frame to what is gathered.
 
-    All numbers of all records are worked on at once, when the batch is made: some for each frame would take
-    as long as everything else.
+    All numbers of all records are computed together, when the batch is made: doing some for each
+    frame would take as long as everything else.
     """
     view = frame.view
     runs, column, begin = _parsed(frame, view)
@@ -332,7 +337,7 @@ def _records(gathered: _Gathered) -> Records:
     put_off_ms = np.concatenate(gathered.put_off_ms) if gathered.put_off_ms else None
     lengths = np.frombuffer(b"".join(gathered.lengths), _LENGTH).astype(np.int64)
     counts = np.array([len(one) for one in gathered.lengths], np.int64) // _LENGTH_BYTES
-    # As if all stood one behind the other, and then each stretch moved to where it stands.
+    # As if all lay back to back; then each stretch is moved to its real place.
     ends = np.cumsum(lengths)
     last = np.cumsum(counts) - 1
     stretch_ends = ends[last]
@@ -351,7 +356,7 @@ def _not_adding_up(offset: int) -> ProtocolError:
 
 
 class _Runs:
-    """Columns that are the same, or count on, within a run."""
+    """Columns that are constant, or count up, within a run."""
 
     NAMES: Final = frozenset(
         {"subject", "sequence", "physical_offset", "record_number", "stored_at"}

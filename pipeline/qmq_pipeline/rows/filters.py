@@ -1,7 +1,7 @@
-"""Conditions of a query that spare reading: on subject, time of storing, and offset.
+"""Conditions of a query that save reading: on subject, time of storing, and offset.
 
-A condition is taken as a hint only and always given back, so Spark checks every row again: leaving out
-too little costs time, never an answer. What is not understood narrows nothing.
+A condition is only a hint and always handed back, so Spark checks every row again: leaving out too
+little costs time, never a wrong answer. Conditions that are not understood narrow nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from qmq_pipeline.places.options import LogOptions
 
-#: What a filter says of one column, by the name of its class in `pyspark.sql.datasource`.
+#: What a filter says about one column, by the name of its class in `pyspark.sql.datasource`.
 _LOWER: Final = frozenset({"GreaterThan", "GreaterThanOrEqual", "EqualTo", "EqualNullSafe"})
 _UPPER: Final = frozenset({"LessThan", "LessThanOrEqual", "EqualTo", "EqualNullSafe"})
 
@@ -52,7 +52,7 @@ def _by_time(options: LogOptions, relation: str, value: Any) -> LogOptions:
 
 
 def _by_offset(options: LogOptions, relation: str, value: Any) -> LogOptions:
-    # The lower bound need not be the beginning of a frame, so only the upper one is used as it is.
+    # The lower bound need not be the beginning of a frame, so only the upper one is used as it is
     if relation in _UPPER and isinstance(value, int):
         known = options.next_offset
         return replace(options, next_offset=value + 1 if known is None else min(known, value + 1))

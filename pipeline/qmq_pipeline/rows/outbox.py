@@ -1,16 +1,17 @@
 """Rows of outbox tables as rows of the table `outbox`: which to read, and reading them.
 
-Bodies stay where they are: of a record the first bytes are read, which hold its checksum and due time.
-Each range of ids is read in short transactions of some thousand rows, so nobody waits for the pipeline.
+Bodies stay in the database: of a record only the first bytes are read, which hold its checksum and
+due time. Each range of ids is read in short transactions of a few thousand rows, so nobody waits
+for the pipeline.
 
-Rows change until they are sent, and numbers are taken before their transactions commit. So a scan reads
-what is new and what was open before: rows from a mark on, and below it those that are live or parked,
-now or at the last scan. The mark is behind a row that was old enough for every transaction of its time to
-have ended: numbers below it are settled, and those right above it may be of a transaction under way.
-A row that was open and is not there any more was sent and deleted, or deleted by a person.
+Rows change until they are sent, and numbers are assigned before their transactions commit. So a
+scan reads what is new and what was open before: rows from a mark on, and below it those that are
+live or parked, now or at the last scan. The mark follows a row old enough that every transaction of
+its time has ended: numbers below it are settled, those right above it may belong to open
+transactions. A row that was open and is gone was sent and deleted, or deleted by a person.
 
-SQLite gives numbers out again once the highest rows are gone. While the row right below a mark is the one that was
-there, none was; when it is not, new rows may stand anywhere below the mark.
+SQLite reuses numbers once the highest rows are gone. As long as the row right below a mark is the
+same one, none was reused; if it is not, new rows may be anywhere below the mark.
 """
 
 from __future__ import annotations
@@ -43,17 +44,18 @@ from qmq_pipeline.tables.columns import (
 )
 from qmq_pipeline.tables.schemas import OUTBOX
 
-#: What the columns call the states of a row.
+#: The states of a row, as the columns name them.
 STATES: Final = {LIVE: "live", PARKED: "parked", SENT: "sent"}
 OPEN: Final = (LIVE, PARKED)
 #: Rows of one short transaction and one batch.
 CHUNK_ROWS: Final = 20_000
-#: Ranges of one read: where numbers have wide gaps ranges are wider, not more.
+#: Ranges of one read: where numbers have wide gaps, ranges get wider, not more.
 _RANGES_MAX: Final = 1_000
-#: Open rows that a scan remembers by number; with more the next one reads everything behind the first.
+#: Open rows that a scan remembers by number; if there are more, the next scan reads everything from
+#: the first on.
 OPEN_IDS_MAX: Final = 100_000
 _IDS_PER_QUERY: Final = 500
-#: Databases whose next number is the highest one that is there and one.
+#: Databases whose next number is the highest existing one plus one.
 _GIVES_NUMBERS_AGAIN: Final = frozenset({"sqlite"})
 #: The first bytes of a record, as `qmq_client/wire/record.py` writes them.
 _HEAD: Final = np.dtype([("crc", ">u4"), ("id", "V16"), ("flags", "u1")])
@@ -66,7 +68,7 @@ Witness = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanPlan:
-    """What one scan of a database is to read."""
+    """What one scan of a database reads."""
 
     #: Time of the scan by the database's clock, ms since 1970.
     scanned_at_ms: int
@@ -75,9 +77,9 @@ class ScanPlan:
     next_id: int
     #: … and these below.
     open_ids: tuple[int, ...]
-    #: Below this id the next scan need not look, but for open rows …
+    #: Below this id the next scan need only read open rows …
     next_mark: int
-    #: … as long as this row stands right below it.
+    #: … as long as this row is right below it.
     next_witness: Witness | None
 
 
@@ -89,7 +91,10 @@ def plan_scan(
     known_open: Sequence[int],
     safety_ms: int,
 ) -> ScanPlan:
-    """Look at the ends of the table; reads no rows. `mark` and `witness` are those of the last scan."""
+    """Look at the ends of the table; reads no rows.
+
+    `mark` and `witness` are those of the last scan.
+    """
     with _outbox(section) as (engine, outbox, connection):
         ids = outbox.c.id
         if _is_renumbered(engine, outbox, connection, mark, witness):
@@ -112,7 +117,7 @@ def plan_scan(
 
 
 def require_outbox(section: DatabaseSection) -> None:
-    """Raise what a scan would when there is no such database, or no outbox in it; costs a row."""
+    """Raise what a scan would if there is no such database, or no outbox in it; costs one row."""
     with _outbox(section) as (_, outbox, connection):
         connection.execute(sa.select(outbox.c.id).limit(1)).scalar()
 

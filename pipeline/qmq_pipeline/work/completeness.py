@@ -1,7 +1,7 @@
 """P3: between the first and the last row of a subject none is missing, or the job fails.
 
-Sequences of a subject are dense in the log. What was ingested before ends at some sequence; what comes
-next must begin there, unless a quarantined range or an expired one says that it cannot.
+Sequences of a subject are dense in the log. What was ingested before ends at some sequence, and
+what comes next must begin there, unless a quarantined or expired range says that it cannot.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from qmq_pipeline.tables.commits import EXPIRED, RangeFacts
 def next_sequences(
     known: Mapping[str, int], ranges: Iterable[RangeFacts], *, is_from_start: bool
 ) -> dict[str, int]:
-    """The sequence that each subject goes on with behind these ranges, given where it stood before.
+    """The next sequence of each subject after these ranges, given where it was before.
 
-    `is_from_start`: the log is read from its very beginning, so a new subject begins with 0. Raises
+    `is_from_start`: the log is read from its very beginning, so a new subject begins at 0. Raises
     `IncompleteError`. Requires: ranges in order of the log.
     """
     expected = dict(known)

@@ -1,10 +1,11 @@
-"""Processes of this machine that do pieces of work, where no Spark is needed for it: it takes seconds to start.
+"""Processes of this machine that do pieces of work where Spark is not needed: it takes seconds to
+start.
 
-Reading a log and writing Parquet is work that the tasks of Spark do in Python. On one machine the same
-functions do the same in processes of our own, one for each core, and a small ingest is done before Spark had
-started. On a cluster, and in a session that is there, Spark's executors do it: `sources/tasks.py` has the choice.
+Spark's tasks read a log and write Parquet in Python. On one machine the same functions run in
+processes of our own, one per core, and a small ingest is done before Spark would have started. On a
+cluster, and in an existing session, Spark's executors do it: `sources/tasks.py` chooses.
 
-Not for: rows. Pieces and answers are some hundred bytes of JSON.
+Not for: rows. Pieces and answers are a few hundred bytes of JSON.
 """
 
 from __future__ import annotations
@@ -30,19 +31,22 @@ _Piece = tuple[int, dict[str, Any]]
 
 
 def _cores_here() -> int:
-    """Cores that this process may use; all of the machine where the system does not tell."""
+    """Cores that this process may use; all of the machine if the system does not tell."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _nobody(_: int, __: int) -> None:
-    """Listens to no progress."""
+    """Ignores progress."""
 
 
 class LocalWorkers:
-    """So many processes, each started when there is work for it; a context that ends them. One thread at a time."""
+    """Up to `count` processes, each started when there is work for it; a context that ends them.
+
+    One thread at a time.
+    """
 
     def __init__(self, count: int | None = None, *, on_tasks: OnTasks = _nobody) -> None:
-        """`count`: as many as there are cores for this process when it is None."""
+        """`count`: None for as many as this process has cores."""
         self._count = count or _cores_here()
         self._on_tasks = on_tasks
         self._processes: list[_Process] = []
@@ -58,9 +62,9 @@ class LocalWorkers:
     def run(self, function: str, pieces: Sequence[dict[str, Any]]) -> list[Any]:
         """The answers of `function` to each piece, in order.
 
-        Raises the error of the package that a piece ended with, as its class and its text, and `PipelineError` for
-        any other, or when a process died. Pieces that were not begun by then are left; those under way come to
-        their end. No piece is done twice.
+        Raises the error of the package that a piece ended with, by class and text, and
+        `PipelineError` for any other, or if a process died. Pieces not begun by then are dropped;
+        those in progress are finished. No piece is done twice.
         """
         answers: list[Any] = [None] * len(pieces)
         while len(self._processes) < min(self._count, len(pieces)):
@@ -90,7 +94,7 @@ class LocalWorkers:
                 for _ in threads.map(work, self._processes):
                     pass
             except BaseException as error:
-                # Ctrl-C, or a process that is gone: what is under way is not waited for.
+                # Ctrl-C, or a process that died: work in progress is not waited for.
                 if not isinstance(error, PipelineError) or not all(self._alive()):
                     self._kill()
                 raise
@@ -113,9 +117,10 @@ class LocalWorkers:
 
 @contextlib.contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """For a process that is started in it: Ctrl-C comes to all of a terminal, and it has yet to say that it ignores it.
+    """For starting a process: Ctrl-C reaches all processes of a terminal, and a new one cannot
+    ignore it yet.
 
-    For this one the signal comes a moment later.
+    In this process the signal arrives a moment later.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -128,7 +133,8 @@ class _Process:
     """One worker; one thread at a time."""
 
     def __init__(self) -> None:
-        # It finds its modules where this process does, and nothing in the folder that it happens to stand in.
+        # It finds its modules where this process does, and nothing in the folder it happens to
+        # start in.
         found = os.pathsep.join(filter(None, sys.path))
         environment = os.environ | {"PYTHONPATH": found, "PYTHONSAFEPATH": "1"}
         with _sigint_blocked():
@@ -143,7 +149,7 @@ class _Process:
 
     @property
     def is_alive(self) -> bool:
-        """It has not ended."""
+        """Whether it has not ended."""
         return self._process.poll() is None
 
     def do(self, function: str, arguments: dict[str, Any]) -> Any:
@@ -170,11 +176,11 @@ class _Process:
         return said["answer"]
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it at once."""
         self._process.kill()
 
     def close(self) -> None:
-        """Let it come to its end, and wait for that."""
+        """Let it finish, and wait for that."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
