@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from qmq_client.errors import ConfigurationError, InvalidMessageError, TransportError
+from qmq_client.errors import (
+    ConfigurationError,
+    InvalidMessageError,
+    OutboxRowLostError,
+    TransportError,
+)
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.row import BatchOutcome, FailedRow
@@ -61,6 +67,21 @@ def test_S1_a_commit_that_looks_for_its_rows_misses_none_that_was_cancelled(
             assert world.producer.cancel(own, session=session)
         assert world.producer.flush()
         assert (world.sent(), world.stored_ids()) == (["kept"], set())
+
+
+def test_S1_a_message_whose_cancelling_was_rolled_back_is_looked_for_again(
+    a_database: Database, tmp_path: Path
+) -> None:
+    with a_world(tmp_path, database=a_database, strict=True) as world:
+        with Session(world.sync_engine) as session:
+            own = world.send("own", session)
+            nested = session.begin_nested()
+            assert world.producer.cancel(own, session=session)
+            nested.rollback()
+            session.execute(sa.text(f"DELETE FROM {OUTBOX}"))  # as a database that undoes a part
+            with pytest.raises(OutboxRowLostError, match=own):
+                session.commit()
+        assert (world.sent(), world.stored_ids()) == ([], set())
 
 
 def test_a_message_of_an_earlier_transaction_is_cancelled_while_nobody_sends_it(

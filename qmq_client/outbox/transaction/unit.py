@@ -58,6 +58,12 @@ class _Mark:
     row_count: int
     #: Rows of before that are written inside it are unwritten again when it is rolled back.
     written: int
+    #: Those that are cancelled inside it are back when it is rolled back.
+    cancelled: frozenset[bytes] = frozenset()
+
+
+#: Rows, how many of them are written, savepoints, what is cancelled.
+_Before = tuple[list[tuple[Outlet, OutboxRow]], int, tuple[_Mark, ...], frozenset[bytes]]
 
 
 # Each transaction with messages has one, so it is made in a tenth of a plain object's time.
@@ -79,7 +85,7 @@ class Unit(msgspec.Struct, eq=False):
     #: Rows that were written may be gone: look before the commit.
     _must_look: bool = False
     #: What there was before the last statement on a savepoint, should that one fail.
-    _before_text: tuple[list[tuple[Outlet, OutboxRow]], int, tuple[_Mark, ...]] | None = None
+    _before_text: _Before | None = None
     _is_strict: bool = False
     #: Rows wait that should be written as soon as a statement can be executed.
     _is_overdue: bool = False
@@ -215,7 +221,7 @@ class Unit(msgspec.Struct, eq=False):
     def on_error(self, error: BaseException | None, *, is_disconnect: bool) -> None:
         """A statement of this transaction failed; whether anybody minds is not known here."""
         if self._before_text is not None:  # it did not happen
-            self._rows, self._written, self._marks = self._before_text
+            self._rows, self._written, self._marks, self._cancelled = self._before_text
             self._before_text = None
         if not self._rows:
             return
@@ -246,7 +252,7 @@ class Unit(msgspec.Struct, eq=False):
             self.write(connection)
 
     def _on_savepoint_text(self, text: SavepointText) -> None:
-        self._before_text = (list(self._rows), self._written, self._marks)
+        self._before_text = (list(self._rows), self._written, self._marks, self._cancelled)
         if text.verb != "SAVEPOINT":
             self.on_savepoint_end(text.name, is_undone=text.verb == "ROLLBACK")
         if text.verb != "RELEASE":  # one that was rolled back to may be rolled back to again
@@ -254,7 +260,8 @@ class Unit(msgspec.Struct, eq=False):
 
     def on_savepoint(self, name: str) -> None:
         """A savepoint was made."""
-        self._marks += (_Mark(plain_name(name), len(self._rows), self._written),)
+        mark = _Mark(plain_name(name), len(self._rows), self._written, self._cancelled)
+        self._marks += (mark,)
 
     def on_savepoint_end(self, name: str, *, is_undone: bool) -> None:
         """The savepoint `name` was rolled back to, or released."""
@@ -266,7 +273,7 @@ class Unit(msgspec.Struct, eq=False):
         if is_undone:
             mark = self._marks[index] if name in names else _Mark(name, 0, 0)
             del self._rows[mark.row_count :]
-            self._written = mark.written
+            self._written, self._cancelled = mark.written, mark.cancelled
             self._unwritten_bytes = sum(len(row.record) for _, row in self._rows[self._written :])
         if is_undone or name in names:
             self._marks = self._marks[:index]
