@@ -85,9 +85,8 @@ class Store:
         self._is_closed = False
         #: One more at each opening; stamped on every frame.
         self.epoch = recovered.checkpoint.epoch
-        #: Identifies this opening: token and pull sequence together identify one hand-out
-        #: everywhere. It is random because copies of a directory that are both opened share store
-        #: id and epoch.
+        #: Identifies this opening; with a pull sequence, one hand-out. Random, because copies of a
+        #: directory that are both opened share store id and epoch.
         self.hand_out_token = _TOKEN_BIT | secrets.randbits(_TOKEN_BITS)
         self.recovery = recovered.report
         store_id, segments, bounds = self.store_id, recovered.commit_segments, self._log_range
