@@ -145,8 +145,8 @@ def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
     fixed = _AFTER_CRC.pack(
         message_id, flags, len(key), len(tags), len(headers), len(record.headers), born_at_ms
     )
-    content = b"".join((fixed, due, key, tags, headers, expires, record.body))
-    record_bytes = _CRC_BYTES + len(content)
+    head, body = b"".join((fixed, due, key, tags, headers, expires)), record.body
+    record_bytes = _CRC_BYTES + len(head) + len(body)
     if record_bytes > limits.record_bytes:
         raise TooLargeError(
             field="message",
@@ -154,7 +154,9 @@ def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
             value=f"{record_bytes} bytes",
             remedy="Make it smaller.",
         )
-    return _CRC.pack(crc32c(content, subject_crc)) + content
+    # The body is copied once: it may have megabytes, each copy of which is new memory.
+    crc = crc32c(body, crc32c(head, subject_crc))
+    return b"".join((_CRC.pack(crc), head, body))
 
 
 def decode_record(subject: str, data: bytes) -> Record:

@@ -32,7 +32,7 @@ from qmq_client.wire.record import (
     verify_record,
 )
 from qmq_client.wire.record_parts import record_expires_at_ms, record_made_at_ms, record_tags
-from tests.wire.hostile import examples, mutate, records, reseal_record
+from tests.wire.hostile import examples, mutate, peak_bytes, records, reseal_record
 
 PLAIN = Record(message_id=bytes(range(16)), subject="flight", body=b"body", born_at_ms=1)
 GENEROUS = Limits(tags=64, headers=65_535, headers_bytes=65_535)
@@ -57,6 +57,17 @@ def test_S9_every_record_decodes_to_what_was_encoded(record: Record) -> None:
     assert record_tags(data) == ",".join(record.tags).encode()
     assert len(data) >= RECORD_FIXED_BYTES + len(record.body)
     assert data.endswith(record.body)
+
+
+def test_a_body_is_copied_once_and_not_at_all_when_the_record_is_too_large() -> None:
+    record = plain(body=bytes(1024 * 1024))
+    assert peak_bytes(lambda: encode_record(record)) < 1.5 * len(record.body)
+
+    def refused() -> None:
+        with pytest.raises(TooLargeError):
+            encode_record(record, Limits(record_bytes=len(record.body)))
+
+    assert peak_bytes(refused) < len(record.body) / 2
 
 
 @examples(100)
