@@ -353,3 +353,17 @@ def test_F38_looks_through_the_schedule_do_not_hold_up_a_stop(rig: DelayRig) -> 
         client.post("/v1/delayed/cancel", {"message_ids": [name]}),
     ]
     assert [(reply.status, reply.json["code"]) for reply in replies] == [(503, "unavailable")] * 4
+
+
+def test_B10_a_look_lists_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has hundreds of names, and there may be thousands of files to be looked into."""
+    rig = DelayRig(tmp_path)
+    rig.send_delayed({b"one": rig.now_ms + HOUR_MS, b"two": rig.now_ms + 2 * HOUR_MS})
+    rig.restart()
+    assert len(list(tmp_path.glob("schedule/*/*"))) == 2
+    listed: list[str] = []
+    monkeypatch.setattr(rig.store.disk, "names", listed.append)
+    assert cancel(Client(rig), *ids_of(rig)) == ["cancelled", "cancelled"]
+    assert listed == []
+    monkeypatch.undo()
+    rig.close()

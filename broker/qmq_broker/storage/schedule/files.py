@@ -149,9 +149,10 @@ class ScheduleFiles:
         with self._lock:
             file = self._open.get(key)
             if file is None:
-                if not self.has(log, bucket):
+                file = self._opened(log, bucket)
+                if file is None:
                     return b""
-                file = self._open[key] = self._disk.open(layout.bucket_path(log, bucket))
+                self._open[key] = file
                 if len(self._open) > OPEN_FILES:
                     self._open.popitem(last=False)[1].close()
             else:
@@ -161,14 +162,12 @@ class ScheduleFiles:
     @contextmanager
     def opened(self, log: str, bucket: int) -> Iterator[DiskFile | None]:
         """A file for many reads that block no other reader; None if there is none."""
-        if not self.has(log, bucket):
-            yield None
-            return
-        file = self._disk.open(layout.bucket_path(log, bucket))
+        file = self._opened(log, bucket)
         try:
             yield file
         finally:
-            file.close()
+            if file is not None:
+                file.close()
 
     def length(self, log: str, bucket: int) -> int:
         """Bytes in a file; 0 if there is none."""
@@ -179,6 +178,14 @@ class ScheduleFiles:
         """Whether there is such a file."""
         directory, _, name = layout.bucket_path(log, bucket).rpartition("/")
         return name in self._disk.names(directory)
+
+    def _opened(self, log: str, bucket: int) -> DiskFile | None:
+        try:
+            return self._disk.open(layout.bucket_path(log, bucket))
+        except DiskError:
+            if self.has(log, bucket):  # not asked before: its folder may have hundreds of names
+                raise
+            return None
 
     def buckets(self, log: str) -> list[int]:
         """All buckets that have a file, in order."""
