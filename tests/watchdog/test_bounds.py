@@ -17,7 +17,7 @@ from qmq_watchdog.daemon import DaemonOptions, SweepJob
 from qmq_watchdog.databases import Database, open_database
 from qmq_watchdog.once import sweep_all
 from qmq_watchdog.rate import RowRate
-from qmq_watchdog.sweep import PROBE_ROWS, Sweep
+from qmq_watchdog.sweep import PROBE_ROWS, Sweep, SweepOptions
 from tests.kit.waiting import wait_for
 from tests.services.databases import Database as ServedDatabase
 from tests.watchdog.rows import left, make_database, make_due, put_rows
@@ -333,3 +333,24 @@ def test_one_batch_is_all_that_a_first_claim_gives_back(
     broker.faults.is_unreachable = True
     assert Sweep(database, MemoryTransport(broker)).step().claimed == PROBE_ROWS
     database.close()
+
+
+def test_the_first_claim_of_a_sweep_takes_no_more_than_the_sweep_may_send(
+    database: Database, broker: MemoryBroker
+) -> None:
+    put_rows(database, 30)
+    counts = Sweep(database, MemoryTransport(broker), SweepOptions(rows_max=25)).step()
+    assert (counts.claimed, counts.is_cut_short) == (25, True)
+
+
+def test_W8_claims_that_had_grown_are_small_again_while_the_broker_is_away(
+    database: Database, broker: MemoryBroker
+) -> None:
+    sweep = Sweep(database, MemoryTransport(broker))
+    put_rows(database, 8 * PROBE_ROWS)
+    assert sweep.step().sent == 8 * PROBE_ROWS
+    put_rows(database, 8 * PROBE_ROWS)
+    broker.faults.is_unreachable = True
+    assert sweep.step().unreachable
+    make_due(database)
+    assert sweep.step().claimed == PROBE_ROWS
