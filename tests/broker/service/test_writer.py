@@ -18,7 +18,7 @@ from qmq_broker.errors import (
 )
 from qmq_broker.options import StoreOptions
 from qmq_broker.service.limits import ServiceLimits
-from qmq_broker.service.serving import Serving
+from qmq_broker.service.serving import Serving, ServingState
 from qmq_broker.storage.store import Placed
 from qmq_client.wire.errors import InvalidMessageError, ProtocolError
 from qmq_client.wire.frame import (
@@ -358,6 +358,16 @@ def test_what_is_to_be_done_at_a_stop_is_done_first(rig: Rig) -> None:
     rig.broker.writer.stop()
     assert rig.broker.writer.step(wait_s=FOR_EVER_S).is_stopped
     assert done == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize("last", [Serving.DRAINING, Serving.POISONED])
+def test_a_broker_that_stops_or_has_failed_never_serves_again(last: Serving) -> None:
+    serving = ServingState()
+    assert serving.become(Serving.READ_ONLY, "an operator's wish")
+    assert serving.become(last, "the reason")
+    for state in (Serving.SERVING, Serving.READ_ONLY, last):
+        assert not serving.become(state, "another reason")
+    assert (serving.state, serving.reason) == (last, "the reason")
 
 
 @pytest.mark.parametrize("state", [Serving.DRAINING, Serving.POISONED])

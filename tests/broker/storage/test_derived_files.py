@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.queues.queue_files import ENTRY_BYTES, QueueFiles
 from qmq_broker.storage.schedule.beside import Work, at_once
 from qmq_broker.storage.store import Store
 from tests.broker.storage.damaged import Directory, flip
 from tests.crash.promises import check
-from tests.crash.recording_disk import RecordingDisk
+from tests.crash.recording_disk import RecordingDisk, RecordingFile
 from tests.crash.world import OPTIONS, RETAINING, History, World
 from tests.kit.clock import FakeClock
 
@@ -156,3 +158,43 @@ def test_the_log_stays_while_a_copy_of_delayed_messages_waits_for_the_disk() -> 
         world.store._saver.write_checkpoint()
         given_up += world.store.give_up_below(world.store.durable_offset)
     assert given_up
+
+
+class CountingDisk(RecordingDisk):
+    """Counts which files are open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open_files: Counter[str] = Counter()
+
+    def open(self, path: str, *, is_new: bool = False) -> RecordingFile:
+        file = super().open(path, is_new=is_new)
+        return CountedFile(self, path, file.number)
+
+
+class CountedFile(RecordingFile):
+    """One of its files."""
+
+    def __init__(self, disk: CountingDisk, path: str, number: int) -> None:
+        super().__init__(disk, path, number)
+        self._open_files = disk.open_files
+        self._open_files[path] += 1
+
+    def close(self) -> None:
+        self._open_files[self.path] -= 1
+
+
+def test_B10_queue_files_are_open_a_few_at_a_time_and_the_last_used_stay() -> None:
+    disk = CountingDisk()
+    files = QueueFiles(disk, entries_per_file=4, open_files=2)
+    disk.make_directory(layout.CONSUME_QUEUES)
+    for subject in "abcd":
+        files.add(subject, 0, bytes(ENTRY_BYTES), [], is_synced=True)
+    for subject, open_subjects in zip(
+        "abacadb", ("a", "ab", "ab", "ac", "ac", "ad", "bd"), strict=True
+    ):
+        assert files.read(subject, 0, 1) == bytes(ENTRY_BYTES)
+        is_open = sorted(path for path, count in disk.open_files.items() if count)
+        assert is_open == [layout.queue_path(one, 0) for one in open_subjects]
+    files.close()
+    assert not +disk.open_files

@@ -137,8 +137,10 @@ def test_B7_a_refused_frame_leaves_its_other_ids_free() -> None:
     new = world.frame(orders=20)
     other = encode_record(Record(message_id=message_id, subject="orders", body=b"o", born_at_ms=1))
     refused = parse_message_frame(build_message_frame({"orders": [new.record(0), other]}))
-    assert world.store.append([refused])[0].conflict == message_id
-    assert world.send(new)[0].duplicates == 0
+    for again in (world.store.append([refused]), world.send(refused, new)):
+        assert again[0].conflict == message_id
+    assert again[1].duplicates == 0, "also beside it, in one append"
+    assert visible(world.store) == {"orders": 2}
 
 
 def test_B7_a_message_that_is_made_anew_under_its_id_is_a_repeat() -> None:

@@ -6,6 +6,7 @@ opening. Verifying changes nothing in any of them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -120,6 +121,42 @@ def test_B4_what_a_hole_took_is_told_by_sequence() -> None:
         count = last - first + 1
         expected = f"messages of {subject} with sequences {first} to {last} are lost ({count})"
         assert lost[number] == expected
+
+
+@pytest.mark.parametrize("first", [7, 1], ids=["left out", "given twice"])
+def test_B4_a_sequence_that_no_hole_explains_is_told_as_such_and_stops_the_start(
+    first: int,
+) -> None:
+    world = World(RecordingDisk())
+    world.send(world.frame(orders=[10, 20, 30]))
+    log = world.store._commit_log.log
+    log.append([(world.frame(orders=[40, 50]).data, (first,))])
+    log.sync()
+    world.disk.unlock()
+    disk = RecordingDisk(world.disk.image)
+    (fault,) = verify_store(disk, FakeClock(), check_groups=check_groups).faults
+    assert (fault.level, fault.file) == (Level.DAMAGED, FIRST)
+    assert fault.what == f"sequence {first} of orders, whose next is 3"
+    with pytest.raises(CorruptionError, match=f"first sequence {first} of subject orders"):
+        Store.open(disk, FakeClock(), OPTIONS)
+
+
+def test_B4_a_segment_of_an_older_epoch_behind_a_newer_one_is_told() -> None:
+    world = World(RecordingDisk())
+    world.disk.unlock()
+    world = World(world.disk, history=world.history)
+    log = world.store._commit_log.log
+    world.send(world.frame(orders=400))
+    # A lone record of `orders` costs 126 bytes beside its body, before the fill.
+    world.send(world.frame(orders=SEGMENT - log.written_offset - 126))
+    assert log.written_offset == SEGMENT
+    log._settings = replace(log._settings, epoch=world.store.epoch - 1)
+    world.send(world.frame(orders=10))
+    world.disk.unlock()
+    disk = RecordingDisk(world.disk.image)
+    (fault,) = verify_store(disk, FakeClock(), check_groups=check_groups).faults
+    assert (fault.level, fault.file) == (Level.DAMAGED, SECOND)
+    assert fault.what == "frames of epoch 1 behind those of epoch 2"
 
 
 def test_B4_old_damage_that_no_start_reads_is_found_too() -> None:
