@@ -7,6 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +103,40 @@ def test_exit_1_when_rows_are_left_at_the_bound_of_a_sweep(
     assert result.exit_code == 1
     assert "is_cut_short=true" in result.output
     assert len(left(database)) == 1
+
+
+def test_exit_1_when_the_broker_refuses_rows_that_are_tried_again(database: Database) -> None:
+    put_rows(database, 2)
+    with refusing(422, "odd") as broker_url:
+        result = sweep("--database", url(database), "--broker", broker_url, "--json")
+    assert result.exit_code == 1
+    found = as_json(result)
+    assert (found["claimed"], found["failed"], found["parked"]) == (2, 2, 0)
+    assert len(left(database)) == 2
+
+
+@contextmanager
+def refusing(status: int, code: str) -> Iterator[str]:
+    """A broker that takes nothing, for a reason of its own."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            answer = json.dumps({"code": code, "message": "something is odd"}).encode()
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
 
 
 @pytest.mark.parametrize("journal_mode", ["delete", "wal"])

@@ -181,6 +181,26 @@ def test_C5_inbox_ids_of_all_groups_are_deleted_when_their_time_is_over_in_small
     assert (do_chores(kept).inbox_purged, inbox_count(kept)) == (0, 20)
 
 
+def test_a_purge_that_a_deadlock_with_a_consumer_undid_is_done_again(kept: Database) -> None:
+    put_inbox(kept, 3, age_ms=2 * HOUR_MS)
+    met: list[str] = []
+
+    def meet(*arguments: object) -> None:
+        statement = str(arguments[2])
+        if statement.startswith("DELETE") and INBOX.name in statement and not met:
+            met.append(statement)
+            victim = RuntimeError(1213, "Deadlock found when trying to get lock")
+            raise sa.exc.OperationalError(statement, None, victim)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", meet)
+    try:
+        assert do_chores(kept).inbox_purged == 3
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", meet)
+    assert met
+    assert inbox_count(kept) == 0
+
+
 def test_inbox_ids_stay_for_ever_where_no_time_is_set(kept: Database) -> None:
     put_inbox(kept, 3, age_ms=1_000 * HOUR_MS)
     for_ever = Database(name="shop", store=kept.store, engine=kept.engine)

@@ -10,7 +10,7 @@ from sqlalchemy.pool import NullPool
 
 from qmq_client.doctor import examine
 from qmq_client.outbox.database.dialect import dialect_of
-from qmq_client.outbox.table import create_tables
+from qmq_client.outbox.table import PARKED, SENT, create_tables
 from tests.client.doctor.ward import IMPATIENT, command, finding_of, ids, mend, run
 from tests.conftest import MakeDatabase
 from tests.services.databases import Database
@@ -131,6 +131,14 @@ def test_X1_rows_that_nobody_takes_are_found(shop: sa.Engine) -> None:
     assert finding.fix == "qmq watchdog run"
     run(shop, "DELETE FROM qmq_outbox")
     assert ids(examine(shop)) == []
+
+
+@pytest.mark.parametrize("state", [PARKED, SENT])
+def test_X1_a_row_that_nobody_shall_send_is_not_overdue(shop: sa.Engine, state: int) -> None:
+    """A parked one waits for a person, one that is kept for the chores."""
+    put_row(shop, state=state, due_s=-60, error=None)
+    assert finding_of(shop, "rows.overdue") is None
+    assert finding_of(shop, "rows.unsent", thresholds=IMPATIENT) is None
 
 
 def test_X1_a_row_that_is_not_accepted_for_long_is_found_with_its_reason(shop: sa.Engine) -> None:
