@@ -67,6 +67,7 @@ def test_S2_a_file_without_a_write_ahead_log_keeps_its_durability(tmp_path: Path
     with store.write() as connection:
         assert read(connection, "PRAGMA synchronous") == 2
     store.close()
+    engine.dispose()
 
 
 @pytest.mark.parametrize("level", ["SERIALIZABLE", "REPEATABLE READ", "AUTOCOMMIT"])
