@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qmq_broker.errors import LockedError
-from qmq_broker.storage.files.disk import Disk, DiskFile, DiskLock
+from qmq_broker.storage.files.disk_port import Disk, DiskFile, DiskLock
 from tests.crash.recording_disk import Operation, RecordingDisk
 
 

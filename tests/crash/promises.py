@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.keepers import Keeper
 from qmq_broker.storage.keepers import LogOffsets
 from qmq_broker.storage.logs.actions import Action

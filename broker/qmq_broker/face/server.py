@@ -42,7 +42,8 @@ from qmq_broker.face.logs import log_event, values
 from qmq_broker.options import ServeOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
 from qmq_broker.service.serving import Serving
-from qmq_broker.storage.files.disk import Disk, OsDisk
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.format_file import check_format
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage

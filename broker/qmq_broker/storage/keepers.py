@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.keepers import Keeper, read_keepers, write_keepers
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.names import shorten

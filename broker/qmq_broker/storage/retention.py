@@ -21,7 +21,7 @@ import logging
 
 from qmq_broker.errors import NoRoomError
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.retained import Retained, write_retained
 from qmq_broker.storage.keepers import Keepers
 from qmq_broker.storage.saving import Saved, Saver

@@ -21,7 +21,7 @@ from qmq_broker.clock import Clock
 from qmq_broker.errors import NoRoomError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.checkpoint import Checkpoint, CheckpointFiles
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.ids.journal import IdJournal
 from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.logs.segmented_log import SegmentedLog

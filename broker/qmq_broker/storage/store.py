@@ -20,7 +20,7 @@ from qmq_broker.options import StoreOptions
 from qmq_broker.storage.commit_log import CommitLog, Placed
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import CheckpointFiles
-from qmq_broker.storage.files.disk import Disk, DiskLock
+from qmq_broker.storage.files.disk_port import Disk, DiskLock
 from qmq_broker.storage.files.format_file import Format, open_format
 from qmq_broker.storage.files.keepers import Keeper
 from qmq_broker.storage.files.sharing import refuse_shared

@@ -12,7 +12,8 @@ from pathlib import Path
 from qmq_broker.face.logs import start_logging
 from qmq_broker.face.server import serve
 from qmq_broker.options import ServeOptions, StoreOptions
-from qmq_broker.storage.files.disk import OsDisk, OsFile
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.files.os_file import OsFile
 from tests.broker.delay.shifted_serve import ShiftedClock
 
 #: Copies follow each few messages, and buckets are removed as soon as they are done with.

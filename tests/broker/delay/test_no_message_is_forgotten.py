@@ -9,7 +9,7 @@ import pytest
 from qmq_broker.errors import BusyError, DiskError
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import DiskFile
+from qmq_broker.storage.files.disk_port import DiskFile
 from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import DiskError
-from qmq_broker.storage.files.disk import OsFile
+from qmq_broker.storage.files.os_file import OsFile
 from qmq_broker.storage.schedule import records
 from qmq_broker.storage.schedule.columns import IN_SCHEDULE
 from qmq_broker.storage.schedule.fates import Fate

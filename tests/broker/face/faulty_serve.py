@@ -14,7 +14,8 @@ from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import start_logging
 from qmq_broker.face.server import serve
 from qmq_broker.options import ServeOptions, StoreOptions, TlsOptions
-from qmq_broker.storage.files.disk import OsDisk, OsFile
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.files.os_file import OsFile
 
 
 class FailingFile(OsFile):

@@ -12,7 +12,8 @@ from qmq_broker.options import StoreOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
 from qmq_broker.service.delivery.delivery import HandOut
 from qmq_broker.service.limits import ServiceLimits
-from qmq_broker.storage.files.disk import OsDisk, OsFile
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.files.os_file import OsFile
 from qmq_broker.storage.store import Placed, Store
 from qmq_client.wire.frame import build_message_frame
 from qmq_client.wire.message_id import MessageIds

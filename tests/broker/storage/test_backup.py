@@ -11,8 +11,9 @@ import pytest
 
 from qmq_broker.errors import CorruptionError, StoreError, UnknownFormatError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import OsDisk, OsFile, link_file
+from qmq_broker.storage.files.disk import OsDisk, link_file
 from qmq_broker.storage.files.faults import Level
+from qmq_broker.storage.files.os_file import OsFile
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.backup import EPOCH_STEP, back_up
 from qmq_broker.storage.upkeep.verify import verify_store

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import DiskError, DiskFullError, FilesFullError, LockedError
-from qmq_broker.storage.files import disk as disk_module
-from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import IOV_MAX, Disk, OsDisk
+from qmq_broker.storage.files import layout, os_file
+from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.disk_errors import translate
+from qmq_broker.storage.files.disk_port import Disk
+from qmq_broker.storage.files.os_file import IOV_MAX
 from tests.crash.recording_disk import RecordingDisk
 
 
@@ -221,7 +222,7 @@ def test_without_preallocation_a_file_still_grows(
 
     file = OsDisk(str(tmp_path)).open("a", is_new=True)
     for allocate in (unsupported, None):
-        monkeypatch.setattr(disk_module, "_allocate", allocate)
+        monkeypatch.setattr(os_file, "_allocate", allocate)
         file.allocate(file.length() + 4096)
     assert file.length() == 8192
     file.allocate(100)

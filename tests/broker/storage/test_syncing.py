@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import DiskError, DiskFullError
-from qmq_broker.storage.files import disk
-from qmq_broker.storage.files.disk import OsDisk, choose_syncs
+from qmq_broker.storage.files import disk, os_file
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.files.os_file import choose_syncs
 
 
 def test_B1_data_is_synced_without_times_and_names_with_everything() -> None:
@@ -43,7 +44,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         paths.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
         os.fsync(descriptor)
 
-    monkeypatch.setattr(disk, "_sync_all", sync)
+    monkeypatch.setattr(disk, "sync_all", sync)
     return paths
 
 
@@ -120,7 +121,7 @@ def test_B1_B5_a_sync_that_says_yes_on_a_file_system_that_takes_no_changes_is_no
         assert Path(os.readlink(f"/proc/self/fd/{descriptor}")).name == "LOCK"
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(disk, "_allocate", refuse)
+    monkeypatch.setattr(os_file, "_allocate", refuse)
     with pytest.raises(DiskError, match=os.strerror(number)):
         sync(made)
 
@@ -140,7 +141,7 @@ def test_B6_a_sync_is_believed_on_a_full_disk_and_on_one_without_preallocation(
         asked.append(length)
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(disk, "_allocate", refuse)
+    monkeypatch.setattr(os_file, "_allocate", refuse)
     sync(made)
     assert asked == [1]
 
@@ -178,13 +179,13 @@ def test_B1_B5_a_failed_sync_that_the_system_reports_once_is_told_to_every_threa
         was_told.set()
 
     def fail_once(descriptor: int) -> None:
-        monkeypatch.setattr(disk, "_sync_data", os.fdatasync)  # the error is reported by now
+        monkeypatch.setattr(os_file, "sync_data", os.fdatasync)  # the error is reported by now
         second.start()
         was_told.wait(_CHANCE_S)  # as long as the kernel likes, before the first one is told
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     second = threading.Thread(target=sync)
-    monkeypatch.setattr(disk, "_sync_data", fail_once)
+    monkeypatch.setattr(os_file, "sync_data", fail_once)
     sync()
     second.join()
     assert len(outcomes) == 2
@@ -201,10 +202,10 @@ def test_B5_a_file_whose_sync_failed_for_want_of_room_is_not_synced_again(
     def refuse(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(disk, "_sync_data", refuse)
+    monkeypatch.setattr(os_file, "sync_data", refuse)
     with pytest.raises(DiskFullError):
         file.sync()
-    monkeypatch.setattr(disk, "_sync_data", os.fdatasync)
+    monkeypatch.setattr(os_file, "sync_data", os.fdatasync)
     with pytest.raises(DiskError, match="not tried again"):
         file.sync()
     made.open("a").sync()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.files.journal import Chunk, JournalFile, journal_bases
 from qmq_broker.storage.ids.journal import IdChunk, decode_id_chunk

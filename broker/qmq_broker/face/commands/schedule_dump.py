@@ -7,7 +7,7 @@ from typing import Any
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.schedule.columns import IN_SCHEDULE, Subjects
 from qmq_broker.storage.schedule.files import ScheduleFiles

@@ -21,7 +21,7 @@ from qmq_broker.face.commands.schedule_dump import dispatch_rows, schedule_rows
 from qmq_broker.face.routes.json_messages import record_to_json
 from qmq_broker.service.delivery.snapshot import SnapshotImage
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.format_file import Format, read_format
 from qmq_broker.storage.files.keepers import read_keepers
 from qmq_broker.storage.files.retained import read_retained

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk, DiskFile
+from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_client.wire.checksum import crc32c
 
 SLOT_BYTES: Final = 4096

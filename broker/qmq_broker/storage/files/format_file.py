@@ -16,7 +16,7 @@ import msgspec
 from qmq_broker.errors import CorruptionError, UnknownFormatError
 from qmq_broker.options import SEGMENT_BYTES, StoreOptions
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
 
 FORMAT_VERSION: Final = 1

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk, DiskFile
+from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_client.wire.checksum import crc32c
 
 JOURNAL_HEAD_BYTES: Final = 40

@@ -16,7 +16,7 @@ import msgspec
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.small_file import read_truth, replace_file
 from qmq_client.wire.names import is_name
 from qmq_client.wire.requests import Natural

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from qmq_broker.errors import SharedFilesError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 
 
 def refuse_shared(disk: Disk) -> None:

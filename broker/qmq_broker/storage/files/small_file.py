@@ -17,7 +17,7 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.layout import draft_path
 from qmq_client.wire.checksum import crc32c
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import msgspec
 
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
 
 

@@ -22,7 +22,7 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.journal import Journal
 from qmq_broker.storage.ids.window import Added, DedupeWindow, Era, RunColumns
 

@@ -26,7 +26,7 @@ import msgspec
 from qmq_broker.errors import CorruptionError, DiskError, DiskFullError, NoRoomError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
 from qmq_broker.storage.index.index_keys import frame_keys
 from qmq_broker.storage.index.key_index_file import IndexFile, IndexFileState

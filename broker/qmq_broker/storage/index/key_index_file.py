@@ -36,7 +36,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.storage.files.disk import Disk, DiskFile
+from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_broker.storage.files.layout import index_path
 from qmq_broker.storage.index.index_columns import big_endian, entry_hashes, pack_entries
 from qmq_broker.storage.index.index_keys import HASHES, FrameKeys, id_hash

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from qmq_broker.errors import StoreError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import CheckpointFiles
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.format_file import Format, read_format
 from qmq_broker.storage.files.retained import read_retained
 from qmq_broker.storage.logs.frame_seek import LogRange

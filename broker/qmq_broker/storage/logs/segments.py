@@ -27,7 +27,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.storage.files.disk import Disk, DiskFile
+from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_broker.storage.files.layout import parse_number, parse_spare, segment_path, spare_path
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, build_frame
 

@@ -21,7 +21,7 @@ from typing import Final
 from qmq_broker.errors import DiskError, NoRoomError, PoisonedError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk, DiskFile
+from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 
 _log = logging.getLogger(__name__)

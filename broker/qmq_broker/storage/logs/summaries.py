@@ -16,7 +16,7 @@ from typing import Final
 
 from qmq_broker.errors import CorruptionError, DiskError, NoRoomError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_broker.storage.logs.kinds import COMMIT_KINDS

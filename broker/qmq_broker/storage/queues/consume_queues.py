@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from qmq_broker.errors import CorruptionError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.journal import Journal
 from qmq_broker.storage.files.retained import Retained
 from qmq_broker.storage.queues.consume_queue import ConsumeQueue

@@ -13,7 +13,7 @@ from typing import Final
 
 from qmq_broker.errors import CorruptionError, DiskError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk, DiskFile
+from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_client.wire.checksum import crc32c
 
 ENTRY_BYTES: Final = 20

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import msgspec
 
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
 
 

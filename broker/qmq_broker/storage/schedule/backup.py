@@ -11,7 +11,7 @@ import msgspec
 from qmq_broker.errors import DiskError, StoreError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.copying import copy_file
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.small_file import replace_file
 from qmq_broker.storage.schedule.bucket import LOGS, read_table
 

@@ -11,7 +11,7 @@ import msgspec
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.small_file import read_file, unseal
 from qmq_broker.storage.schedule.columns import Columns
 from qmq_broker.storage.schedule.fates import Fate, Fates, pack_fate, unpack_fate

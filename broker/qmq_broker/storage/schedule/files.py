@@ -24,7 +24,7 @@ from typing import Final
 
 from qmq_broker.errors import CorruptionError, DiskError, DiskFullError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk, DiskFile
+from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_broker.storage.logs.frame_scan import FrameScan, claims_in_segment, durable_claim
 from qmq_broker.storage.logs.segments import build_segment_head
 from qmq_broker.storage.schedule.columns import Columns, Subjects

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from qmq_broker.errors import CorruptionError, DiskError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import DiskFile
+from qmq_broker.storage.files.disk_port import DiskFile
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.schedule.columns import IN_SCHEDULE
 from qmq_broker.storage.schedule.files import ScheduleFiles

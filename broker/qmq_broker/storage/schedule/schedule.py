@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.logs.kinds import LOG_LIMITS
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.schedule.beside import Beside

@@ -22,7 +22,7 @@ from typing import Final
 
 from qmq_broker.errors import DiskError, NoRoomError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import DiskFile
+from qmq_broker.storage.files.disk_port import DiskFile
 from qmq_broker.storage.schedule.columns import Columns, picker
 from qmq_broker.storage.schedule.lists import OnDamage
 from qmq_broker.storage.schedule.schedule import Schedule

@@ -32,7 +32,7 @@ from qmq_broker.errors import CorruptionError, DiskError, StoreError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import START, Checkpoint, CheckpointFiles, LogPoint
 from qmq_broker.storage.files.copying import copy_file
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.format_file import Format, read_format
 from qmq_broker.storage.files.keepers import read_keepers, write_keepers
 from qmq_broker.storage.files.retained import Retained, read_retained, write_retained

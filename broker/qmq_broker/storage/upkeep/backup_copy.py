@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from qmq_broker.storage.files.disk import Disk, DiskFile
+from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_broker.storage.files.layout import segment_path
 from qmq_broker.storage.logs.frame_scan import SCAN_BLOCK_BYTES, FrameScan
 from qmq_broker.storage.logs.segments import Segments

@@ -15,7 +15,7 @@ import msgspec
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import SLOT_BYTES, Checkpoint, decode_slot
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.faults import Fault, damaged, ignored, rebuilt
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.files.keepers import read_keepers

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from qmq_broker.clock import Clock
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.files.snapshots import SnapshotFiles
 from qmq_broker.storage.upkeep.inspect_files import SmallFiles

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.logs.frame_scan import SCAN_BLOCK_BYTES
 from qmq_broker.storage.logs.lost import LOST_LEAST_BYTES, LostRun, lost_frames
 from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES, Segments, build_segment_head

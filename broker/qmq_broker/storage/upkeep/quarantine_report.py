@@ -18,7 +18,7 @@ import msgspec
 
 from qmq_broker.clock import Clock
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
 from qmq_broker.storage.logs.lost import LostRun

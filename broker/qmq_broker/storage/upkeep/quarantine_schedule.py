@@ -29,7 +29,7 @@ import msgspec
 from qmq_broker.clock import Clock
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.faults import Fault, Level
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.files.journal import remove_journal

@@ -17,7 +17,7 @@ from qmq_broker.errors import CorruptionError, StoreError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import START, CheckpointFiles, LogPoint
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.format_file import Format, read_format
 from qmq_broker.storage.files.journal import remove_journal
 from qmq_broker.storage.files.retained import Retained, read_retained

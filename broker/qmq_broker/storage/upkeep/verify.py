@@ -17,7 +17,7 @@ import msgspec
 from qmq_broker.clock import Clock
 from qmq_broker.errors import CorruptionError, StoreError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.faults import Fault, Level, damaged, ignored, rebuilt
 from qmq_broker.storage.files.format_file import Format, read_format
 from qmq_broker.storage.logs.actions import unknown_kind

@@ -10,7 +10,7 @@ from typing import Final
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.faults import Fault, ignored, rebuilt
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.index.key_index import IndexTable

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.faults import Fault, ignored, rebuilt
 from qmq_broker.storage.files.journal import JournalFile, journal_bases
 from qmq_broker.storage.queues.entry_chunk import decode_entry_chunk

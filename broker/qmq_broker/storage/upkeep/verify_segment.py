@@ -16,7 +16,7 @@ import msgspec
 
 from qmq_broker.errors import CorruptionError, UnknownFormatError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk import Disk
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.faults import Fault, damaged, rebuilt
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.logs.action_log import ACTION_KINDS

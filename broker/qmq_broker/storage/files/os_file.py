@@ -1,0 +1,177 @@
+"""One open file of the machine, and how a sync of it is made and believed.
+
+A successful sync is believed only if the file system still takes changes (`confirm`), and a failed
+one fails each later one of the same file. Only `disk.py` opens files.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import Lock
+from typing import Final
+
+from qmq_broker.errors import DiskError, DiskFullError, StoreError
+from qmq_broker.storage.files.disk_errors import translate
+
+#: Buffers in one gathering write; the operating system refuses more.
+IOV_MAX: Final = 1024
+_NOT_SUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+_allocate = getattr(os, "posix_fallocate", None)
+#: What syncs an open file or directory; raises `OSError`.
+Sync = Callable[[int], object]
+
+
+def choose_syncs(full: int | None, data: Sync | None, everything: Sync) -> tuple[Sync, Sync]:
+    """How to sync content and length of a file, and how to sync everything, with what a system
+    offers.
+
+    `full` is its `fcntl` command that also flushes the drive's cache. macOS needs it: its `fsync`
+    leaves the bytes in that cache (fsync(2) of macOS). `data` is its `fdatasync`.
+    """
+    if full is None:
+        return data or everything, everything
+
+    def sync_full(descriptor: int) -> object:
+        return fcntl.fcntl(descriptor, full)
+
+    return sync_full, sync_full
+
+
+sync_data, sync_all = choose_syncs(
+    getattr(fcntl, "F_FULLFSYNC", None), getattr(os, "fdatasync", None), os.fsync
+)
+
+
+class OsFile:
+    """One file of the machine.
+
+    Closed at the latest when nothing refers to it any more. A file dropped while it is being read
+    stays open until that read ends and no longer, because only then does the disk get its room
+    back.
+
+    Linux reports a failed sync once for an open file, to whoever asks first: another thread that asks a
+    moment later is told that all is well. So one thread at a time is let through, and a file whose
+    sync failed fails each later one.
+    """
+
+    def __init__(self, path: str, descriptor: int, witness: OsFile | None = None) -> None:
+        """Takes over the descriptor; see `confirm` for the witness."""
+        self.path, self._descriptor, self._witness = path, descriptor, witness
+        self._syncing = Lock()
+        self._failed_sync = ""
+
+    def read(self, position: int, count: int) -> bytes:
+        try:
+            data = os.pread(self._descriptor, count, position)
+            while len(data) < count:
+                more = os.pread(self._descriptor, count - len(data), position + len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            raise translate(error, "read", self.path) from error
+        return data
+
+    def write(self, position: int, parts: Sequence[bytes | memoryview]) -> None:
+        try:
+            for first in range(0, len(parts), IOV_MAX):
+                batch = parts[first : first + IOV_MAX]
+                count = sum(map(len, batch))
+                written = os.pwritev(self._descriptor, batch, position)
+                position += written
+                if written < count:
+                    position = self._write_rest(position, memoryview(b"".join(batch))[written:])
+        except OSError as error:
+            raise translate(error, "write", self.path) from error
+
+    def _write_rest(self, position: int, rest: memoryview) -> int:
+        """Go on after a short write until everything is written; returns the position behind it."""
+        while rest:
+            written = os.pwrite(self._descriptor, rest, position)
+            if not written:
+                raise OSError(errno.EIO, "nothing was written")
+            position += written
+            rest = rest[written:]
+        return position
+
+    def sync(self) -> None:
+        with self._syncing:
+            if self._failed_sync:
+                reason = f"not tried again after a failed one ({self._failed_sync})"
+                raise DiskError(operation="sync", path=self.path, reason=reason)
+            try:
+                self._sync()
+            except StoreError as error:
+                self._failed_sync = str(error)
+                raise
+
+    def _sync(self) -> None:
+        try:
+            sync_data(self._descriptor)
+            names = os.fstat(self._descriptor).st_nlink
+        except OSError as error:
+            raise translate(error, "sync", self.path) from error
+        if not names:
+            raise DiskError(operation="sync", path=self.path, reason="the file was removed")
+        confirm(self._witness)
+
+    def allocate(self, length: int) -> None:
+        try:
+            if _allocate is not None:
+                try:
+                    _allocate(self._descriptor, 0, length)
+                    return
+                except OSError as error:
+                    if error.errno not in _NOT_SUPPORTED:
+                        raise
+            # Without this call the space is not reserved, and a full disk would fail a write.
+            if os.fstat(self._descriptor).st_size < length:
+                os.ftruncate(self._descriptor, length)
+        except OSError as error:
+            raise translate(error, "allocate", self.path) from error
+
+    def truncate(self, length: int) -> None:
+        try:
+            os.ftruncate(self._descriptor, length)
+        except OSError as error:
+            raise translate(error, "truncate", self.path) from error
+
+    def length(self) -> int:
+        try:
+            return os.fstat(self._descriptor).st_size
+        except OSError as error:
+            raise translate(error, "length", self.path) from error
+
+    def links(self) -> int:
+        try:
+            return os.fstat(self._descriptor).st_nlink
+        except OSError as error:
+            raise translate(error, "look", self.path) from error
+
+    @property
+    def is_open(self) -> bool:
+        return self._descriptor >= 0
+
+    def close(self) -> None:
+        if self.is_open:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    __del__ = close
+
+
+def confirm(witness: OsFile | None) -> None:
+    """Raise unless the file system still takes changes, so that the sync just made may be believed.
+
+    After an error, some ext4 file systems report success for syncs that stored nothing
+    (docs/decisions/0037). They then refuse even to allocate the first byte of the lock file, which
+    it already has. The synced file itself is not used for this test: its next sync would have to
+    wait for it.
+    """
+    if witness is not None and witness.is_open:
+        with suppress(DiskFullError):  # refused for want of room: what is synced stays
+            witness.allocate(1)
