@@ -16,6 +16,7 @@ import click
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.commands.exit_codes import ATTENTION, DONE, WRONG_CALL
 from qmq_pipeline.command import (
+    Seconds,
     audit_options,
     expose_options,
     full_option,
@@ -54,7 +55,7 @@ def pipeline(context: click.Context) -> None:
 @click.option(
     "--every",
     "every_s",
-    type=click.FloatRange(0.1),
+    type=Seconds(0.1),
     default=10.0,
     show_default=True,
     metavar="SECONDS",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -34,7 +36,26 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _WRONG_CALLS: Final = (OptionError, LakeError, JavaError)
 #: What a shell says of a program that was ended by Ctrl-C.
 INTERRUPTED: Final = 130
+_SECONDS_MAX: Final = 100 * 365 * 86_400.0
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class Seconds(click.FloatRange):
+    """A span of time: a number from some least one to a hundred years."""
+
+    name = "seconds"
+
+    def __init__(self, least_s: float) -> None:
+        super().__init__(least_s, _SECONDS_MAX)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Raises what click makes of a wrong call; "nan" is in no range, but click does not see it."""
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail("not a number of seconds.", param, ctx)
+        return seconds
 
 
 def job_options(function: _Function) -> _Function:
@@ -71,7 +92,7 @@ def job_options(function: _Function) -> _Function:
 
 def audit_options(function: _Function) -> _Function:
     """Options of whatever judges."""
-    seconds: dict[str, Any] = {"type": float, "show_default": True, "metavar": "SECONDS"}
+    seconds: dict[str, Any] = {"type": Seconds(0), "show_default": True, "metavar": "SECONDS"}
     for option in reversed(
         (
             click.option(
@@ -254,7 +275,11 @@ def running_job(options: dict[str, Any]) -> Iterator[Job]:
         click.echo("interrupted", err=True)
         sys.exit(INTERRUPTED)
     except Exception as error:  # the outermost place of a command: nothing above would be clearer
-        told, is_log_named = explain(error, str(log_path())), True
+        told = explain(error, str(log_path()))
+        is_log_named = str(log_path()) in str(told)
+        if is_log_named:
+            with log_path().open("a", encoding="utf-8") as log:
+                traceback.print_exception(error, file=log)
         click.echo(f"\rError: {' '.join(str(told).split())}", err=True)
         sys.exit(_exit_code(told))
     finally:
@@ -297,4 +322,4 @@ def _config(options: dict[str, Any]) -> PipelineConfig:
 
 def _folder(given: str) -> str:
     """A local folder as an absolute path: workers may stand elsewhere."""
-    return given if "://" in given else str(Path(given).absolute())
+    return given if not given or "://" in given else str(Path(given).absolute())

@@ -20,8 +20,8 @@ from qmq_pipeline.jobs.report import report
 from qmq_pipeline.places.config import AuditOptions, PipelineConfig
 from qmq_pipeline.report.buckets import buckets_of, held, length_text
 from qmq_pipeline.report.charts import bar_chart, line_chart, nice_end, round_places, time_chart
-from qmq_pipeline.report.facts import Bar, Grid, Series, TimeChart
-from qmq_pipeline.report.page import grid
+from qmq_pipeline.report.facts import Bar, Grid, Series, TimeChart, Verdict
+from qmq_pipeline.report.page import banner, grid
 from qmq_pipeline.report.words import cell, number
 from qmq_pipeline.tables.lake import Lake
 from tests.pipeline.browser import look_at
@@ -168,3 +168,25 @@ def test_a_single_minute_is_bars_and_not_a_lonely_dot() -> None:
         series=(Series(name="p50", values=(3.0, 4.0)),),
     )
     assert time_chart(two, bucket_s=60) == line_chart(two, bucket_s=60)
+
+
+@pytest.mark.parametrize(
+    ("committed", "lost", "coverage", "said"),
+    [
+        (0, 0, ("no outbox was scanned",), "Nothing was judged yet."),
+        (7, 0, (), "<strong>Nothing was lost.</strong>"),
+        (7, 0, ("rows go",), 'lost, <a href="#audit">as far as it could be judged</a>.'),
+        (7, 2, ("rows go",), '<a href="#finding-lost">2 lost</a>'),
+    ],
+)
+def test_the_first_line_says_no_more_than_was_judged(
+    committed: int, lost: int, coverage: tuple[str, ...], said: str
+) -> None:
+    verdict = Verdict(
+        run="1",
+        as_of=datetime(2026, 1, 31, tzinfo=UTC),
+        counts={"lost": lost, "ghost": 0},
+        judged={"committed": committed, "stored": 0},
+        coverage=coverage,
+    )
+    assert said in banner(verdict)

@@ -55,7 +55,7 @@ def render(facts: ReportFacts) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><title>Messages – QMQ report</title>'
         f"<style>{STYLE}</style></head><body><header><h1>The life of the messages</h1>"
-        f'<p class="note">{_span(facts)}</p>{_banner(facts.verdict)}'
+        f'<p class="note">{_span(facts)}</p>{banner(facts.verdict)}'
         f"{_tiles(facts.totals)}<nav>{links}</nav></header><main>{body}</main>"
         f"<footer>Made {stamp(facts.made_at)} UTC from the tables in "
         f"<code>{escape(facts.tables)}</code>. Times are UTC. Latencies are quantiles of KLL "
@@ -114,7 +114,8 @@ def _span(facts: ReportFacts) -> str:
     return f"{stamp(facts.first_at)} to {stamp(facts.last_at)} UTC"
 
 
-def _banner(verdict: Verdict | None) -> str:
+def banner(verdict: Verdict | None) -> str:
+    """The verdict in a line: no more than the audit could judge."""
     if verdict is None:
         return (
             '<p class="verdict open"><strong>Not audited yet.</strong> '
@@ -128,7 +129,10 @@ def _banner(verdict: Verdict | None) -> str:
             if count
         )
         return f'<p class="verdict bad"><strong>Findings:</strong> {kinds}. {judged}.</p>'
-    return f'<p class="verdict good"><strong>Nothing was lost.</strong> {judged}.</p>'
+    if not any(verdict.judged.get(name) for name in ("committed", "stored")):
+        return f'<p class="verdict open"><strong>Nothing was judged yet.</strong> {judged}.</p>'
+    limits = ', <a href="#audit">as far as it could be judged</a>' if verdict.coverage else ""
+    return f'<p class="verdict good"><strong>Nothing was lost{limits}.</strong> {judged}.</p>'
 
 
 def _tiles(values: Mapping[str, int | str]) -> str:

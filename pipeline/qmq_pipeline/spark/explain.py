@@ -22,7 +22,10 @@ _SPARK: Final = re.compile(r"^\s*(\[[A-Z0-9_.]+\] .+)$", re.MULTILINE)
 
 
 def explain(error: BaseException, log: str) -> QmqError:
-    """The error of ours that is inside this one, or one that says in a line what Spark said."""
+    """The error of ours that is inside this one, or one that says in a line what Spark or the system said.
+
+    `log`: the file that says more; named where it does.
+    """
     if isinstance(error, QmqError):
         return error
     text = str(error)
@@ -30,10 +33,25 @@ def explain(error: BaseException, log: str) -> QmqError:
     if found:
         name, words = found[-1]
         return carried(name if hasattr(errors, name) else PipelineError.__name__, words.strip())
+    if not _is_of_spark(error, text):
+        return _of_this_process(error, log)
     lines = _PYTHON.findall(text)
     said = f"{lines[-1][0]}: {lines[-1][1]}" if lines else _first(text) or type(error).__name__
     said = said.strip()[:500].rstrip(".")
     return PipelineError(f"Spark failed: {said}. All that was said is in {log}.")
+
+
+def _is_of_spark(error: BaseException, text: str) -> bool:
+    package = type(error).__module__.partition(".")[0]
+    return package in ("pyspark", "py4j") or _BRIDGE in text or "\n\tat " in text
+
+
+def _of_this_process(error: BaseException, log: str) -> PipelineError:
+    """Of what no JVM had a part in: files, mostly."""
+    said = (_first(str(error)) or type(error).__name__).strip()[:500].rstrip(".")
+    if isinstance(error, OSError):
+        return PipelineError(f"{said}. See that it is there, may be written, and has room.")
+    return PipelineError(f"unexpected {type(error).__name__}: {said}. Where it was is in {log}.")
 
 
 def _first(text: str) -> str:

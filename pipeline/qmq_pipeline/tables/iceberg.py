@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_pipeline.errors import LakeError, OptionError
+from qmq_pipeline.errors import LakeError, OptionError, UnreachableError
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.listing import Change
 from qmq_pipeline.tables.table import Table
@@ -39,7 +41,7 @@ _OLD_SNAPSHOTS_MAX: Final = 50
 def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     """The catalog of this name, or the default one for "", by pyiceberg's configuration and these properties.
 
-    Raises `OptionError` when that does not say what it is.
+    Raises `OptionError` when that does not say what it is, and `UnreachableError` when nobody answers there.
     """
     from pyiceberg.catalog import load_catalog
     from pyiceberg.exceptions import NotInstalledError
@@ -53,6 +55,12 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
             allowed="a catalog of pyiceberg",
             remedy="Configure it in ~/.pyiceberg.yaml or by PYICEBERG_CATALOG__<NAME>__TYPE, …__URI "
             "and …__WAREHOUSE.",
+        ) from error
+    except (OSError, SQLAlchemyError) as error:
+        raise UnreachableError(
+            source=f"catalog {name or 'default'}",
+            reason=f"it cannot be opened: {' '.join(str(error).split())}",
+            remedy="Look at its URI in ~/.pyiceberg.yaml or PYICEBERG_CATALOG__<NAME>__URI, and whether it is up",
         ) from error
 
 
@@ -156,7 +164,7 @@ class IcebergListing:
                 reason="its files were written by an older version, with times that Iceberg does not take",
                 remedy="Make the tables anew with `qmq pipeline run --full`",
             ) from error
-        except (CommitFailedException, RESTError, OSError, ValueError) as error:
+        except (CommitFailedException, RESTError, SQLAlchemyError, OSError, ValueError) as error:
             raise LakeError(
                 path=self.name,
                 reason=f"Iceberg says: {' '.join(str(error).split())}",

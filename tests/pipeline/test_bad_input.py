@@ -1,0 +1,97 @@
+"""What cannot be done is told in one line, by what it is; nothing is said of Spark where Spark had no part in it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from qmq_client.commands.root import root
+from qmq_client.wire.message_id import MessageIds
+from qmq_pipeline.spark.explain import explain
+from qmq_pipeline.tables.lake import Lake
+from tests.pipeline.world import DataDirectory, messages
+
+
+def qmq(*arguments: str | Path) -> Result:
+    line = ["pipeline", *map(str, arguments)]
+    return CliRunner().invoke(root, line, catch_exceptions=False)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Path:
+    directory = DataDirectory(tmp_path / "broker")
+    directory.append(messages(MessageIds(1), 5))
+    directory.close()
+    return directory.path
+
+
+def test_a_folder_that_is_a_file_is_named_with_what_to_look_at(
+    tmp_path: Path, broker: Path
+) -> None:
+    (tmp_path / "tables").write_text("a file")
+    result = qmq("ingest", "--tables", tmp_path / "tables", "--path", broker)
+    assert result.exit_code == 1
+    (line,) = result.stderr.strip().splitlines()
+    assert f"{tmp_path}/tables" in line
+    assert "See that it is there, may be written, and has room." in line
+    assert "Spark" not in line
+    assert (tmp_path / "tables").read_text() == "a file"
+
+
+def test_an_empty_name_of_a_folder_is_not_this_folder(
+    tmp_path: Path, broker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    result = qmq("ingest", "--tables", "", "--path", broker)
+    assert result.exit_code == 2
+    assert "Say where the tables are to be kept" in result.stderr
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--grace", "--late"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "soon"])
+def test_a_span_of_time_that_is_none_is_a_wrong_call(
+    tmp_path: Path, option: str, value: str
+) -> None:
+    Lake(str(tmp_path)).prepare()
+    result = qmq("audit", "--tables", tmp_path, option, value)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option}'" in result.stderr
+
+
+def test_a_look_needs_a_time_to_wait(tmp_path: Path, broker: Path) -> None:
+    result = qmq("ingest", "--tables", tmp_path / "t", "--path", broker, "--every", "nan")
+    assert result.exit_code == 2
+    assert "Invalid value for '--every': not a number of seconds" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "uri"), [("sql", "sqlite:////nowhere/at/all.db"), ("rest", "http://127.0.0.1:1")]
+)
+def test_a_catalog_where_nobody_answers_is_unreachable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, uri: str
+) -> None:
+    Lake(str(tmp_path)).prepare()
+    for name, value in {"TYPE": kind, "URI": uri, "WAREHOUSE": f"file://{tmp_path}"}.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__AWAY__{name}", value)
+    program = Path(sys.executable).with_name(
+        "qmq"
+    )  # the library reads its settings once, at its import
+    line = ["expose", "--tables", str(tmp_path), "--as", "iceberg", "--catalog", "away"]
+    result = subprocess.run([program, "pipeline", *line], capture_output=True, text=True)
+    assert result.returncode == 3
+    (said,) = [one for one in result.stderr.splitlines() if one.startswith("Error")]
+    assert "catalog away: it cannot be opened" in said
+    assert "PYICEBERG_CATALOG__<NAME>__URI" in said
+
+
+def test_what_nobody_expected_is_told_with_its_kind_and_where_it_was() -> None:
+    told = str(explain(KeyError("side"), "some.log"))
+    assert told == "unexpected KeyError: 'side'. Where it was is in some.log."
+    assert "Spark" not in str(explain(PermissionError(13, "Permission denied", "/a"), "some.log"))
