@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import socket
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -191,6 +193,23 @@ def test_B10_bodies_lost_or_refused_in_their_middle_give_their_room_back(rig: Ri
         return statuses
 
     assert asyncio.run(look()) == [503, 503, 503]
+
+
+def test_B10_the_memory_of_a_body_that_is_lost_in_its_middle_is_let_go_with_its_connection(
+    client: Client,
+) -> None:
+    async def look() -> BytesIO:
+        line = Line(client)
+        line.receive(send(make_frame([b"x" * LONG]))[:-1], 1_000_000)
+        await asyncio.sleep(0)  # the route asks for the body
+        held = gc.get_referents(line.landing.get_buffer(-1).obj)
+        (memory,) = [one for one in held if isinstance(one, BytesIO)]
+        connection = line.connection
+        line.landing.connection_lost(None)
+        await asyncio.wait_for(all_answered(connection), 30)
+        return memory
+
+    asyncio.run(look()).close()  # refused as long as anybody has a view of it
 
 
 def test_B10_a_body_takes_memory_in_proportion_to_what_has_arrived() -> None:

@@ -109,7 +109,8 @@ class DirectExchange:
         self._wake()
 
     def end(self) -> None:
-        """The route has returned; a client without a whole answer must not wait for it."""
+        """The route has returned: nobody wants the body; a client without a whole answer must not wait."""
+        self._arriving.drop()
         if not self.response_complete:
             self._transport.close()
 
