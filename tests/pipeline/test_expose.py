@@ -311,6 +311,22 @@ def test_a_folder_without_tables_is_refused_and_not_made(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["ein Ördner", "a %20b"])
+def test_a_folder_may_have_any_name_that_the_library_can_read(tmp_path: Path, name: str) -> None:
+    lake = Lake(str(tmp_path / name))
+    lake.prepare()
+    file = lake.write(MESSAGES, "a b+ü%41.parquet", [batch(MESSAGES, range(3))])
+    facts = RangeFacts(source="store", first=0, next=3, rows=3, files=(file,))
+    lake.commit(MESSAGES, [facts])
+    config, options = PipelineConfig(tables=lake.root), ExposeOptions(format="delta")
+    if "%" in name:
+        with pytest.raises(LakeError, match="Move the tables to a folder without a %"):
+            expose(config, options)
+        return
+    expose(config, options)
+    assert DeltaTable(f"{lake.root}/bronze/messages").to_pyarrow_table().num_rows == 3
+
+
 def test_the_command_says_what_it_listed_and_where(world: World) -> None:
     commit(world, MESSAGES, 0, 10)
     line = ["pipeline", "expose", "--tables", world.lake.root, "--as", "delta"]

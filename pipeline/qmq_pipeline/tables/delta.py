@@ -7,6 +7,7 @@ removes old ones. The paths in it are relative, so a folder of tables may be mov
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -34,6 +35,8 @@ _CONFIGURATION: Final = {
     "delta.logRetentionDuration": _RETENTION,
     "delta.enableExpiredLogCleanup": "true",
 }
+#: The library unescapes even names of folders (1.6.6).
+_ESCAPED: Final = re.compile("%[0-9A-Fa-f]{2}")
 #: Kinds of columns whose least and greatest value the log tells, for readers to skip files by.
 _COMPARED: Final = ("text", "long", "int", "time")
 #: Longer texts are not worth their place in the log.
@@ -44,9 +47,16 @@ class DeltaListing:
     """See `listing.py`."""
 
     def __init__(self, lake: Lake, table: Table) -> None:
+        """Raises `LakeError` for a folder that the library cannot name."""
         self._lake = lake
         self._table = table
         self.name = lake.url(lake.folder(table))
+        if _ESCAPED.search(self.name):
+            raise LakeError(
+                path=self.name,
+                reason="deltalake takes the % in its name for an escaped letter, and would look elsewhere",
+                remedy="Move the tables to a folder without a %",
+            )
 
     def files(self) -> dict[str, int] | None:
         """See `Listing`."""
