@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from qmq_broker.face.routes.delayed import LOOKS_MAX
 from qmq_broker.service.delay import changes, query
 from qmq_broker.storage.schedule.columns import DelayedMessage
 from qmq_broker.storage.schedule.copy import ScheduleCopier
@@ -367,3 +369,46 @@ def test_B10_a_look_lists_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert listed == []
     monkeypatch.undo()
     rig.close()
+
+
+def test_D4_who_has_taken_something_back_is_not_refused_because_others_look(
+    rig: DelayRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal says that nothing was carried out."""
+    client, (message, _), (first, second) = Client(rig), rig.find_all(), ids_of(rig)
+    delayed = rig.broker.delayed
+    cancelling, may_look, looking = asyncio.Event(), threading.Event(), list[int]()
+    cancel_places = delayed.changes.cancel
+
+    def noted(*given: Any) -> None:
+        cancel_places(*given)
+        cancelling.set()
+
+    def slow(*_: object) -> list[query.DelayedStatus]:
+        looking.append(1)
+        assert may_look.wait(DEADLINE_S)
+        return []
+
+    monkeypatch.setattr(delayed.changes, "cancel", noted)
+    monkeypatch.setattr(delayed.query, "listed", slow)
+
+    async def run() -> Any:
+        client.is_writing = False
+        body = json.dumps({"message_ids": [first, bytes(16).hex()]}).encode()
+        asked = asyncio.ensure_future(client.call("POST", "/v1/delayed/cancel", body))
+        await cancelling.wait()
+        others = [
+            asyncio.ensure_future(client.call("GET", "/v1/delayed")) for _ in range(LOOKS_MAX)
+        ]
+        while len(looking) < LOOKS_MAX:
+            await asyncio.sleep(0)
+        client.is_writing = True
+        while delayed.query.fate(message) is Fate.PENDING:
+            await asyncio.sleep(0)
+        may_look.set()
+        assert [(await one).status for one in others] == [200] * LOOKS_MAX
+        return (await asked).json["outcomes"]
+
+    assert asyncio.run(asyncio.wait_for(run(), DEADLINE_S)) == ["cancelled", "unknown"]
+    monkeypatch.undo()
+    assert ids_of(rig) == [second]

@@ -7,7 +7,7 @@ durable; one that comes too late says so.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -81,7 +81,7 @@ class _Delayed:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._query = broker.delayed.query
-        self._looking = 0
+        self._looks = asyncio.Semaphore(LOOKS_MAX)
 
     async def status(self, _: Request) -> Response:
         """Counts, lateness, and what is wrong."""
@@ -121,7 +121,7 @@ class _Delayed:
         message = damage = None
         if last.fate is Fate.PENDING:
             try:
-                record = await self._look(lambda: self._query.record(last.message))
+                record = await self._look_on(lambda: self._query.record(last.message))
                 message = record_to_json(last.message.subject, record, 0)
             except (
                 CorruptionError
@@ -153,9 +153,12 @@ class _Delayed:
         ids = [parse_message_id(text) for text in wanted.message_ids]
         self._broker.serving.check_delivers()
         sees = _theirs(request)
-        known = await self._take_back(ids, wanted.deliver_at_ms, sees)
+        due_at_ms = wanted.deliver_at_ms
+        found = await self._look(lambda: self._find(ids, due_at_ms))
+        known = await self._take_back(ids, found, sees)
         if None in known:
-            known = await self._take_back(ids, None, sees)
+            found = await self._look_on(lambda: self._find(ids, None))
+            known = await self._take_back(ids, found, sees)
         outcomes = [Cancellation.UNKNOWN if one is None else one for one in known]
         for index, outcome in enumerate(outcomes):
             if outcome is Cancellation.UNKNOWN and await self._is_stored(ids[index], sees):
@@ -183,13 +186,15 @@ class _Delayed:
         raise NotFoundError(f"message {wanted.message_id} is not delayed, or no longer")
 
     async def _take_back(
-        self, ids: Sequence[bytes], due_at_ms: int | None, sees: Callable[[str], bool]
+        self,
+        ids: Sequence[bytes],
+        found: Mapping[bytes, list[Found] | HeldError],
+        sees: Callable[[str], bool],
     ) -> list[Cancellation | None]:
         """What became of each, None of one that may be at another place by now.
 
         Nothing is done where damage may hide one of them.
         """
-        found = await self._look(lambda: self._find(ids, due_at_ms))
         known: list[list[Found]] = []
         for message_id in ids:
             some = found[message_id]
@@ -212,7 +217,7 @@ class _Delayed:
         last = pending[-1]
         if last.due_at_ms == due_at_ms:
             return Rescheduling.RESCHEDULED
-        frame = await self._look(lambda: self._query.rescheduled_frame(last, due_at_ms))
+        frame = await self._look_on(lambda: self._query.rescheduled_frame(last, due_at_ms))
         done: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
         self._broker.writer.submit(frame, lambda placed: _resolve(done, placed))
         return Rescheduling.RESCHEDULED if (await done).physical_offset else None
@@ -245,20 +250,22 @@ class _Delayed:
     async def _is_stored(self, message_id: bytes, sees: Callable[[str], bool]) -> bool:
         """Whether it is in a consume queue: released, or never delayed."""
         search = self._broker.query.search
-        found = (await self._look(lambda: search.by_id(message_id, 1))).found
+        found = (await self._look_on(lambda: search.by_id(message_id, 1))).found
         return any(sees(one.subject) for one in found)
 
     async def _look(self, look: Callable[[], T]) -> T:
-        if self._looking >= LOOKS_MAX:
+        """The first look of a request; refused where there are enough."""
+        if self._looks.locked():
             raise BusyError(
-                f"{self._looking} looks at delayed messages are under way; allowed: {LOOKS_MAX}",
+                f"{LOOKS_MAX} looks at delayed messages are under way; allowed: {LOOKS_MAX}",
                 retry_after_s=1.0,
             )
-        self._looking += 1
-        try:
+        return await self._look_on(look)
+
+    async def _look_on(self, look: Callable[[], T]) -> T:
+        """A further one, which waits for its turn: a request that has changed something is not refused."""
+        async with self._looks:
             return await asyncio.to_thread(look)
-        finally:
-            self._looking -= 1
 
 
 def _cancelled(found: Found) -> Cancelled:
