@@ -1,4 +1,4 @@
-"""Two people at the same parked rows: what one of them has let go again is not purged by the other."""
+"""Two at the same rows: what one has let go is not purged by the other, what one holds is passed by."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qmq_client.outbox.row import BatchOutcome, ParkedRow
 from qmq_client.outbox.table import create_tables
 from qmq_watchdog.databases import Database as Ward
 from tests.services.databases import Database
-from tests.watchdog.rows import put_rows
+from tests.watchdog.rows import OUTBOX, put_rows
 
 WATCHDOG = b"the watchdog's !"
 
@@ -73,3 +73,16 @@ def test_O3_a_row_that_somebody_retries_meanwhile_keeps_its_next_owner(shop: War
     sent = tuple(row.message_id for row in shop.store.list_rows())
     assert other.settle(BatchOutcome(sent=sent), token=WATCHDOG) == 3
     other.close()
+
+
+def test_W2_W5_a_claim_passes_by_what_somebody_holds_and_waits_for_nobody(shop: Ward) -> None:
+    """As an application does that cancels a message in a transaction which takes its time."""
+    assert shop.store.retry() == 3
+    with shop.engine.connect() as connection:
+        row = sa.select(OUTBOX.c.message_id).order_by(OUTBOX.c.id).limit(1)
+        held = connection.scalar(row.with_for_update())
+        claimed = shop.store.claim(token=WATCHDOG, limit=3, lease_ms=60_000)
+        assert len(claimed) == 2
+        assert held not in {each.message_id for each in claimed}
+        connection.rollback()
+    assert len(shop.store.claim(token=WATCHDOG, limit=3, lease_ms=60_000)) == 1
