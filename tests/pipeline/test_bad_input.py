@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
@@ -13,6 +16,8 @@ from qmq_client.commands.root import root
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.spark.explain import explain
 from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import MESSAGES
+from tests.pipeline.exposed import batch
 from tests.pipeline.world import DataDirectory, messages
 
 
@@ -95,3 +100,17 @@ def test_what_nobody_expected_is_told_with_its_kind_and_where_it_was() -> None:
     told = str(explain(KeyError("side"), "some.log"))
     assert told == "unexpected KeyError: 'side'. Where it was is in some.log."
     assert "Spark" not in str(explain(PermissionError(13, "Permission denied", "/a"), "some.log"))
+
+
+def test_a_file_that_cannot_be_written_to_its_end_leaves_nothing(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    lake.prepare()
+    before = sorted(tmp_path.rglob("*.*"))
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield batch(MESSAGES, range(1000))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        lake.write(MESSAGES, "day=2026-01-31/a.parquet", rows())
+    assert sorted(tmp_path.rglob("*.*")) == before

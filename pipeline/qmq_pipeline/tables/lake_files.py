@@ -10,7 +10,7 @@ import fcntl
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -226,8 +226,14 @@ class LakeFiles:
         parent = final.rpartition("/")[0]
         draft = f"{parent}/{DRAFT}{uuid.uuid4().hex}" if self._is_disk else final
         self._files.create_dir(parent, recursive=True)
-        with self._files.open_output_stream(draft) as stream:
-            yield stream
+        try:
+            with self._files.open_output_stream(draft) as stream:
+                yield stream
+        except BaseException:
+            if self._is_disk:  # where a disk is full, the draft is what filled it
+                with suppress(OSError):
+                    self._files.delete_file(draft)
+            raise
         if self._is_disk:
             self._files.move(draft, final)
 
