@@ -42,14 +42,17 @@ def open_databases(kind: str, directory: Path) -> Iterator[dict[str, str]]:
         return
     # Late: the ladder needs the drivers of both servers.
     from tests.services.databases import Databases
-    from tests.services.ladder import ServiceMissingError
+    from tests.services.ladder import PACKAGES, VARIABLES, ServiceMissingError
     from tests.services.private import NotStartedError
 
     server, made = Databases(), {}
     try:
         try:
             address = server.service(KINDS[kind]).url
-        except (ServiceMissingError, NotStartedError) as error:
+        except ServiceMissingError as error:
+            remedy = f"Install {PACKAGES[KINDS[kind]]}, or name a running one by {VARIABLES[KINDS[kind]]}"
+            raise ServerMissingError(f"there is no {kind} server. {remedy}.\n{error}") from error
+        except NotStartedError as error:
             raise ServerMissingError(str(error)) from error
         for name in (BOARD, TALLIES):
             unique = f"qmq_flights_{name}_{os.urandom(4).hex()}"

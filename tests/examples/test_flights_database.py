@@ -52,7 +52,9 @@ def test_a_demo_without_a_server_says_what_was_tried(
         run.note("service-postgresql", {"missing": "no postgresql for the tests. planted"})
     assert demo.main(["--database", "postgresql", "--days", "3"]) == 1
     run.close()
-    assert "The demo cannot start: no postgresql for the tests. planted" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "The demo cannot start: there is no postgresql server. Install postgresql, or" in said
+    assert f"by {VARIABLES['postgresql']}.\nno postgresql for the tests. planted" in said
 
 
 def test_a_demo_whose_server_does_not_start_shows_what_the_server_says(

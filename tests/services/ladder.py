@@ -132,7 +132,8 @@ def running(urls: Sequence[str]) -> str:
         except RungError as error:
             reasons.append(str(error))
         except sa.exc.SQLAlchemyError as error:
-            reasons.append(" ".join(str(error).split())[:_REASON_CHARACTERS])
+            said = str(getattr(error, "orig", None) or error)
+            reasons.append(" ".join(said.split())[:_REASON_CHARACTERS])
         else:
             return url
     raise RungError(" | ".join(reasons))
