@@ -54,6 +54,7 @@ FILES = {
     "format_file",
     "clean_stop",
     "keepers",
+    "keepers_begun",
     "actions_aside",
     "actions_groups",
     "record_expiring",
