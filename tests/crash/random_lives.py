@@ -108,6 +108,7 @@ def _force(world: World, rng: random.Random) -> World:
     """A life in which retention waits for nobody, and another one in which it does again."""
     world = _end_life(world, rng, is_forced=True)
     for _ in range(rng.randint(1, 3)):
+        world.act(rng.randrange(60))  # some segments of the action log
         world = rng.choice((_give_up, _note_groups, _keep))(world, rng)
     return _end_life(world, rng)
 
