@@ -156,17 +156,22 @@ class LakeFiles:
             "write_statistics": table.compared,
         }
         rows = 0
+        writer: pq.ParquetWriter | None = None
         with self._whole(path) as stream:
-            writer: pq.ParquetWriter | None = None
-            for batch in batches:
+            try:
+                for batch in batches:
+                    if writer is None:
+                        schema = batch.schema.with_metadata(version)
+                        writer = pq.ParquetWriter(stream, schema, **how)
+                    writer.write_batch(batch, row_group_size=ROW_GROUP_ROWS)
+                    rows += batch.num_rows
                 if writer is None:
-                    schema = batch.schema.with_metadata(version)
-                    writer = pq.ParquetWriter(stream, schema, **how)
-                writer.write_batch(batch, row_group_size=ROW_GROUP_ROWS)
-                rows += batch.num_rows
-            if writer is None:
-                writer = pq.ParquetWriter(stream, table.arrow().with_metadata(version))
-            writer.close()
+                    writer = pq.ParquetWriter(stream, table.arrow().with_metadata(version))
+                writer.close()
+            except BaseException:
+                if writer is not None:
+                    writer.is_open = False  # the file is given up: it gets no end, not even later
+                raise
         return rows, self._files.get_file_info(self._full(path)).size
 
     def read_rows(self, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
