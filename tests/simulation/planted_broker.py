@@ -26,7 +26,7 @@ from qmq_broker.service.delivery.moves import apply_action
 from qmq_broker.service.delivery.picking import Picked
 from qmq_broker.service.delivery.redelivery import Redelivery
 from qmq_broker.service.delivery.registry import Group, Groups
-from qmq_broker.service.delivery.settling import Outcome, plan_settlements
+from qmq_broker.service.delivery.settling import Plan, plan_settlements
 from qmq_broker.service.delivery.suspects import Suspects
 from qmq_broker.service.intake import Intake
 from qmq_broker.service.serving import ServingState
@@ -59,7 +59,7 @@ def fewer_ids_are_known_than_is_promised(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def late_settlements_are_called_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    def plan(*given: Any) -> Outcome:
+    def plan(*given: Any) -> Plan:
         outcome = plan_settlements(*given)
         outcome.stale.clear()
         return outcome

@@ -23,7 +23,7 @@ from qmq_broker.service.delivery.redelivery import Backoff
 from qmq_broker.service.delivery.registry import Group, Groups
 from qmq_broker.service.delivery.restart import groups_at_end
 from qmq_broker.service.delivery.settling import (
-    Outcome,
+    Plan,
     Stale,
     Terms,
     plan_ended_leases,
@@ -125,8 +125,8 @@ class Delivery:
     def settle(self, request: SettleRequest, now_ms: int) -> SettleAnswer:
         """Apply settlements; they are in the action log on return."""
         check_settle(request, self._limits)
-        outcome = self._settle(request, now_ms)
-        return SettleAnswer(settled=outcome.settled, stale=tuple(outcome.stale))
+        plan = self._settle(request, now_ms)
+        return SettleAnswer(settled=plan.settled, stale=tuple(plan.stale))
 
     def begin_pull(self, request: PullRequest, now_ms: int) -> tuple[Stale, ...]:
         """Check a pull and apply the settlements it carries; returns those that were refused.
@@ -207,7 +207,7 @@ class Delivery:
         if self._has_more(group.state, now_ms):
             self.waiting.wake_group(group.key)
 
-    def _settle(self, request: SettleRequest | PullRequest, now_ms: int) -> Outcome:
+    def _settle(self, request: SettleRequest | PullRequest, now_ms: int) -> Plan:
         name = group_of(request)
         group = self.registry.find(request.subject, name)
         if group is None:
@@ -218,12 +218,12 @@ class Delivery:
             return plan_settlements(nobody, request.consumer, request.settlements, terms)
         group.note_seen(request.consumer, now_ms)
         self._end_leases(group, now_ms)
-        outcome = plan_settlements(
+        plan = plan_settlements(
             group.state, request.consumer, request.settlements, self._terms(group.state, now_ms)
         )
-        self.journal.write(outcome.actions, group.state)
+        self.journal.write(plan.actions, group.state)
         self.after_change(group, now_ms)
-        return outcome
+        return plan
 
     def _pick(self, group: Group, request: PullRequest, now_ms: int) -> Picked:
         """What this pull is given: a suspect alone, or others."""

@@ -39,7 +39,7 @@ class Terms:
 
 
 @dataclass(slots=True, kw_only=True)
-class Outcome:
+class Plan:
     """Actions to write and apply, and what to tell the consumer."""
 
     actions: list[Action] = field(default_factory=list)
@@ -51,24 +51,24 @@ class Outcome:
 
 def plan_settlements(
     state: GroupState, consumer: str, settlements: Iterable[Settlement], terms: Terms
-) -> Outcome:
+) -> Plan:
     """What follows from these settlements; for each message the first one named counts."""
-    outcome = Outcome()
-    plans: dict[int, _Plan] = {}
+    plan = Plan()
+    by_token: dict[int, _OfToken] = {}
     for settlement in settlements:
-        plan = plans.get(settlement.token)
-        if plan is None:
-            plan = plans[settlement.token] = _Plan(
-                state, consumer, settlement.token, terms, outcome
+        one = by_token.get(settlement.token)
+        if one is None:
+            one = by_token[settlement.token] = _OfToken(
+                state, consumer, settlement.token, terms, plan
             )
-        plan.ack(settlement.acks)
+        one.ack(settlement.acks)
         for nack in settlement.nacks:
-            plan.nack(nack)
+            one.nack(nack)
         for reject in settlement.rejects:
-            plan.reject(reject.range, reject.reason)
+            one.reject(reject.range, reject.reason)
         for extend in settlement.extends:
-            plan.extend(extend.range, extend.lease_ms)
-    return outcome
+            one.extend(extend.range, extend.lease_ms)
+    return plan
 
 
 def plan_ended_leases(
@@ -95,18 +95,18 @@ def plan_ended_leases(
     return actions
 
 
-class _Plan:
+class _OfToken:
     """The settlements of one token in progress: messages decided, and the actions so far."""
 
     def __init__(
-        self, state: GroupState, consumer: str, token: int, terms: Terms, outcome: Outcome
+        self, state: GroupState, consumer: str, token: int, terms: Terms, plan: Plan
     ) -> None:
         self._state = state
         self._consumer = consumer
         self._log = state.consumer(consumer)
         self._token = token
         self._terms = terms
-        self._outcome = outcome
+        self._plan = plan
         self._decided = RangeSet()
 
     def ack(self, ranges: Iterable[tuple[int, int]]) -> None:
@@ -118,7 +118,7 @@ class _Plan:
             for lease in self._held(first, next_, repeats_acked=True):
                 held.add(lease.first, lease.next)
                 self._decided.add(lease.first, lease.next)
-            self._outcome.actions += [Acked(*self._where(*part)) for part in held]
+            self._plan.actions += [Acked(*self._where(*part)) for part in held]
 
     def nack(self, nack: Nack) -> None:
         error = shorten_error(nack.error)
@@ -144,7 +144,7 @@ class _Plan:
         for lease in self._held(*given):
             until_ms = self._until_ms(lease, lease_ms)
             where = self._where(lease.first, lease.next)
-            self._outcome.actions.append(Extended(*where, lease_until_ms=until_ms))
+            self._plan.actions.append(Extended(*where, lease_until_ms=until_ms))
 
     def _until_ms(self, lease: Lease, lease_ms: int) -> int:
         wanted_ms = self._terms.now_ms + lease_ms
@@ -155,7 +155,7 @@ class _Plan:
 
     def _held(self, first: int, next_: int, *, repeats_acked: bool = False) -> list[Lease]:
         """What this consumer holds of the range; the rest is recorded as stale."""
-        outcome, held = self._outcome, RangeSet()
+        plan, held = self._plan, RangeSet()
         leases: list[Lease] = []
         for part_first, part_next in self._decided.missing(first, next_) if self._log else ():
             assert self._log is not None
@@ -166,17 +166,17 @@ class _Plan:
         if repeats_acked and self._log is not None:
             log = self._log
             stale = [part for gap in stale for part in log.unacked(*gap, token=self._token)]
-        outcome.stale += [(self._token, *part) for part in stale]
-        outcome.settled += next_ - first - sum(part[1] - part[0] for part in stale)
+        plan.stale += [(self._token, *part) for part in stale]
+        plan.settled += next_ - first - sum(part[1] - part[0] for part in stale)
         return leases
 
     def _bury(self, lease: Lease, reason: str, error: str) -> None:
-        self._outcome.actions += _dead(self._state, lease, reason, error, self._terms.now_ms)
+        self._plan.actions += _dead(self._state, lease, reason, error, self._terms.now_ms)
 
     def _give_back(self, lease: Lease, retry_at_ms: int, error: str) -> None:
         self._decided.add(lease.first, lease.next)
         where = self._where(lease.first, lease.next)
-        self._outcome.actions.append(Nacked(*where, retry_at_ms=retry_at_ms, error=error))
+        self._plan.actions.append(Nacked(*where, retry_at_ms=retry_at_ms, error=error))
 
     def _where(self, first: int, next_: int) -> tuple[int, str, str, str, int, int]:
         """The fields with which every action on a range of this consumer begins."""
