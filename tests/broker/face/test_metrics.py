@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -200,8 +202,16 @@ def test_what_is_set_aside_is_told_with_its_group_and_as_nothing_else(client: Cl
 
 def test_a_second_asker_at_the_same_time_is_asked_to_come_back(client: Client) -> None:
     async def twice() -> list[int]:
-        replies = await asyncio.gather(*(client.call("GET", "/metrics") for _ in range(2)))
-        return sorted(reply.status for reply in replies)
+        # With its one thread taken, no answer can be made before both have asked.
+        is_asked = threading.Event()
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
+        taken = loop.run_in_executor(None, is_asked.wait)
+        askers = [asyncio.ensure_future(client.call("GET", "/metrics")) for _ in range(2)]
+        await asyncio.wait(askers, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        is_asked.set()
+        await taken
+        return sorted(reply.status for reply in await asyncio.gather(*askers))
 
     assert asyncio.run(twice()) == [200, 429]
     assert client.get("/metrics").status == 200
