@@ -19,7 +19,13 @@ They travel from workers to the driver as text, so the text says everything.
 
 from __future__ import annotations
 
+import builtins
+from typing import Final
+
 from qmq_client.wire.errors import QmqError
+
+#: What to do where the system refuses a file.
+FILE_REMEDY: Final = "See that it is there, may be written, and has room."
 
 
 class PipelineError(QmqError):
@@ -110,6 +116,11 @@ class JavaError(PipelineError):
     code = "java"
 
 
+def _is_of_files(name: str) -> bool:
+    kind = getattr(builtins, name, None)
+    return isinstance(kind, type) and issubclass(kind, OSError)
+
+
 def carried(name: str, text: str) -> PipelineError:
     """An error that came from a worker as the name of its class and its text: of the same class when it is one of these.
 
@@ -117,7 +128,8 @@ def carried(name: str, text: str) -> PipelineError:
     """
     kind = globals().get(name)
     if not (isinstance(kind, type) and issubclass(kind, PipelineError)):
-        return PipelineError(f"a worker failed: {name}: {text}")
+        remedy = f". {FILE_REMEDY}" if _is_of_files(name) else ""
+        return PipelineError(f"a worker failed: {name}: {text}{remedy}")
     error = kind.__new__(kind)
     Exception.__init__(error, text)
     return error

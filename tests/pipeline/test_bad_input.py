@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from qmq_client.commands.root import root
 from qmq_client.wire.message_id import MessageIds
+from qmq_pipeline.errors import carried
 from qmq_pipeline.spark.explain import explain
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import MESSAGES
@@ -99,6 +100,11 @@ def test_a_catalog_where_nobody_answers_is_unreachable(
 def test_what_nobody_expected_is_told_with_its_kind_and_where_it_was() -> None:
     told = str(explain(KeyError("side"), "some.log"))
     assert told == "unexpected KeyError: 'side'. Where it was is in some.log."
+    full = str(carried("OSError", "[Errno 28] No space left on device"))
+    assert full.endswith(
+        "No space left on device. See that it is there, may be written, and has room."
+    )
+    assert str(carried("KeyError", "'a'")) == "a worker failed: KeyError: 'a'"
     assert "Spark" not in str(explain(PermissionError(13, "Permission denied", "/a"), "some.log"))
 
 

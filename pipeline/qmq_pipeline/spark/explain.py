@@ -11,7 +11,7 @@ from typing import Final
 
 from qmq_client.wire.errors import QmqError
 from qmq_pipeline import errors
-from qmq_pipeline.errors import PipelineError, carried
+from qmq_pipeline.errors import FILE_REMEDY, PipelineError, carried
 
 _OURS: Final = re.compile(r"(?:qmq_[a-z_.]+)\.(\w+Error): (.+)")
 _PYTHON: Final = re.compile(
@@ -50,7 +50,7 @@ def _of_this_process(error: BaseException, log: str) -> PipelineError:
     """Of what no JVM had a part in: files, mostly."""
     said = (_first(str(error)) or type(error).__name__).strip()[:500].rstrip(".")
     if isinstance(error, OSError):
-        return PipelineError(f"{said}. See that it is there, may be written, and has room.")
+        return PipelineError(f"{said}. {FILE_REMEDY}")
     return PipelineError(f"unexpected {type(error).__name__}: {said}. Where it was is in {log}.")
 
 
