@@ -352,3 +352,20 @@ def test_a_frame_of_the_broker_s_own_is_refused_by_name(client: Client) -> None:
     frame = build_message_frame({"a": [record]}, kind=FrameKind.RELEASED, marks=marks)
     reply = client.post("/v1/send", frame, FRAME)
     assert (reply.status, error_of(reply).field) == (422, "frame kind")
+
+
+@pytest.mark.parametrize("wait_ms", [0, 40_000])
+def test_C3_a_pull_whose_outcomes_were_taken_is_not_refused(
+    rig: Rig, client: Client, wait_ms: int
+) -> None:
+    """A refusal says that nothing was carried out: its nack would be stale when it comes again."""
+    rig.send(b"a")
+    given = client.post("/v1/pull", PULL).json
+    nack = {"range": [0, 1], "delay_ms": 3_600_000, "error": "not now"}
+    settlement = {"token": given["token"], "nacks": [nack]}
+    other = {**PULL, "ordered": True, "wait_ms": wait_ms}
+    reply = client.post("/v1/pull", {**other, "settlements": [settlement]})
+    assert (reply.status, reply.json["messages"], reply.json["stale"]) == (200, [], [])
+    (group,) = rig.broker.query.groups(subject=PULL["subject"], group=PULL["group"])
+    assert (group.in_flight, group.redelivery) == (0, 1)
+    assert client.post("/v1/pull", other).status == 409

@@ -30,6 +30,7 @@ from qmq_broker.service.broker import Broker, send_answer
 from qmq_broker.service.delivery.delivery import HandOut
 from qmq_broker.service.delivery.settling import Stale
 from qmq_broker.service.delivery.waiting import WaitingPull
+from qmq_broker.service.serving import Serving
 from qmq_broker.storage.store import Placed
 from qmq_client.wire.deliveries import build_deliveries
 from qmq_client.wire.errors import QmqError
@@ -111,9 +112,16 @@ class HotRoutes:
         self._check_answer(request)
         delivery = self._broker.delivery
         stale = delivery.begin_pull(request, self._broker.time.now_ms())
-        given = delivery.pull(request, self._broker.time.now_ms(), stale)
-        if given is None and request.wait_ms:
-            given = await self._wait(request, stale, exchange)
+        try:
+            given = delivery.pull(request, self._broker.time.now_ms(), stale)
+            if given is None and request.wait_ms:
+                given = await self._wait(request, stale, exchange)
+        except QmqError:
+            if not request.settlements or self._broker.serving.state is Serving.POISONED:
+                raise
+            given = (
+                None  # a refusal would say that they were not carried out; the next pull gets it
+            )
         if given is None:
             given = delivery.nothing(request, stale)
         elif given.is_final:
