@@ -316,6 +316,7 @@ def test_a_keeper_ahead_of_a_log_that_was_restored_waits_for_what_comes_behind_i
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     send(rig, 30)
+    assert keep_house(rig) > 0
     keep(rig, rig.store.durable_offset)
     told = (rig.directory / layout.KEEPERS).read_bytes()
     rig.close()
@@ -331,6 +332,7 @@ def test_a_keeper_ahead_of_a_log_that_was_restored_waits_for_what_comes_behind_i
         rig.start()
     assert "keeper ahead of the log: keeper=archive" in caplog.text
     assert status(rig).kept_offset == end_offset
+    assert keep(rig).kept_offset == end_offset, "it has nothing of what comes"
     send(rig, 30)
     rig.restart()
     assert status(rig).kept_offset == end_offset
